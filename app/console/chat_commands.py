@@ -28,6 +28,7 @@ from app.console.setting_commands import can_run
 from app.console.tryout import ask_all, time_lanes
 from app.lanes.pairing import choose_pair
 from app.prompts.datasets import NAMED
+from app.screen.heat import Heat
 from app.screen.live import look_of, rounds_of, telling, trace_of
 from app.screen.rendered import answer_text
 from app.screen.rounds import RoundPictures
@@ -365,6 +366,11 @@ def plot(state: ConsoleState, which: str) -> None:
     look = look_of(state.out, state.settings).sized(height=None)
     if which == "gamma":
         return state.say(plots.gamma_bars([answered.tracks for answered in state.answers], look))
-    for bars in (plots.position_bars if which == "positions" else plots.time_bars)(last.tracks, look):
+    made = {"positions": plots.position_bars, "ranks": plots.rank_bars, "time": plots.time_bars}
+    for bars in made[which](last.tracks, look):
         state.say(bars)
     return None
+
+
+def heat(state: ConsoleState, by: str) -> None:
+    state.page(Heat(last_answer(state).tokens, by, look_of(state.out, state.settings).sized(height=None)))

@@ -20,6 +20,7 @@ from app.console.setting_commands import value
 from app.console.source_words import SOURCE_WORDS
 from app.prompts.built_in import FIRST_QUESTION
 from app.replay.options import STEP
+from app.screen.heat import ENTROPY, PROBABILITY
 from app.screen.terminal import BELOW
 from app.settings.table import MODEL_FIELDS, SETTING_FIELDS
 from app.settings.types import Choice, Whole, got, named
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".md", ".html", ".svg"), (".json",)
 LEAVE = ("exit", "quit")  # without a slash too
-STATS, PLOTS = ("last", "session", "json"), ("gamma", "positions", "time")
+STATS, PLOTS = ("last", "session", "json"), ("gamma", "positions", "ranks", "time")
 
 
 def show_help(state: ConsoleState, name: str) -> None:
@@ -107,8 +108,12 @@ TABLE: tuple[Command, ...] = (
         one(Whole(1, 1_000_000), None),
     ),
     Command(
-        "/plot KIND", "gamma, positions or time", LOOK, chat.plot, one(Choice(PLOTS)),
+        "/plot KIND", "gamma, positions, ranks or time", LOOK, chat.plot, one(Choice(PLOTS)),
         words(*PLOTS),
+    ),
+    Command(
+        "/heat [p|entropy]", "the answer by the target's doubt", LOOK, chat.heat,
+        one(Choice((PROBABILITY, ENTROPY)), PROBABILITY), words(PROBABILITY, ENTROPY),
     ),
     value("view", LOOK),
     value("render", LOOK, after=chat.plain_text),

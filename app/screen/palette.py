@@ -19,6 +19,9 @@ from app.settings.table import Settings
 TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4", "accepted 5")
 """The roles of accepted text by the drafter that proposed it, in the order of its lane's names."""
 
+HEAT = ("plain", "heat 1", "heat 2", "heat 3", "heat 4")
+"""The roles of a token by how unsure the target was of it."""
+
 # The tints of a palette keep apart from each other on black and on white, and from what terminals call green;
 # those of "cb" also to colour-blind eyes.
 PALETTES: dict[str, dict[str, str]] = {
@@ -57,6 +60,10 @@ _COMMON = {
     "cursor": "dim",
     "here": "bold reverse",
     "question": "bold magenta",
+    "heat 1": "color(136)",
+    "heat 2": "color(172)",
+    "heat 3": "underline color(166)",
+    "heat 4": "bold underline color(160)",
     "bad": "bold yellow",
     "alarm": "bold reverse red",
     "alarm line": "bold red",

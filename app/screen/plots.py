@@ -1,4 +1,5 @@
-"""`/plot`: expected speed-up by gamma, acceptance by draft position, and the time of a round, as bars of one row each.
+"""`/plot`: expected speed-up by gamma, acceptance by draft position, ranks of the target's tokens in the lists of the
+drafter, and the time of a round, as bars of one row each.
 
 :class:`Bars` is drawing alone. What is drawn comes from the answers' own rounds: a lane that ran under `gamma auto`
 has learned α, c and v(n); of any other lane its recorded rounds are shown to a fresh
@@ -8,7 +9,7 @@ no models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from app.lanes.answers import plain_answer
@@ -16,6 +17,7 @@ from app.screen.live import Track
 from app.screen.palette import Look
 from app.screen.rows import Drawn, Row, chunk, flow, row_of
 from sampling.drafters.registry import is_simulated, oracle_of
+from sampling.events import Step
 from sampling.gamma.acceptance import expected_tokens
 from sampling.gamma.controller import GAMMA_MAX, Controller, best
 from sampling.stats.ratios import disturbed, speedup
@@ -24,6 +26,7 @@ from sampling.stats.theory import expected_speedup
 from utils.errors import UserError
 
 _LEAST = 8  # columns of the longest bar
+RANKS = 5  # of a drafter's list that have a bar of their own
 AGREE = 0.1  # how far (as a share) a measured figure may lie from its bar without a reason
 
 
@@ -88,6 +91,48 @@ def _positions(name: str, stats: Stats, look: Look) -> Bars:
         if alpha is not None
     ]
     return Bars(f"{name}: {look.glyph('alpha')} by position, accepted / examined", bars, look)
+
+
+def rank_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
+    """Of every drafting lane at which rank of the drafter's list the target's token was after a rejection.
+
+    UserError if nothing was rejected, or the drafter's lists were not recorded.
+    """
+    plots = [_ranks(track, look) for track in tracks if any(_refusals(track))]
+    if not plots:
+        raise UserError("no draft of the last answer was rejected with the drafter's list on record")
+    return plots
+
+
+def _refusals(track: Track) -> Iterator[tuple[Step, int | None]]:
+    """The rounds that ended in a rejection, with the rank of the target's token there; None: the drafter did not name
+    it."""
+    for step in track.steps:
+        if step.rejected and step.token is not None and len(step.positions) == len(step.emitted):
+            listed = step.positions[-1].drafter
+            if listed:
+                yield step, next((each.rank for each in listed if each.token == step.token), None)
+
+
+def _ranks(track: Track, look: Look) -> Bars:
+    ranks = [rank for _, rank in _refusals(track)]
+    counted = {str(rank): ranks.count(rank) for rank in range(1, RANKS + 1)}
+    counted[f"{RANKS + 1} on"] = sum(rank is not None and rank > RANKS for rank in ranks)
+    counted["not named"] = ranks.count(None)
+    total, rounds = len(ranks), max(1, len(track.steps) - 1)
+    bars = [
+        Bar(name, str(count), count / total, f"{count / total:.0%}")
+        for name, count in counted.items()
+        if count or name not in ("1", "not named")
+    ]
+    second = sum(rank == 2 for rank in ranks)
+    remarks = [
+        "rank 1 is the drafter's first choice; of a tree further ones were drafted and rejected too",
+        f"the second choice was right in {second} of {total}: a second branch would have brought about a token each "
+        f"time, {second / rounds:.2f} a round (/plot gamma has v, the cost of a wider pass)",
+    ]
+    title = f"{track.lane.name}: rank of the target's token in the drafter's list, after {total} rejections"
+    return Bars(title, bars, look, remarks)
 
 
 def time_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:

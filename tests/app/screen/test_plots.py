@@ -17,9 +17,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from app.screen.live import Track
 from app.screen.palette import Look
-from app.screen.plots import Bar, Bars, gamma_bars, position_bars, time_bars
+from app.screen.plots import Bar, Bars, gamma_bars, position_bars, rank_bars, time_bars
 from app.settings.table import Settings
-from sampling.events import Call, Finished, Step
+from sampling.events import Call, Finished, Position, Proposal, Step
 from sampling.gamma.controller import Controller, best
 from sampling.stats.theory import expected_speedup
 from tests.support.pacing import PLAIN, World, make_step, rising
@@ -169,6 +169,31 @@ def test_the_time_of_a_round_is_the_mean_of_what_it_went_to() -> None:
     assert plain.bars[1].note == "100%"
 
 
+def listed(step: Step, *tokens: int) -> Step:
+    """The round, with these tokens in the drafter's list where it ended."""
+    proposals = tuple(Proposal(token, 0.1, rank, 0) for rank, token in enumerate(tokens, start=1))
+    return replace(step, positions=(Position((), (), 0.0),) * len(step.path) + (Position((), proposals, 0.0),))
+
+
+def test_ranks_count_where_the_targets_token_was_in_the_drafters_list() -> None:
+    """Of six rounds one was accepted whole, four of the others had the token at rank 2, 2, 3 and 7, one not at all."""
+    refused, whole = make_step(3, 3, 1), make_step(3, 3, 3)
+    token = refused.token
+    assert token is not None
+    lists = ([9001, token], [9001, token], [9001, 9002, token], [*range(9001, 9007), token], [9001, 9002])
+    steps = [listed(whole, token), *(listed(refused, *names) for names in lists)]
+    (bars,) = rank_bars([track(lane("spec", 3), steps)], Look(60, color=False))
+    assert [(bar.name, bar.figure, bar.note) for bar in bars.bars] == [
+        ("2", "2", "40%"), ("3", "1", "20%"), ("4", "0", "0%"), ("5", "0", "0%"), ("6 on", "1", "20%"),
+        ("not named", "1", "20%"),
+    ]  # fmt: skip
+    assert bars.title.endswith("after 5 rejections")
+    assert "right in 2 of 5" in bars.remarks[1]
+    assert "0.33 a round" in bars.remarks[1]
+    with pytest.raises(UserError, match="on record"):
+        rank_bars([track(lane("spec", 3), [refused])], Look())
+
+
 def test_an_oracles_bars_have_the_theorys_figures_beside_them() -> None:
     bars = gamma_bars([answered(track(lane("oracle:.5:c=.2", 3), THREE))], Look(100)).bars
     assert bars[0].note == "theory 1.00x"
@@ -207,8 +232,9 @@ def test_the_command_in_a_console(tmp_path: Path) -> None:
     lines = ("/plot gamma", "/plot", "one", "/plot gamma", "/plot positions", "/plot nothing")
     ran = run_lines(catalogue, *lines, width=60, settings={"max_new_tokens": 40, "gamma": 4})
     assert ran.text.count("error: no answer yet") == 1
-    assert "error: /plot must be gamma, positions or time, got ''" in ran.after("/plot")
-    assert "error: /plot must be gamma, positions or time, got 'nothing'" in ran.after("/plot nothing")
+    assert "error: /plot must be gamma, positions, ranks or time, got ''" in ran.after("/plot")
+    told = " ".join(ran.after("/plot nothing").split())
+    assert told == "error: /plot must be gamma, positions, ranks or time, got 'nothing'"
     assert ran.after("/plot gamma").startswith("spec: expected speed-up by gamma\n   0  1.00x  ")
     stats = ran.actions.answers[-1].tracks[-1].meter.stats
     told = [line.split()[-1] for line in ran.after("/plot positions").splitlines()[1:5]]
