@@ -25,7 +25,6 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Finished, Step
 from sampling.gamma.controller import Controller
 from sampling.loop import generate
-from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
 from sampling.recorded.target import RecordedLM
 from sampling.sampler import KeyedSampler
@@ -196,27 +195,6 @@ def test_caches_and_states_are_right_after_rows_were_dropped() -> None:
             assert torch.allclose(session.hidden()[place, :count], states, atol=1e-5)
         counted[len(active)] += 1
     assert len(counted) > 2
-
-
-def test_slots_may_trade_places() -> None:
-    buffer, content = Buffer(), torch.arange(2 * 3 * 5 * 2.0).view(2, 3, 5, 2)
-    buffer.append(content)
-    buffer.shift(torch.tensor([[0, 0, 0, 1], [3, 4, 1, 2], [1, 2, 3, 0]]), 4)
-    expected = content.clone()
-    expected[0, :, [1, 2, 3]] = content[0, :, [3, 4, 1]]
-    expected[1, :, 0] = content[1, :, 2]
-    assert torch.equal(buffer.view(), expected[:, :, :4])
-
-
-def test_chosen_rows_keep_what_is_filled_and_go_on_growing() -> None:
-    buffer, content = Buffer(), torch.arange(3 * 2 * 4 * 2.0).view(3, 2, 4, 2)
-    buffer.append(content)
-    buffer.crop(3)
-    buffer.select(torch.tensor([2, 0, 2, 1]))
-    expected = content[[2, 0, 2, 1]][:, :, :3]
-    assert torch.equal(buffer.view(), expected)
-    more = torch.rand(4, 2, 300, 2)  # beyond the room that there is
-    assert torch.equal(buffer.append(more), torch.cat([expected, more], dim=2))
 
 
 # -- who cannot, and who is too long --------------------------------------------------------------

@@ -310,19 +310,6 @@ def test_an_interrupt_between_rounds_keeps_what_there_is(name: str) -> None:
         assert again == [SCRIPT[:12]]
 
 
-@pytest.mark.parametrize("close_after", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("name", ["none", "perfect", "ngram", "always wrong"])
-def test_closing_the_generator_leaves_the_session_usable(name: str, close_after: int) -> None:
-    target, drafter = says(), DRAFTERS[name]()
-    session = target.open([PROMPT])
-    events = generate(target, [PROMPT], drafter, greedy(), Limits(12), pace=FixedPace(2), session=session)
-    for _ in range(close_after):
-        next(events)
-    events.close()  # type: ignore[attr-defined]
-    assert session.cached[0] == (PROMPT + SCRIPT)[: len(session.cached[0])]
-    assert answers(target, [PROMPT], drafter, greedy(), length=12, gamma=2, session=session) == [SCRIPT[:12]]
-
-
 def test_an_interrupt_while_the_prompt_is_read() -> None:
     prompt = [8] * (5 * PIECE)
     target = says(prompt=prompt)

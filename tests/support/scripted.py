@@ -62,11 +62,6 @@ class Ran:
     reader: ScriptedReader
 
     @property
-    def actions(self) -> ConsoleState:
-        """The same under its name of before."""
-        return self.state
-
-    @property
     def errors(self) -> list[str]:
         return [line for line in self.text.splitlines() if line.startswith("error:")]
 

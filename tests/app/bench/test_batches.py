@@ -13,13 +13,14 @@ from app.bench.options import BenchArgs
 from app.bench.run import run_bench, run_rows
 from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
-from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.events import Finished, Prefill, Step
 from sampling.stats.summary import merge
-from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from tests.support.tiny import write_prompts
 from utils.errors import UsageError
 from utils.progress import never
+
+SHAPE = {"stop": True, "context": 300}
 
 SETTINGS = Settings(max_new_tokens=10, quiet=True)
 QUESTIONS = [
@@ -29,21 +30,6 @@ QUESTIONS = [
     {"prompt": "y" * 400},  # longer than the context
     {"prompt": "red fish, blue fish, red fish, blue"},
 ]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("batches"), context=300)
-
-
-@pytest.fixture(scope="module")
-def options(pair: TinyPair) -> ModelOptions:
-    return pair.options()
-
-
-@pytest.fixture(scope="module")
-def engine(options: ModelOptions) -> PairEngine:
-    return load_engine(SETTINGS, options, never)
 
 
 @pytest.fixture

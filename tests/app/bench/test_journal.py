@@ -27,6 +27,8 @@ from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError
 from utils.progress import never
 
+SHAPE = {"context": 300}
+
 ROWS = [
     {"turns": ["hello there", "and now?"], "category": "chat", "question_id": 11},
     {"prompt": "x" * 400, "category": "long"},  # does not fit
@@ -35,11 +37,6 @@ ROWS = [
 SETTINGS = Settings(max_new_tokens=6, quiet=True)
 ROUND = 2 * 2  # temperatures; ar and ngram
 TOTAL = 3 * 2 * ROUND  # prompts, repeats
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("journal"), stop=False, context=300)
 
 
 class World:
@@ -61,7 +58,7 @@ class World:
         patch.setattr(app.bench.run, "load_engine", lambda *_: self.engine)
         patch.setattr(app.bench.run, "WARM_UP", 3)  # so that warm-ups can be told from answers
 
-    def run_lane(self, lane: Any, prompt: list[int], decode: Any, *, interrupt: Any, terms: Terms) -> Answer:
+    def run_lane(self, lane: Any, prompt: list[int], decode: Any, *, terms: Terms, **_watching: Any) -> Answer:
         told = lane.settings
         call = (lane.name, told.gamma, told.temperature, tuple(prompt))
         if told.max_new_tokens == SETTINGS.max_new_tokens:

@@ -28,8 +28,10 @@ from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from sampling.stats.theory import vertical_factor
-from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from tests.support.tiny import tiny_pair, write_prompts
 from utils.errors import UsageError, UserError
+
+SHAPE = {"context": 300}
 
 QUESTIONS = [Question((f"question {name}",), None, name) for name in (11, 12, "a b", 12, None)]
 
@@ -220,16 +222,6 @@ def test_a_cascade_is_expected_to_do_what_its_reviews_and_calls_let_it() -> None
 
 
 # -- whole runs ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("bench"), stop=False, context=300)
-
-
-@pytest.fixture
-def options(pair: TinyPair) -> ModelOptions:
-    return pair.options()
 
 
 @pytest.fixture

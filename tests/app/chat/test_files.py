@@ -77,7 +77,7 @@ def test_a_loaded_chat_is_the_saved_one_and_goes_on_by_its_ids(
     assert (tmp_path / "again.html").read_bytes() == chat.with_suffix(".html").read_bytes()
     assert ran.after("/trace") == before.after("/trace")
     assert "12 tok" in ran.after("/stats")
-    turns, known = ran.actions.chat.turns, before.actions.chat.turns
+    turns, known = ran.state.chat.turns, before.state.chat.turns
     assert [(turn.prompt, turn.answer) for turn in turns] == [(turn.prompt, turn.answer) for turn in known]
 
 
@@ -89,7 +89,7 @@ def test_a_chat_of_another_tokenizer_goes_on_from_its_texts(catalogue: Path, sav
     assert "made with another tokenizer: the conversation goes on from its texts" in " ".join(ran.text.split())
     assert ran.errors == ["error: the last answer was loaded without its figures"] * 2
     assert "1 answer" in ran.after("/stats session")
-    turns, known = ran.actions.chat.turns, before.actions.chat.turns
+    turns, known = ran.state.chat.turns, before.state.chat.turns
     assert [turn.user for turn in turns] == [turn.user for turn in known][:2]
     assert turns[0].prompt != known[0].prompt or turns[0].answer != known[0].answer
     assert turns[0].text == known[0].text
@@ -199,7 +199,7 @@ def test_ids_that_say_something_else_here_are_not_trusted(
     file.write_text(json.dumps(told))
     ran = run_lines(catalogue, f"/load {file}", "two")
     assert "another tokenizer" in ran.text
-    assert max(ran.actions.chat.ids) < 300
+    assert max(ran.state.chat.ids) < 300
     assert not ran.errors
 
 

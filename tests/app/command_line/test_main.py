@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 
-from app.command_line import reference
 from app.command_line.arguments import build_parser, read_request
 from app.command_line.main import main
 from app.command_line.subcommands import COMMANDS
@@ -399,28 +398,6 @@ def test_ctrl_c_anywhere_is_130_without_a_traceback(tmp_path: Path) -> None:
 
 
 # ---- the tables of the documents
-
-
-def marked() -> str:
-    return "# Title\n" + "\n".join(f"<!-- table:{n} -->\nold\n<!-- end:{n} -->\ntext" for n in reference.TABLES)
-
-
-def test_tables_are_written_checked_and_go_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page, other = tmp_path / "page.md", tmp_path / "other.md"
-    page.write_text(marked())
-    other.write_text(f"<!-- table:flags -->\n{reference.flags()}\n<!-- end:flags -->\n")
-    assert reference.main(["--check", str(other), str(page)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {page} is stale")
-    assert reference.main(["--write", str(other), str(page)]) == 0
-    assert reference.main(["--check", str(other), str(page)]) == 0
-    text = page.read_text()
-    assert text.startswith("# Title\n")
-    assert text.count("\ntext") == len(reference.TABLES)
-    assert "old" not in text.splitlines()
-    for expected in ("`--gamma N\\|auto`", "`SPEC_TOP_P`", "`/exit`, `/quit`, `/bye`", "`/view [NAME]`"):
-        assert expected in text
-    page.write_text(text.replace("`--gamma N\\|auto`", "`--gama N`"))
-    assert reference.main(["--check", str(page)]) == 1
 
 
 # ---- which pair the options mean

@@ -25,22 +25,14 @@ from sampling.events import Prefill
 from sampling.models.causal import CausalLM
 from sampling.stats.summary import Stats
 from tests.sampling.stats.test_metrics import KEYS
-from tests.support.tiny import TinyPair, tiny_pair
+from tests.support.tiny import TinyPair
 from tests.support.warm import Warm
 from utils.errors import UsageError
 from utils.progress import never
 
+SHAPE = {"context": 4096}
+
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("oneshot"), stop=False, context=4096)
-
-
-@pytest.fixture
-def options(pair: TinyPair) -> ModelOptions:
-    return pair.options()
 
 
 def as_json(options: ModelOptions, capsys: pytest.CaptureFixture[str], code: int = 0, **changes: Any) -> dict[str, Any]:

@@ -12,18 +12,13 @@ from app.chat.saved import answered_of
 from app.replay.session_log import read_log
 from sampling.events import Step
 from tests.support.planted import plant
-from tests.support.scripted import Ran, catalogue_of, run_lines
-from tests.support.tiny import tiny_pair
+from tests.support.scripted import Ran, run_lines
+
+SHAPE = {"context": 4096}
 
 CONSOLE = "app.console.answer"
 LONG = {"max_new_tokens": 40, "gamma": 8, "temperature": 1.0}  # a random model loops when it is greedy
 DISTURBED = "timing disturbed: faster than {:.2f} tok/pass allows"
-
-
-@pytest.fixture(scope="module")
-def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("figures")
-    return catalogue_of(folder, {"tiny": tiny_pair(folder / "tiny", stop=False, context=4096)})
 
 
 def even(answer: int, lane: str, step: Step) -> float:

@@ -11,27 +11,15 @@ import pytest
 from app.lanes.answers import run_lane
 from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
-from app.screen.output import load_engine
 from app.screen.view import toolbar
 from app.settings.table import Settings
 from sampling.events import Step
 from sampling.gamma.controller import Controller
 from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import TinyPair, tiny_pair
+from tests.support.tiny import tiny_pair
 from utils.progress import never
 
 AUTO: dict[str, Any] = {"gamma": "auto", "max_new_tokens": 40, "quiet": True}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("pace"), stop=False)
-
-
-@pytest.fixture(scope="module")
-def engine(pair: TinyPair) -> PairEngine:
-    options = pair.options()
-    return load_engine(Settings(quiet=True), options, never)
 
 
 def ids_of(engine: PairEngine, name: str, settings: Settings) -> tuple[int, ...]:

@@ -393,7 +393,7 @@ def test_quantization_loads_the_pair_anew_and_the_conversation_goes_on(catalogue
     assert "needs the package bitsandbytes (still tiny)" in ran.after("/quantization nf4")
     assert "quantization must be auto, none" in ran.after("/quantization q")
     assert ran.text.count("quantization = none (none)") == 1
-    assert len(ran.actions.chat.turns) == 2
+    assert len(ran.state.chat.turns) == 2
 
 
 def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalogue: Path) -> None:

@@ -21,8 +21,9 @@ from app.chat.conversation import Turn
 from app.chat.saved import read_chat
 from app.console.state import ConsoleState
 from tests.support.screen import PASTE_OFF, PASTE_ON, ROOT, Terminal
-from tests.support.scripted import Line, Ran, catalogue_of, run_lines
-from tests.support.tiny import tiny_pair
+from tests.support.scripted import Line, Ran, run_lines
+
+SHAPE = {"context": 8192}
 
 SECONDS = float(os.environ.get("SURVIVAL_SECONDS", "8"))
 SEED = int(os.environ.get("SURVIVAL_SEED", str(time.time_ns() % 1_000_000)))
@@ -48,12 +49,6 @@ KEYS = (
     b"\x1b9",
 )
 STRINGS = (b"\x1b]", b"\x1bP", b"\x1bX", b"\x1b^", b"\x1b_", b"\x9d", b"\x90", b"\xc2\x9d")
-
-
-@pytest.fixture(scope="module")
-def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("survival")
-    return catalogue_of(folder, {"tiny": tiny_pair(folder / "tiny", stop=False, context=8192)})
 
 
 def chatting(catalogue: Path, state: Path, **environ: str) -> Terminal:

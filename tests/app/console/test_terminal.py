@@ -184,21 +184,6 @@ def test_resizing_while_streaming_leaves_a_sound_screen(chat: Terminal) -> None:
     sound(chat)
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 100, 140])
-def test_every_width(chat: Terminal, columns: int) -> None:
-    chat.resize(columns, 45)
-    chat.quiet()
-    chat.type("\x0c")  # Ctrl-L: what the old width left is not ours to judge
-    chat.quiet()
-    chat.enter("/length 8")
-    chat.wait("= 8", 20)
-    chat.enter("/clear")
-    chat.wait("conversation cleared", 20)
-    text = answered(chat, "What is rain?")
-    assert SAME in " ".join(text.split())
-    sound(chat)
-
-
 def test_type_ahead_is_not_lost(chat: Terminal) -> None:
     chat.enter("/slow 20")
     chat.wait("slow = 20", 20)

@@ -10,14 +10,10 @@ import pytest
 from app.console.slash_commands import COMMANDS, completions
 from app.console.state import ConsoleState
 from tests.app.console.test_slash_commands import ScriptedConsole
-from tests.support.scripted import catalogue_of, failing, run_lines
-from tests.support.tiny import tiny_pair, write_prompts
+from tests.support.scripted import failing, run_lines
+from tests.support.tiny import write_prompts
 
-
-@pytest.fixture(scope="module")
-def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pairs")
-    return catalogue_of(folder, {"tiny": tiny_pair(folder / "tiny", stop=False, context=250)})
+SHAPE = {"context": 250}
 
 
 @pytest.fixture

@@ -18,10 +18,7 @@ from training.text.dialogues import KINDS
 from training.text.self_text import written
 from utils.progress import never
 
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("stages"))
+SHAPE = {"stop": True}
 
 
 def words(pair: TinyPair, out: Path, *more: str, stage: str = "text") -> list[str]:

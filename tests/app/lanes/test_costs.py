@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 from rich.console import Console
-from safetensors.torch import save_file
 
 from app.chat.answered import Answered
 from app.console.about import last_stats
 from app.lanes.answers import Answer
-from app.lanes.costs import Terms, cost_lines, models_of, stored_parameters, swi_of
+from app.lanes.costs import Terms, cost_lines, swi_of
 from app.screen.figures import PaneData
 from app.settings.table import Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from tests.sampling.stats.test_metrics import cascade_round, opening, step
 from tests.support.runs import measure
-from utils.errors import UserError
 
 MODELS = {
     "target": Model("google/flan-t5-xxl"),
@@ -71,49 +67,6 @@ def test_a_lane_that_does_not_draft_has_no_improvement() -> None:
 
 
 # -- the models of a pair -------------------------------------------------------------------------
-
-
-class Heads:
-    """A pair's trained drafters: only glide is there."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-
-    def folder(self, kind: str) -> Path:
-        if kind == "glide":
-            return self.place
-        raise UserError("there is none")
-
-
-class Loaded:
-    target = Model("SmolLM2", 134_515_008)  # has the two fields that are asked for
-    drafter = None
-    cascade_models = {"flan-t5-small": Model("flan-t5-small", 76_961_152)}  # noqa: RUF012
-
-
-class Pair:
-    """A loaded pair as far as names of models go."""
-
-    def __init__(self, place: Path) -> None:
-        self.loaded, self.drafters = Loaded(), Heads(place)
-
-
-def test_names_of_calls_stand_for_the_models_of_the_pair(tmp_path: Path) -> None:
-    tensors = {"model.norm.weight": torch.ones(7), "lm_head.weight": torch.zeros(5, 7), "lm_head.ids": torch.arange(5)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    engine = cast(Any, Pair(tmp_path))
-    assert models_of(engine, ("target", "glide", "flan-t5-small", "plain", "maxgram", "drafter")) == {
-        "target": Model("SmolLM2", 134_515_008),
-        "glide": Model("glide", 7 + 35),  # ids are no parameters
-        "flan-t5-small": Model("flan-t5-small", 76_961_152),
-        "plain": Model("plain", None),
-    }
-
-
-def test_a_file_that_cannot_be_read_has_no_parameters(tmp_path: Path) -> None:
-    assert stored_parameters(tmp_path) is None
-    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
-    assert stored_parameters(tmp_path) is None
 
 
 # -- /stats ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from tests.support import blocks
 from tests.support.runs import after
 from tests.support.scripted import run_lines
 from tests.support.students import BLOCKS
-from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
+from tests.support.tiny import TinyPair, tiny_model, tiny_tokenizer, write_prompts
 from utils.catalogue.catalogue import head_kind
 from utils.errors import UsageError
 from utils.loading.fit import fingerprint
@@ -78,11 +78,6 @@ def write_student(folder: Path, kind: str, target: Any, **shape: int) -> Path:
     about = {"tokenizer": fingerprint(tiny_tokenizer()), "target": "tiny", "date": "2025-01-02"}
     save_student(folder, make_student(kind, target, **shape), about)
     return folder
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("students"), stop=False)
 
 
 @pytest.fixture(scope="module")
@@ -225,8 +220,8 @@ def test_the_console_changes_drafters_and_lanes_in_the_middle_of_a_chat(
     assert "drafter  glide drafter" in ran.after("/info")
     assert ran.after("/drafter") == "drafter = ngram\n"
     assert "feature" in ran.after("/trace")
-    assert [one.to_json()["same_output"] for one in ran.actions.answers] == [True] * 9
-    assert len(ran.actions.said().turns) == 9
+    assert [one.to_json()["same_output"] for one in ran.state.answers] == [True] * 9
+    assert len(ran.state.said().turns) == 9
 
 
 def test_a_folder_with_a_student_is_known_for_one(
@@ -245,7 +240,7 @@ def test_a_folder_with_a_student_is_known_for_one(
     catalogue(tmp_path, pair, students, "ngram")
     ran = run_lines(tmp_path / "models.yaml", f"/drafter {students / 'glide'}", "hello", "/info")
     assert "drafter  glide drafter" in ran.after("/info")
-    assert ran.actions.answers[0].to_json()["same_output"] is True
+    assert ran.state.answers[0].to_json()["same_output"] is True
 
 
 def test_a_pair_of_the_glide_method_runs_and_refuses_what_is_no_glide_drafter(
@@ -340,9 +335,9 @@ def test_a_default_drafter_that_cannot_be_used_is_named_everywhere_and_the_conso
     assert ran.after("/drafter") == "drafter = ngram\n"
     assert text.count("error:") == 1  # asked for by name it is an error, and the pair stays as it is
     assert "(still tiny)" in text
-    assert len(ran.actions.answers) == 2
-    assert ran.actions.engine().loaded.drafter_kind == "glide"
-    assert ran.actions.pairs.spec is ran.actions.engine().loaded.spec
+    assert len(ran.state.answers) == 2
+    assert ran.state.engine().loaded.drafter_kind == "glide"
+    assert ran.state.pairs.spec is ran.state.engine().loaded.spec
 
 
 @pytest.mark.parametrize("drafter", KINDS)
@@ -358,7 +353,7 @@ def test_a_drafter_the_pair_has_no_weights_for_is_one_line(
         assert capsys.readouterr().err == f"error: no {drafter} drafter: pair '{name}' names none {made}\n"
     ran = run_lines(tmp_path / "m.yaml", "one", f"/drafter {drafter}", "two")
     assert f"pair 'p' names none {made} (still p)" in " ".join(ran.text.split())
-    assert len(ran.actions.answers) == 2
+    assert len(ran.state.answers) == 2
 
 
 def test_flags_for_a_second_model_are_said_to_be_unused(tmp_path: Path, pair: TinyPair, students: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_conversation_of_messages_that_stand_alone(pair: NumberPair) -> None:
     assert ran.code == 0
     assert "error:" not in ran.text
     assert ran.text.count("it reads each message by itself, no history") == 1
-    turns = ran.actions.chat.turns
+    turns = ran.state.chat.turns
     assert [(turn.user, list(turn.prompt)) for turn in turns] == [("412", question(412))]
     assert turns[0].text == "four hundred twelve"
     assert "same output" in ran.after("412")
@@ -128,7 +128,7 @@ def test_a_conversation_of_messages_that_stand_alone(pair: NumberPair) -> None:
 def test_an_answer_that_was_cut_goes_on(pair: NumberPair) -> None:
     ran = console(pair, "777", "/continue", "/continue", "/set compare=ar,draft", "777", "/continue", max_new_tokens=2)
     assert "error:" not in ran.text
-    first, second = ran.actions.chat.turns
+    first, second = ran.state.chat.turns
     assert list(first.prompt) == question(777)
     assert list(first.answer) == solution(777)
     assert first.text == "seven hundred seventy seven"

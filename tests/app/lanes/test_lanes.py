@@ -32,7 +32,7 @@ from sampling.events import Step
 from sampling.gamma.controller import Controller, controller_of
 from sampling.gamma.costs import Costs
 from sampling.types import Budget, Tree
-from tests.support.tiny import TinyPair, tiny_pair
+from tests.support.tiny import TinyPair
 from utils.catalogue.specs import PUBLISHED_KINDS, spec_from_argument
 from utils.errors import UsageError
 from utils.kernels.instruction_sets import instruction_set, why_not
@@ -43,19 +43,9 @@ from utils.progress import never
 SHORT = {"max_new_tokens": 24, "quiet": True}
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("lanes"), stop=False)
-
-
 def engine_of(pair: TinyPair, drafter: str | None = None) -> PairEngine:
     options = pair.options(drafter)
     return load_engine(Settings(quiet=True), options, never)
-
-
-@pytest.fixture(scope="module")
-def engine(pair: TinyPair) -> PairEngine:
-    return engine_of(pair)
 
 
 def ids_of(engine: PairEngine, name: str, settings: Settings, text: str = "tell me about it") -> tuple[int, ...]:

@@ -23,18 +23,13 @@ from sampling.models.network import TransformersNetwork
 from tests.app.lanes.test_draft_heads import KINDS, catalogue, write_student
 from tests.support.runs import answers, emitted, sampler
 from tests.support.students import make_drafter, make_student, make_target
-from tests.support.tiny import TinyPair, tiny_model, tiny_pair
+from tests.support.tiny import TinyPair, tiny_model
 from utils.device_map import main_device
 from utils.progress import never
 
 SHAPE = {"layers": 4, "hidden": 32}
 PROMPT = [5, 9, 7, 30, 31, 5, 9]
 HEAD_PROMPT = [0, 1, 0]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("spread"), stop=False, **SHAPE)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from app.measure.plan import Option
 from app.screen.output import load_engine
 from app.settings.table import Settings
 from tests.app.lanes.test_draft_heads import write_student
-from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
+from tests.support.tiny import TinyPair, tiny_model, tiny_tokenizer
 from utils.progress import Cancelled, never
 
 DRAFT = "-md D.gguf --spec-type draft-simple --spec-draft-n-max 4 --spec-draft-n-min 0 --spec-draft-p-min 0"
@@ -138,11 +138,6 @@ def test_trees_have_a_forecast_of_their_own_and_the_better_of_both_decides() -> 
 
 
 # -- with models ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("elsewhere"), stop=False)
 
 
 def checked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[str], str]:

@@ -8,7 +8,9 @@ import pytest
 
 from app.command_line.main import main
 from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
-from tests.support.tiny import TinyPair, tiny_pair
+from tests.support.tiny import TinyPair
+
+SHAPE = {"stop": True, "context": 600}
 
 # From the formula: alpha, gamma, c, S; and best gammas at c = .05.
 VECTORS = [(0.8, 2, 0.1, 2.0333), (0.7, 4, 0.05, 2.3109), (0.8, 5, 0.05, 2.9514), (0.9, 8, 0.02, 5.2809)]
@@ -106,11 +108,6 @@ def test_flags_of_a_plan_belong_to_it(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 # -- with models ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("planned"), context=600)
 
 
 def test_a_pair_is_measured(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:

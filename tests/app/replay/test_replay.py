@@ -30,18 +30,13 @@ from app.screen.view import Canvas
 from app.settings.table import Settings
 from sampling.events import Event, Finished, Prefill, Step
 from tests.support.scripted import Ran, catalogue_of, run_lines
-from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from tests.support.tiny import TinyPair, write_prompts
 from utils.errors import UsageError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 LANES = "ar,spec,ngram,cascade,beam"
 OPTIONS = {"compare": LANES, "cascade": "model,maxgram", "k_matrix": "[[3,2],[0,3]]", "lenience": 2, "num_beams": 3}
 HOSTILE = "one [red]two[/red] <b> \x1b[31m 漢字 \U0001f600"
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("replay"), stop=False)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +64,7 @@ def test_every_frame_is_the_live_one_at_every_event(session: tuple[Path, Ran]) -
     file, ran = session
     recording = read_log(file)
     assert (len(recording.answers), recording.notes) == (3, [])
-    for answered, answer in zip(ran.actions.answers, recording.answers, strict=True):
+    for answered, answer in zip(ran.state.answers, recording.answers, strict=True):
         before = answer.opening.before
         live = [
             Track(track.lane, track.decode, track.meter.stats.prompt_n, track.limit or 0, before, track.terms)
@@ -124,7 +119,7 @@ def test_a_recording_holds_what_a_recorded_target_needs(session: tuple[Path, Ran
     assert (lines[0]["vocab_size"], lines[0]["end_id"], lines[0]["target"]) == (300, 2, "target")
     held = [line for line in lines if "prompt_ids" in line and "answer_ids" in line]
     first, second, third = held
-    turn = ran.actions.chat.turns[0]
+    turn = ran.state.chat.turns[0]
     assert tuple(first["prompt_ids"]) == turn.prompt
     assert tuple(first["answer_ids"] + second["answer_ids"]) == turn.answer
     assert second["prompt_ids"] == first["prompt_ids"] + first["answer_ids"]
@@ -331,7 +326,7 @@ def test_a_full_disk_is_told_once_and_decoding_goes_on(pair: TinyPair, tmp_path:
     link.symlink_to("/dev/full")
     folder = catalogue_of(tmp_path, {"tiny": pair})
     ran = run_lines(folder, "one", "two", settings={"record": str(link)})
-    assert len(ran.actions.answers) == 2
+    assert len(ran.state.answers) == 2
     why = f"cannot write {link}: No space left on device (what it holds is kept)"
     told = f"the session log stopped, {why}; decoding goes on"
     assert " ".join(ran.text.split()).count(told) == 1

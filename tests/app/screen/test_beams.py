@@ -27,12 +27,9 @@ from sampling.beam.plan import BeamPlan
 from sampling.events import Beam, BeamStep, BeamTree, Call, Finished, Prefill
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats, merge
-from tests.app.lanes.test_lanes import engine_of
 from tests.app.screen.test_trace import decode
 from tests.app.screen.test_view import AR, shown
-from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import TinyPair, tiny_pair
-from utils.growing_text import REPLACEMENT
+from tests.support.scripted import run_lines
 from utils.progress import never
 
 BEAMS = (
@@ -101,14 +98,6 @@ def test_a_continued_answer_shows_what_it_adds() -> None:
     assert [beam.text for beam in reader.beams] == [" is", " down"]
 
 
-def test_half_a_character_waits_until_it_is_whole() -> None:
-    letters = {(): "", (1,): "a", (1, 2): "a" + REPLACEMENT, (1, 2, 3): "aé"}
-    reader = BeamReader(lambda ids: letters[tuple(ids)])
-    for token, text in ((1, "a"), (2, "a"), (3, "aé")):
-        reader.feed(beam_step((0, token, -0.1, -0.1, "kept"), num_beams=1))
-        assert reader.spans == [Span(text, "plain")]
-
-
 # ---------------------------------------------------------------- screens
 
 
@@ -124,19 +113,6 @@ def screen(look: Look, state: str = "running", **more: Any) -> Frame:
 @pytest.mark.parametrize("color", [False, True])
 def test_whole_screen(width: int, color: bool, snapshot: SnapshotAssertion) -> None:
     assert shown(screen(Look(width, None, color=color)), color=color) == snapshot
-
-
-@pytest.mark.parametrize("height", range(1, 24))
-@pytest.mark.parametrize("width", [20, 38, 60, 100])
-def test_a_low_screen_keeps_the_answers_end_before_the_other_beams(width: int, height: int) -> None:
-    rows = screen(Look(width, height)).rows()
-    assert len(rows) <= height
-    pane = Pane(screen(Look(60)).body.groups[1][0].data, Look(60), height=height)
-    drawn = shown(pane).split("\n")[:-1]
-    assert len(drawn) == height
-    whole = any("-0.91" in line for line in drawn)
-    assert whole == (height >= 2 + 2 + 4)  # borders, two lines of text, four beams
-    assert any("best of 4 beams" in line for line in drawn) == (height > 1 and not whole)
 
 
 def test_ascii_draws_only_ascii_and_hostile_text_is_inert() -> None:
@@ -196,21 +172,6 @@ def test_the_figures_count_the_tokens_of_the_answer_and_every_pass() -> None:
 # ---------------------------------------------------------------- lanes
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("beam"), stop=False)
-
-
-@pytest.fixture(scope="module")
-def engine(pair: TinyPair) -> PairEngine:
-    return engine_of(pair)
-
-
-@pytest.fixture
-def options(pair: TinyPair) -> ModelOptions:
-    return pair.options()
-
-
 def test_the_lane_searches_as_the_settings_say(engine: PairEngine) -> None:
     settings = Settings(num_beams=3, beam_top_k=2, min_length=5, length_penalty=0.5)
     lane = engine.lane("beam", settings)
@@ -224,11 +185,6 @@ def test_the_lane_searches_as_the_settings_say(engine: PairEngine) -> None:
 # ---------------------------------------------------------------- console, run, bench
 
 
-@pytest.fixture(scope="module")
-def catalogue(tmp_path_factory: pytest.TempPathFactory, pair: TinyPair) -> Path:
-    return catalogue_of(tmp_path_factory.mktemp("beams"), {"tiny": pair})
-
-
 def test_the_conversation_goes_on_from_the_searched_answer(catalogue: Path) -> None:
     fed: list[int] = []
 
@@ -237,9 +193,9 @@ def test_the_conversation_goes_on_from_the_searched_answer(catalogue: Path) -> N
 
     ran = run_lines(catalogue, "/compare ar,beam", "one", "/trace 1", "/stats", look, "two", "/continue", "/exit")
     assert ran.code == 0
-    first, second = ran.actions.chat.turns
+    first, second = ran.state.chat.turns
     assert second.prompt[: len(first.prompt) + 12] == (*first.prompt, *first.answer)
-    assert first.answer == tuple(ran.actions.answers[0].tracks[1].meter.ids)
+    assert first.answer == tuple(ran.state.answers[0].tracks[1].meter.ids)
     assert len(second.answer) == 24
     assert "beam search" in ran.after("one")
     assert "4 beams  11 passes" in ran.after("one")
@@ -261,7 +217,7 @@ def test_a_saved_search_can_be_read_again(catalogue: Path, tmp_path: Path) -> No
         if isinstance(event, BeamStep):
             tree.add(event)
     tree.close()
-    assert list(tree.best.tokens) == lane["ids"] == list(ran.actions.chat.turns[0].answer)
+    assert list(tree.best.tokens) == lane["ids"] == list(ran.state.chat.turns[0].answer)
 
 
 def test_run_prints_the_answer_once_it_is_known(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:

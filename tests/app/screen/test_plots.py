@@ -236,6 +236,6 @@ def test_the_command_in_a_console(tmp_path: Path) -> None:
     told = " ".join(ran.after("/plot nothing").split())
     assert told == "error: /plot must be gamma, positions, ranks or time, got 'nothing'"
     assert ran.after("/plot gamma").startswith("spec: expected speed-up by gamma\n   0  1.00x  ")
-    stats = ran.actions.answers[-1].tracks[-1].meter.stats
+    stats = ran.state.answers[-1].tracks[-1].meter.stats
     told = [line.split()[-1] for line in ran.after("/plot positions").splitlines()[1:5]]
     assert told == [f"{a}/{e}" for a, e in zip(stats.accepted_at, stats.examined_at, strict=True)]

@@ -142,15 +142,6 @@ def test_discarded_drafts_are_read_after_the_rejected_one() -> None:
     ]
 
 
-def test_a_continued_answer_completes_the_character_it_was_cut_in() -> None:
-    ids = in_bytes("a😀 b")
-    spanner = Spanner(decode, True, context=ids[:3])
-    for token in ids[3:]:
-        spanner.feed(step([], 0, token))
-    spanner.feed(end())
-    assert spanner.text == "😀 b"
-
-
 def rounds(data: st.DataObject, ids: list[int], size: int) -> list[Step]:
     """The ids as a run: rounds of any shape, with arbitrary refused and discarded drafts among them."""
     steps, done = [step([], 0, ids[0])], 1

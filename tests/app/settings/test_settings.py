@@ -141,13 +141,6 @@ def test_minus_zero_is_shown_as_zero() -> None:
     assert Settings(temperature="-0.0").show("temperature") == "0"
 
 
-def test_several_changes_are_all_or_nothing() -> None:
-    settings = Settings()
-    with pytest.raises(UsageError, match=r"top_p must be above 0 and at most 1, got 7 \(still 1\)"):
-        settings.changed(gamma=8, top_p=7)
-    assert settings.changed(gamma=8, top_p=0.5).model_dump(include={"gamma", "top_p"}) == {"gamma": 8, "top_p": 0.5}
-
-
 def test_the_constructor_refuses_too_and_the_record_is_frozen() -> None:
     with pytest.raises(UsageError, match="gamma must be a whole number from 1 to 64 or auto, got 99"):
         Settings(gamma=99)

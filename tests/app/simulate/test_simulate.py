@@ -17,7 +17,9 @@ from app.bench.run import run_bench
 from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.settings.table import Settings
-from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from tests.support.tiny import TinyPair, write_prompts
+
+SHAPE = {"stop": True, "context": 300, "noise": 0.05, "layers": 1, "seed": 1}
 
 # Max-gram at gamma 2, by hand. The opening round says 5. Then the longest earlier match of what was said, what is
 # copied behind it, and what the round gains: [5] → 6 7, both right, own 8: 3. [5 6 7 8] → 5 6, wrong, own 9: 1.
@@ -158,11 +160,6 @@ def test_the_screen_fits_and_says_what_it_rests_on(
 
 PROMPTS = [{"prompt": "one two one two", "category": "a"}, {"turns": ["abc abc", "and then"], "category": "b"}]
 LENGTH = ["--max-new-tokens", "32", "--quiet"]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return tiny_pair(tmp_path_factory.mktemp("recorded"), context=300, noise=0.05, layers=1, seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,16 +112,6 @@ def test_ids_beyond_the_targets_are_nobodys_bigram() -> None:
     for vocab_size, tail in ((31, [30]), (30, []), (33, [30, 31, 32])):
         drafter.start([[1]], TableLM(vocab_size).open([[1]]), ALONE)
         assert proposed(drafter, [[1, 2]], [4]) == [[(token, BIGRAM) for token in tail]]
-
-
-def test_a_published_bigram_list_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "bigrams.json"
-    file.write_text(json.dumps([3, -1, None, 1]), encoding="utf-8")
-    drafter = MaxGramDrafter(StaticTables.open(file, vocab_size=4))
-    drafter.start([[2]] * 3, ALONE, ALONE)
-    rows = [[2, 0], [2, 1], [2, 2]]
-    found = [[(3, BIGRAM), (1, BIGRAM)], [], [(2, MAXGRAM), (2, MAXGRAM)]]
-    assert proposed(drafter, rows, [4, 4, 4]) == found
 
 
 # -- any rows -------------------------------------------------------------------------------------

