@@ -20,6 +20,7 @@ from app.bench.options import BenchArgs
 from app.bench.plan import Item
 from app.bench.run import run_bench
 from app.bench.summary import summarise
+from app.command_line.arguments import read_request
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import PACKED_TIE, Variant, order
 from app.lanes.costs import Terms
@@ -34,6 +35,12 @@ from utils.errors import UsageError, UserError
 SHAPE = {"context": 300}
 
 QUESTIONS = [Question((f"question {name}",), None, name) for name in (11, 12, "a b", 12, None)]
+
+
+def test_its_flags_say_what_is_measured() -> None:
+    words = "bench --methods ar,spec --gammas 1,auto --temperatures 0,.7 --repeat 2 --limit 3 --turns 1 --batch-size 4"
+    asked = BenchArgs(None, ("ar", "spec"), (1, "auto"), 2, 3, turns=1, temperatures=(0.0, 0.7), batch_size=4)
+    assert read_request(words.split(), {}).own == asked
 
 
 # -- prompt files -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
+from app.command_line.run import run_once
 from app.lanes.lane import PairEngine, make_sampler
 from app.lanes.pairing import catalogue_in, with_drafter
-from app.settings.table import Settings
+from app.settings.table import ModelOptions, Settings
 from sampling import beam_search_generate
 from sampling.drafters.draft_model import ModelDrafter
 from tests.sampling.models.test_encoder_decoder import Oracle
@@ -51,6 +53,17 @@ def generated(model: Any, number: int, length: int = 12) -> list[int]:
         0
     ].tolist()
     return found[1:]
+
+
+def test_run_tells_every_figure_as_json(
+    pair: NumberPair, texts: dict[int, list[int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ModelOptions(models=str(pair.catalogue), device="cpu")
+    assert run_once(Settings(max_new_tokens=12, quiet=True), options, "412", as_json=True) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [result["method"] for result in results] == ["ar", "spec"]
+    assert all(result["ids"] == texts[412] for result in results)
+    assert all(result["prompt_n"] == len(question(412)) for result in results)
 
 
 def test_the_pair_has_learned_its_task(pair: NumberPair, texts: dict[int, list[int]]) -> None:

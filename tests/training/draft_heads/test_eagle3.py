@@ -83,6 +83,15 @@ def test_it_learns_its_target(tmp_path: Path) -> None:
     assert len(curve[-1]["held"]["alpha"]) == JOB.depth
 
 
+def test_one_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    steps = iter([False] * 5)
+    assert train(tmp_path / "stopped", lambda: next(steps, True)).step == 5
+    resumed, whole = train(tmp_path / "stopped"), train(tmp_path / "whole")
+    assert resumed.step == whole.step > 5
+    for name, weight in resumed.trained.items():
+        assert torch.equal(weight, whole.trained[name]), name
+
+
 def rounded(head: DraftHead) -> DraftHead:
     """The same head with its weights as 16 bit keep them."""
     with torch.no_grad():

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from utils.catalogue.k_matrix import MOST, check_fit, check_lenience, check_shape
 from utils.errors import UserError
@@ -16,11 +17,17 @@ NUMBERS = f"k_matrix must hold whole numbers from 0 to {MOST}, got "
 
 @pytest.mark.parametrize(
     "matrix",
-    [[[0]], [[10]], [[13, 10], [0, 10]], [[5, 14, 10], [0, 1, 10], [0, 0, 10]], ((1, 0), (0, MOST)), [(1, 2), [0, 0]]],
+    [
+        [[0]],
+        [[13, 10], [0, 10]],
+        [[5, 14, 10], [0, 1, 10], [0, 0, 10]],
+        ((1, 0), (0, MOST)),
+        torch.tensor([[1, 2], [0, 0]]),
+    ],
 )
 def test_published_and_other_matrices_are_taken_as_tuples(matrix: Any) -> None:
     taken = check_shape(matrix)
-    assert taken == tuple(tuple(row) for row in matrix)
+    assert taken == tuple(tuple(map(int, row)) for row in matrix)
     assert check_fit(matrix, len(matrix)) == taken
     assert hash(taken) is not None
 
