@@ -110,33 +110,10 @@ def wrap(pieces: Sequence[Piece], width: int, ascii_only: bool = False) -> list[
 
 def _wrapped(line: Line, width: int) -> tuple[Line, ...]:
     text = "".join(part for part, _ in line)
-    simple = _SIMPLE.fullmatch(text)
-    if simple and len(text) <= width:
+    if len(text) <= width and _SIMPLE.fullmatch(text):
         return (line,)
     clusters = _clusters(line)
-    cuts = _cuts(text, width) if simple else _cluster_cuts(clusters, width)
-    return tuple(_pieces(clusters[start:end]) for start, end in cuts)
-
-
-def _cuts(text: str, width: int) -> list[tuple[int, int]]:
-    """Where to cut text of one column a character: [start, end) of each screen line."""
-    cuts, start, size = [], 0, len(text)
-    indent = size - len(text.lstrip(" "))
-    while size - start > width:
-        space = text.rfind(" ", start, start + width + 1)
-        if space < max(start, indent):
-            end = following = start + width
-        else:
-            end, following = space, space
-            while end > start and text[end - 1] == " ":
-                end -= 1
-            while following < size and text[following] == " ":
-                following += 1
-        cuts.append((start, end))
-        start = following
-    if start < size or not cuts:
-        cuts.append((start, size))
-    return cuts
+    return tuple(_pieces(clusters[start:end]) for start, end in _cuts(clusters, width))
 
 
 def _clusters(line: Line) -> list[_Cluster]:
@@ -167,8 +144,8 @@ def _clusters(line: Line) -> list[_Cluster]:
     return clusters
 
 
-def _cluster_cuts(clusters: list[_Cluster], width: int) -> list[tuple[int, int]]:
-    """Where to cut text of any width: [start, end) of each screen line."""
+def _cuts(clusters: list[_Cluster], width: int) -> list[tuple[int, int]]:
+    """Where to cut a line: [start, end) of each screen line."""
     cuts: list[tuple[int, int]] = []
     start, size = 0, len(clusters)
     while start < size or not cuts:
