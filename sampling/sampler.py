@@ -172,14 +172,12 @@ class KeyedSampler(Sampler):
 
         Keys [M, 4]: row, position, committed length at the round's start, turn among the siblings there.
         """
-        return self._coins(keys, prob.device) < prob.double()
-
-    def _coins(self, keys: Tensor, device: torch.device) -> Tensor:
-        return _numbers(self._states(_COIN, keys), 1, device)[:, 0]
+        return _numbers(self._states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
 
     def numbers(self, keys: Tensor) -> list[float]:
         """The numbers u of the coins with these keys."""
-        numbers: list[float] = self._coins(keys, torch.device("cpu")).tolist()
+        states = stream_states(self.seed, _COIN, keys)
+        numbers: list[float] = _numbers(states, 1, torch.device("cpu"))[:, 0].tolist()
         return numbers
 
     def drafting(self, starts: Tensor) -> DraftingSampler:

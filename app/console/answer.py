@@ -18,7 +18,8 @@ from app.lanes.costs import SEEN, terms_of
 from app.lanes.race import Race, slowed
 from app.replay.log_writer import Asked
 from app.screen.inspection import SaidToken, forced_in
-from app.screen.live import Track, play, show, streaming
+from app.screen.live import Track, play, show, streaming, undrawn
+from app.screen.stepping import stepped
 from app.screen.view import models_of
 from app.settings.table import Settings
 from sampling.drafters.registry import is_simulated
@@ -54,15 +55,18 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun))
     answer_log = state.log.open_answer(engine, asked, settings, made, chat.text) if state.log is not None else None
     live = state.live and not settings.quiet
-    if live and settings.slow > 1:
+    if live and (settings.times_slower > 1 or settings.steps):
         for track in tracks:
             track.waiting = FIRST
     place = (tracks, state.out, settings, state.stop)
-    with streaming(*place, goes_on=state.goes_on) if live else nullcontext(lambda: None) as draw:
+    with streaming(*place, goes_on=state.goes_on) if live else nullcontext(undrawn) as draw:
         events = answer_log.tee(race) if answer_log else race
-        if live and settings.slow > 1:
-            events = slowed(events, settings.slow, state.stop, idle=draw)
-        beside = play(events, tracks, draw)
+        if live and settings.steps:
+            draw()
+            events = stepped(events, tracks, state, draw)
+        elif live and settings.times_slower > 1:
+            events = slowed(events, settings.times_slower, state.stop, idle=draw)
+        beside = play(events, tracks) if settings.steps else play(events, tracks, draw)
     last, answers = tracks[-1], engine.drafters.answers
     seen = settings.suffix != "off" and answers.share(plan.prompt, last.meter.ids) > SEEN
     for track in tracks:

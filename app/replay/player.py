@@ -13,6 +13,7 @@ from app.lanes.race import paced
 from app.replay.session_log import LoggedAnswer, read_log
 from app.screen.inspection import Inspection
 from app.screen.live import look_of, play, show, streaming, tokens_of
+from app.screen.stepping import stepped
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
 from app.screen.view import Canvas, heading, question
 from app.screen.viewer import Lines, view
@@ -75,7 +76,11 @@ class Player:
             self._head(answer)
         if place.live:
             with streaming(tracks, place.out, place.settings, place.stop, goes_on=False) as draw:
-                play(paced(answer.events, self.speed, place.stop, idle=draw), tracks, draw)
+                if place.settings.steps:
+                    draw()
+                    play(stepped(answer.events, tracks, place, draw), tracks)
+                else:
+                    play(paced(answer.events, self.speed, place.stop, idle=draw), tracks, draw)
         else:
             play(answer.events, tracks)
         if not place.stop():

@@ -162,4 +162,4 @@ def chosen(number: int | None) -> list[tuple[int, Step]]:
 
 def slowness(settings: Settings, rate: float | None) -> float:
     """How many times slower than it was to show what plainly ran at `rate` tokens a second; /slow outranks it."""
-    return settings.slow if settings.slow > 1 else min(1000.0, float(max(1, round((rate or 0) / PACE))))
+    return settings.times_slower if settings.times_slower > 1 else min(1000.0, float(max(1, round((rate or 0) / PACE))))

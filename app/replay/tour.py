@@ -149,7 +149,7 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> int:
     live = is_live(console) and not settings.quiet
     with quiet_keys(), Interrupts() as stop:
         place = Canvas(settings, console, live, stop, touring=True)
-        player = Player(place, 1 / answers[STEPS[0]][0].settings.slow)
+        player = Player(place, 1 / answers[STEPS[0]][0].settings.times_slower)
 
         def play(step: Step) -> Answers | None:
             for answer in answers[step]:

@@ -26,12 +26,13 @@ from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
 from app.screen.panes import Layout
 from app.screen.rendered import answer_text
-from app.screen.rows import visible
+from app.screen.rows import Row, visible
 from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
 from app.screen.timeline import Round
 from app.screen.trace import Trace
 from app.screen.view import Frame
+from app.screen.viewer import Lines
 from app.settings.table import Settings
 from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
@@ -147,7 +148,7 @@ class Track:
             seen=seen_before(self.meter.stats, self.terms),
             recent=getattr(self.spanner, "recent", 0),
             rounds=self._rounds,
-            slow=getattr(getattr(self.lane, "settings", None), "slow", 1.0),
+            slow=getattr(getattr(self.lane, "settings", None), "times_slower", 1.0),
         )
 
     def _gamma(self) -> float | None:
@@ -216,16 +217,27 @@ def play(
 @contextmanager
 def streaming(
     tracks: Sequence[Track], console: Console, settings: Settings, interrupts: Interrupts, **more: Any
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[Draw]:
     """A place on a terminal where the lanes stream; gives what draws them. The place is clean again afterwards."""
     with InPlace(console) as place:
 
-        def draw() -> None:
+        def draw(below: Sequence[Row] = ()) -> None:
             with interrupts.whole():
                 look = look_of(console, settings)
-                place.draw(frame(tracks, look, settings, **more))
+                room = look.sized(height=max(2, (look.height or 2) - len(below)))
+                place.draw(Lines([*frame(tracks, room, settings, **more).rows(), *below], look))
 
         yield draw
+
+
+class Draw(Protocol):
+    """Draws the lanes as they stand, with rows below them."""
+
+    def __call__(self, below: Sequence[Row] = ()) -> None: ...
+
+
+def undrawn(below: Sequence[Row] = ()) -> None:
+    """Draws nothing, where there is no terminal."""
 
 
 class Surface(Protocol):
@@ -308,10 +320,11 @@ def rule_in(lane: Any) -> Rule:
     )
 
 
-def rounds_of(track: Track, look: Look, rounds: int | None = None) -> Trace:
-    """The same of a lane that does not search."""
+def rounds_of(track: Track, look: Look, rounds: int | None = None, *, upcoming: Sequence[Step] = ()) -> Trace:
+    """The same of a lane that does not search, and rounds that it has not been fed."""
     lane, used = track.lane, track.lane.settings
     shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
     exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
     names, lenience, rule = lane.source_names, lenience_of(lane), rule_in(lane)
-    return Trace(track.steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)
+    steps = [*track.steps, *upcoming]
+    return Trace(steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)

@@ -90,18 +90,26 @@ def await_enter(stop: Callable[[], bool]) -> bool:
 
     What was typed before does not count.
     """
+    typed = await_key(stop)
+    while typed and not {*typed} & {*b"\r\n"}:
+        typed = await_key(stop, forget=False)
+    return bool(typed)
+
+
+def await_key(stop: Callable[[], bool], forget: bool = True) -> bytes:
+    """What is typed next, inside :func:`quiet_keys`; nothing after Ctrl-C or Ctrl-D. Enter at once where there is no
+    keyboard. `forget`: what was typed before does not count.
+    """
     if termios is None or sys.stdin is None or not sys.stdin.isatty():
-        return not stop()
+        return b"" if stop() else b"\n"
     descriptor = sys.stdin.fileno()
-    termios.tcflush(descriptor, termios.TCIFLUSH)
+    if forget:
+        termios.tcflush(descriptor, termios.TCIFLUSH)
     while not stop():
-        ready = select.select([descriptor], [], [], _NAP)[0]
-        typed = (os.read(descriptor, 1024) or _CTRL_D) if ready else b""
-        if b"\r" in typed or b"\n" in typed:
-            return True
-        if _CTRL_D in typed:
-            return False
-    return False
+        if select.select([descriptor], [], [], _NAP)[0]:
+            typed = os.read(descriptor, 1024)
+            return typed if {*typed} & {*b"\r\n"} or _CTRL_D not in typed else b""
+    return b""
 
 
 def unheard(*_: object) -> None:

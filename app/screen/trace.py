@@ -25,6 +25,7 @@ _WIDE = 60  # columns from which a draft's row has its columns spelled out
 _FATES = 40  # columns from which fates are whole words
 _TEXT, _LEAST = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
 _LINES = str.maketrans("├│└─", "||`-")
+DRAFTED, SCORED, ACCEPTED = range(3)  # how far a round has come
 _TIMES = (("draft", "accepted"), ("verify", "target"), ("sample", "question"), ("other", "faint"))  # with their roles
 _STEP = 2  # columns that every level of reviews is further in
 
@@ -161,6 +162,12 @@ def _stands(step: Step, tokens: Sequence[int], place: int) -> bool:
     return bool(there) and there == tuple(tokens[: len(there)])
 
 
+def _so_far(draft: Drafted, phase: int) -> Drafted:
+    """A draft before its fate is known, and before the pass without the target's figures."""
+    draft = draft._replace(fate="drafted", coin=None)
+    return draft if phase == SCORED else draft._replace(p=None, chance=None)
+
+
 class Part(Drawn):
     """Rows of a trace that were drawn already."""
 
@@ -231,6 +238,17 @@ class Trace(Drawn):
             rounds.skip(step)
         step = self.steps[number]
         return Part([*self._round(number, rounds.read(step)), *self._times(step), *self._head()], self.look)
+
+    def so_far(self, phase: int) -> list[Row]:
+        """The last round, as far as a phase has come."""
+        *steps, step = self.steps
+        rounds = Rounds(self._decode)
+        for before in steps:
+            rounds.skip(before)
+        found = rounds.read(step)
+        drafts = [draft if phase == ACCEPTED else _so_far(draft, phase) for draft in found.drafts]
+        rows = [row for draft in drafts for row in self._draft(draft)]
+        return rows + (self._from_target(step, found.token_text, True) if phase == ACCEPTED else [])
 
     def _times(self, step: Step) -> list[Row]:
         """One bar, shared out as the round's time was."""
@@ -330,7 +348,7 @@ class Trace(Drawn):
             Chunk(((branch, "faint"), (text, self._role(draft.fate, draft.source)))),
             chunk(" " * (columns - cell_len(text)) if self._wide else "", "plain", ""),
             chunk(self._figures(draft, inside=inside)),
-            chunk(fate, "strong" if draft.fate == "rejected" else draft.fate),
+            chunk(fate, {"rejected": "strong", "drafted": "faint"}.get(draft.fate, draft.fate)),
             chunk(" " * (9 - len(fate)) if name and self._wide else "", "plain", ""),
             chunk(name, "faint"),
         ]
@@ -338,12 +356,16 @@ class Trace(Drawn):
 
     def _role(self, fate: str, source: int | None) -> str:
         """The style of a draft's text: where several draft, an accepted one's tint says who proposed it."""
+        if fate == "drafted":
+            return "plain"
         return tint(source) if fate == "accepted" and source is not None and len(self.names) > 1 else fate
 
     def _name(self, source: int) -> str:
         return self.names[source] if 0 <= source < len(self.names) else str(source)
 
     def _figures(self, draft: Drafted, inside: bool) -> str:
+        if draft.q is not None and draft.fate == "drafted" and draft.p is None:
+            return (f"q {share(draft.q):>4}" if self._spelled else f"q{share(draft.q)}").ljust(self._room)
         if draft.q is None or draft.p is None:
             return "not examined".ljust(self._room) if self._wide else ""
         q, p, likely = share(draft.q), share(draft.p), self._chance(draft, inside)

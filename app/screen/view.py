@@ -115,8 +115,8 @@ def toolbar(pair: str, settings: Settings, loading: str, used: int, context: int
     parts += [f"gamma {gamma_text(settings, drafted)}", f"T {settings.temperature:g}", ",".join(settings.compare)]
     if settings.temperature:
         parts.append(f"seed {settings.seed}")
-    if settings.slow > 1:
-        parts.append(f"slow {settings.slow:g}")
+    if settings.slow != 1:
+        parts.append(f"slow {settings.show('slow')}")
     if context:
         parts.append(f"{used:,} / {context:,} tokens")
     return "  ".join(parts)

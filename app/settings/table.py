@@ -273,7 +273,9 @@ class Settings(_Record):
         OUTPUT,
     )
     render: bool = row(True, Switch(), "draw Markdown and code of a finished answer", OUTPUT)
-    slow: float = row(1.0, Number(1, 1000), "show the race this many times slower; 1: as it runs", OUTPUT)
+    slow: float | str = row(
+        1.0, Number(1, 1000, "step"), "show the race so many times slower; step: phase by phase", OUTPUT
+    )
     color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT)
     palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT)
     ascii: bool = row(False, Switch(), "draw with plain ASCII", OUTPUT)
@@ -283,6 +285,16 @@ class Settings(_Record):
     debug: bool = row(False, Switch(), "show details of every round", OUTPUT)
     log_top: int = row(0, Whole(0, 16), "likeliest tokens of each position that the log keeps; 0: none", OUTPUT)
     record: str = row("", _FILE, "write all that is decoded to this file, for replay", OUTPUT, also="log")
+
+    @property
+    def steps(self) -> bool:
+        """Whether a race stops after each phase of a round."""
+        return self.slow == "step"
+
+    @property
+    def times_slower(self) -> float:
+        """How many times slower than it was a race is shown."""
+        return self.slow if isinstance(self.slow, float) else 1.0
 
 
 MODEL_FIELDS: Mapping[str, Field] = ModelOptions.fields()

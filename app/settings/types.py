@@ -137,10 +137,18 @@ def _decimal(value: Any) -> Any:
 
 
 class Number(Kind):
-    """A finite number between `low` and `high`; either end may be left out. What is below `least` counts as 0."""
+    """A finite number between `low` and `high`; either end may be left out. What is below `least` counts as 0. `word`
+    stands for a value that is none."""
 
     def __init__(
-        self, low: float, high: float, *, without_low: bool = False, without_high: bool = False, least: float = 0.0
+        self,
+        low: float,
+        high: float,
+        word: str = "",
+        *,
+        without_low: bool = False,
+        without_high: bool = False,
+        least: float = 0.0,
     ) -> None:
         limits: dict[str, Any] = {"gt" if without_low else "ge": low, "lt" if without_high else "le": high}
         rounded = AfterValidator(lambda value: 0.0 if value < least else value + 0.0)  # -0.0 becomes 0.0
@@ -149,8 +157,15 @@ class Number(Kind):
             begin = f"above {plain(low)}" if without_low else f"at least {plain(low)}"
             outside = f"{begin} and {'below' if without_high else 'at most'} {plain(high)}"
         allowed = f"a number{',' if outside.startswith('at') else ''} {outside}"
-        kind = Annotated[float, Strict(), Limits(**limits), rounded, BeforeValidator(_decimal)]
-        super().__init__(kind, allowed, "X", show=plain, outside=outside)
+        kind: Any = Annotated[float, Strict(), Limits(**limits), rounded, BeforeValidator(_decimal)]
+        if not word:
+            super().__init__(kind, allowed, "X", show=plain, outside=outside)
+            return
+
+        def shown(value: float | str) -> str:
+            return value if isinstance(value, str) else plain(value)
+
+        super().__init__(Literal[word] | kind, f"{allowed} or {word}", f"X|{word}", (word,), shown)
 
 
 class Choice(Kind):

@@ -12,6 +12,7 @@ import pytest
 from app.console.state import ConsoleState
 from app.replay.options import ReplayArgs
 from app.replay.player import replay
+from app.screen.stepping import KEYS
 from app.settings.layers import Layers
 from app.settings.table import ModelOptions, Settings
 from tests.support.screen import Terminal
@@ -94,6 +95,24 @@ def test_a_forced_token_makes_a_branch_and_undo_returns(terminal: Terminal) -> N
     terminal.wait("as it was before a token was forced")
     terminal.enter("/branches")
     terminal.wait("*1")
+
+
+def test_a_race_in_steps_stops_after_each_phase_until_a_key(terminal: Terminal) -> None:
+    terminal.enter("/slow step")
+    terminal.wait("slow = step")
+    terminal.enter("two")
+    for phase in ("1 draft", "2 one pass", "3 accept", "4 commit", "1 draft"):
+        terminal.wait(lambda phase=phase: phase in terminal.text and KEYS[:20] in terminal.text)  # type: ignore[misc]
+        assert fits(terminal)
+        assert "TTFT" in terminal.text  # the lanes stay in view
+        terminal.type(" ")
+    terminal.wait("2 one pass")
+    terminal.type("r")  # the next round
+    terminal.wait("1 draft")
+    terminal.type("q")  # to the end
+    terminal.wait(lambda: terminal.at_prompt and KEYS[:20] not in terminal.text)
+    terminal.enter("/slow 1")
+    terminal.wait("slow = 1")
 
 
 # ---------------------------------------------------------------- without one
