@@ -191,15 +191,17 @@ def _head(
         parts: list[Examples]
         if args.kind == "eagle":
             parts = [StreamedExamples(network, part, draft_head.config.reads) for part in (learned, held)]
-            about["verifier"] = verifier_of(engine)
         else:
             facts = target_facts(engine, options)
-            shards = extract(network, facts, source.texts, layers, features, progress, interrupt)
+            reads = draft_head.config.reads
+            shards = extract(network, facts, source.texts, layers, features, progress, interrupt, reads)
             if interrupt():
                 return f"what the target made of the texts so far is kept in {features}"
-            examples = [example for file in shards for example in load_shard(file)]
+            examples = [example for file in shards for example in load_shard(file, reads)]
             of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
             parts = [StoredExamples([of[id(text)] for text in part]) for part in (learned, held)]
+        if args.kind in ("eagle", "dflash"):
+            about["verifier"] = verifier_of(engine)
         teacher, job = teacher_for(model, draft_head), job_of(settings, options, args)
         training = Training(draft_head, teacher, parts[0], parts[1], layers, job, out)
         if not training.run(about, progress, interrupt):
@@ -253,4 +255,5 @@ def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> Traini
         minutes=args.minutes,
         patience=args.patience,
         precise=options.dtype == "float32",
+        **({"anchors": args.anchors, "evaluations": 5} if args.kind == "dflash" else {}),  # each takes several steps
     )

@@ -30,8 +30,8 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
             f"{name} has no rotary keys that a glide drafter could read: --student plain or feature goes without"
         )
     own = config_for(engine, args, args.short_list).hidden_size
-    if args.kind == "eagle" and own != model.config.get_text_config().hidden_size:
-        raise UsageError(f"--hidden {own}: --student eagle3 has the target's width, whose embedding it shares")
+    if args.kind in ("eagle", "dflash") and own != model.config.get_text_config().hidden_size:
+        raise UsageError(f"--hidden {own}: --student {args.student} has the target's width, whose embedding it shares")
 
 
 def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadConfig:
@@ -57,6 +57,7 @@ def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadCon
         project=args.head == "projected",
         block_size=args.lag,
         recency=args.recency == "on",
+        drafts=args.block - 1 if args.kind == "dflash" else None,
     )
 
 
@@ -82,7 +83,7 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextId
         if 0 < args.short_list < engine.loaded.target.vocab_size:
             listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
         # The published format knows no window.
-        config = replace(config_for(engine, args, len(listed)), window=0 if args.kind == "eagle" else seen)
+        config = replace(config_for(engine, args, len(listed)), window=0 if args.kind in ("eagle", "dflash") else seen)
         target = unpacked_copy(model)  # packed weights cannot be copied from
         return new_draft_head(config, target, listed, seed).to(device)
     old = load_student(args.start, model, fingerprint(engine.tokenizer))

@@ -38,7 +38,7 @@ _TABLES = (
     Field("choices", Whole(1, 8), 3, "most next tokens of a context in the tables", _GROUP),
 )
 _SHAPE = (
-    Field("student", Choice(("plain", "glide", "feature", "eagle3")), "plain", "the kind of drafter", _GROUP),
+    Field("student", Choice(("plain", "glide", "feature", "eagle3", "dflash")), "plain", "the kind of drafter", _GROUP),
     Field("layers", Whole(1, 100), 1, "its layers", _GROUP),
     Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)", _GROUP),
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)", _GROUP),
@@ -56,6 +56,8 @@ _SHAPE = (
 _TRAINING = (
     Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature, eagle3)", _GROUP),
     Field("lag", Whole(1, 64), 5, "tokens its view of the target lags behind, at most (glide)", _GROUP),
+    Field("block", Whole(2, 64), 8, "rows of a block: its drafts and the last token (dflash)", _GROUP),
+    Field("anchors", Whole(1, 4096), 24, "blocks of each sequence in a batch (dflash)", _GROUP),
     Field("recency", Choice(("off", "on")), "off", "a learned leaning towards the latest keys (glide)", _GROUP),
     Field("epochs", Number(0, 1000, without_low=True), 4.0, "times the data is learned from", _GROUP),
     Field("lr", Number(0, 1, without_low=True), 0.003, "highest learning rate", _GROUP),
@@ -74,7 +76,13 @@ DISTILL_FIELDS: Mapping[str, Field] = {field.name: field for field in (*_WHERE, 
 DATA_NAMES, TABLES_NAMES, TRAINING_NAMES = (
     tuple(field.name for field in fields) for fields in (_DATA, _TABLES, (*_SHAPE, *_TRAINING))
 )
-_ONLY_FOR = {"steps": ("feature", "eagle3"), "lag": ("glide",), "recency": ("glide",)}
+_ONLY_FOR = {
+    "steps": ("feature", "eagle3"),
+    "lag": ("glide",),
+    "recency": ("glide",),
+    "block": ("dflash",),
+    "anchors": ("dflash",),
+}
 
 
 def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
@@ -103,7 +111,7 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
         if name in given and args.student not in kinds:
             raise UsageError(f"--{name} belongs to --student {' or '.join(kinds)}, the student is {args.student}")
     args.kind = "eagle" if args.student == "eagle3" else args.student
-    if args.kind == "eagle":
+    if args.kind in ("eagle", "dflash"):
         _published(args)
     if args.export is not None and (args.student != "plain" or args.short_list):
         raise UsageError("--export needs --student plain and --short-list 0: no ordinary model has another head")
@@ -115,8 +123,10 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
 def _published(args: Namespace) -> None:
     """Refuse what the published format has no place for, and what streaming leaves nothing of."""
     if args.head != "trained":
-        raise UsageError(f"--head {args.head} has no place in an EAGLE-3 checkpoint: --student eagle3 trains its own")
-    if args.features is not None:
+        raise UsageError(
+            f"--head {args.head} has no place in a published checkpoint: --student {args.student} trains its own"
+        )
+    if args.features is not None and args.kind == "eagle":
         raise UsageError("--features: what the target computes for --student eagle3 is streamed, not kept")
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
-from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import usual_reads
 from utils.errors import UsageError, UserError
@@ -45,12 +45,18 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
     given = {name: value for name, value in changes.items() if value is not None}
     if kind == "eagle":
         values |= _eagle3(large.num_hidden_layers)
+    if kind == "dflash":
+        # The mask's row enters as the embedding of the last id, of which hardly any text has a token.
+        reads = tuple(usual_reads(large.num_hidden_layers))
+        values |= {"reads": reads, "qk_norm": True, "mask": large.vocab_size - 1}
     values |= given
     if "num_attention_heads" in given:
         values["head_dim"] = values["hidden_size"] // given["num_attention_heads"]
     values["shared_embedding"] = values["hidden_size"] == width
     if values.get("shared_head") and not values["shared_embedding"]:
         raise UsageError(f"a student of width {values['hidden_size']} cannot share what has the target's width {width}")
+    if kind == "dflash":
+        return BlockConfig(**values, windows=(0,) * values["num_hidden_layers"])
     return DraftHeadConfig(**values)
 
 
@@ -86,7 +92,7 @@ def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], 
         for joined in (trunk.join_feature, trunk.join_state):
             if joined.weight.shape[0] == joined.weight.shape[1]:
                 nn.init.eye_(joined.weight)
-    if config.kind == "eagle":
+    if config.kind in ("eagle", "dflash"):
         width, large = config.hidden_size, config.large_hidden_size
         if width == large:
             trunk.fc.weight.data[:, -large:] = torch.eye(width)  # the highest of the states that it reads

@@ -96,12 +96,13 @@ def extract(
     folder: Path,
     progress: Progress,
     interrupt: Callable[[], bool] = never,
+    reads: tuple[int, ...] = (),
 ) -> list[Path]:
     """Run `model` over `texts`; the shards' files, fewer than needed only when interrupted.
 
-    `facts` say which model it is, whatever changes what it computes among them. A shard of an earlier run is taken if
-    it was made by the same one of the same texts and holds these layers, perhaps others too: one folder serves draft
-    heads of every kind and of several targets.
+    `reads`: states between layers that are wanted too. `facts` say which model it is, whatever changes what it computes
+    among them. A shard of an earlier run is taken if it was made by the same one of the same texts and holds these
+    layers, perhaps others too: one folder serves draft heads of every kind and of several targets.
     Raises OSError where the disk is full; a shard appears whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,12 +112,13 @@ def extract(
         progress("running the target over the texts", first / len(texts))
         if interrupt():
             return files
-        content = json.dumps([dict(facts), [[text.ids, text.start] for text in part]], sort_keys=True)
+        told = {**facts, **({"reads": repr(reads)} if reads else {})}
+        content = json.dumps([told, [[text.ids, text.start] for text in part]], sort_keys=True)
         mark = f"features-{hashlib.sha256(content.encode('ascii')).hexdigest()[:16]}-"
         file = _made(folder, mark, layers)
         if file is None:
             file = folder / f"{mark}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"
-            write_bytes(file, save(_shard(model, part, layers)))
+            write_bytes(file, save(_shard(model, part, layers, reads)))
         files.append(file)
     return files
 
@@ -129,11 +131,11 @@ def _made(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
     return None
 
 
-def _shard(model: Any, texts: Sequence[TextIds], layers: Sequence[int]) -> dict[str, Tensor]:
+def _shard(model: Any, texts: Sequence[TextIds], layers: Sequence[int], reads: tuple[int, ...]) -> dict[str, Tensor]:
     lengths = [len(text.ids) for text in texts]
     made: dict[int, dict[str, Tensor]] = {}
     for batch in in_batches(sorted(range(len(texts)), key=lengths.__getitem__), lengths, FED):
-        made |= zip(batch, _run(model, [texts[index] for index in batch], layers), strict=True)
+        made |= zip(batch, _run(model, [texts[index] for index in batch], layers, reads), strict=True)
     return {name: torch.cat([made[index][name] for index in range(len(texts))]) for name in made[0]} | {
         "length": torch.tensor(lengths),
         "start": torch.tensor([text.start for text in texts]),
@@ -182,19 +184,21 @@ def _kept(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", KEPT).contiguous()
 
 
-def load_shard(file: Path) -> list[Example]:
-    """The examples of one file; tensors are read from the page cache, not copied at once."""
+def load_shard(file: Path, reads: tuple[int, ...] = ()) -> list[Example]:
+    """The examples of one file, made with `reads`; tensors are read from the page cache, not copied at once."""
     with safe_open(str(file), framework="pt") as data:
         tensors = {name: data.get_tensor(name) for name in data.keys()}  # noqa: SIM118  # no mapping
     layers = sorted(int(name.partition(".")[2]) for name in tensors if name.startswith("key."))
     ends = tensors["length"].cumsum(0).tolist()
+    width = tensors["hidden"].shape[-1] // (1 + len(reads))
     facts = zip([0, *ends], ends, tensors["start"].tolist(), strict=False)
     return [
         Example(
             ids=tensors["ids"][begin:end].long(),
             start=start,
-            hidden=tensors["hidden"][begin:end],
+            hidden=tensors["hidden"][begin:end, :width],
             kv={layer: (tensors[f"key.{layer}"][begin:end], tensors[f"value.{layer}"][begin:end]) for layer in layers},
+            read=tensors["hidden"][begin:end, width:] if reads else None,
         )
         for begin, end, start in facts
     ]

@@ -70,6 +70,39 @@ def loss(
     return total / count, first / count
 
 
+def block_loss(
+    draft_head: DraftHead, teacher: Teacher, batch: Batch, anchors: int, noise: torch.Generator
+) -> tuple[Tensor, float]:
+    """(loss, cross-entropy of the first draft in nats) of blocks behind `anchors` tokens drawn of each sequence.
+
+    Cross-entropy against the target's distribution at each position of a block. Later positions count less, by
+    exp(−(k − 1) / 4): a draft is of use only where all before it were right (the paper's decay for blocks of 8).
+    """
+    assert batch.read is not None
+    length = batch.ids.shape[1]
+    places = torch.randperm(length - 1, generator=noise)[:anchors].sort().values.to(batch.ids.device)
+    states = draft_head.blocks(batch.ids, batch.read, places)[:, :, 1:]
+    steps = torch.arange(states.shape[2], device=places.device)
+    behind = places[:, None] + steps  # the target's distribution there is that of the step's draft
+    inside = behind < length - 1
+    behind = behind.clamp(max=length - 1)
+    weight = batch.weight[:, behind] * inside * (-steps / DECAY).exp()
+    wanted = weight > 0
+    total, first = torch.zeros((), device=weight.device), 0.0
+    for depth in range(states.shape[2]):
+        chosen = wanted[:, :, depth]
+        with torch.no_grad():
+            probs = teacher.probs(batch.hidden[:, behind[:, depth]][chosen])
+        logits = draft_head.lm_head(states[:, :, depth][chosen]).float()
+        each = F.cross_entropy(logits, probs, reduction="none") * weight[:, :, depth][chosen]
+        total = total + each.sum()
+        first = first or float(each.sum().detach())
+    return total / float(weight.sum()), first / max(1e-9, float(weight[:, :, 0].sum()))
+
+
+DECAY = 4.0  # positions of a block over which the weight falls to 1 / e
+
+
 @dataclass(frozen=True)
 class Held:
     """How a draft head does on held-out text.
@@ -92,7 +125,7 @@ def held_out(draft_head: DraftHead, teacher: Teacher, batches: Sequence[Batch], 
         favourite = _by_chunk(teacher.favourite, batch.hidden)
         wanted = before = batch.weight >= 1
         states = drafted_states(draft_head, batch, depth)
-        for step, state in enumerate(states):
+        for step, state in enumerate(states):  # fewer than `depth` of a short block
             best = _by_chunk(lambda part: draft_head.lm_head(part).argmax(dim=-1), state)
             agree = (draft_head.ids[best] if len(draft_head.ids) else best) == favourite
             seen[step] += float(before.sum())
@@ -111,7 +144,23 @@ def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tens
         return draft_head.states(batch.ids, _read(draft_head, batch), steps=depth)
     if kind == "plain":
         return draft_head.states(batch.ids) * depth
+    if kind == "dflash":
+        return _block_states(draft_head, batch, depth)
     return [draft_head.states(batch.ids, kv=batch.kv, lag=step)[0] for step in range(depth)]
+
+
+def _block_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tensor]:
+    """The same of a head that drafts blocks, of which each is as deep as it was trained for at most."""
+    assert batch.read is not None
+    length = batch.ids.shape[1]
+    anchors = torch.arange(length, device=batch.ids.device)
+    parts = [draft_head.blocks(batch.ids, batch.read, part)[:, :, 1:] for part in torch.split(anchors, ANCHORS)]
+    rows = torch.cat(parts, dim=1)
+    # Row k of the block behind token t is the draft behind token t + k.
+    return [F.pad(rows[:, :, step], (0, 0, step, 0))[:, :length] for step in range(min(depth, rows.shape[2]))]
+
+
+ANCHORS = 64  # blocks of a sequence that are computed at once
 
 
 def _read(draft_head: DraftHead, batch: Batch) -> Tensor | None:

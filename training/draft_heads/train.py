@@ -23,7 +23,7 @@ from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.drafters.draft_heads.modules import DraftHead
 from training.draft_heads.batches import Batch, grouped, make_batch
 from training.draft_heads.features import Examples
-from training.draft_heads.losses import Teacher, held_out, loss
+from training.draft_heads.losses import Teacher, block_loss, held_out, loss
 from training.draft_heads.report import tokens_per_pass
 from utils.errors import UserError
 from utils.files import first_difference, write_bytes
@@ -59,6 +59,7 @@ class TrainingJob:
     patience: int = 4
     depth: int = 4
     save_every: float = 60.0
+    anchors: int = 0  # blocks of each sequence in a batch, of a head that drafts them
     precise: bool = False  # float32 products also where 16 bit is to be had
 
 
@@ -209,7 +210,11 @@ class Training:
         steps = 1 if done < job.single else job.steps
         self.draft_head.train()
         with self._mixed():
-            value, first = loss(self.draft_head, self.teacher, batch, steps=steps, decay=job.decay, offset=offset)
+            if job.anchors:
+                noise = torch.Generator().manual_seed(job.seed * 1_000_003 + self.step)
+                value, first = block_loss(self.draft_head, self.teacher, batch, job.anchors, noise)
+            else:
+                value, first = loss(self.draft_head, self.teacher, batch, steps=steps, decay=job.decay, offset=offset)
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(list(self.trained.values()), job.clip)

@@ -102,16 +102,21 @@ class SelfAttention(nn.Module):
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, earlier: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
         """x [B, T, H]; mask bool over the keys of `earlier` steps and then x's own; appends x's to `earlier`."""
-        reading = (self.q_proj, self.k_proj, self.v_proj)
-        query, key, value = (linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in reading)
-        if self.qk_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        earlier.append((turned(key, rotation), value))
+        query = self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        query = self.q_norm(query) if self.qk_norm else query
+        earlier.append(self.remembered(x, rotation))
         keys, values = (torch.cat(parts, dim=2) for parts in zip(*earlier, strict=True))
         mixed = F.scaled_dot_product_attention(
             turned(query, rotation), keys, values, attn_mask=mask, scale=self.scaling, enable_gqa=True
         )
         return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
+
+    def remembered(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Turned keys and values [B, heads, T, D] of x [B, T, H]."""
+        key, value = (
+            linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in (self.k_proj, self.v_proj)
+        )
+        return turned(self.k_norm(key) if self.qk_norm else key, rotation), value
 
 
 class CrossAttention(nn.Module):
@@ -423,6 +428,30 @@ class DraftHead(nn.Module):
             own = x if self.config.norm_output else own
             found.append(self.model.project(x) if self.config.project else x)
         return found
+
+    def blocks(self, ids: Tensor, read: Tensor, anchors: Tensor) -> Tensor:
+        """A DFlash head's normed states [B, A, R, H] of the blocks behind A tokens of each sequence, full attention.
+
+        Args:
+            ids: [B, T] long, padded on the right.
+            read: the target's states that it reads, beside each other [B, T, K·G].
+            anchors: [A] positions of the blocks' first rows; a block sees the states before its own.
+        """
+        config, trunk = cast(BlockConfig, self.config), self.model
+        rows, length, count = config.masks + 1, ids.shape[1], len(anchors)
+        entered = ids.new_full((len(ids), count, rows), config.mask)
+        entered[:, :, 0] = ids[:, anchors]
+        x = trunk.embed_tokens(entered).flatten(1, 2)
+        context = trunk.hidden_norm(trunk.fc(read.to(x.dtype)))
+        place, block = torch.arange(length, device=ids.device), torch.arange(count, device=ids.device)
+        block = block.repeat_interleave(rows)
+        mask = torch.cat((place[None] < anchors[block][:, None], block[None] == block[:, None]), dim=1)
+        positions = (anchors[:, None] + torch.arange(rows, device=ids.device)).flatten()
+        rotation, before = self.rotary(positions[None]), self.rotary(place[None])
+        for index, layer in enumerate(trunk.layers):
+            own = cast(Layer, layer)
+            x = self._layer(own, index, x, rotation, mask, [own.self_attn.remembered(context, before)], None)
+        return cast(Tensor, trunk.norm(x).unflatten(1, (count, rows)))
 
     def _joined(self, embedded: Tensor, hidden: Tensor, own: Tensor | None) -> Tensor:
         """Token and state one position before: the target's, or after the first step the draft head's own."""

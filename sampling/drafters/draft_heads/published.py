@@ -218,16 +218,16 @@ def usual_reads(layers: int) -> list[int]:
 def has_place(config: Found, about: Found) -> bool:
     """Whether the published format can say this configuration: what the last layer gives it numbers by the layers."""
     return (
-        config["wide"]
+        (config["wide"] or config["kind"] == "dflash")
         and not config["project"]
         and (min(config["reads"]) >= 0 or "layers" in about.get("verifier", {}))
     )
 
 
 def as_published(config: Found, own: dict[str, Tensor], about: Found) -> tuple[Found, dict[str, Tensor]]:
-    """The reverse for EAGLE-3: our configuration and tensors, by our names (`ids` those of a reduced vocabulary), as
-    *speculators* writes them. `about` says of its target the `verifier` {name_or_path, architectures, layers} and joins
-    in.
+    """The reverse for EAGLE-3 and DFlash: our configuration and tensors, by our names (`ids` those of a reduced
+    vocabulary), as *speculators* writes them. `about` says of its target the `verifier` {name_or_path, architectures,
+    layers} and joins in.
     """
     tensors = {name.removeprefix("model."): value for name, value in own.items() if name != "lm_head.ids"}
     count = config["vocab_size"]
@@ -236,27 +236,45 @@ def as_published(config: Found, own: dict[str, Tensor], about: Found) -> tuple[F
         tensors["t2d"] = torch.zeros(count, dtype=torch.bool).index_fill_(0, ids.long(), True)
     verifier = {"name_or_path": None, "architectures": [], **about.get("verifier", {})}
     layers = verifier.pop("layers", None)
-    proposal = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    block = config["kind"] == "dflash"
+    drafts = config["drafts"] if block else 3
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": drafts,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
     inner = {name: config[name] for name in (*_SAME, "attention_bias")}
     rope = {"rope_type": "default", **config["rope"], "rope_theta": config["rope_theta"]}
     llama = {"model_type": "llama", "hidden_act": "silu", "mlp_bias": False, "tie_word_embeddings": False}
+    reads = [layers if one < 0 else one for one in config["reads"]]
+    if block:
+        llama = {**llama, "model_type": "qwen3", "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+        said = {
+            "aux_hidden_state_layer_ids": reads,
+            "block_size": config["drafts"] - config["from_anchor"] + 1,
+            "mask_token_id": config["mask"],
+            "sample_from_anchor": config["from_anchor"],
+            "sliding_window_non_causal": False,
+        }
+    else:
+        said = {"eagle_aux_hidden_state_layer_ids": reads, "embed_requires_grad": False}
+        said |= {name: config[name] for name in _SWITCHES}
     return {
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
+        "architectures": ["DFlashDraftModel" if block else "Eagle3DraftModel"],
+        "speculators_model_type": "dflash" if block else "eagle3",
         "speculators_version": "0.9.0",
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": "dflash" if block else "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": verifier,
         },
         "draft_vocab_size": config["short_list"] or count,
-        "eagle_aux_hidden_state_layer_ids": [layers if one < 0 else one for one in config["reads"]],
-        "embed_requires_grad": False,
+        **said,
         "target_hidden_size": None,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
-        **{name: config[name] for name in _SWITCHES},
         "transformer_layer_config": {**llama, **inner, "rope_parameters": rope},
         **{name: value for name, value in about.items() if name != "verifier"},
     }, tensors
