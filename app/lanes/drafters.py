@@ -17,6 +17,7 @@ from app.settings.table import Settings
 from sampling.drafters import registry
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.pard import PardLM, mask_of
 from sampling.drafters.draft_heads.published import verifier
 from sampling.drafters.draft_model import ModelDrafter, rule_of
 from sampling.drafters.registry import HEADS, MEMBERS, ROWS, TREE, DraftRequest, row_of
@@ -209,6 +210,8 @@ class PairDrafters:
     def _lm(self, model: LoadedModel, name: str) -> LM:
         """A drafter model by the target's ids, whatever its own are."""
         if model.vocabulary is None:
+            if (mask := mask_of(model.model)) is not None:
+                return PardLM(model.model, mask, name, self._loaded.vocab_size)
             return lm_of(model.model, name, self._loaded.vocab_size)
         ours, sizes = TokenBytes(self._loaded.tokenizer), (self._loaded.vocab_size, model.vocab_size)
         translation = Translation.of(ours, model.vocabulary, sizes, SAMPLE)

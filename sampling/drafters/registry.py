@@ -34,8 +34,8 @@ NEEDS = {
     "": "nothing",
     "model": "a drafter model",
     "tables": "n-gram tables",
-    "cascade": "the drafters that its cascade names",
-    **{kind: f"a draft head ({kind})" for kind in HEADS},
+    "cascade": "its cascade's drafters",
+    **dict.fromkeys(HEADS, "a head"),
 }
 NGRAM = ("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset")
 TREE = ("verify", "expand", "nodes")
@@ -171,7 +171,7 @@ _ALONE = (
     DrafterRow(
         "eagle",
         "EAGLE head",
-        "a published EAGLE or EAGLE-3 head",
+        "EAGLE or EAGLE-3",
         "sampling.drafters.draft_heads.eagle:build",
         needs="eagle",
         settings=(*TREE, "gamma"),
@@ -179,13 +179,40 @@ _ALONE = (
         short="EAGLE",
     ),
     DrafterRow(
+        "peagle",
+        "P-EAGLE head",
+        "P-EAGLE: a block in one pass",
+        "sampling.drafters.draft_heads.peagle:build",
+        needs="peagle",
+        settings=(*TREE, "gamma"),
+        short="P-EAGLE",
+    ),
+    DrafterRow(
         "dflash",
         "DFlash head",
-        "a published DFlash head: a block in one pass",
+        "DFlash: a block in one pass",
         "sampling.drafters.draft_heads.dflash:build",
         needs="dflash",
         settings=(*TREE, "gamma"),
         short="DFlash",
+    ),
+    DrafterRow(
+        "dspark",
+        "DSpark head",
+        "DSpark: the same, a Markov head",
+        "sampling.drafters.draft_heads.dspark:build",
+        needs="dspark",
+        settings=(*TREE, "gamma"),
+        short="DSpark",
+    ),
+    DrafterRow(
+        "dflash2",
+        "DFlash2 head",
+        "DFlash2: the same, a selector",
+        "sampling.drafters.draft_heads.dflash2:build",
+        needs="dflash2",
+        settings=(*TREE, "gamma"),
+        short="DFlash2",
     ),
 )
 _OF_SEVERAL = (

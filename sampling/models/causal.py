@@ -41,6 +41,11 @@ class CausalLM(LM):
     reads_kv = False  # … its keys and values
     reviews = True  # its sessions score drafts
 
+    @property
+    def session_type(self) -> type[CausalSession]:
+        """The class of its sessions."""
+        return CausalSession
+
     def __init__(self, model: Any, name: str = "target", vocab_size: int | None = None) -> None:
         self.network = network_of(model)
         self.name = name
@@ -62,7 +67,7 @@ class CausalLM(LM):
         self.check(prompt, target)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
             return self.beside(previous.again(prompt), target)
-        return self.beside(CausalSession(self.network, prompt, self.vocab_size, hidden), target)
+        return self.beside(self.session_type(self.network, prompt, self.vocab_size, hidden), target)
 
     def beside(self, session: Own, target: Session | None) -> Own:
         """`session` with logits of the target's ids; of its own without a target."""

@@ -18,9 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sampling.drafters.draft_heads.checkpoint import load_student
-from sampling.drafters.draft_heads.dflash import DFlashLM
 from tests.support import speculators
-from tests.support.students import make_target, text
+from tests.support.students import LMS, make_target, text
 from utils.catalogue.catalogue import head_kind
 
 V, G, HEAD, LAYERS = 40, 24, 8, 8
@@ -42,7 +41,8 @@ class BlockCase(NamedTuple):
     @property
     def anchored(self) -> bool:
         """Whether the last token's own row gives the first draft."""
-        return bool(self.options.get("sample_from_anchor", self.style == "DeepSpec" or self.kind == "dspark"))
+        usual = self.style == "DeepSpec" or self.kind in ("dspark", "peagle")
+        return bool(self.options.get("sample_from_anchor", usual))
 
 
 CASES = {
@@ -55,6 +55,23 @@ CASES = {
     ),
     "DFlash of z-lab": BlockCase("dflash", "z-lab"),
     "DFlash of DeepSpec": BlockCase("dflash", "DeepSpec", own=True),
+    "DSpark, a reduced vocabulary": BlockCase("dspark", options={"markov_rank": 6}, short=True),
+    "DSpark of DeepSpec, gated": BlockCase(
+        "dspark",
+        "DeepSpec",
+        {"markov_rank": 6, "markov_head_type": "gated", "confidence_head_with_markov": False},
+        own=True,
+    ),
+    "DSpark, recurrent, not from the anchor": BlockCase(
+        "dspark", options={"markov_rank": 6, "markov_head_type": "rnn", "sample_from_anchor": False}
+    ),
+    "DFlash2": BlockCase(
+        "dflash2", options={"selector_rank": 6, "selector_top_k": 16, "conv_group_size": 8}, sliding=(True, False)
+    ),
+    "P-EAGLE": BlockCase("peagle", short=True, own=True, sliding=(False,)),
+    "P-EAGLE, normed, two layers": BlockCase(
+        "peagle", options={"norm_before_fc": True, "norm_before_residual": True}, own=True
+    ),
 }
 
 
@@ -68,21 +85,31 @@ def published(
         made = torch.randn(*shape, generator=noise)
         return 1 + 0.3 * made if len(shape) == 1 else 1.5 * made / shape[-1] ** 0.5
 
-    tensors = {
-        "fc.weight": drawn(width, len(enters) * width),
-        "hidden_norm.weight": drawn(width),
-        "norm.weight": drawn(width),
-    }
+    eagle, states = case.kind == "peagle", len(enters) * width
+    first = "layers.0.hidden_norm.weight" if eagle else "hidden_norm.weight"
+    tensors = {"fc.weight": drawn(width, states), first: drawn(width), "norm.weight": drawn(width)}
+    if eagle:
+        tensors["mask_hidden"] = drawn(1, 1, states)
+    if case.options.get("norm_before_fc"):
+        tensors["input_norm.weight"] = drawn(states)
     for at in range(len(case.sliding)):
         layer = f"layers.{at}."
         for name, rows in (("q", 4), ("k", 2), ("v", 2)):
-            tensors[f"{layer}self_attn.{name}_proj.weight"] = drawn(rows * HEAD, width)
+            tensors[f"{layer}self_attn.{name}_proj.weight"] = drawn(
+                rows * HEAD, 2 * width if eagle and not at else width
+            )
         tensors[f"{layer}self_attn.o_proj.weight"] = drawn(width, 4 * HEAD)
-        tensors |= {f"{layer}self_attn.{name}_norm.weight": drawn(HEAD) for name in "qk"}
+        if not eagle:
+            tensors |= {f"{layer}self_attn.{name}_norm.weight": drawn(HEAD) for name in "qk"}
+        if case.kind == "dflash2":
+            for name in ("attention", "mlp"):
+                tensors[f"{layer}{name}_conv.base_kernel"] = drawn(2, 2, width)
+                tensors[f"{layer}{name}_conv.kernel_projection.weight"] = drawn(4 * (width // 8), width)
         tensors |= {f"{layer}mlp.{name}_proj.weight": drawn(32, width) for name in ("gate", "up")}
         tensors[f"{layer}mlp.down_proj.weight"] = drawn(width, 32)
         tensors |= {f"{layer}{name}_layernorm.weight": drawn(width) for name in ("input", "post_attention")}
     rows = len(SHORT) if case.short else vocab
+    tensors |= _further(case, drawn, rows, vocab, width)
     if case.own:
         tensors["embed_tokens.weight"] = drawn(vocab, width)
     if case.own or case.short:
@@ -91,13 +118,15 @@ def published(
         tensors["d2t"] = torch.tensor(SHORT) - torch.arange(len(SHORT))
         tensors["t2d"] = torch.tensor([token in SHORT for token in range(vocab)])
     inner = {
-        "model_type": "qwen3", "vocab_size": vocab, "hidden_size": width, "intermediate_size": 32,
+        "model_type": "llama" if eagle else "qwen3", "vocab_size": vocab, "hidden_size": width, "intermediate_size": 32,
         "num_attention_heads": 4, "head_dim": HEAD, "num_key_value_heads": 2, "num_hidden_layers": len(case.sliding),
         "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         "layer_types": ["sliding_attention" if sliding else "full_attention" for sliding in case.sliding],
         "use_sliding_window": any(case.sliding), "sliding_window": 5 if any(case.sliding) else None,
     }  # fmt: skip
+    if eagle:
+        inner = {**inner, "mlp_bias": False, "attention_bias": False, "layer_types": None}
     told = {"block_size": case.block, "mask_token_id": 38, **case.options}
     outputs = [layer - 1 for layer in enters]
     if case.style == "z-lab":
@@ -105,12 +134,41 @@ def published(
         return {"architectures": ["DFlashDraftModel"], **inner, **told, "dflash_config": nested}, tensors
     if case.style == "DeepSpec":
         own = {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": outputs, "num_target_layers": layers}
-        return {**own, "markov_rank": 0, "enable_confidence_head": False, **inner, **told}, tensors
-    said = {"speculators_model_type": case.kind, "aux_hidden_state_layer_ids": [*enters], "draft_vocab_size": rows}
+        own |= {"markov_rank": 0, "enable_confidence_head": case.kind == "dspark"}
+        return {**own, **inner, **told}, tensors
+    said = {"speculators_model_type": case.kind, "draft_vocab_size": rows}
+    said["eagle_aux_hidden_state_layer_ids" if eagle else "aux_hidden_state_layer_ids"] = [*enters]
+    if eagle:
+        del told["block_size"]
     made = {"algorithm": case.kind, "verifier": {"name_or_path": "org/Large-8B", "architectures": []}}
-    proposal = {"proposal_type": "greedy", "speculative_tokens": case.block - 1}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": case.block if eagle else case.block - 1}
     made |= {"default_proposal_method": "greedy", "proposal_methods": [proposal]}
     return {**said, "speculators_config": made, "transformer_layer_config": inner, **told}, tensors
+
+
+def _further(case: BlockCase, drawn: Any, rows: int, vocab: int, width: int) -> dict[str, Tensor]:
+    """The tensors that a kind has beyond DFlash's."""
+    told, tensors = case.options, dict[str, Tensor]()
+    if case.kind == "dspark":
+        rank, markov = told["markov_rank"], told.get("markov_head_type")
+        tensors = {
+            "markov_head.markov_w1.weight": drawn(vocab, rank),
+            "markov_head.markov_w2.weight": drawn(rows, rank),
+        }
+        sizes = {"gated": ("gate", rank, width + rank), "rnn": ("joint", 3 * rank, width + 2 * rank)}
+        if markov in sizes:
+            name, out, entering = sizes[markov]
+            tensors |= {
+                f"markov_head.{name}_proj.weight": drawn(out, entering),
+                f"markov_head.{name}_proj.bias": drawn(out),
+            }
+        entering = width + rank * told.get("confidence_head_with_markov", True)
+        tensors |= {"confidence_head.proj.weight": drawn(1, entering), "confidence_head.proj.bias": drawn(1)}
+    if case.kind == "dflash2":
+        rank = told["selector_rank"]
+        tensors = {f"candidate_selector.{name}_codebook": drawn(vocab, rank) for name in ("predecessor", "successor")}
+        tensors["candidate_selector.hidden_projection.weight"] = drawn(rank, width)
+    return tensors
 
 
 def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -121,7 +179,7 @@ def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) ->
     return folder
 
 
-LMS: dict[str, Any] = {"dflash": DFlashLM}
+AFTER = [5, 17, 3]  # the drafts of a block that a Markov head reads
 NUMBERS = Path(__file__).with_name("block_logits.json")
 
 
@@ -149,7 +207,12 @@ def reference(name: str, family: str) -> dict[int, Tensor]:
     states = target(input_ids=torch.tensor([row]), output_hidden_states=True).hidden_states
     features = torch.cat([states[at][0] for at in ENTERS], dim=-1)
     drafts = case.block - 1 + case.anchored
-    return {length: speculators.block(model, features, row, length - 1)[0][-drafts:, ::4] for length in (9, 12)}
+    found = {}
+    for length in (9, 12):
+        path = [row[length - 1], *AFTER]
+        find = speculators.parallel if case.kind == "peagle" else speculators.block
+        found[length] = find(model, features, [*row[: length - 1], *path], length - 1, drafts)[-drafts:, ::4]
+    return found
 
 
 if __name__ == "__main__":

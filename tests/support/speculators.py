@@ -83,11 +83,11 @@ def block_made(config: dict[str, Any], tensors: dict[str, Tensor], target: Any) 
 
 
 @torch.no_grad()
-def block(model: Any, features: Tensor, ids: list[int], anchor: int) -> tuple[Tensor, Tensor]:
-    """Logits [R, n] and normed states [R, H] of the block whose first row is token `anchor` of `ids`; features [T, K·G]
-    of the target."""
+def block(model: Any, features: Tensor, ids: list[int], anchor: int, drafts: int) -> Tensor:
+    """Logits [R, n] of the block whose first row is token `anchor` of `ids`, behind which its drafts stand; features
+    [T, K·G] of the target."""
     found: list[Tensor] = []
-    hook = model.lm_head.register_forward_hook(lambda layer, given, out: found.extend((out[0], given[0][0])))
+    hook = model.lm_head.register_forward_hook(lambda layer, given, out: found.extend((out, given[0])))
     wide = [*ids[: anchor + 1], *[0] * (2 * model.block_size)]
     states = torch.zeros(1, len(wide), features.shape[-1])
     states[0, :anchor] = features[:anchor]
@@ -104,4 +104,41 @@ def block(model: Any, features: Tensor, ids: list[int], anchor: int) -> tuple[Te
         )
     finally:
         hook.remove()
-    return found[0].float(), found[1].float()
+    logits, hidden = found
+    path = ids[anchor : anchor + drafts]
+    previous = torch.tensor([path if drafts == model.block_size else [path[0], *path]])
+    if getattr(model, "markov_head", None) is not None:
+        logits = logits + model.markov_head.block_bias(prev_token_ids=previous, hidden_states=hidden)
+    if hasattr(model, "candidate_selector"):
+        candidates, scores = model.candidate_selector.select(logits, hidden, previous)
+        logits = torch.full_like(logits, float("-inf")).scatter(2, candidates, scores)
+    return logits[0].float()
+
+
+@torch.no_grad()
+def parallel(model: Any, features: Tensor, ids: list[int], anchor: int, drafts: int) -> Tensor:
+    """The same of a P-EAGLE head: logits [drafts, n] behind token `anchor`."""
+    import speculators.models.peagle.core as core
+
+    found: list[Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda layer, given, out: found.append(out[0]))
+    last = anchor - 1  # row i is token i + 1 with the target's state i
+    wide = last + drafts + 1
+    places = torch.cat((torch.arange(anchor), torch.full((drafts - 1,), last)))
+    depths = torch.cat((torch.zeros(anchor, dtype=torch.long), torch.arange(1, drafts)))
+    usual, core.generate_cod_sample_indices = core.generate_cod_sample_indices, lambda **given: (places, depths)
+    states = torch.zeros(1, wide, features.shape[-1])
+    states[0, :anchor] = features[:anchor]
+    try:
+        model(
+            states,
+            torch.tensor([[*ids[1 : anchor + 1], *[0] * (wide - anchor)]]),
+            torch.zeros(1, wide, dtype=torch.long),
+            verifier_last_hidden_states=torch.zeros(1, wide, model.fc.out_features),
+            num_depths=drafts,
+            loss_config={"none": (lambda logits, targets: 0 * logits.sum(dim=-1), 1.0)},
+        )
+    finally:
+        hook.remove()
+        core.generate_cod_sample_indices = usual
+    return found[0][last:].float()

@@ -17,17 +17,23 @@ from transformers import LlamaForCausalLM
 from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
 from sampling.drafters.draft_heads.dflash import DFlashLM
+from sampling.drafters.draft_heads.dflash2 import DFlash2LM
+from sampling.drafters.draft_heads.dspark import DSparkLM
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
+from sampling.drafters.draft_heads.peagle import PEagleLM
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.types import Draft, Rows
 
 KINDS = ("plain", "glide", "feature", "eagle")
 BLOCKS: dict[str, dict[str, Any]] = {  # kinds that draft a block at once, and what their configuration says
+    "peagle": {"mask": 2, "drafts": 3, "wide": True, "qk_norm": False},
     "dflash": {"mask": 2, "drafts": 3, "windows": (0, 2), "num_hidden_layers": 2},
+    "dspark": {"mask": 2, "drafts": 3, "windows": (0,), "rank": 4, "markov": "rnn", "confidence": True},
+    "dflash2": {"mask": 2, "drafts": 3, "windows": (0,), "rank": 4, "choices": 3, "taps": 2, "group": 8},
 }
 STATES = (-1, 0, 1, 2)  # of a target, that its drafters here read
 LIVELY = 1.5  # spread of random weights: every part of the model matters then
@@ -102,6 +108,9 @@ def make_student(
     return student.to(dtype).eval().requires_grad_(False)
 
 
+LMS: dict[str, Any] = {"peagle": PEagleLM, "dflash": DFlashLM, "dspark": DSparkLM, "dflash2": DFlash2LM}
+
+
 def make_drafter(student: DraftHead, target_layers: int = 3) -> ModelDrafter:
     """The drafter of a draft head, whatever its kind."""
     if student.config.kind == "glide":
@@ -109,7 +118,7 @@ def make_drafter(student: DraftHead, target_layers: int = 3) -> ModelDrafter:
     if student.config.kind in FeatureLM.kinds:
         return FeatureDrafter(student, student.config.kind)
     if student.config.kind in BLOCKS:
-        return ModelDrafter({"dflash": DFlashLM}[student.config.kind](student))
+        return ModelDrafter(LMS[student.config.kind](student))
     return ModelDrafter(CausalLM(StudentNetwork(student), "plain"))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sampling.drafters.draft_heads.published import Found, named, reduced, shape
+from sampling.drafters.draft_heads.published import Found, mask_in, named, reduced, shape
 from utils.errors import UserError
 
 _REFUSED = ("causal_head", "draft_shift")  # JetSpec's
@@ -33,7 +33,6 @@ def translated_block(
     found = {
         "kind": kind,
         **shape(stored, own, tensors, large, place, _reads(told, theirs, states, large.num_hidden_layers, place)),
-        "mask": told.get("mask_token_id"),
         "from_anchor": bool(told.get("sample_from_anchor", kind == "dspark" or "target_layer_ids" in stored)),
         # z-lab's own pass is never causal.
         "causal": theirs and not told.get("sliding_window_non_causal", kind == "dflash2"),
@@ -42,8 +41,7 @@ def translated_block(
     block = told.get("block_size")
     if not isinstance(block, int) or block < 2:
         raise UserError(f"the drafter {place}: block_size is {block!r}, no number of rows from 2 on")
-    if not isinstance(found["mask"], int) or not 0 <= found["mask"] < found["vocab_size"]:
-        raise UserError(f"the drafter {place}: mask_token_id is {found['mask']!r}, no id of {found['vocab_size']}")
+    found["mask"] = mask_in(told, found["vocab_size"], place)
     found["drafts"] = block - 1 + found["from_anchor"]
     if kind == "dspark":
         rank = int(told.get("markov_rank", 256))
@@ -58,6 +56,8 @@ def translated_block(
                 f"the drafter {place}: markov_head_type is {found['markov']!r}: vanilla, gated and rnn are read"
             )
     if kind == "dflash2":
+        if "d2t" in tensors:
+            raise UserError(f"the drafter {place} has a reduced vocabulary, which no DFlash2 head has")
         sizes = {
             "choices": "selector_top_k",
             "rank": "selector_rank",

@@ -49,7 +49,7 @@ class FeatureDrafter(ModelDrafter):
 class FeatureLM(FollowingLM):
     """What `FeatureDrafter` drafts from: opens sessions that feed tokens with states."""
 
-    kinds = ("feature", "eagle")
+    kinds: tuple[str, ...] = ("feature", "eagle")
     reviews = False
 
     def __init__(self, student: DraftHead, name: str, vocab_size: int | None = None) -> None:

@@ -51,7 +51,7 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
         "fc_norm": "model.fc_norm.0.weight" in own,
     }
     if kind == "peagle":
-        found |= parallel(stored, own, place)
+        found |= parallel(stored, own, found["vocab_size"], place)
     return reduced(found, own, tensors, place)
 
 
@@ -191,12 +191,20 @@ def _reads(stored: Found, layers: int, place: Path) -> tuple[int, ...]:
     return tuple(-1 if one == layers else one for one in reads)
 
 
-def parallel(stored: Found, own: dict[str, Tensor], place: Path) -> Found:
+def mask_in(stored: Found, size: int, place: Path) -> int:
+    """The id of a block's mask. UserError where the configuration names none."""
+    names = ("mask_token_id", "ptd_token_id", "pard_token")
+    mask = next((stored[name] for name in names if stored.get(name) is not None), None)
+    if not isinstance(mask, int) or not 0 <= mask < size:
+        raise UserError(f"the drafter {place}: mask_token_id is {mask!r}, no id of {size}")
+    return mask
+
+
+def parallel(stored: Found, own: dict[str, Tensor], size: int, place: Path) -> Found:
     """What P-EAGLE adds to EAGLE-3: its mask, and how many drafts it was trained for."""
     if "model.mask_hidden" not in own:
         raise UserError(f"the drafter {place} is no P-EAGLE head that can be read: it lacks mask_hidden")
-    mask = next((stored[name] for name in ("mask_token_id", "ptd_token_id", "pard_token") if name in stored), None)
-    return {"kind": "peagle", "mask": mask, "drafts": _trained_for(stored) or USUAL_DRAFTS}
+    return {"kind": "peagle", "mask": mask_in(stored, size, place), "drafts": _trained_for(stored) or USUAL_DRAFTS}
 
 
 USUAL_DRAFTS = 8  # of P-EAGLE, where the configuration says nothing

@@ -41,9 +41,9 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def enumerated(
-    kind: str, make: Callable[[ModelDrafter], ModelDrafter], drafts: Any, law: NaiveLaw, **shape: Any
+    kind: str, make: Callable[[ModelDrafter], ModelDrafter], drafts: Any, law: NaiveLaw, length: int = 4, **shape: Any
 ) -> float:
-    """The largest error of a probability of three tokens; V = 4, gamma 2, one id outside the student's list."""
+    """The largest error of a probability of `length` tokens; V = 4, gamma 2, one id outside the student's list."""
     target = make_target(4, seed=3, dtype=torch.float64)
     lm, student = CausalLM(target), make_student(kind, target, short=[0, 1, 3], **shape)
     drafter = make(make_drafter(student))
@@ -51,9 +51,9 @@ def enumerated(
     prompt = [*PROMPT, greedy_answer(PrefixLM(target), PROMPT, 1)[0]]
 
     def run(sampler: BranchingSampler) -> tuple[int, ...]:
-        return tuple(answers(lm, [prompt], drafter, sampler, length=4, gamma=2)[0])
+        return tuple(answers(lm, [prompt], drafter, sampler, length=length, gamma=2)[0])
 
-    return distance(enumerate_runs(run, law, drafts), exact_law(PrefixLM(target), prompt, law, 4))
+    return distance(enumerate_runs(run, law, drafts), exact_law(PrefixLM(target), prompt, law, length))
 
 
 def itself(drafter: ModelDrafter) -> ModelDrafter:
