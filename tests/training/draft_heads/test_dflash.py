@@ -1,0 +1,102 @@
+"""A DFlash head is trained in blocks behind tokens of its target's text, goes on where it was stopped, and is written
+as *speculators* writes one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sampling.drafters.draft_heads.checkpoint import load_student
+from sampling.drafters.draft_heads.dflash import DFlashLM
+from sampling.models.network import network_of
+from tests.support import speculators
+from tests.support.students import close, fed, make_target, text
+from training.draft_heads.build import new_draft_head, shape_for
+from training.draft_heads.features import StoredExamples, StreamedExamples, extract, load_shard
+from training.draft_heads.train import Training, TrainingJob, teacher_for
+from training.text.self_text import TextIds
+from utils.catalogue.catalogue import head_kind
+from utils.progress import never
+
+V, SHORT, READS = 40, [0, 2, 3, 5, 8, 13, 21, 34, 39], (2, 4, 5)
+TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5, V)), 3) for seed in range(16)]
+JOB = TrainingJob(
+    epochs=6.0, lr=0.01, batch_tokens=64, precise=True, save_every=1e9, patience=99, evaluations=3, depth=3, anchors=6
+)
+
+
+def large() -> Any:
+    return make_target(V, seed=10, num_hidden_layers=8)
+
+
+def train(folder: Path, interrupt: Callable[[], bool] = never) -> Training:
+    target = large()
+    shape = shape_for(target, "dflash", short_list=len(SHORT), intermediate_size=32, num_hidden_layers=2, drafts=3)
+    head, source = new_draft_head(shape, target, SHORT, seed=1), network_of(target)
+    files = extract(source, {}, TEXTS, (), folder / "states", lambda *_: None, reads=READS)
+    examples = [example for file in files for example in load_shard(file, READS)]
+    parts = StoredExamples(examples[4:]), StoredExamples(examples[:4])
+    training = Training(head, teacher_for(target, head), *parts, [], JOB, folder)
+    training.run({"verifier": {"layers": 8}}, lambda *_: None, interrupt)
+    return training
+
+
+def test_what_is_kept_are_the_states_that_it_reads(tmp_path: Path) -> None:
+    network = network_of(large())
+    files = extract(network, {}, TEXTS[:3], (), tmp_path, lambda *_: None, reads=READS)
+    streamed = StreamedExamples(network, TEXTS[:3], READS).take([0, 1, 2])
+    for kept, wanted in zip([one for file in files for one in load_shard(file, READS)], streamed, strict=True):
+        assert torch.equal(kept.hidden, wanted.hidden)
+        assert kept.read is not None
+        assert wanted.read is not None
+        assert torch.equal(kept.read, wanted.read)
+
+
+def test_it_learns_its_target_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    whole, looks = train(tmp_path / "whole"), count()
+    assert whole.curve[-1]["loss"] < whole.curve[0]["loss"]
+    assert len(whole.curve[-1]["held"]["alpha"]) == 3
+    train(tmp_path / "parts", lambda: next(looks) == 5)
+    parts = train(tmp_path / "parts")
+    for name, weight in whole.trained.items():
+        assert torch.equal(weight, parts.trained[name]), name
+
+
+def test_its_readers_compute_what_was_trained(tmp_path: Path) -> None:
+    train(tmp_path)
+    target, ids, anchor = large(), list(TEXTS[4].ids), 7
+    assert head_kind(tmp_path) == "dflash"
+    head = load_student(tmp_path, target)
+    lm = DFlashLM(head)
+    session: Any = lm.open([ids[: anchor + 1]], target=fed(target, [ids], [anchor], hidden=lm.reads_hidden))
+    session.block([ids[: anchor + 1]], lm.block)
+    with torch.no_grad():
+        states = target(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+        features = torch.cat([states[at][0] for at in READS], dim=-1)
+        trained = head.lm_head(head.blocks(torch.tensor([ids]), features[None], torch.tensor([3, anchor])))[0, 1]
+    for depth in range(3):
+        close(session.behind([0], [[0] * (depth + 1)])[0], trained[1 + depth])
+    if speculators.IMPORTABLE:
+        target.save_pretrained(tmp_path / "target")
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["speculators_config"]["verifier"]["name_or_path"] = str(tmp_path / "target")
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        theirs = speculators.block(speculators.read(tmp_path), features, ids, anchor, 3)
+        close(theirs[1:], trained[1:], 1e-4)
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_a_text_of_any_length_has_blocks(length: int) -> None:
+    target = large()
+    shape = shape_for(target, "dflash", short_list=len(SHORT), intermediate_size=32, drafts=3)
+    head = new_draft_head(shape, target, SHORT, seed=1)
+    ids = torch.tensor([text(1, length, V)])
+    states = head.blocks(ids, torch.zeros(1, length, 3 * 24), torch.arange(length))
+    assert states.shape == (1, length, 4, 24)
