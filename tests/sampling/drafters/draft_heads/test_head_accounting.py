@@ -37,7 +37,7 @@ def changes(values: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]
 def loaded(folder: Path, target: Any) -> DraftHead | str:
     """The head, or the line that refuses it."""
     try:
-        return load_student(folder, target)
+        return load_student(folder, target, "abc")
     except UserError as error:
         line = str(error)
     assert "\n" not in line
