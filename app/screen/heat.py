@@ -43,8 +43,13 @@ class Heat(Drawn):
 
     def rows(self) -> list[Row]:
         pieces = [piece for token in self.tokens for piece in self._pieces(token)]
-        text = [row_of(line, self.look) for line in wrap(pieces, self.look.width, self.look.ascii)]
-        return [*text, *flow([chunk(words, role) for words, role in self._below()], self.look, 2)]
+        lines = wrap(pieces, self.look.width, self.look.ascii)
+        while len(lines) > 1 and not lines[-1]:
+            lines.pop()
+        return [
+            *(row_of(line, self.look) for line in lines),
+            *flow([chunk(words, role) for words, role in self._below()], self.look, 2),
+        ]
 
     def _pieces(self, token: SaidToken) -> list[Piece]:
         value = probability(token) if self.by == PROBABILITY else token.entropy

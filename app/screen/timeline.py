@@ -55,7 +55,7 @@ def timeline(drafting: Line, plain: Line | None, look: Look) -> list[Row]:
     """The row of a drafting lane, beside plain decoding where that runs; none where there is no room or no round."""
     name, rounds = drafting
     head = f"{name} accepted "
-    speeds = _speeds([line for line in (plain, drafting) if line is not None], look)
+    speeds = _speeds(rounds, plain, look)
     room = look.width - len(head) - width_of(speeds)
     if room < _LEAST:
         speeds, room = [], look.width - len(head)
@@ -70,17 +70,18 @@ def timeline(drafting: Line, plain: Line | None, look: Look) -> list[Row]:
     return [row_of([(head, "faint"), (bars, "accent"), *speeds], look)]
 
 
-def _speeds(lines: Sequence[Line], look: Look) -> list[Piece]:
-    """The rates of the lanes, to one scale of time and one of height."""
-    longest = max(sum(each.seconds for each in rounds) for _, rounds in lines)
+def _speeds(rounds: Sequence[Round], plain: Line | None, look: Look) -> list[Piece]:
+    """The rates of the lane and of plain decoding, to one scale of time and one of height."""
+    lines = [("tok/s", rounds, "accent"), *([] if plain is None else [(*plain, "plain")])]
+    longest = max(sum(each.seconds for each in some) for _, some, _ in lines)
     if not longest:
         return []
     span = longest / max(1, look.width // _SPANS)
-    values = {name: rates(rounds, span) for name, rounds in lines}
-    most = max(max(some, default=0.0) for some in values.values())
+    values = [rates(some, span) for _, some, _ in lines]
+    most = max(max(some, default=0.0) for some in values)
     levels = look.glyph("levels") or _DIGITS
-    pieces: list[Piece] = [("  tok/s", "faint")]
-    for place, (name, some) in enumerate(values.items(), start=1):
+    pieces: list[Piece] = []
+    for (name, _, role), some in zip(lines, values, strict=True):
         line = "".join(levels[round(value / most * (len(levels) - 1))] for value in some)
-        pieces += [(f" {name} ", "faint"), (line, "accent" if place == len(values) else "plain")]
+        pieces += [(f"  {name} ", "faint"), (line, role)]
     return [*pieces, (f"  {levels[-1]} {most:.0f}", "faint")]

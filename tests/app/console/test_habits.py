@@ -21,7 +21,7 @@ from tests.support.tiny import tiny_pair
 
 WIDTHS = (60, 80, 100, 140)
 LOADED = ANSWER = 180.0  # seconds that a busy machine may take
-LIVE = re.compile(r"^spec accepted …?[▁▂▃▄▅▆▇█·]+(  tok/s AR [▁-█]+ spec [▁-█]+  █ \d+)?$", re.MULTILINE)
+LIVE = re.compile(r"^spec accepted …?[▁▂▃▄▅▆▇█·]+(  tok/s [▁-█]+  AR [▁-█]+  █ \d+)?$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,40 @@ def test_coloured_panes_and_the_live_line_stay_in_view_on_24_rows(chat: Terminal
     chat.wait(lambda: chat.at_prompt and "cut at 48 tokens" in chat.text, ANSWER)
     chat.quiet()
     (live,) = LIVE.finditer(chat.text)
-    assert ("tok/s AR" in live[0]) == (columns >= 60)
+    assert ("  AR " in live[0]) == (columns >= 60)
     border = next(row for row, line in enumerate(chat.lines) if line.startswith("└") and "tok/s ─┘" in line)
     assert drawn_green(chat, range(border))
     assert "TTFT" in chat.text
     assert "rejected" in chat.text
     assert all(len(line) <= columns for line in chat.lines)
+
+
+@pytest.mark.parametrize(
+    ("columns", "question"),
+    [(60, "Why is the sky blue?"), (80, "Tell me of a storm."), (100, "Name ten animals."), (140, "What is a poem?")],
+)
+def test_plots_heat_and_a_simulated_lane_at_every_width(chat: Terminal, columns: int, question: str) -> None:
+    chat.resize(columns, 45)
+    chat.type("\x0c")
+    chat.quiet()
+    for line, shown in [
+        (question, "spec accepted"),
+        ("/plot ranks", "in the drafter's list, after"),
+        ("/plot time", "verify"),
+        ("/heat", "perplexity"),
+        ("/compare ar,oracle:.8:c=.1", "compare = ar,oracle:.8:c=.1"),
+        ("/regen", "(simulated), identical by construction"),
+        ("/plot gamma", "theory 1.00x"),
+        ("/compare ar,spec", "compare = ar,spec"),
+    ]:
+        chat.enter(line)
+        chat.wait(lambda line=line: line[:40] in chat.text and chat.at_prompt, ANSWER)  # type: ignore[misc]
+        chat.quiet()
+        after = " ".join(chat.text.rpartition(f"› {line[:40]}")[2].split())
+        assert shown in after, line
+        assert "error" not in after
+        assert all(len(text) <= columns for text in chat.lines)
+    chat.resize(columns, 24)
 
 
 @pytest.mark.skipif(shutil.which("less") is None, reason="less is not installed")

@@ -28,10 +28,10 @@ def text(drafting: Line, plain: Line | None, look: Look) -> str:
         (19, ""),
         (30, "spec accepted ▁▂▃▄▅▅▂▁·"),
         # By hand, of spans of 2 s / 7: 19.5, 45.5, 17.5 and 10 tok/s, levels 3, 7, 3 and 2 of 7; AR 10.
-        (60, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▃▃▃▃▃▃▃ spec ▄█▄▃  █ 46"),
-        (80, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▂▂▂▂▂▂▂▂▂▂ spec ▃▆█▃▂  █ 50"),
-        (100, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▃▃▃▃▃▃▃▃▃▃▃▃ spec ▃▆█▇▃▃  █ 46"),
-        (140, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂ spec ▃▄▆▇█▄▂▂  █ 50"),
+        (60, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▄█▄▃  AR ▃▃▃▃▃▃▃  █ 46"),
+        (80, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▃▆█▃▂  AR ▂▂▂▂▂▂▂▂▂▂  █ 50"),
+        (100, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▃▆█▇▃▃  AR ▃▃▃▃▃▃▃▃▃▃▃▃  █ 46"),
+        (140, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▃▄▆▇█▄▂▂  AR ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂  █ 50"),
     ],
 )
 def test_the_line_at_each_width(width: int, shown: str) -> None:
@@ -39,7 +39,7 @@ def test_the_line_at_each_width(width: int, shown: str) -> None:
 
 
 def test_without_level_bars_it_is_digits() -> None:
-    digits = "spec accepted 01234410{}  tok/s AR 222222222222 spec 369722  9 46"
+    digits = "spec accepted 01234410{}  tok/s 369722  AR 222222222222  9 46"
     assert text(SPEC, AR, Look(100, color=False)) == digits.format("·")
     assert text(SPEC, AR, Look(100, ascii=True)) == digits.format(".")
 
@@ -47,7 +47,7 @@ def test_without_level_bars_it_is_digits() -> None:
 def test_more_rounds_than_room_shows_the_last_ones() -> None:
     rounds = [Round(0.1, 1, 4, n % 5) for n in range(200)]
     line = text(("spec", rounds), None, Look(40))
-    assert line == "spec accepted …" + "".join("▁▂▃▄▅"[n % 5] for n in range(175, 200))
+    assert line == "spec accepted …" + "".join("▁▂▃▄▅"[n % 5] for n in range(194, 200)) + "  tok/s █████  █ 10"
 
 
 def test_rates_are_tokens_over_seconds_in_equal_spans() -> None:
