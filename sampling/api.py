@@ -255,10 +255,8 @@ def autoregressive_generate(
     Raises:
         UserError: an argument that cannot be used, in one line. TypeError: an unknown keyword.
     """
-    debug = take_more(autoregressive_generate, more)
-    lm, sampler = target_of(target), sampler_of(logits_processor, seed)
-    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
-    return _drain(lm, input_ids, NoDrafter(), sampler, max_gen_len, stop, 0, debug)[0]
+    lm, stop, debug = _begun(autoregressive_generate, more, target, [], tokenizer, (end_tokens_id, eos_tokens_id))
+    return _drain(lm, input_ids, NoDrafter(), sampler_of(logits_processor, seed), max_gen_len, stop, 0, debug)[0]
 
 
 @also_as(_SPEC_ORDER)
@@ -289,11 +287,8 @@ def speculative_generate(
     Returns:
         The new ids, and accepted / drafted (0.0 if nothing was drafted).
     """
-    debug = take_more(speculative_generate, more)
-    lm, way = target_of(target), drafter_of(drafter)
-    check_drafters(lm, [way], tokenizer)
-    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
-    sampler = sampler_of(logits_processor, seed, coupling, draft_sampling)
+    way, sampler = drafter_of(drafter), sampler_of(logits_processor, seed, coupling, draft_sampling)
+    lm, stop, debug = _begun(speculative_generate, more, target, [way], tokenizer, (end_tokens_id, eos_tokens_id))
     return _drain(lm, input_ids, way, sampler, max_gen_len, stop, gamma, debug)
 
 
@@ -330,10 +325,8 @@ def speculative_stream(
     Raises:
         UserError, TypeError: an argument that cannot be used, at the call.
     """
-    debug = take_more(speculative_stream, more)
-    lm, way = target_of(target), NoDrafter() if drafter is None else drafter_of(drafter)
-    check_drafters(lm, [way], tokenizer)
-    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
+    way = NoDrafter() if drafter is None else drafter_of(drafter)
+    lm, stop, debug = _begun(speculative_stream, more, target, [way], tokenizer, (end_tokens_id, eos_tokens_id))
     sampler, rows = sampler_of(logits_processor, seed, coupling, draft_sampling), prompts_ids(input_ids)
     gamma = gamma if way.traits.most is None else way.traits.most
     events = _events(lm, rows, way, sampler, max_gen_len, stop, gamma, debug, interrupt)
@@ -369,14 +362,14 @@ def ngram_assisted_speculative_generate(
     hold; under an `NGramStorage` those of the call), or None for a fresh one of `n`, `filler_top_k` and
     `stop_if_unknown`.
     """
-    debug = take_more(ngram_assisted_speculative_generate, more)
-    lm = target_of(target)
+    lm, stop, debug = _begun(
+        ngram_assisted_speculative_generate, more, target, [], tokenizer, (end_tokens_id, eos_tokens_id)
+    )
     if not (ngram is None or hasattr(ngram, "propose")):
         raise UserError(f"ngram must be an NgramDrafter or None (a fresh one), got {type(ngram).__name__}")
     filler_top_k = whole("filler_top_k", filler_top_k, 1, "a whole number, at least 1")
     way = ngram or NgramDrafter(lm.vocab_size, n=n, top_k_filler=filler_top_k, stop_if_unknown=stop_if_unknown)
     way = way.under(filler_top_k, stop_if_unknown) if isinstance(way, NGramStorage) else way
-    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
     return _drain(lm, input_ids, way, sampler_of(logits_processor, seed), max_gen_len, stop, gamma, debug)
 
 
@@ -410,16 +403,28 @@ def cascade_generate(
     Returns:
         The new ids, and accepted / drafted of the target's reviews.
     """
-    debug = take_more(cascade_generate, more)
-    lm = target_of(target)
     if not isinstance(drafters, Iterable):
         raise UserError(f"drafters must be a list, large to small, got {type(drafters).__name__}")
     ways = [drafter_of(way, f"drafter {number}") for number, way in enumerate(drafters, 1)]
-    check_drafters(lm, ways, tokenizer)
+    lm, stop, debug = _begun(cascade_generate, more, target, ways, tokenizer, (end_tokens_id, eos_tokens_id))
     way = cascade_of(ways, k_matrix, lenience)
-    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
     sampler = sampler_of(logits_processor, seed, coupling, draft_sampling)
     return _drain(lm, input_ids, way, sampler, max_gen_len, stop, way.traits.most or 0, debug)
+
+
+def _begun(
+    call: Callable[..., Any],
+    more: dict[str, Any],
+    target: Any,
+    drafters: Sequence[Drafter],
+    tokenizer: Any,
+    ends: tuple[Stop, Stop],
+) -> tuple[LM, frozenset[int], bool]:
+    """The target as an LM, the ids that end an answer, and whether `debug` is on. Raises as the calls do."""
+    debug = take_more(call, more)
+    lm = target_of(target)
+    check_drafters(lm, drafters, tokenizer)
+    return lm, stop_ids_of(*ends, target, tokenizer), debug
 
 
 def _drain(
@@ -559,10 +564,9 @@ def beam_search_generate(
     Raises:
         UserError: an argument that cannot be used, in one line. TypeError: an unknown keyword.
     """
-    debug = take_more(beam_search_generate, more)
-    lm, processor = target_of(model), sampler_of(logits_processor, seed).processor
+    lm, stop, debug = _begun(beam_search_generate, more, model, [], tokenizer, (end_tokens_id, eos_tokens_id))
+    processor = sampler_of(logits_processor, seed).processor
     plan = BeamPlan(num_beams, top_k, min_length, alpha, penalty_offset, early_stopping)
-    stop = stop_ids_of(end_tokens_id, eos_tokens_id, model, tokenizer)
     limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)
     tree = BeamTree()
     for event in _logged(beam_generate(lm, [prompt_ids(input_ids)], limits, plan, processor=processor), debug):

@@ -89,10 +89,6 @@ def test_a_stop_that_was_drafted_wrongly_does_not_stop() -> None:
     assert reasons(events) == {0: "length"}
 
 
-def test_a_stop_id_in_the_prompt_does_not_stop() -> None:
-    assert answers(says(), [PROMPT], perfect(), greedy(), length=5, stop={8}) == [SCRIPT[:5]]
-
-
 @pytest.mark.parametrize("gamma", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_limits_from_one_to_gamma_plus_two(name: str, gamma: int) -> None:

@@ -102,20 +102,6 @@ def test_every_named_processor_takes_the_rules_beside_its_own_numbers() -> None:
     assert not MultinomialProcessor(0.7, repetition_penalty=1.0, no_repeat_ngram=0).needs_prefixes
 
 
-def test_the_callers_logits_stay_as_they_are() -> None:
-    logits = logits_of(2, 2, 3, 6).float()
-    before = logits.clone()
-    prefixes = [[index % 6, 1, 1] for index in range(6)]
-    probs = make_processor(1.0, repetition_penalty=2.0, no_repeat_ngram=2)(logits, prefixes)
-    assert torch.equal(logits, before)
-    assert probs.shape == logits.shape
-    alone = [
-        make_processor(1.0, repetition_penalty=2.0, no_repeat_ngram=2)(row, [prefix])
-        for row, prefix in zip(logits.reshape(6, 6), prefixes, strict=True)
-    ]
-    assert torch.allclose(probs.reshape(6, 6), torch.stack(alone))
-
-
 def test_greedy_takes_the_best_after_the_rules() -> None:
     row = torch.tensor([[3.0, 2.0, -1.0, -1.1]])
     assert GreedyProcessor(repetition_penalty=2.0)(row, [[0]]).argmax() == 1

@@ -124,13 +124,6 @@ def test_a_template_that_hides_earlier_answers_is_refused_in_one_line() -> None:
     assert len(chat.turns) == 1
 
 
-@pytest.mark.parametrize("system", ["", "Be brief."])
-def test_a_template_that_raises_is_one_line(system: str) -> None:
-    chat = conversation("{{ raise_exception('never') }}", system=system)
-    with pytest.raises(UserError, match=r"refuses this chat \(never\)"):
-        chat.plan("hi")
-
-
 def test_a_refused_change_leaves_the_whole_chat_as_it_was() -> None:
     chat = conversation(FUSSY)
     chat.settle(template="chatml")

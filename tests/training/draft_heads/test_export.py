@@ -68,13 +68,6 @@ def test_the_network_is_the_same_in_transformers_code(project: bool, untouched_g
     torch.testing.assert_close(found, logits(made, IDS), rtol=1e-4, atol=1e-4)
 
 
-def test_the_embedding_is_shared_not_copied() -> None:
-    made = student()
-    model: Any = llama_of(made)
-    assert model.model.embed_tokens.weight.data_ptr() == made.model.embed_tokens.weight.data_ptr()
-    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_exported_folder_is_an_ordinary_model(tmp_path: Path, tied: bool) -> None:
     made = student(project=not tied)

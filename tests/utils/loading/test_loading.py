@@ -258,11 +258,6 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path):
     )
 
 
-def test_importing_the_loader_does_not_import_torch():
-    done = run("import sys, utils.loading.loading; print({'torch', 'transformers'} & set(sys.modules))")
-    assert done.stdout.strip() == "set()"
-
-
 def test_a_missing_gguf_file_and_one_that_is_none_are_told(tmp_path):
     from utils.progress import never, silent
 

@@ -28,7 +28,7 @@ from tests.utils.loading.test_loading import CPU, ROOT, load_from_hub
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
 from utils.loading import cache as model_cache
-from utils.loading.cache import cache_folder, is_whole, sha256
+from utils.loading.cache import is_whole, sha256
 from utils.loading.gguf import converted, converted_entry
 from utils.loading.package_file import DamagedError, package_file, unpack
 from utils.loading.sources import model_folder
@@ -141,14 +141,6 @@ def test_a_cache_that_cannot_be_written_is_one_line(index, tmp_path, monkeypatch
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(UserError, match=r"cannot write to the cache folder .*: set SPEC_CACHE_DIR to a writable"):
         fetch()
-
-
-def test_the_cache_lies_where_the_environment_says(monkeypatch):
-    monkeypatch.delenv("SPEC_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_folder() == Path("/somewhere/speculative-console")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "speculative-console"
 
 
 # ---- GGUF files --------------------------------------------------------------------------------
