@@ -38,8 +38,8 @@ _NEEDS = {"wl-copy": "WAYLAND_DISPLAY", "xclip": "DISPLAY", "xsel": "DISPLAY"}
 
 def as_json(turns: Sequence[Turn], about: Mapping[str, Any]) -> str:
     """The conversation with ids, texts, settings, figures and events; `about` is the pair and the system prompt."""
-    told = [{name: getattr(turn, field) for name, field in _KEYS.items()} | turn.record for turn in turns]
-    return json.dumps({"version": VERSION, **about, "turns": told}, ensure_ascii=False, indent=1)
+    rows = [{name: getattr(turn, field) for name, field in _KEYS.items()} | turn.record for turn in turns]
+    return json.dumps({"version": VERSION, **about, "turns": rows}, ensure_ascii=False, indent=1)
 
 
 def as_text(turns: Sequence[Turn], system: str) -> str:
@@ -111,24 +111,24 @@ def read_chat(path: Path) -> SavedChat:
     try:
         return _read(path)
     except OSError as error:
-        told = f"cannot read {path}: {error.strerror or error}"
+        problem = f"cannot read {path}: {error.strerror or error}"
     except ValidationError as error:
         first = error.errors()[0]
-        told = f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        problem = f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (ValueError, RecursionError):
-        told = f"{path} is no JSON, or not all of it is there"
+        problem = f"{path} is no JSON, or not all of it is there"
     except UserError as error:
-        told = f"{path} {error}"
-    raise UserError(f"{told} (the conversation is unchanged)")
+        problem = f"{path} {error}"
+    raise UserError(f"{problem} (the conversation is unchanged)")
 
 
 def _read(path: Path) -> SavedChat:
-    told = json.loads(path.read_bytes())
-    if not isinstance(told, dict) or "turns" not in told:
+    data = json.loads(path.read_bytes())
+    if not isinstance(data, dict) or "turns" not in data:
         raise UserError("holds no conversation that /save wrote")
-    if told.get("version") != VERSION:
-        raise UserError(f"has format {told.get('version')!r:.20}, this program reads {VERSION}")
-    chat = SavedChat.model_validate(told)
+    if data.get("version") != VERSION:
+        raise UserError(f"has format {data.get('version')!r:.20}, this program reads {VERSION}")
+    chat = SavedChat.model_validate(data)
     if not chat.saved:
         raise UserError("holds no turn")
     return chat

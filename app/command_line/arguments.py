@@ -38,7 +38,6 @@ class Request:
     environ: Mapping[str, str]
     prompt: str | None = None
     as_json: bool = False
-    speed: bool = False
     own: Any = None
 
 
@@ -141,7 +140,6 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         environ=environ,
         prompt=" ".join(given["prompt"]) if given.get("prompt") else None,
         as_json=given.get("json", False),
-        speed=given.get("speed") is True,
         own=COMMANDS[command].own(given, arguments),
     )
 

@@ -112,17 +112,8 @@ def _run(request: Request) -> int:
     for warning in misspelt_variables(request.environ):
         _complain(f"warning: {warning}\n")
     options = request.options
-    if request.command == "pairs":
-        from app.measure.check import list_pairs
-
-        return list_pairs(options)
     layers = layers_of(request)
     settings = layers.settings if first() else layers.settings.changed(record="")  # of several the first writes files
-    if request.command == "check":
-        from app.measure.check import check_pair
-
-        # The name stands for --pair, so that --target and --drafter hold beside it.
-        return check_pair(None, settings, options, speed=request.speed, asked=request.own)
     if run := COMMANDS[request.command].run:
         module, _, name = run.partition(":")
         own = request.own if first() else replace(request.own, out=None, report=None)

@@ -137,10 +137,11 @@ COMMANDS: Mapping[str, SubCommand] = {
         word=Word("step", "?", "N", "only this step"),
         switches={"recorded": "play what was recorded with the default pair"},
     ),
-    "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
+    "pairs": SubCommand("pairs [options]", "list the catalogue", "app.measure.check:list_pairs", level="catalogue"),
     "check": SubCommand(
         "check [NAME|TARGET DRAFTER] [--plan|--for P] [options]",
         "say whether a pair fits and what it brings, or why not",
+        "app.measure.check:check_pair",
         fields=CHECK_FIELDS,
         own=check_args,
         level="models",

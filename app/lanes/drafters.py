@@ -1,7 +1,7 @@
 """What a loaded pair has for drafters to be built of: its models, its tables, its trained draft heads.
 
 How each drafter is put together its row says (sampling/drafters/registry.py). A draft head is built from its folder
-when it is first asked for, checked, and kept. Knows no lanes and keeps no drafter.
+at its first use, checked, and kept. Knows no lanes and keeps no drafter.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PairDrafters:
         self._loaded, self.target, self._mark = loaded, target, mark
         self.model: LM | None = None  # the pair's drafter, where it is a model that runs alone
         self.answers = SuffixIndex()  # that are over: who decodes adds them
-        self.in_session = False  # whether they are looked at without being asked for
+        self.in_session = False  # whether `suffix: auto` looks at them
         self._tables: StaticTables | None = None
         self._models: dict[str, LM] = {}  # of cascades, by name
         self._heads: dict[str, ModelDrafter] = {}  # of each kind one that never starts
@@ -61,7 +61,7 @@ class PairDrafters:
             raise UnusableDrafterError(str(error)) from error
 
     def _prepare(self, kind: str) -> None:
-        """Build what the pair drafts with: a file that does not fit is told now."""
+        """Build what the pair drafts with: a file that does not fit is an error now."""
         if kind == "model" and self._loaded.drafter is not None:
             self.model = self._lm(self._loaded.drafter, "drafter")
         for word in self._loaded.spec.cascade_names if ROWS[kind].needs == "cascade" else (kind,):
@@ -84,18 +84,17 @@ class PairDrafters:
             self._tables = StaticTables.open(file, vocab_size=size, fingerprint=self.mark)
         return self._tables
 
-    def said(self, asked: DraftRequest) -> SuffixIndex | None:
+    def said(self, request: DraftRequest) -> SuffixIndex | None:
         """The answers that are over, where `suffix` is on; under "auto" for the lane `suffix` and in a session."""
-        auto = self.in_session or asked.word == "suffix"
-        return self.answers if {"on": True, "off": False}.get(asked.settings.suffix, auto) else None
+        auto = self.in_session or request.word == "suffix"
+        return self.answers if {"on": True, "off": False}.get(request.settings.suffix, auto) else None
 
     def head(self, kind: str, make: Callable[[DraftHead], ModelDrafter]) -> ModelDrafter:
-        """What `make` made of the draft head when first asked for; UserError names a file that cannot be used."""
+        """The drafter that `make` made of the draft head at first; UserError names a file that cannot be used."""
         if kind not in self._heads:
             if (target := self._loaded.target).encodes:
-                told = f"{target.name} is an encoder-decoder model, which has no trained drafters"
-                raise UsageError(f"lane {kind}: {told}")
-            # Its dense weights are let go here: what decodes has packed ones of its own.
+                raise UsageError(f"lane {kind}: {target.name} is an encoder-decoder model without trained drafters")
+            # The dense weights go here: the decoding copy has packed ones.
             self._heads[kind] = make(self._load(kind))
         return self._heads[kind]
 
@@ -109,12 +108,12 @@ class PairDrafters:
             return ()
         return alphas if all(0 < alpha < 1 for alpha in alphas) else ()
 
-    def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], Matrix, float]:
+    def cascade(self, request: DraftRequest) -> tuple[list[Drafter], Matrix, float]:
         """Drafters large to small, K matrix and lenience: what the settings say, else the pair.
 
         UsageError where they name nothing or do not go together.
         """
-        spec, settings, lane = self._loaded.spec, asked.settings, f"lane {asked.word}"
+        spec, settings, lane = self._loaded.spec, request.settings, f"lane {request.word}"
         names, lenience = settings.cascade, settings.lenience
         matrix = settings.k_matrix or tuple(map(tuple, spec.k_matrix or ()))
         if not names:
@@ -128,12 +127,12 @@ class PairDrafters:
             raise UsageError(f"k_matrix must have {rows} for the cascade {shown}, got {len(matrix)}")
         return [self._member(lane, name, settings) for name in names], matrix, lenience
 
-    def build(self, asked: DraftRequest) -> Drafter:
+    def build(self, request: DraftRequest) -> Drafter:
         """A new drafter; UsageError if the pair lacks what it is made of."""
-        if row_of(asked.word).needs == "tables" and self.tables() is None:
+        if row_of(request.word).needs == "tables" and self.tables() is None:
             has = f"pair '{self._loaded.spec.name}' has none (infer.py distill --stage tables builds some)"
-            raise UsageError(f"lane {asked.word} needs n-gram tables, {has}")
-        return registry.build(self, asked)
+            raise UsageError(f"lane {request.word} needs n-gram tables, {has}")
+        return registry.build(self, request)
 
     # -- what lanes ask for -------------------------------------------------------------------
 
@@ -158,8 +157,8 @@ class PairDrafters:
         "auto" is what was found fastest (docs/notes.md): what looks up alone grows under `gamma auto` only.
         """
         grown = row_of(word).grows if settings.expand == "auto" else settings.expand
-        asked = settings.expand != "auto" or settings.gamma == "auto" or grown == "joint"
-        return grown if asked and self.target.takes_trees else "none"
+        trees = settings.expand != "auto" or settings.gamma == "auto" or grown == "joint"
+        return grown if trees and self.target.takes_trees else "none"
 
     def folder(self, kind: str) -> Path:
         """Where the draft head lies: the pair's drafter if it is of this kind, else the pair's `students`.

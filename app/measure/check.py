@@ -13,14 +13,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, drafter_words, load_options
 from app.measure.elsewhere import Recipe, written
 from app.prompts.questions import BUILT_IN, fitting_prompts
-from app.screen.terminal import Screen
+from app.screen.output import LoadProgress, screen
+from app.screen.terminal import Interrupts
 from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UsageError, UserError
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
 _WIDE = 200  # columns for a table that goes into a file or a pipe
-ASKED = 6  # built-in prompts behind which rounds are timed
+PROMPTS = 6  # built-in ones after which rounds are timed
 
 
-def list_pairs(options: ModelOptions) -> int:
+def list_pairs(settings: Settings, options: ModelOptions, own: None) -> int:
     """Print the catalogue as a table; 0. Raises UsageError if it is wrong."""
     known = catalogue(options)
     table = _table("pair", "target", "drafter", "method", "state", "notes")
@@ -46,36 +46,30 @@ def list_pairs(options: ModelOptions) -> int:
         if pair.name == known.default:
             name.append(" (default)")
         table.add_row(name, pair.target.name, _drafting(pair), pair.method, _state(pair), pair.notes)
-    _console("auto").print(table)
+    screen(settings, sys.stdout, _WIDE).print(table)
     return 0
 
 
-def check_pair(
-    name: str | None, settings: Settings, options: ModelOptions, speed: bool, asked: Namespace | None = None
-) -> int:
-    """Load the pair and print what it is made of and that it fits; 0.
+def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> int:
+    """Load the pair and print its parts and that they fit; 0. `args`: see :func:`app.measure.options.check_args`.
 
-    With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting, the parts of a round, and what a
-    file's own bits give beside the same numbers in float. Raises
-    UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
-    draft head included; others that the pair names have a line each. What was rounded at load is measured beside the
-    float weights. `asked` (see
-    :func:`app.measure.options.check_args`): predict what the pair brings, and print the command for another program.
+    With --speed also the time of passes over 1 … 16 tokens, the cost of drafting, the parts of a round, and the
+    difference between a file's own bits and the same numbers in float. Weights that were rounded at load are compared
+    with the float ones. Raises UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit,
+    its own tables or draft head included; other heads that the pair names have a line each.
     """
     from app.lanes.lane import PairEngine
     from app.measure.rounding import rounding_lines
-    from app.screen.output import LoadProgress
-    from app.screen.terminal import Interrupts
     from utils.loading.loading import load_pair
 
-    by_word = asked and asked.forecast and options.pair is None
+    by_word = args.forecast and options.pair is None
     if by_word and options.target in catalogue(options).pairs and not os.path.exists(str(options.target)):
         options = options.model_copy(update={"pair": options.target, "target": None})
-    if asked and asked.plan:
+    if args.plan:
         from app.measure.plan import run_plan
 
-        return run_plan(settings, options, asked)
-    spec, given = choose_pair(options, name), load_options(options)
+        return run_plan(settings, options, args)
+    spec, given = choose_pair(options), load_options(options)
     with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:
         try:
             with drafter_words(spec):
@@ -83,31 +77,31 @@ def check_pair(
             engine = PairEngine(loaded)
         except UserError as error:
             would = next((would for said, would in _WOULD.items() if said in str(error)), "")
-            if not (would and asked and asked.forecast) or isinstance(error, UsageError):
+            if not (would and args.forecast) or isinstance(error, UsageError):
                 raise
             raise UserError(f"{error}; {would}") from None
         found = [*_shared(loaded), *_translated(engine)]
-        found += rounding_lines(engine, given, speed, progress, interrupted)
-    console = _console(settings.color)
+        found += rounding_lines(engine, given, args.speed, progress, interrupted)
+    console = screen(settings, sys.stdout, _WIDE)
     console.print(_models(loaded))
     for line in [*found, *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:
         console.print(Text(line), soft_wrap=True)
-    if speed:
+    if args.speed:
         from app.measure.speed import speed_table
 
-        prompts = list(fitting_prompts(engine, BUILT_IN[:ASKED], settings))
+        prompts = list(fitting_prompts(engine, BUILT_IN[:PROMPTS], settings))
         console.print(speed_table(engine, settings, prompts=prompts))
-    if asked and asked.forecast:
+    if args.forecast:
         from app.measure.forecast import forecast
 
         with Interrupts() as interrupted:
             brings = forecast(engine, settings, interrupted)
         for line in ["nothing drafts: the speed is plain decoding's"] if brings is None else brings.lines():
             console.print(Text(line), soft_wrap=True)
-        if asked.program is not None:
+        if args.program is not None:
             recipe = _recipe(engine, settings, given, brings.gamma if brings else 0)
             console.print()
-            console.print(Text(written(asked.program, recipe)), soft_wrap=True)
+            console.print(Text(written(args.program, recipe)), soft_wrap=True)
     return 0
 
 
@@ -151,17 +145,6 @@ def _source(model: ModelSpec, given: LoadOptions) -> str:
 
     file = gguf_file(model, given, lambda stage, fraction: None, lambda: False)
     return model.source if file is None else str(file)
-
-
-def _console(color: str) -> Console:
-    """The console for stdout; --color outranks the environment, which rich honours itself."""
-    forced = {"always": True, "never": False}.get(color)
-    width = None if sys.stdout.isatty() else _WIDE
-    return Screen(
-        force_terminal=True if forced else None,
-        no_color=None if forced is None else not forced,
-        width=width,
-    )
 
 
 def _table(*columns: str) -> Table:

@@ -74,7 +74,8 @@ def check_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace
 
     `plan`: whether the speed-up over gamma and alpha is; `c` outranks every other way of telling what drafting costs.
     """
-    args = arguments(CHECK_FIELDS, given, plan=bool(given.get("plan")), as_json=bool(given.get("json")))
+    switches = {"plan": given.get("plan"), "speed": given.get("speed"), "as_json": given.get("json")}
+    args = arguments(CHECK_FIELDS, given, **{name: bool(value) for name, value in switches.items()})
     args.program = vars(args).pop("for")
     args.forecast = args.program is not None or len(given.get("name") or ()) == 2
     _check_plan(args, given)

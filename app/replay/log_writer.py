@@ -2,7 +2,7 @@
 reads it).
 
 A line is written whole and at once, so a killed run leaves a file that can be shown as far as it goes. If the file
-cannot be written any more that is said once, and decoding goes on. Knows no screen; texts are what `decode` said
+cannot be written any more a line says so once, and decoding continues. Knows no screen; texts are what `decode` said
 (app/replay/texts.py).
 """
 
@@ -45,7 +45,7 @@ _LONGEST_HEAD = 65_536  # bytes
 
 @dataclass(frozen=True)
 class Asked:
-    """What is answered: the message, the ids the model reads, those of the answer that are there already.
+    """The question: the message, the ids the model reads, those of the answer that are there already.
 
     `begun`: those are not part of the prompt's ids.
     """
@@ -57,7 +57,7 @@ class Asked:
 
 
 class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
-    """A session log that is being written. `problem` is why nothing is written any more, until it has been told."""
+    """A session log that is being written. `problem` is why nothing is written any more, until it was shown."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.problem = path, ""
@@ -138,7 +138,7 @@ class AnswerLog:
             yield index, event
 
     def end(self, seen: bool = False) -> str:
-        """Close the answer; what is to be said about the file, or "". Without a token there are no `answer_ids`.
+        """Close the answer; a line about the file, or "". Without a token there are no `answer_ids`.
 
         `seen`: earlier answers of the session have its text.
         """
@@ -182,7 +182,7 @@ def log_writer_of(settings: Settings) -> SessionLogWriter | None:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """The file, new or to be gone on with behind its last whole line. UsageError for any other file."""
+    """The file, new, or with room after its last whole line. UsageError for any other file."""
     try:
         if path.is_file() and path.stat().st_size:
             with open(path, "rb") as before:
@@ -205,7 +205,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def _head(engine: PairEngine) -> dict[str, Any]:
-    """What is known of a pair where it is not loaded."""
+    """The facts of a pair that a replay needs."""
     end = getattr(engine.tokenizer, "eos_token_id", None)
     end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)
     head = {**models_of(engine), "vocab_size": engine.target.vocab_size, "end_id": end, "start_id": engine.start_id}

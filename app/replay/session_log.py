@@ -69,7 +69,7 @@ class ClosingLine(BaseModel):
 
 
 class LaneViews:
-    """A lane as every view of it would be drawn, so that all texts are asked for: to note them, or to miss them."""
+    """A lane as every view of it would be drawn, so that `decode` reads every text: it notes them, or misses one."""
 
     def __init__(self, track: Track) -> None:
         self.track = track
@@ -129,7 +129,7 @@ class LoggedAnswer:
 
 @dataclass
 class SessionLog:
-    """The answers of a file, and what is to be said about it (half lines, answers without an end)."""
+    """The answers of a file, and notes about it (half lines, answers without an end)."""
 
     path: Path
     answers: list[LoggedAnswer] = field(default_factory=list)
@@ -151,31 +151,31 @@ class SessionLog:
                 self._take(number, parsed(line))
         except ValidationError as error:
             first = error.errors()[0]
-            told = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+            problem = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
         except (UserError, ValueError) as error:
-            told = str(error)
+            problem = str(error)
         except (ArithmeticError, LookupError, TypeError, RecursionError) as error:
-            told = f"does not fit the lines before it ({error})"
+            problem = f"does not fit the lines before it ({error})"
         else:
             return
-        raise UserError(f"{self.path}:{number}: {told}")
+        raise UserError(f"{self.path}:{number}: {problem}")
 
-    def _take(self, number: int, told: Any) -> None:
-        kind = told.get("kind") if isinstance(told, dict) else None
+    def _take(self, number: int, row: Any) -> None:
+        kind = row.get("kind") if isinstance(row, dict) else None
         match kind:
             case "event":
-                self._event(told)
+                self._event(row)
             case "answered":
                 found = self._opened()
-                found.closing, self._open = ClosingLine.model_validate(told), None
+                found.closing, self._open = ClosingLine.model_validate(row), None
                 found.decode.learn(found.closing.texts)
             case "recording":
-                check_version(told)
+                check_version(row)
                 self.leave()
-                self._run = RunLine.model_validate(told)
+                self._run = RunLine.model_validate(row)
             case "answer":
                 self.leave()
-                self._begin(number, OpeningLine.model_validate(told))
+                self._begin(number, OpeningLine.model_validate(row))
             case _:
                 raise UserError(f"is no line of a session log: its kind is {kind!r:.40}")
 
@@ -186,9 +186,9 @@ class SessionLog:
         self._views = [LaneViews(track) for track in self._open.tracks()]
         self.answers.append(self._open)
 
-    def _event(self, told: dict[str, Any]) -> None:
-        found, event = self._opened(), event_of(told)
-        line = EventLine.model_validate(told)
+    def _event(self, row: dict[str, Any]) -> None:
+        found, event = self._opened(), event_of(row)
+        line = EventLine.model_validate(row)
         if not 0 <= line.lane < len(self._views):
             raise UserError(f"lane {line.lane} is not there: the answer has {len(self._views)}")
         found.decode.learn(line.texts)
@@ -245,15 +245,15 @@ def whole(line: bytes) -> bool:
 
 def check_head(line: bytes) -> None:
     """UserError unless the line opens a session log of this format."""
-    told = None
+    row = None
     with suppress(UserError):
-        told = parsed(line)
-    if not isinstance(told, dict) or told.get("kind") != "recording":
+        row = parsed(line)
+    if not isinstance(row, dict) or row.get("kind") != "recording":
         raise UserError("it is no session log")
-    check_version(told)
+    check_version(row)
 
 
-def check_version(told: dict[str, Any]) -> None:
-    if told.get("version") != VERSION:
-        program = f" by {told['program']}" if isinstance(told.get("program"), str) else ""
-        raise UserError(f"it was written in format {told.get('version')!r}{program}, this program reads {VERSION}")
+def check_version(row: dict[str, Any]) -> None:
+    if row.get("version") != VERSION:
+        program = f" by {row['program']}" if isinstance(row.get("program"), str) else ""
+        raise UserError(f"it was written in format {row.get('version')!r}{program}, this program reads {VERSION}")

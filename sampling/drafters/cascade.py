@@ -232,10 +232,10 @@ def _reviewer(drafter: Any) -> Reviewer:
     return Reviewer(drafter)
 
 
-def build(pair: Parts, asked: DraftRequest) -> ChainDrafter:
-    """The pair's cascade, or its drafters one behind the other."""
-    members, matrix, lenience = pair.cascade(asked)
+def build(pair: Parts, request: DraftRequest) -> ChainDrafter:
+    """The pair's cascade, or its drafters one after the other."""
+    members, matrix, lenience = pair.cascade(request)
     try:
-        return cascade_of(members, matrix, lenience) if asked.word == "cascade" else chain_of(members, matrix[0])
+        return cascade_of(members, matrix, lenience) if request.word == "cascade" else chain_of(members, matrix[0])
     except UserError as error:
-        raise UsageError(f"lane {asked.word}: {error}") from error
+        raise UsageError(f"lane {request.word}: {error}") from error

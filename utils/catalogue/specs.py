@@ -87,9 +87,9 @@ class ModelSpec(BaseModel):
             f"id must be a hub id like org/name, got '{self.id}'": _unlike(_HUB_ID, self.id),
             f"repository must be a hub id like org/name, got '{self.repository}'": _unlike(_HUB_ID, self.repository),
         }
-        for told, is_so in wrong.items():
+        for problem, is_so in wrong.items():
             if is_so:
-                raise ValueError(told)
+                raise ValueError(problem)
         if not self.name:
             object.__setattr__(self, "name", self._source_name())
         return self
@@ -285,14 +285,14 @@ def resolved(text: str, folder: Path) -> Path:
 
 
 class Problem(NamedTuple):
-    """What is wrong, and under which key of the pair."""
+    """A contradiction, and the key of the pair that it is under."""
 
     key: tuple[str | int, ...]
     text: str
 
 
 def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
-    """What is wrong with how the pair's keys go together, in the order in which it is told."""
+    """Each contradiction between the pair's keys, in a fixed order."""
     drafter, kind, members = pair.drafter, head_kind_of(pair.drafter), pair.cascade_names
     if kind is not None and getattr(pair.students, kind) is None:
         yield Problem(("drafter",), f"drafter {drafter} needs its folder in students, as {kind}: DIR")
@@ -308,8 +308,8 @@ def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     if method is not None and pair.k_matrix is None:
         yield Problem(("method",), f"method {method} needs a k_matrix with a row for each drafter of its cascade")
     for place, name in enumerate(members):
-        if (told := _member_problem(pair, place, name, known, method)) is not None:
-            yield Problem(("cascade", place), told)
+        if (problem := _member_problem(pair, place, name, known, method)) is not None:
+            yield Problem(("cascade", place), problem)
     if pair.k_matrix is not None and pair.cascade is None:
         yield Problem(("k_matrix",), "k_matrix needs a cascade: [DRAFTER, …] beside it")
     checks: dict[str, Callable[[Any], object]] = {
