@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from scipy.stats import binomtest
 
 import app.screen.live
 from app.console.loading import load_engine
@@ -20,7 +21,7 @@ from app.console.state import ConsoleState
 from app.screen.terminal import unheard
 from app.settings.layers import Layers
 from sampling.models.causal import CausalSession
-from tests.support.runs import noise_asked, twice
+from tests.support.runs import counted_anew, noise_asked, twice
 from tests.support.scripted import catalogue_of, failing, run_lines
 from tests.support.tiny import tiny_pair
 from utils.errors import UserError
@@ -215,6 +216,27 @@ def evenly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DRAWN = {"temperature": 1.0, "compare": "spec", "max_new_tokens": 100}
+
+
+@pytest.mark.parametrize("then", ["/continue", "two"])
+def test_what_follows_an_answer_is_drawn_with_noise_of_its_own(
+    catalogue: Path, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token i of what follows is token i of the answer for 1 in 8, as by chance; with a counter that begins anew with
+    every answer it was for most."""
+
+    def chance() -> float:
+        turns = run_lines(catalogue, "one", then, settings=DRAWN).state.chat.turns
+        first, rest = (
+            (turns[0].answer, turns[1].answer) if then == "two" else (turns[0].answer[:100], turns[0].answer[100:])
+        )
+        assert len(first) == len(rest) == 100
+        return float(binomtest(sum(map(int.__eq__, first, rest)), 100, 1 / 8).pvalue)
+
+    evenly(monkeypatch)
+    assert chance() > 1e-6
+    noise_asked(monkeypatch, counted_anew)
+    assert chance() < 1e-6
 
 
 def test_no_noise_comes_twice_in_a_conversation(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,20 @@ def test_greedy_text_is_plain_decodings(case: str, lenience: float, layers: int)
     assert {(reviewer, True), (reviewer, False), (last, True), (last, False)} <= set(fates)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_rows_of_a_batch_go_as_they_do_alone(case: str) -> None:
+    target = make_target(V, seed=10)
+    lm, prompts = CausalLM(target), [text(41, 3, V), text(42, 17, V), [6]]
+    options = {"length": 16, "gamma": 64, "stop": {1}}
+    together = decode(lm, prompts, cascade(case, target, 2.0, 2), greedy(), **options)
+    lengths = set()
+    for row, prompt in enumerate(prompts):
+        alone = steps(decode(lm, [prompt], cascade(case, target, 2.0, 2), greedy(), **options))
+        assert [fate(step) for step in steps(together, row)] == [fate(step) for step in alone]
+        lengths.add(len(alone))
+    assert len(lengths) > 1
+
+
 def fate(step: Step) -> Any:
     return step.drafted, step.source, step.path, step.token, [fate(inner) for inner in step.inner]
 

@@ -201,6 +201,24 @@ def test_ragged_rows_equal_each_row_alone(lowest: float, cached: int) -> None:
         close(logits[row, pad:], expected(oracle, ids[row : row + 1, pad:])[0][0])
 
 
+@pytest.mark.parametrize("name", ["llama", "one kv head", "no groups"])
+def test_many_rows_fed_one_token_each_equal_each_row_alone(name: str) -> None:
+    oracle, network = make(name)
+    ids, pads = some_ids(20, 14), torch.arange(20) % 7
+    column = torch.arange(14)
+    seen = (column[None] >= pads[:, None])[:, None] & (column[None, :] <= column[:, None])[None]
+    seen |= torch.eye(14, dtype=torch.bool)[None]
+    positions = (column[None] - pads[:, None]).clamp(min=0)
+    mask, cache = additive(seen, torch.finfo(torch.float32).min), network.new_cache(20)
+    got = []
+    for start, end in [(0, 10), *((at, at + 1) for at in range(10, 14))]:
+        piece = mask[:, :, start:end, :end]
+        got.append(network.forward(ids[:, start:end], positions[:, start:end], piece, cache, end - start)[0])
+    logits = torch.cat(got, dim=1)
+    for row, pad in enumerate(pads.tolist()):
+        close(logits[row, pad:], expected(oracle, ids[row : row + 1, pad:])[0][0])
+
+
 def test_each_branch_of_a_tree_equals_its_path_alone() -> None:
     oracle, network = make("llama")
     prompt, nodes = some_ids(1, 12), torch.tensor([[5, 6, 7, 8, 9]])

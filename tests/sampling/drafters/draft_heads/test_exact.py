@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 import sampling.models.cache
+from sampling.drafters.draft_heads.eagle import FeatureDrafter
+from sampling.drafters.draft_heads.glide import GlideLM
+from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Finished
 from sampling.loop import generate
@@ -337,3 +340,21 @@ def test_a_law_that_depends_on_the_prefix_sees_all_ids() -> None:
     sampler: Any = ById(KeyedSampler(make_processor(1.0)))
     drafter.propose([prompt], Budget([2]), sampler)
     assert sampler.widths == {8}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padded_vocabularies_are_cut_alike(kind: str) -> None:
+    """Target and student have 8 ids of which 6 exist; the short list reaches beyond them."""
+    target = make_target(8, seed=10)
+    lm, student = CausalLM(target, vocab_size=6), make_student(kind, target, short=[0, 2, 3, 5, 6, 7], seed=2)
+    drafter: Any = {
+        "plain": lambda: ModelDrafter(CausalLM(StudentNetwork(student), "plain", 6)),
+        "glide": lambda: ModelDrafter(GlideLM(student, 3, vocab_size=6)),
+        "feature": lambda: FeatureDrafter(student, vocab_size=6),
+        "eagle": lambda: FeatureDrafter(student, vocab_size=6),
+    }[kind]()
+    for options in ({}, {"coupling": "gumbel"}):
+        sampler = KeyedSampler(make_processor(1.5), seed=3, **options)
+        run = steps(decode(lm, [[1, 2, 3]], drafter, sampler, length=40, gamma=4))
+        drafted = {token for step in run for token in step.drafted}
+        assert drafted == {0, 2, 3, 5}
