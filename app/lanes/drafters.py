@@ -93,7 +93,9 @@ class PairDrafters:
         """The drafter that `make` made of the draft head at first; UserError names a file that cannot be used."""
         if kind not in self._heads:
             if (target := self._loaded.target).encodes:
-                raise UsageError(f"lane {kind}: {target.name} is an encoder-decoder model without trained drafters")
+                raise UsageError(
+                    f"lane {kind}: {target.name} is an encoder-decoder model, which has no trained drafters"
+                )
             # The dense weights go here: the decoding copy has packed ones.
             self._heads[kind] = make(self._load(kind))
         return self._heads[kind]
