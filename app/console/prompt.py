@@ -188,7 +188,8 @@ def key_bindings(
     cleared: Callable[[], None] = lambda: None,
     given: Callable[[], str] = lambda: "",
 ) -> KeyBindings:
-    """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears; `hint` shows one line for a moment.
+    """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears, F2 in an empty line looks into the last answer;
+    `hint` shows one line for a moment.
 
     `second` tells whether another Ctrl-C has just stopped an answer: then this one leaves. `cleared` is called when
     the line was cleared. `given` is the text that the console put into the line: typing "/" replaces it. A line that
@@ -222,6 +223,11 @@ def key_bindings(
         event.current_buffer.reset(append_to_history=True)
         cleared()
         event.current_buffer.insert_text("/")
+
+    @keys.add("f2", filter=Condition(lambda: not get_app().current_buffer.text))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.text = "/inspect"
+        event.current_buffer.validate_and_handle()
 
     @keys.add("tab")
     def _(event: KeyPressEvent) -> None:

@@ -31,8 +31,9 @@ class Race:
     """Iterates over (lane index, event). Each lane ends with its `Finished`, an interrupt included.
 
     `previous` is taken over and must not be used again. `begun` are ids of the answer that are not part of the prompt
-    (where an encoder reads that); `alternatives`: see :meth:`Lane.run`. After the end (or after closing the
-    iterator) `session` is the last sharing lane's, for the next turn; after an error it is None.
+    (where an encoder reads that). `alternatives`: see :meth:`Lane.run`, for the last lane and those that draft. After
+    the end (or after closing the iterator) `session` is the last sharing lane's, for the next turn; after an error it
+    is None.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Race:
         self.lanes, self.engine, self.prompt = lanes, engine, prompt
         self.interrupt = interrupt
         self.begun = {"begun": tuple(begun)} if begun else {}
-        self.alternatives = {"alternatives": alternatives} if alternatives else {}
+        self.alternatives = alternatives
         self.clocks = [0.0] * len(lanes)
         self.session = previous
         self._sharing = [index for index, lane in enumerate(lanes) if lane.shares_target]
@@ -62,7 +63,9 @@ class Race:
                 return
             for index, lane in enumerate(self.lanes):
                 session = sessions.get(index)
-                how: Any = {"session": session, "interrupt": self.interrupt, **self.begun, **self.alternatives}
+                how: Any = {"session": session, "interrupt": self.interrupt, **self.begun}
+                if self.alternatives and (lane.drafts or lane is self.lanes[-1]):
+                    how["alternatives"] = self.alternatives
                 running[index] = lane.run(self.prompt, **how)
             yield from self._take_turns(running)
         except GeneratorExit:

@@ -1,21 +1,24 @@
-"""The alternatives at each position of a round, and the coins that decided it, for whoever looks into the round later.
+"""The alternatives at each position of a round, and the trials that decided it, for whoever looks into the round later.
 
 They are worked out after the round, on no clock, from the distributions and the numbers that decided. Display only; no
-decision is taken from it.
+decision is taken from it. It is done by one thread: what it takes is waited for all the same.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sampling.events import Likely, Odds, Position, Step, Trial
 from sampling.sampler import SamplerView
 from sampling.types import Draft, Drafter, Rule, Sampler, Verdict, above
-from sampling.vocabulary import best
+from sampling.vocabulary import likeliest, together
 
 
 class CoinNotes(SamplerView):
@@ -43,6 +46,39 @@ class CoinNotes(SamplerView):
         return super().coin(prob, keys)
 
 
+class Place:
+    """The logits [V] behind one node, and their softmax."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        self.values = logits.numpy()
+        self.top = float(self.values.max())
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """[V] e^(logit − largest)."""
+        weights: np.ndarray = np.exp(self.values - self.top)
+        return weights
+
+    @cached_property
+    def mass(self) -> float:
+        return float(self.weights.sum())
+
+    def p(self, token: int) -> float:
+        """At temperature 1."""
+        return float(self.weights[token]) / self.mass
+
+    def rank(self, token: int) -> int:
+        """From 1, by logit."""
+        return 1 + int(np.count_nonzero(self.values > self.values[token]))
+
+    @property
+    def entropy(self) -> float:
+        """At temperature 1, in bits."""
+        less = np.maximum(self.values - self.top, np.finfo(np.float32).min)  # 0 · −∞ is 0
+        return (math.log(self.mass) - float(self.weights @ less) / self.mass) / math.log(2)
+
+
 class PositionRecorder:
     """Records `count` alternatives at each position of the rounds that `sampler` decides by `rule`."""
 
@@ -59,76 +95,64 @@ class PositionRecorder:
     ) -> Step:
         """The step of row `place`, which began behind `start` tokens, with its positions, odds and trials; `drafter` if
         it was asked."""
+        logits, tokens = verdict.logits[place].float().cpu(), draft.tokens[place].tolist()
+        parents, places = above(draft.parents, len(tokens)), dict[int, Place]()
+        present = [node for node, token in enumerate(tokens) if token >= 0]
         accepted = [node for node in verdict.path[place].tolist() if node >= 0]
-        nodes = torch.tensor([-1, *accepted][: len(step.emitted)], dtype=torch.long)
-        logits = verdict.logits[place, nodes.to(verdict.logits.device) + 1].float()
-        processed = verdict.at(torch.full_like(nodes, place), nodes)
-        examined: list[list[int]] = [[] for _ in step.emitted]  # nodes, by depth
+        stood = [-1, *accepted][: len(step.emitted)]
+        for node in {*stood, *(parents[node] for node in present)}:
+            places[node] = Place(logits[node + 1])
+        processed = [self._processed(verdict, place, node, places[node]) for node in stood]
+        examined: list[list[int]] = [[] for _ in stood]  # the step's nodes, by depth
         for node in (*step.path, *step.rejected):
             examined[step.depths[node]].append(node)
-        positions = self._positions(place, start, step, drafter, logits, processed, examined)
-        trials = self._tossed(place, step, draft, accepted)
+        positions = []
+        for depth, (token, node) in enumerate(zip(step.emitted, stood, strict=True)):
+            own = [token, *(step.drafted[one] for one in examined[depth])]
+            ids = list(dict.fromkeys([*likeliest(places[node].logits, self.count), *own]))
+            noise = self.sampler.noise(step.row, start + depth, ids)
+            target = [
+                Likely(one, places[node].p(one), float(processed[depth][one]), places[node].rank(one), gumbel)
+                for one, gumbel in zip(ids, noise, strict=True)
+            ]
+            path = list(step.emitted[:depth])
+            proposals = () if drafter is None else drafter.considered(place, path, self.count, own)
+            target.sort(key=lambda likely: likely.rank)
+            positions.append(Position(tuple(target), proposals, places[node].entropy))
+        trials = self._tossed(step, parents, present, accepted)
         known, drawn = {trial.node for trial in trials}, self.rule is Rule.POINT
         trials += [  # where coins decide, what has none had no chance
-            Trial(node, float(processed[depth, step.drafted[node]]) if drawn else 0.0, None)
-            for depth, found in enumerate(examined)
-            for node in found
+            Trial(node, float(processed[depth][step.drafted[node]]) if drawn else 0.0, None)
+            for depth, nodes in enumerate(examined)
+            for node in nodes
             if node not in known
         ]
-        return replace(step, positions=positions, odds=self._odds(place, draft, verdict), trials=tuple(trials))
+        q = torch.ones(len(tokens)) if draft.draft_prob is None else draft.draft_prob[place]
+        odds = [Odds(places[parents[node]].p(tokens[node]), float(q[node])) for node in present]
+        return replace(step, positions=tuple(positions), odds=tuple(odds), trials=tuple(trials))
 
-    def _positions(
-        self,
-        place: int,
-        start: int,
-        step: Step,
-        drafter: Drafter | None,
-        logits: Tensor,  # [positions, V]
-        processed: Tensor,  # [positions, V]
-        examined: list[list[int]],
-    ) -> tuple[Position, ...]:
-        log_p = logits.log_softmax(dim=-1)
-        entropies = (-(log_p.exp() * log_p).nan_to_num(0.0).sum(dim=-1) / math.log(2)).tolist()
-        likeliest = best(logits, self.count)[1].tolist()
-        positions = []
-        for index, token in enumerate(step.emitted):
-            own = [token, *(step.drafted[node] for node in examined[index])]
-            ids = list(dict.fromkeys([*likeliest[index], *own]))
-            where = torch.tensor(ids, device=logits.device)
-            ranks = ((logits[index][None] > logits[index, where][:, None]).sum(dim=-1) + 1).tolist()
-            p, drawn_from = log_p[index, where].exp().tolist(), processed[index, where].tolist()
-            noise = self.sampler.noise(step.row, start + index, ids)
-            target = sorted(map(Likely, ids, p, drawn_from, ranks, noise), key=lambda likely: likely.rank)
-            path = list(step.emitted[:index])
-            proposals = () if drafter is None else drafter.considered(place, path, self.count, own)
-            positions.append(Position(tuple(target), proposals, entropies[index]))
-        return tuple(positions)
+    def _processed(self, verdict: Verdict, place: int, node: int, known: Place) -> np.ndarray:
+        """[V] the distribution that decided there."""
+        if self.sampler.greedy:
+            one_hot = np.zeros_like(known.values)
+            one_hot[known.values.argmax()] = 1.0
+            return one_hot
+        if (temperature := self.sampler.tempered) is not None:
+            weights = np.exp((known.values - known.top) / temperature)
+            return np.asarray(weights / weights.sum())
+        with together(known.values.size):
+            return verdict.at(torch.tensor([place]), torch.tensor([node]))[0].float().cpu().numpy()
 
-    def _odds(self, place: int, draft: Draft, verdict: Verdict) -> tuple[Odds, ...]:
-        """Those of every draft of row `place`."""
-        tokens = draft.tokens[place]
-        present = (tokens >= 0).nonzero()[:, 0]
-        if not len(present):
-            return ()
-        logits, count = verdict.logits[place].float(), len(tokens)
-        at = (torch.tensor(above(draft.parents, count)) + 1)[present].to(logits.device)
-        p = (logits[at, tokens[present].to(logits.device)] - logits.logsumexp(dim=-1)[at]).exp()
-        q = torch.ones(count) if draft.draft_prob is None else draft.draft_prob[place]
-        return tuple(map(Odds, p.tolist(), q[present].tolist()))
-
-    def _tossed(self, place: int, step: Step, draft: Draft, accepted: list[int]) -> list[Trial]:
-        """The trials of row `place` that were decided by coins."""
-        tokens = draft.tokens[place].tolist()
-        parents = above(draft.parents, len(tokens))
-        present = {node: index for index, node in enumerate(node for node, token in enumerate(tokens) if token >= 0)}
-        stood, trials = [-1, *accepted], []
+    def _tossed(self, step: Step, parents: Sequence[int], present: list[int], accepted: list[int]) -> list[Trial]:
+        """The trials of a row that were decided by coins."""
+        number, stood, trials = {node: index for index, node in enumerate(present)}, [-1, *accepted], []
         for chances, keys in self.sampler.tossed:
             tossed = zip(chances.tolist(), keys.tolist(), self.sampler.numbers(keys), strict=True)
-            for chance, (row, position, start, turn), number in tossed:
+            for chance, (row, position, start, turn), coin in tossed:
                 if row != step.row:
                     continue
                 depth = position - start
                 parent = stood[depth] if depth < len(stood) else depth - 1  # a block's coins go on behind a refusal
                 children = [node for node, above_it in enumerate(parents) if above_it == parent]
-                trials.append(Trial(present[children[turn]], min(1.0, chance), number))
+                trials.append(Trial(number[children[turn]], min(1.0, chance), coin))
         return trials

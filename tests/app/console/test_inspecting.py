@@ -66,7 +66,7 @@ def test_a_picture_of_a_round_goes_on_by_n_and_p(terminal: Terminal) -> None:
 
 
 def test_a_walk_over_the_tokens_shows_what_else_was_considered(terminal: Terminal) -> None:
-    terminal.enter("/inspect")
+    terminal.type("\x1bOQ")  # F2
     terminal.wait("token 1/12")
     terminal.type("\x1b[C\x1b[C")
     terminal.wait("token 3/12")
