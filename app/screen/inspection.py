@@ -234,7 +234,7 @@ class Inspection:
             figures += f" {_figure(said.q)} {said.q_rank or '-':>4} {token.round:>6}"
             words = [chunk(f"{number:>4}"), chunk(text, _ROLES[token.kind], " ")]
             words += [chunk(" " * (_TEXT - cell_len(text)), "plain", ""), chunk(figures, "plain", " ")]
-            rows += flow([*words, chunk(_who(token))], look, 5)
+            rows += flow([*words, chunk(f"accepted ({token.by})" if token.by else token.kind)], look, 5)
         return rows
 
     # -- drawing ------------------------------------------------------------------------------
