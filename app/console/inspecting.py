@@ -11,7 +11,7 @@ from app.console.answer import UNANSWERED, answer
 from app.console.chat_commands import back_to, last_answer
 from app.screen.inspection import Force, Inspection
 from app.screen.live import look_of
-from app.screen.rows import one_line
+from app.screen.rows import fit, one_line
 from app.screen.viewer import Lines, view
 from utils.errors import UserError
 
@@ -67,5 +67,5 @@ def branches(state: ConsoleState, number: int | None) -> None:
             position = next((i for i, (one, other) in enumerate(pairs) if one != other), 0)
             origin = next((i for i, one in enumerate(chat.branches, start=1) if one is turn.origin), None)
             cut = f"from {origin or '-'} at token {position + 1}: "
-        state.say(f"{now}{at}  {cut}{text}"[: look.width])
+        state.say(fit(f"{now}{at}  {cut}{text}", look.width, look))
     return None

@@ -7,6 +7,7 @@ printed. Knows no format (app/replay/session_log.py) and draws nothing itself.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from app.lanes.race import paced
@@ -49,7 +50,7 @@ def walk_over(answer: LoggedAnswer, place: Canvas) -> int:
         raise UserError(f"{answer.place}: the answer was logged without its alternatives: --log-top 5 keeps them")
     before = track.decode(list(track.before)) if track.before else ""
     content, look = Inspection(tokens_of(track), before=before), look_of(place.out, place.settings)
-    if place.live:
+    if place.live and find_spec("prompt_toolkit") is not None:  # what replay needs besides is less
         view(content, lambda: look_of(place.out, place.settings))
         return 0
     place.say(Lines(content.listed(look.sized()), look))

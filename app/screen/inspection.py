@@ -17,7 +17,7 @@ from rich.segment import Segment
 
 from app.lanes.comparison import Rule
 from app.screen.palette import Look
-from app.screen.rows import Piece, Row, chunk, flow, quoted, row_of, share, wrap
+from app.screen.rows import Piece, Row, chunk, fit, flow, quoted, row_of, share, wrap
 from app.screen.trace import chances_of
 from app.screen.viewer import Action
 from sampling.events import Step
@@ -25,6 +25,7 @@ from utils.growing_text import Decode, Window
 
 SIDE_FROM = 100  # columns from which the panel stands beside the text
 _PANEL = 60  # columns of such a panel
+_LINES = 2  # lines of the text that stay above a panel
 _TEXT = 16  # columns of a token's text in the table, at most
 
 Kind = Literal["accepted", "correction", "bonus", "own token", "forced"]
@@ -226,7 +227,8 @@ class Inspection:
 
     def listed(self, look: Look) -> list[Row]:
         """A row for each token, where there are no keys."""
-        rows = [row_of([(f"{'':>4} {'':<{_TEXT}}    p  set rank    q rank  round", "faint")], look)]
+        titles = f"{'':>4} {'':<{_TEXT}}    p  set rank    q rank  round"
+        rows = [row_of([(fit(titles, look.width, look), "faint")], look)]
         for number, token in enumerate(self.tokens, start=1):
             said = next((choice for choice in token.choices if choice.fate == "said"), Choice(token.token, ""))
             text = quoted(token.shown, look, _TEXT)
@@ -242,10 +244,10 @@ class Inspection:
     def rows(self, look: Look) -> list[Row]:
         """Text and panel: beside each other from 100 columns on, else the panel below."""
         if look.width < SIDE_FROM:
-            panel = self.panel(look)
+            panel = self.panel(look.sized(height=None if look.height is None else look.height - _LINES))
             room = None if look.height is None else max(1, look.height - len(panel))
             return [*self.text(look.sized(height=room)), *panel][: look.height]
-        panel = self.panel(look.sized(width=_PANEL))[: look.height]
+        panel = self.panel(look.sized(width=_PANEL, height=look.height))[: look.height]
         width = look.width - _PANEL - 2
         text = self.text(look.sized(width=width, height=look.height or max(len(panel), 1)))
         text += [[]] * (len(panel) - len(text))
@@ -261,13 +263,13 @@ class Inspection:
             if index != self.index:
                 pieces.append((token.text, _ROLES[token.kind]))
                 continue
-            cursor = token.text or token.shown
-            pieces += [(cursor, "here")] if look.color else [(f">>{cursor}<<", "plain")]
+            cursor, end = token.text or token.shown, ""
             if not cursor.strip() and "\n" in cursor:
-                pieces[-1] = (look.glyph("newline") + "\n", "here")
+                cursor, end = look.glyph("newline"), "\n"
+            pieces += [(cursor if look.color else f">>{cursor}<<", "here"), (end, "plain")]
         lines = wrap(pieces, look.width, look.ascii)
         height = look.height or len(lines)
-        marked = [any(role == "here" or ">>" in text for text, role in line) for line in lines]
+        marked = [any(role == "here" for _, role in line) for line in lines]
         at = marked.index(True) if True in marked else 0
         first = max(0, min(at - height // 2, len(lines) - height))
         return [row_of(line, look) for line in lines[first : first + height]]
@@ -280,13 +282,19 @@ class Inspection:
         if token.entropy is not None:
             head.append(chunk(f"entropy {token.entropy:.2f} bits", "faint"))
         told = [row for line in decided(token, look) for row in flow([chunk(line)], look, 2)]
-        return [*flow(head, look, 2), *told, *self._table(look)]
+        rows = [*flow(head, look, 2), *told]
+        titles, *table = self._table(look)
+        most = len(table) if look.height is None else max(1, look.height - len(rows) - 1)
+        first = max(0, min(self.choice - most // 2, len(table) - most))
+        return [*rows, titles, *table[first : first + most]]
 
     def _table(self, look: Look) -> list[Row]:
+        """Titles, and a row for each alternative."""
         if not any(choice.rank or choice.q_rank for choice in self.token.choices):
             return flow([chunk("alternatives were not recorded (a log keeps them with --log-top 5)", "faint")], look)
         columns = max(8, min(_TEXT, look.width - 46))
-        rows = [row_of([(f"  {'':<{columns}}    p  set rank    q rank  by", "faint")], look)]
+        titles = f"  {'':<{columns}}    p  set rank    q rank  by"
+        rows = [row_of([(fit(titles, look.width, look), "faint")], look)]
         for at, choice in enumerate(self.token.choices):
             text = quoted(choice.text, look, columns)
             figures = f"{_figure(choice.p)} {_figure(choice.processed)} {choice.rank or '-':>4}"
@@ -319,7 +327,10 @@ def _who(token: SaidToken) -> str:
 
 def decided(token: SaidToken, look: Look) -> list[str]:
     """What decided about a token, and about the drafts that were refused in its place, in words."""
-    lines = [_refusal(one, token, look) for one in token.refused]
+    lines = [_refusal(one, look) for one in token.refused if one.number is not None]
+    if chosen := [quoted(one.text, look, 24) for one in token.refused if one.number is None]:
+        were = "was" if len(chosen) == 1 else "were"
+        lines.append(f"{', '.join(chosen)} {were} drafted, the target chose {quoted(token.shown, look, 24)}: rejected")
     if token.kind == "forced":
         return [*lines, "forced: neither target nor drafter was asked"]
     if token.kind == "accepted" and token.number is not None and token.chance is not None:
@@ -339,11 +350,9 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     return lines
 
 
-def _refusal(refused: Refused, token: SaidToken, look: Look) -> str:
-    text = quoted(refused.text, look, 24)
-    if refused.number is not None and refused.chance is not None:
-        return f"{text}: coin {share(refused.number)} >= chance {share(refused.chance)}: rejected"
-    return f"{text} was drafted, the target chose {quoted(token.shown, look, 24)}: rejected"
+def _refusal(refused: Refused, look: Look) -> str:
+    number, chance = share(refused.number or 0.0), share(refused.chance or 0.0)
+    return f"{quoted(refused.text, look, 24)}: coin {number} >= chance {chance}: rejected"
 
 
 def _drawn(token: SaidToken, look: Look) -> str:
