@@ -126,7 +126,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         REPLAY_FIELDS,
         replay_args,
         "looks",
-        ("view", "drafts", "palette", "debug"),
+        ("view", "drafts", "palette", "debug", "slow"),
         word=Word("file", "?", "FILE", "what --log has written"),
     ),
     "demo": SubCommand(

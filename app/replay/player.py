@@ -35,7 +35,7 @@ def replay(settings: Settings, options: ModelOptions, args: ReplayArgs) -> int:
     if args.inspect and answers:
         return walk_over(answers[-1], Canvas(settings, console, is_live(console)))
     with quiet_keys(), Interrupts() as stop:
-        player = Player(Canvas(settings, console, live, stop), args.speed)
+        player = Player(Canvas(settings, console, live, stop), args.speed / settings.times_slower)
         if not all(map(player.play, answers)):
             return INTERRUPTED
     notes = log.notes if answers else [*log.notes, f"{args.file} holds no answer yet"]
