@@ -127,7 +127,7 @@ def test_without_a_terminal_inspect_lists_all_tokens_or_tells_of_one(catalogue: 
     assert ran.errors[0] == "error: no answer yet"
     rows = ran.after("/inspect").splitlines()
     assert [row.split()[0] for row in rows[1:13]] == [str(number) for number in range(1, 13)]
-    assert all(re.search(r"accepted \\(drafter\\)|correction|bonus|own token", row) for row in rows[1:13])
+    assert all(re.search(r"accepted \(drafter\)|correction|bonus|own token", row) for row in rows[1:13])
     assert ran.after("/inspect 2").startswith("token 2/12  round 1")
     assert ran.after("/trace 1").startswith("round 1")
     assert "error: there is no token 99: the answer has 12" in ran.errors
