@@ -119,6 +119,7 @@ _WOULD = {
 def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: int) -> Recipe:
     """The pair as another program has to be told of it."""
     from sampling.drafters.draft_heads.checkpoint import load_student, read_config
+    from sampling.drafters.draft_heads.pard import PardLM
 
     loaded, spec = engine.loaded, engine.loaded.spec
     way, drafter = loaded.drafter_kind, ""
@@ -127,6 +128,8 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
     if way == "eagle" and "student" not in read_config(engine.drafters.folder(way)):
         head = load_student(engine.drafters.folder(way), loaded.target.model, engine.drafters.mark)
         way = "eagle3" if head.config.wide else "eagle1"
+    if isinstance(engine.drafters.model, PardLM):
+        way = "pard"
     return Recipe(
         _source(spec.target, given),
         way,

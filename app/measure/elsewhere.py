@@ -22,7 +22,17 @@ from pathlib import Path
 
 from sampling.drafters.registry import HEADS, ROWS
 
-PUBLISHED = ("eagle1", "eagle3")  # heads in their authors' formats
+ONCE = {"parallel_drafting": True}  # vLLM's word for a block in one pass
+PUBLISHED: Mapping[str, tuple[dict[str, object], str]] = {
+    "eagle1": ({"method": "eagle"}, ""),
+    "eagle3": ({"method": "eagle3"}, "draft-eagle3"),
+    "peagle": ({"method": "eagle3", **ONCE}, ""),
+    "dflash": ({"method": "dflash"}, "draft-dflash"),
+    "dspark": ({"method": "dspark"}, "draft-dspark"),
+    "dflash2": ({}, ""),
+    "pard": ({"method": "draft_model", **ONCE}, ""),
+}
+"""Heads and models in their authors' formats: vLLM's method and llama.cpp's --spec-type; nothing where there is none."""
 PROMPT = "Why is the sky blue?"
 
 
@@ -30,8 +40,8 @@ PROMPT = "Why is the sky blue?"
 class Recipe:
     """A pair as another program has to be told of it.
 
-    `target`, `drafter`: a hub id, a folder or a GGUF file. `way`: the drafter's word, of a published head `eagle1` or
-    `eagle3`. `gamma`: drafts a round. `lookup`: the most tokens that are looked up. `translated`: the drafter has
+    `target`, `drafter`: a hub id, a folder or a GGUF file. `way`: the drafter's word, of a published head a key of
+    PUBLISHED. `gamma`: drafts a round. `lookup`: the most tokens that are looked up. `translated`: the drafter has
     another vocabulary. `packed`: the target computes with its file's 4 to 8 bits here. `encodes`: an encoder reads the
     prompt.
     """
@@ -62,7 +72,7 @@ def _stays(recipe: Recipe, program: str) -> list[str]:
     notes, (first, _, head) = [], recipe.way.partition("+")
     if recipe.way in ROWS and ROWS[recipe.way].needs == "cascade":
         notes.append(f"{program} has no {recipe.way}s of drafters")
-    if any(word in HEADS for word in (first, head)):
+    if recipe.way not in PUBLISHED and any(word in HEADS for word in (first, head)):
         notes.append(f"{program} reads no {head or first} heads of this program")
     if first in ("tables", "static", "maxgram"):
         notes.append(f"{program} has no n-gram tables or bigrams")
@@ -71,6 +81,11 @@ def _stays(recipe: Recipe, program: str) -> list[str]:
     if recipe.packed:
         notes.append(f"the compiled pass over 4- to 8-bit weights stays here: c and v(n) are others in {program}")
     return notes
+
+
+def _kind(way: str) -> str:
+    """A published kind in words."""
+    return {"eagle1": "EAGLE-1 or 2 heads", "eagle3": "EAGLE-3 heads", "pard": "PARD models"}.get(way, f"{way} heads")
 
 
 def _gguf(name: str) -> bool:
@@ -93,10 +108,11 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
         if recipe.translated:
             config["use_heterogeneous_vocab"] = True
             notes.append("of another vocabulary vLLM drafts the shared tokens alone, and greedily")
-    elif recipe.way in PUBLISHED:
-        method = "eagle" if recipe.way == "eagle1" else "eagle3"
-        config = {"method": method, "model": recipe.drafter, "num_speculative_tokens": recipe.gamma}
+    elif method := PUBLISHED.get(recipe.way, ({}, ""))[0]:
+        config = {**method, "model": recipe.drafter, "num_speculative_tokens": recipe.gamma}
         notes.append("vLLM drafts a chain, no tree")
+    elif recipe.way in PUBLISHED:
+        notes.append(f"vLLM's methods have no {recipe.way}: without drafts")
     elif recipe.way == "suffix":
         config = {"method": "suffix", "num_speculative_tokens": recipe.gamma}
         notes.append("it needs the package arctic-inference there, and reads every answer of the server")
@@ -113,7 +129,7 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
 def _transformers(recipe: Recipe) -> tuple[list[str], str]:
     notes, call, lines = ["transformers 5.23", *_stays(recipe, "transformers")], "", []
     if recipe.way in PUBLISHED:
-        notes.append("transformers reads no EAGLE heads: without drafts")
+        notes.append(f"transformers reads no {_kind(recipe.way)}: without drafts (its use_mtp is for a model's own layers)")
     if any(map(_gguf, (recipe.target, recipe.drafter))):
         notes.append("GGUF files need the package gguf and are expanded to floats")
     kind = "AutoModelForSeq2SeqLM" if recipe.encodes else "AutoModelForCausalLM"
@@ -163,11 +179,11 @@ def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
     if recipe.way == "model":
         notes.append(older)
         words = ["-md", shlex.quote(_converted(recipe.drafter, notes)), "--spec-type draft-simple", *drafts]
-    elif recipe.way == "eagle3":
+    elif kind := PUBLISHED.get(recipe.way, ({}, ""))[1]:
         head = _converted(recipe.drafter, notes, f" --target-model-dir {shlex.quote(recipe.target)}")
-        words = ["-md", shlex.quote(head), "--spec-type draft-eagle3", *drafts]
-    elif recipe.way == "eagle1":
-        notes.append("llama.cpp reads EAGLE-3 heads, no EAGLE-1 or 2: without drafts")
+        words = ["-md", shlex.quote(head), f"--spec-type {kind}", *drafts]
+    elif recipe.way in PUBLISHED:
+        notes.append(f"llama.cpp's --spec-type has no {_kind(recipe.way)}: without drafts")
     elif recipe.looks_up:
         sizes = f"--spec-ngram-simple-size-n {recipe.lookup} --spec-ngram-simple-size-m {recipe.gamma}"
         notes.append(f"older builds: --spec-ngram-size-n {recipe.lookup} --spec-ngram-size-m {recipe.gamma}")

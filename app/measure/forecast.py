@@ -31,6 +31,7 @@ GROWN = 64  # tokens of an answer under gamma auto, which has to find its number
 WARM_UP = 8  # tokens, not counted: what is compiled or read first is no cost of drafting
 MOST = 16  # highest gamma that is thought of: passes are measured up to 17 tokens
 PAYS = 1.05  # speed-up from which on drafting is said to pay
+FAINT, USUAL = 3.0, 0.3  # a head accepts so many times less than by its card; alpha of one without a card
 DEAR = 0.2  # c from which on the drafter, not its agreement, is blamed
 SELDOM = 0.3  # share of rounds with drafts below which that is blamed
 
@@ -54,7 +55,8 @@ class Grown:
 class Forecast:
     """`option`: c and v(n). `alpha`: accepted / examined drafts, None where none was drafted. `share`: of the rounds
     those that drafted. `tokens`: answered on `prompts` prompts. `own`: what a round drafts where the drafter says so.
-    `grown`: what trees bring, of a drafter that grows them.
+    `grown`: what trees bring, of a drafter that grows them. `usual`: alpha of a trained head by its card, or what one
+    has at least; 0 for other drafters.
     """
 
     option: Option
@@ -64,6 +66,7 @@ class Forecast:
     tokens: int
     own: int | None = None
     grown: Grown | None = None
+    usual: float = 0.0
 
     def speedup(self, gamma: int) -> float:
         """Over plain decoding; a round without drafts costs a pass and gives a token."""
@@ -105,6 +108,11 @@ class Forecast:
             found.append(
                 f"with trees and gamma auto: {grown.speedup(v):.2f}x ({grown.tokens:.2f} tokens a pass, "
                 f"{grown.nodes:.1f} drafts a round)"
+            )
+        if self.alpha < self.usual / FAINT:
+            found.append(
+                f"it accepts next to nothing (alpha {self.alpha:.2f}, {self.usual:.2f} by its card or a head's usual): "
+                "is this head this target's? Layers numbered one off look alike."
             )
         return [*found, f"verdict: {'it pays here.' if self.pays else self._why(even)}"]
 

@@ -40,7 +40,7 @@ class BlockNetwork(StudentNetwork):
 
     def remember(self, features: Tensor, positions: Tensor, cache: Any) -> None:
         """Append the keys and values of the target's states [B, C, K·G] at positions [B, C] to the cache."""
-        x = self._hidden_norm(self._fc(features.to(self._embed.weight.device, self.dtype)))
+        x = self._hidden_norm(self._fc(features.to(self.device, self.dtype)))
         rotation = self._angles(positions, x)
         for index, layer in enumerate(self._layers):
             layer.remember(x, rotation, cache, index)
