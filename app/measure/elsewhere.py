@@ -32,7 +32,7 @@ PUBLISHED: Mapping[str, tuple[dict[str, object], str]] = {
     "dflash2": ({}, ""),
     "pard": ({"method": "draft_model", **ONCE}, ""),
 }
-"""Heads and models in their authors' formats: vLLM's method and llama.cpp's --spec-type; nothing where there is none."""
+"""Heads and models in their authors' formats: vLLM's method and llama.cpp's --spec-type, empty where there is none."""
 PROMPT = "Why is the sky blue?"
 
 
@@ -129,7 +129,9 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
 def _transformers(recipe: Recipe) -> tuple[list[str], str]:
     notes, call, lines = ["transformers 5.23", *_stays(recipe, "transformers")], "", []
     if recipe.way in PUBLISHED:
-        notes.append(f"transformers reads no {_kind(recipe.way)}: without drafts (its use_mtp is for a model's own layers)")
+        notes.append(
+            f"transformers reads no {_kind(recipe.way)}: without drafts (its use_mtp is for a model's own layers)"
+        )
     if any(map(_gguf, (recipe.target, recipe.drafter))):
         notes.append("GGUF files need the package gguf and are expanded to floats")
     kind = "AutoModelForSeq2SeqLM" if recipe.encodes else "AutoModelForCausalLM"

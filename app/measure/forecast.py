@@ -18,6 +18,7 @@ from app.measure.plan import Option, measured
 from app.measure.speed import GAMMA
 from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.settings.table import Settings
+from sampling.drafters.registry import HEADS
 from sampling.stats.summary import Stats, merge
 from sampling.stats.theory import break_even, efficiency
 from utils.errors import UsageError
@@ -169,7 +170,9 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
     rounds = sum(stats.draft_histogram)
     share = 1 - stats.draft_histogram[0] / rounds if rounds else 0.0
     grown = _grown(answered(own, GROWN, prompts), option) if trees else None
-    return Forecast(option, stats.alpha, share, len(prompts), stats.predicted_n, lane.most, grown)
+    kind = engine.loaded.drafter_kind
+    usual = (engine.drafters.alphas(kind) or (USUAL,))[0] if kind in HEADS else 0.0
+    return Forecast(option, stats.alpha, share, len(prompts), stats.predicted_n, lane.most, grown, usual)
 
 
 def _grown(stats: Stats, option: Option) -> Grown | None:

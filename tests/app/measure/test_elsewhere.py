@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.command_line.main import main
-from app.measure.elsewhere import PROGRAMS, Recipe, written
+from app.measure.elsewhere import PROGRAMS, PUBLISHED, Recipe, written
 from app.measure.forecast import Forecast, Grown, forecast
 from app.measure.plan import Option
 from app.screen.output import load_engine
@@ -53,12 +53,17 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "cascade": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "has no cascades of drafters"),
     "eagle1": ({"method": "eagle", **DRAFTS}, "", "", ""),
     "eagle3": ({"method": "eagle3", **DRAFTS}, EAGLE, "", ""),
+    "peagle": ({"method": "eagle3", **DRAFTS, "parallel_drafting": True}, "", "", ""),
+    "dflash": ({"method": "dflash", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dflash"), "", ""),
+    "dspark": ({"method": "dspark", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dspark"), "", ""),
+    "dflash2": ({}, "", "", ""),
+    "pard": ({"method": "draft_model", **DRAFTS, "parallel_drafting": True}, "", "", ""),
     "none": ({}, "", "", ""),
 }
 
 
 def recipe(way: str, **more: Any) -> Recipe:
-    return Recipe("o/T", way, 4, "o/D" if way in ("model", "eagle1", "eagle3") else "", **more)
+    return Recipe("o/T", way, 4, "o/D" if way in ("model", *PUBLISHED) else "", **more)
 
 
 def code(text: str) -> str:
@@ -121,6 +126,12 @@ def test_a_forecast_is_the_theorys_and_its_verdict_names_what_stands_in_the_way(
     }.items():
         assert told in one.lines()[-1]
         assert one.pays == (one is flat)
+
+
+def test_a_head_that_accepts_next_to_nothing_is_asked_about() -> None:
+    for alpha, usual, asked in ((0.05, 0.59, True), (0.25, 0.59, False), (0.05, 0.3, True), (0.05, 0.0, False)):
+        lines = replace(brings(alpha, 0.05, 0.0), usual=usual).lines()
+        assert ("is this head this target's?" in lines[-2]) == asked
 
 
 def test_trees_have_a_forecast_of_their_own_and_the_better_of_both_decides() -> None:
