@@ -166,6 +166,7 @@ class KVCache(Protocol):
     @property
     def length(self) -> int: ...
     def crop(self, length: int) -> None: ...  # keep the first `length` slots
+    def resume(self, length: int) -> int: ...  # the longest prefix of so many slots that a pass can go on from
     def shift(self, moves: Tensor, length: int) -> None: ...  # [3, K]: row, from, to; keep the first `length`
     def select(self, rows: Tensor) -> None: ...  # [B'] expand / reorder / drop rows
     def fork(self) -> KVCache: ...  # an independent copy

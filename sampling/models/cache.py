@@ -1,4 +1,4 @@
-"""KV caches: buffers that grow, with crop / shift / select / fork. Nothing else imports cache_utils.
+"""KV caches: buffers that grow, with crop / shift / select / fork. Only recurrent.py beside it imports cache_utils.
 
 A slot is one position of the buffer. All rows share the number of filled slots; which slot holds
 which token of which row is the session's business. Knows no tokens and no models.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -121,10 +122,11 @@ class SlotCache:
     def __init__(self, layers: int) -> None:
         self.keys = [Buffer() for _ in range(layers)]
         self.values = [Buffer() for _ in range(layers)]
+        self.indexed: dict[int, Buffer] = {}  # by layer, keys by which an indexer chooses what attention sees
 
     @property
     def buffers(self) -> list[Buffer]:
-        return [*self.keys, *self.values]
+        return [*self.keys, *self.values, *self.indexed.values()]
 
     @property
     def length(self) -> int:
@@ -151,7 +153,15 @@ class SlotCache:
         """An independent copy. What an encoder made is shared: nothing writes into it."""
         twin = copy(self)
         twin.keys, twin.values = ([buffer.fork() for buffer in held] for held in (self.keys, self.values))
+        twin.indexed = {layer: buffer.fork() for layer, buffer in self.indexed.items()}
         return twin
+
+    def resume(self, length: int) -> int:
+        return length
+
+    def layers(self) -> list[Any]:
+        """The layers of a transformers cache that writes here."""
+        return [slot_layer()(self, index) for index in range(len(self.keys))]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         return self.keys[index].view(), self.values[index].view()
@@ -191,20 +201,31 @@ class CrossCache(SlotCache):
             self.encoded = self.encoded.select(rows)
 
 
-def as_transformers_cache(slots: SlotCache) -> Any:
-    """A transformers cache that writes into `slots`: every layer keeps every position, also layers
-    with a sliding window (their mask hides what is outside), so that any crop is possible."""
-    from transformers.cache_utils import Cache, DynamicLayer
+@cache
+def slot_layer() -> Any:
+    """The class of a transformers cache layer that writes into slots: SlotLayer(slots, index). It keeps every position,
+    also where a layer has a sliding window (its mask hides what is outside), so that any crop is possible."""
+    from transformers.cache_utils import DynamicLayer
 
     class SlotLayer(DynamicLayer):
-        def __init__(self, index: int) -> None:
+        def __init__(self, slots: SlotCache, index: int) -> None:
             super().__init__()
-            self.index = index
+            self.slots, self.index = slots, index
 
         def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-            return slots.append(self.index, key_states, value_states)
+            return self.slots.append(self.index, key_states, value_states)
+
+        def update_indexer(self, keys: Tensor) -> Tensor:
+            return self.slots.indexed.setdefault(self.index, Buffer()).append(keys[:, None])[:, 0]
 
         def get_seq_length(self) -> int:
-            return slots.keys[self.index].length
+            return self.slots.keys[self.index].length
 
-    return Cache(layers=[SlotLayer(index) for index in range(len(slots.keys))])
+    return SlotLayer
+
+
+def as_transformers_cache(slots: SlotCache) -> Any:
+    """A transformers cache that writes into `slots`."""
+    from transformers.cache_utils import Cache
+
+    return Cache(layers=slots.layers())

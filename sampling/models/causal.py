@@ -145,9 +145,7 @@ class CausalSession(Session):
     def rollback(self, rows: Rows) -> list[int]:
         """Crop to the common prefix with `rows`; the number of cached tokens of each row."""
         self._settle()
-        lengths = [common_prefix(cached, row) for cached, row in zip(self._tokens, rows, strict=True)]
-        self._crop(lengths)
-        return lengths
+        return self._crop([common_prefix(cached, row) for cached, row in zip(self._tokens, rows, strict=True)])
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
         """[B, N+1, V] logits behind each row and behind each of its N nodes; feeds what is missing.
@@ -161,7 +159,7 @@ class CausalSession(Session):
         known = self.rollback(rows)
         cached = [min(length, len(row) - 1) for length, row in zip(known, rows, strict=True)]
         if cached != known:
-            self._crop(cached)
+            cached = self._crop(cached)
         if self._by_length is not None and not self._follow(self._by_length, rows, cached):
             self._reset(len(rows))
             cached = [0] * len(rows)
@@ -293,10 +291,14 @@ class CausalSession(Session):
         else:
             self._shorten(length)
 
-    def _crop(self, lengths: list[int]) -> None:
+    def _crop(self, lengths: list[int]) -> list[int]:
+        """Keep so many tokens of each row, or as many as the next pass can go on from; their numbers."""
+        most = self._cache.resume(max(lengths))
+        lengths = [min(length, most) for length in lengths]
         for tokens, length in zip(self._tokens, lengths, strict=True):
             del tokens[length:]
         self._shorten(max(lengths))
+        return lengths
 
     def _shorten(self, length: int) -> None:
         """Keep the first `length` slots of all that is held."""

@@ -106,6 +106,9 @@ class FusedCache:
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
 
+    def resume(self, length: int) -> int:
+        return length
+
     def shift(self, moves: Tensor, length: int) -> None:
         """Slot moves[2] of row moves[0] becomes what slot moves[1] was, moves [3, K]; then the first `length` stay.
 

@@ -4,7 +4,7 @@ logits of the last columns out. Knows no sessions, no sampling and no text.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from sampling.models.cache import SlotCache, as_transformers_cache, joined
 from sampling.models.positions import length_tables
 from sampling.models.probe import Exact, probe, takes
+from sampling.models.recurrent import RecurrentCache, keep_states, reading, recurrent_layers
 from sampling.types import Hidden, KVCache, Network, states_of
 from utils.device_map import main_device
 from utils.errors import UserError
@@ -58,35 +59,45 @@ class ModelNetwork:
 
 
 class TransformersNetwork(ModelNetwork):
-    """Wraps a `…ForCausalLM`. Models that keep a recurrent state instead of keys and values are refused.
+    """Wraps a `…ForCausalLM`. Of a model with recurrent layers one row is decoded, and drafts are chains.
 
     Args:
         exact: the ways of a pass that are known to be right; None: they are tried on a small twin of the model.
 
     Raises:
-        UserError: the architecture has a state that cannot be cropped, or is wrong with a cache.
+        UserError: the architecture has a state that transformers' caches do not hold, or is wrong with a cache.
     """
 
     def __init__(self, model: Any, exact: Exact | None = None) -> None:
         name, config = type(model).__name__, model.config.get_text_config(decoder=True)
         if model.config.is_encoder_decoder:
             raise UserError(f"{name} is an encoder-decoder model: sampling.models.encoder_decoder decodes with it")
-        if getattr(model, "_is_stateful", False):
-            raise UserError(f"{name} keeps a recurrent state; speculative decoding needs a cache that can be cropped")
+        self.recurrent = bool(recurrent_layers(config))
+        if getattr(model, "_is_stateful", False) and not self.recurrent:
+            raise UserError(f"{name} keeps a state outside transformers' caches, which cannot go back to a token")
         super().__init__(model, config)
         self.by_length = length_tables(model, config)
         self.context: int = context_of(config) if self.by_length is None else self.by_length.context
         self.layers: int = config.num_hidden_layers
         self._keeps, self._positions = takes(model, "logits_to_keep"), takes(model, "position_ids")
         self._exact = exact or probe(model, TransformersNetwork)
+        self._cache_name = "past_key_values" if takes(model, "past_key_values") else "cache_params"
+        if self.recurrent:
+            cache, token = RecurrentCache(config), torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            keep_states(model, cache, lambda: self._run(token, cache, {}))
 
     @property
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree of any size, at any length."""
         return self.maskable and self._exact.masks and self._exact.slots is None
 
+    @property
+    def takes_batches(self) -> bool:
+        """Whether several rows can be decoded together."""
+        return self._exact.batches
+
     def new_cache(self, rows: int) -> SlotCache:
-        return SlotCache(self.layers)
+        return RecurrentCache(self.config) if self.recurrent else SlotCache(self.layers)
 
     @torch.no_grad()
     def forward(
@@ -102,14 +113,19 @@ class TransformersNetwork(ModelNetwork):
         if mask is not None:
             self._check_mask(mask)
             extra["attention_mask"] = mask
-        cached = as_transformers_cache(cache)
         wanted = states_of(hidden)
         lengths = cache.lengths or [int(positions.max()) + 1] * len(ids)
-        with nullcontext() if self.by_length is None else self.by_length.set(lengths):
-            out = self.model(
-                input_ids=ids, past_key_values=cached, use_cache=True, output_hidden_states=bool(wanted), **extra
-            )
+        drafted = keep - 1
+        with ExitStack() as stack:
+            if self.by_length is not None:
+                stack.enter_context(self.by_length.set(lengths))
+            if isinstance(cache, RecurrentCache):
+                stack.enter_context(reading(cache, ids.shape[1] - drafted, drafted, self._exact.singly))
+            out = self._run(ids, cache, extra | {"output_hidden_states": bool(wanted)})
         return out.logits[:, -keep:], joined([out.hidden_states[one] for one in wanted]) if wanted else None
+
+    def _run(self, ids: Tensor, cache: SlotCache, more: dict[str, Any]) -> Any:
+        return self.model(input_ids=ids, use_cache=True, **{self._cache_name: as_transformers_cache(cache)}, **more)
 
     def _check_mask(self, mask: Tensor) -> None:
         name, slots = self.check_maskable(), self._exact.slots

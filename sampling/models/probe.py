@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sampling.models.cache import CrossCache
 from sampling.models.masks import additive, places
+from sampling.models.recurrent import recurrent_layers
 from sampling.models.twin import WINDOW, small, twin, windows
 from sampling.types import Network, Rows
 from utils.errors import UserError
@@ -42,6 +43,7 @@ class Exact:
     batches: bool = True  # over rows of equal length
     masks: bool = True  # with a mask of ours: trees, ragged rows
     slots: int | None = None  # … of at most so many slots
+    singly: bool = False  # … only if recurrent layers read one token at a time
 
 
 _known: dict[str, Exact | str] = {}
@@ -69,14 +71,17 @@ def probe(model: Any, build: Callable[[Any, Exact], Network]) -> Exact:
 def _tried(model: Any, small: Any, build: Callable[[Any, Exact], Network]) -> Exact | str:
     """What holds for `model` as its twin shows, or why it cannot be used."""
     reason = ""
-    for exact in (Exact(), Exact(batches=False)):
+    ways = [Exact(), Exact(batches=False)]
+    if recurrent_layers(small.config.get_text_config(decoder=True)):
+        ways = [Exact(batches=False, masks=False, singly=singly) for singly in (False, True)]
+    for exact in ways:
         try:
             right = _in_pieces(small, build(small, exact), _ROWS if exact.batches else _ROWS[:1])
         except Exception as error:
             reason = reason or f"a pass with a cache ends in {type(error).__name__}"
             continue
         if right:
-            return _with_limits(model, small, build, exact)
+            return _with_limits(model, small, build, exact) if exact.masks else exact
         reason = "in pieces, with a cache that is cut back, it gives other logits than at once"
     return reason
 
@@ -117,7 +122,8 @@ def _near(logits: Tensor, right: Tensor) -> bool:
 
 @torch.inference_mode()
 def _in_pieces(model: Any, network: Network, rows: Rows) -> bool:
-    """Whether passes over pieces, each with a refused draft behind it, give the logits of single passes."""
+    """Whether passes over pieces, each with a refused draft behind it, give the logits of single passes. Of a recurrent
+    model the draft is half accepted, so that a part of it is read again."""
     cache, start, numbers = _cache(network, len(rows)), 0, list(range(len(rows)))
     right = _uncached(model, rows, numbers)
     for end in _PIECES:
@@ -128,7 +134,8 @@ def _in_pieces(model: Any, network: Network, rows: Rows) -> bool:
         logits, _ = network.forward(ids, positions, None, cache, ids.shape[1])
         if not _near(logits[:, : end - start], right[:, start:end]):
             return False
-        cache.crop(start := end)
+        start = cache.resume(end)
+        cache.crop(start)
     return True
 
 

@@ -19,9 +19,13 @@ LARGEST = 150_000_000  # parameters of a twin
 _LAYERS = re.compile(
     r"((conf|t2u|speech)_)?(num_)?((en|de)coder_|hidden_)?layers(_per_stack)?|n_layers?|num_blocks|depth"
 )
-_HEADS = re.compile(r"(swa_|(num_)?(en|de)coder_)?(num_)?(attention_|key_value_|kv_)?heads|n_heads?|kv_n_heads")
+_HEADS = re.compile(
+    r"(swa_|(num_)?(en|de)coder_)?(num_)?(attention_|key_value_|kv_)?heads|n_heads?|kv_n_heads"
+    r"|mamba_(n|num)_heads|n_mamba_heads"
+)
+_GROUPS = re.compile(r"(mamba_)?n_?groups")  # that the heads of a recurrent layer share
 _WIDTHS = re.compile(
-    r"(attention_)?hidden_size|d_model|n_embd|dim_model|emb_dim|embedding_size|word_embed_proj_dim|lru_width"
+    r"(attention_)?hidden_size|d_model|n_embd|dim_model|emb_dim|embedding_size|word_embed_proj_dim|lru_width|mamba_d_ssm"
 )
 _INNER = re.compile(r".*intermediate_size(_mlp)?|.*ffn_dim|d_ff|dff|dim_ff|n_inner|.*ffn_hidden_size")
 _EXPERTS = re.compile(r"(moe_)?(num|n)_(local_|routed_)?experts|zero_expert_num")
@@ -128,7 +132,10 @@ def _few_heads(sizes: dict[str, Any]) -> dict[str, Any]:
     widths = {
         name: size for name, size in sizes.items() if _WIDTHS.fullmatch(name) and _counts(size) and size % by == 0
     }
-    return {name: size // by for name, size in {**heads, **widths}.items()}
+    fewer = {name: size // by for name, size in {**heads, **widths}.items()}
+    share = gcd(*(fewer[name] for name in heads if "mamba" in name or name == "num_heads"))
+    groups = {name: gcd(size, share) for name, size in sizes.items() if _GROUPS.fullmatch(name) and _counts(size)}
+    return fewer | groups
 
 
 def _few_layers(sizes: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +146,10 @@ def _few_layers(sizes: dict[str, Any]) -> dict[str, Any]:
     if not counts:
         return {}
     total = max(counts.values())
+    if pattern := sizes.get("block_types"):  # RecurrentGemma's, repeated
+        return dict.fromkeys(counts, len(pattern))
+    if sizes.get("attn_layer_period"):  # Jamba's
+        return {**dict.fromkeys(counts, 2), "attn_layer_period": 2, "attn_layer_offset": 1}
     lists = {name: each for name, each in sizes.items() if isinstance(each, list)}
     indices = {
         name: each

@@ -34,6 +34,8 @@ MADE_SO: dict[str, dict[str, Any]] = {  # where a default configuration makes no
         **{"num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "norm_topk_prob": True},
     },
     "deepseek_v2": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 4, "n_routed_experts": 8},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16, "full_attn_idxs": None},

@@ -374,15 +374,6 @@ def test_a_cut_vocabulary_cuts_the_logits() -> None:
     assert session.score([[3, 4]], Draft.empty(1)).shape == (1, 1, 30)
 
 
-def test_a_model_with_recurrent_state_is_refused_by_name() -> None:
-    config = transformers.Lfm2Config(
-        vocab_size=V, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, layer_types=["conv", "full_attention"],
-    )  # fmt: skip
-    with pytest.raises(UserError, match="Lfm2"):
-        CausalLM(transformers.Lfm2ForCausalLM(config))
-
-
 @pytest.mark.parametrize("name", ["mistral, window", "gemma2, window"])
 def test_ragged_rows_of_a_windowed_model_are_right_or_refused(name: str) -> None:
     """Within the window they agree with the uncached model; beyond it one line says no, never a wrong answer."""

@@ -1,0 +1,250 @@
+"""Models with recurrent layers: a cache whose states can go back, and passes that keep the states on the way.
+
+Keys and values can be cut at any token; the state of a recurrent layer (Mamba, gated delta rule, short convolution) has
+read all of them. So each such layer reads a pass in two steps: the committed tokens, whose state is kept, then the
+draft. If a part of the draft is refused, the next pass goes on from the kept state and reads what was accepted once
+more. A layer whose scan takes no state for several tokens reads them one by one. Knows no tokens and no sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
+
+from sampling.models.cache import SlotCache, slot_layer
+
+EVERY = 256  # tokens between two states that are kept for long
+KEPT = 8  # states that are kept at most
+
+
+def recurrent_layers(config: Any) -> list[int]:
+    """The layers that keep a state, by transformers' own cache for this configuration."""
+    layers = DynamicCache(config=config).layers
+    return [index for index, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]
+
+
+class _SlotsAndState(LinearAttentionLayer):
+    """A layer of both kinds: keys and values in the slots, and a state."""
+
+    def __init__(self, slots: SlotCache, index: int, state: LinearAttentionLayer) -> None:
+        vars(self).update(vars(state))
+        self._attention = slot_layer()(slots, index)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_attention"], name)
+
+
+CacheLayerMixin.register(_SlotsAndState)
+
+
+class Point(NamedTuple):
+    """The states of all recurrent layers after `length` tokens. `lasting`: at the end of a piece of a prompt."""
+
+    length: int
+    states: dict[int, LinearAttentionLayer]
+    lasting: bool
+
+
+def _copied(state: LinearAttentionLayer, rows: Tensor | None = None) -> LinearAttentionLayer:
+    """A state that changes independently; of some rows if they are named."""
+    twin = copy(state)
+    for name, value in vars(state).items():
+        if isinstance(value, dict):
+            setattr(twin, name, {key: _of_rows(part, rows) for key, part in value.items()})
+    return twin
+
+
+def _of_rows(part: Any, rows: Tensor | None) -> Any:
+    if not isinstance(part, Tensor):
+        return part
+    return part.clone() if rows is None else part[rows.to(part.device)]
+
+
+class RecurrentCache(SlotCache):
+    """Slots of the attention layers, and the states of the recurrent ones as they are after all tokens fed.
+
+    `crop` cuts the slots at once; the states go back when the next pass needs them to (`resume`).
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._template = DynamicCache(config=config).layers
+        super().__init__(len(self._template))
+        self._cut, self._read = 0, 0  # tokens in the slots, and in the states
+        self._states = self._fresh()
+        self._points: list[Point] = []
+
+    def _fresh(self) -> dict[int, LinearAttentionLayer]:
+        return {
+            index: LinearAttentionLayer(number_of_states=layer.number_of_states)
+            for index, layer in enumerate(self._template)
+            if isinstance(layer, LinearAttentionCacheLayerMixin)
+        }
+
+    @property
+    def length(self) -> int:
+        return self._cut
+
+    @property
+    def states(self) -> dict[int, LinearAttentionLayer]:
+        """The states by layer, which a pass changes."""
+        return self._states
+
+    def layers(self) -> list[Any]:
+        return [self._layer(index, layer) for index, layer in enumerate(self._template)]
+
+    def _layer(self, index: int, template: Any) -> Any:
+        if index in self._states:
+            both = isinstance(template, CacheLayerMixin)
+            return _SlotsAndState(self, index, self._states[index]) if both else self._states[index]
+        return slot_layer()(self, index) if isinstance(template, DynamicLayer) else template
+
+    def read(self, fed: int, drafted: int, kept: dict[int, LinearAttentionLayer]) -> None:
+        """A pass is over that fed so many tokens, the last of them drafted; `kept` are the states before these."""
+        self._cut = self._read = self._cut + fed
+        committed = self._cut - drafted
+        last = self._points[-1].length if self._points else 0
+        if drafted:
+            self._keep(Point(committed, kept, False))
+        elif fed > 1 or committed - last >= EVERY:
+            self._keep(Point(committed, {index: _copied(state) for index, state in self._states.items()}, True))
+
+    def _keep(self, point: Point) -> None:
+        points = [known for known in self._points if known.length < point.length]
+        if points and not points[-1].lasting:
+            before = points[-2].length if len(points) > 1 else 0
+            if points[-1].length - before < EVERY:
+                points.pop()
+        self._points = [*points, point][-KEPT:]
+
+    def crop(self, length: int) -> None:
+        super().crop(length)
+        self._cut = min(self._cut, length)
+
+    def resume(self, length: int) -> int:
+        if length < self._read:
+            self._points = [point for point in self._points if point.length <= length]
+            newest = self._points[-1] if self._points else Point(0, self._fresh(), True)
+            self._states = {index: _copied(state) for index, state in newest.states.items()}
+            self._read = newest.length
+        return self._read
+
+    def shift(self, moves: Tensor, length: int) -> None:
+        super().shift(moves, length)
+        self._cut = length
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self._states = {index: _copied(state, rows) for index, state in self._states.items()}
+        self._points = [
+            point._replace(states={index: _copied(state, rows) for index, state in point.states.items()})
+            for point in self._points
+        ]
+
+    def fork(self) -> RecurrentCache:
+        twin = super().fork()
+        assert isinstance(twin, RecurrentCache)
+        twin._states = {index: _copied(state) for index, state in self._states.items()}
+        return twin
+
+
+class _Pass:
+    """A pass that is running: where its layers stop to keep their states, and the states kept."""
+
+    def __init__(self, cache: RecurrentCache, committed: int, singly: bool) -> None:
+        self.cache, self.committed, self.singly = cache, committed, singly
+        self.kept: dict[int, LinearAttentionLayer] = {}
+
+    def ends(self, layer: int, width: int) -> list[int]:
+        """Where the steps of a layer end."""
+        begun = all(self.cache.states[layer].has_previous_state.values())
+        first = 1 if begun else self.committed
+        steps = range(first, width) if self.singly else [self.committed]
+        return sorted({*(end for end in steps if end < width), width})
+
+
+_running: ContextVar[_Pass | None] = ContextVar("_running", default=None)
+
+
+@contextmanager
+def reading(cache: RecurrentCache, committed: int, drafted: int, singly: bool) -> Iterator[None]:
+    """A pass over so many tokens; afterwards the cache knows what it has read."""
+    this = _Pass(cache, committed, singly)
+    token = _running.set(this)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+    cache.read(committed + drafted, drafted, this.kept)
+
+
+def _part(value: Any, width: int, start: int, end: int) -> Any:
+    """What an argument of a layer says of some of its tokens."""
+    if isinstance(value, tuple):
+        return tuple(_part(each, width, start, end) for each in value)
+    if isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == width:
+        return value[:, start:end]
+    return value[start:end] if isinstance(value, Tensor) and value.shape == (width,) else value
+
+
+@cache
+def _in_steps(kind: Any) -> Any:
+    """The class of recurrent layers `kind`, reading in steps where a pass of ours is running."""
+
+    class InSteps(kind):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            this, layer = _running.get(), self.layer_idx
+            if this is None:
+                return super().forward(*args, **kwargs)
+            width = (kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]).shape[1]
+            outs = []
+            for start, end in pairwise([0, *this.ends(layer, width)]):
+                own = {name: _part(value, width, start, end) for name, value in kwargs.items()}
+                outs.append(super().forward(*(_part(value, width, start, end) for value in args), **own))
+                if end == this.committed and end < width:
+                    this.kept[layer] = _copied(this.cache.states[layer])
+            if isinstance(outs[0], Tensor):
+                return torch.cat(outs, dim=1)
+            return (torch.cat([out[0] for out in outs], dim=1), *outs[-1][1:])
+
+    InSteps.__name__ = InSteps.__qualname__ = kind.__name__
+    return InSteps
+
+
+@torch.no_grad()
+def keep_states(model: Any, cache: RecurrentCache, run: Callable[[], Any]) -> None:
+    """Make the recurrent layers of `model` read in steps. `run` is a pass into `cache`, which shows which they are."""
+    if getattr(model, "_reads_in_steps", False):
+        return
+    found: dict[int, Any] = {}
+
+    def look(module: Any, *_: Any) -> None:
+        layer = module.layer_idx
+        state = cache.states.get(layer)
+        if state is not None and layer not in found and any(state.has_previous_state.values()):
+            found[layer] = module  # the innermost module that left a state
+
+    handles = [module.register_forward_hook(look) for module in model.modules() if hasattr(module, "layer_idx")]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for module in found.values():
+        kind: Any = type(module)
+        module.__class__ = _in_steps(kind)
+    model._reads_in_steps = True
