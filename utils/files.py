@@ -206,6 +206,14 @@ def first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str |
 # -- reading ----------------------------------------------------------------------------------------
 
 
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file. UserError if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+
+
 def hash_of(files: Iterable[str | Path], *, sampled: bool = False) -> str:
     """Sixteen hexadecimal digits of the files' SHA-256, one behind the other; "" for none.
 

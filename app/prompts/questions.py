@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from app.chat.conversation import Conversation, clean
 from app.prompts.built_in import PROMPTS
 from utils.errors import UsageError
+from utils.files import read_text
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -113,14 +114,7 @@ def numbered_lines(file: Path) -> list[tuple[int, str]]:
     """The lines of a prompt file that are not blank, with their numbers. UsageError if it cannot be read."""
     if not file.exists():
         raise UsageError(f"no prompt file {file}: name an existing .jsonl or .txt file")
-    return [(number, line.strip()) for number, line in _lines(file, "prompts") if line.strip()]
-
-
-def _lines(file: Path, what: str) -> Iterable[tuple[int, str]]:
-    try:
-        return enumerate(file.read_text(encoding="utf-8-sig").split("\n"), start=1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the {what} in {file}: {' '.join(str(error).split())}") from None
+    return [(number, line.strip()) for number, line in enumerate(read_text(file).split("\n"), start=1) if line.strip()]
 
 
 def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
@@ -131,7 +125,7 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
         if question.question_id is not None:
             known.setdefault(str(question.question_id), []).append(question)
     found: dict[str, Question] = {}
-    for number, line in _lines(path, "question ids"):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         name = line.partition("#")[0].strip()
         same = known.get(name, [])
         if not name:

@@ -20,6 +20,7 @@ import numpy as np
 
 from sampling.drafters.tables.table_file import TableArrays, grown, keys_of, write_tables
 from utils.errors import UsageError, UserError
+from utils.files import read_text
 
 Array = np.ndarray[Any, Any]
 PRIOR = 8.0
@@ -123,16 +124,9 @@ def _level(
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[str, str]]:
     """The place ("FILE:NUMBER") and the text of each line that is not blank. UserError if the file cannot be read."""
-    for number, line in enumerate(_content(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             yield f"{path}:{number}", line
-
-
-def _content(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
 def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator[Passage]:
@@ -147,7 +141,7 @@ def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator
     file = Path(path).expanduser()
     if file.suffix in (".jsonl", ".json"):
         return (_passage(line, where, encode, vocab_size) for where, line in numbered_lines(file))
-    return (Passage(encode(part)) for part in _content(file).split("\n\n") if part.strip())
+    return (Passage(encode(part)) for part in read_text(file).split("\n\n") if part.strip())
 
 
 def _passage(line: str, where: str, encode: Encode, vocab_size: int) -> Passage:

@@ -90,7 +90,7 @@ def test_files_without_prompts_are_refused(tmp_path: Path) -> None:
         ("empty.jsonl", "no prompts"),
         ("binary.jsonl", "cannot read"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UserError, match=told):
             read_questions(tmp_path / name)
 
 
