@@ -46,8 +46,10 @@ def rates(rounds: Sequence[Round], span: float) -> list[float]:
 
 
 def bars_key(look: Look) -> str:
-    """The meaning of the lowest and the highest bar."""
-    levels = look.glyph("levels") or _DIGITS
+    """The meaning of a bar, or of a digit in its place."""
+    levels = look.glyph("levels")
+    if not levels:
+        return "a digit a round: accepted drafts"
     return f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.screen.figures import PaneData
 from app.screen.palette import Look
-from app.screen.timeline import Line, Round, rates, timeline
+from app.screen.timeline import Line, Round, bars_key, rates, timeline
 from app.screen.view import Frame
 from sampling.stats.summary import Stats
 
@@ -42,6 +42,8 @@ def test_without_level_bars_it_is_digits() -> None:
     digits = "spec accepted 01234410{}  tok/s 369722  AR 222222222222  9 46"
     assert text(SPEC, AR, Look(100, color=False)) == digits.format("·")
     assert text(SPEC, AR, Look(100, ascii=True)) == digits.format(".")
+    assert bars_key(Look(ascii=True)) == "a digit a round: accepted drafts"
+    assert bars_key(Look()) == "a bar a round: ▁ 0, █ 7 or more"
 
 
 def test_more_rounds_than_room_shows_the_last_ones() -> None:
