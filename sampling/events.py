@@ -16,11 +16,20 @@ Reason = Literal["eos", "length", "interrupted"]
 
 
 class Call(NamedTuple):
-    """Forward passes of one model within a round; `seconds` is device-synchronised wall time."""
+    """Forward passes of one model within a round; `seconds` is device-synchronised wall time.
+
+    `confidence`: of a drafter that estimates it, the chance of acceptance at each depth that it considered; where the
+    last one is too small the draft ends.
+    """
 
     model: str
     passes: int
     seconds: float
+    confidence: tuple[float, ...] = ()
+
+    def shared(self, rows: int) -> Call:
+        """The part of one of so many rows."""
+        return self._replace(seconds=self.seconds / rows)
 
 
 @dataclass(frozen=True, slots=True)

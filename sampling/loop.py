@@ -192,7 +192,7 @@ class _Run:
         self.session.commit(verdict.path)
         gained = zip(self.rows, self.ends, metrics.tokens, verdict.path.tolist(), verdict.token.tolist(), strict=True)
         outcomes = [self._commit(*one) for one in gained]
-        calls = tuple(Call(*call[:2], call.seconds / share) for call in (*draft.calls, Call(self.lm.name, 1, verify_s)))
+        calls = tuple(call.shared(share) for call in (*draft.calls, Call(self.lm.name, 1, verify_s)))
         inner = by_row(draft.trace)
         steps = [
             metrics.step(

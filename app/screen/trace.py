@@ -283,6 +283,8 @@ class Trace(Drawn):
             accepted = f"accepted {len(step.path)}/{len(step.drafted)}" if step.drafted else "nothing drafted"
             parts += [chunk(f"{self.look.glyph('gamma')} {step.gamma}", "faint"), chunk(accepted, "faint")]
             parts += [chunk("chosen", "faint")] if step.chosen else []
+        if told := [chance for call in step.calls for chance in call.confidence]:
+            parts.append(chunk(f"confidence {' '.join(f'{chance:.2f}' for chance in told)}", "faint"))
         rows = flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
         inner = [row for review in found.inner for row in self._review(review, 1)]
         drafts = [row for draft in found.drafts for row in self._draft(draft)]

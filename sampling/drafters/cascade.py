@@ -118,7 +118,7 @@ class CascadeDrafter(Composite):
         emitted = _emitted(found, draft, ids, numbers, reviewer.model.session.vocab_size)
         grown.append(emitted, range(len(self.traits.names)), depth)
         tokens, inner = found.verdict.token.tolist(), by_row(draft.trace)
-        each = tuple(Call(*call[:2], call.seconds / share) for call in calls)
+        each = tuple(call.shared(share) for call in calls)
         steps: list[Step] = []  # the reviews as nested rounds, for display
         for place in going:
             row, token = reviewer.model.ids[place], tokens[place]

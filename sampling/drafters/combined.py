@@ -129,8 +129,8 @@ class Growing:
         are added up."""
         spent: dict[str, Call] = {}
         for call in self.calls:
-            _, passes, seconds = spent.get(call.model, Call(call.model, 0, 0.0))
-            spent[call.model] = Call(call.model, passes + call.passes, seconds + call.seconds)
+            known = spent.get(call.model, Call(call.model, 0, 0.0))
+            spent[call.model] = Call(call.model, known.passes + call.passes, known.seconds + call.seconds)
         tokens = padded(self.tokens)
         return Draft(
             tokens=tokens,

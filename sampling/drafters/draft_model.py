@@ -186,11 +186,15 @@ class Block(Model):
 
     whole = True
     session: Any
-    confidence: list[float]  # of the places in this round's draft that were considered, likeliest path first
+    confidence: list[float]  # by the depths of this round that were considered, of the most confident place
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         super().follow(rows, texts, depths, sampler)
         self.confidence = []
+
+    def call(self) -> Call | None:
+        call = super().call()
+        return None if call is None else call._replace(confidence=tuple(self.confidence))
 
     def _paths(self, nodes: list[Node]) -> tuple[list[int], Rows]:
         return [node.row for node in nodes], [[self._base[node.row][-1], *node.tokens] for node in nodes]
@@ -200,7 +204,8 @@ class Block(Model):
         if not self._passes:
             self.session.block(self._base, max(self._depths))
             self._passes = 1
-        chances = self.session.confidence(*self._paths(nodes))
+        if (chances := self.session.confidence(*self._paths(nodes))) is None:
+            return nodes
         self.confidence.append(max(chances))
         return [node for node, chance in zip(nodes, chances, strict=True) if chance >= CONFIDENT]
 

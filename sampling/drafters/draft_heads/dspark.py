@@ -70,10 +70,10 @@ class DSparkSession(DFlashSession):
         logits, bias = super().behind(places, paths), self.network.bias(*self._before(places, paths))
         return logits if bias is None else logits + self.cut(bias)
 
-    def confidence(self, places: list[int], paths: Rows) -> list[float]:
+    def confidence(self, places: list[int], paths: Rows) -> list[float] | None:
         tokens, states = self._before(places, paths)
         found = self.network.confidence(tokens[:, -1], states[:, -1])
-        return super().confidence(places, paths) if found is None else cast("list[float]", found.tolist())
+        return None if found is None else cast("list[float]", found.tolist())
 
 
 class DSparkLM(DFlashLM):

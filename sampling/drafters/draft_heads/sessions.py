@@ -84,9 +84,9 @@ class BlockSession(CausalSession):
             return self.logits[places[0], len(paths[0]) - 1].expand(len(places), -1)
         return self.logits[places, len(paths[0]) - 1]
 
-    def confidence(self, places: list[int], paths: Rows) -> list[float]:
-        """The chance that a draft behind each of M paths is accepted, as far as the model estimates one; else 1."""
-        return [1.0] * len(places)
+    def confidence(self, places: list[int], paths: Rows) -> list[float] | None:
+        """The model's estimate of the chance that a draft behind each of M paths is accepted; None: it makes none."""
+        return None
 
 
 class FollowingLM(CausalLM):

@@ -95,6 +95,13 @@ def test_a_trace_by_width(width: int, snapshot: SnapshotAssertion) -> None:
     assert shown(width, rule="ratio") == snapshot
 
 
+def test_a_round_shows_how_confident_its_drafter_was() -> None:
+    round_ = replace(STEPS[1], calls=(Call("dspark", 1, 0.001, (0.83, 0.125)),))
+    assert "round 1  gamma 4  accepted 2/4  confidence 0.83 0.12  22.0 ms" in shown(steps=[STEPS[0], round_]).split(
+        "\n"
+    )
+
+
 def test_a_draft_shows_both_probabilities_its_chance_and_its_fate() -> None:
     lines = shown(rule="ratio").split("\n")
     assert ' 1  " river"            q  .95  p  .90  chance  .95  accepted' in lines
