@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, TypeAdapter
@@ -64,6 +64,11 @@ def lenience_of(lane: Any) -> float | None:
         return lane.lenience
     stages = getattr(getattr(lane, "drafter", None), "stages", ())
     return next((stage.drafter.lenience for stage in stages if hasattr(stage.drafter, "lenience")), None)
+
+
+def kept(event: Event, log_top: int) -> Event:
+    """An event as files keep it: without the alternatives of its positions unless `log_top` asks for them."""
+    return event if log_top or not isinstance(event, Step) else replace(event, positions=())
 
 
 def settings_of(told: Mapping[str, Any]) -> Settings:

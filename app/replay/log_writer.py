@@ -12,19 +12,19 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from app.lanes.answers import shown_settings
 from app.lanes.costs import terms_of
-from app.lanes.logged_lane import known
+from app.lanes.logged_lane import kept, known
 from app.replay.session_log import VERSION, LaneViews, check_head
 from app.replay.texts import LoggingDecoder
 from app.screen.live import Track
 from app.screen.view import models_of
-from sampling.events import Event, Step, to_json
+from sampling.events import Event, to_json
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line
 from utils.growing_text import Decode
@@ -126,8 +126,7 @@ class AnswerLog:
 
     def feed(self, index: int, event: Event) -> None:
         """Take in an event of a lane, with every text that showing it will ask for."""
-        if isinstance(event, Step) and not self._log_top:
-            event = replace(event, positions=())
+        event = kept(event, self._log_top)
         self._lanes[index].feed(event)
         self._write(kind="event", lane=index, **to_json(event))
 

@@ -291,7 +291,7 @@ class Inspection:
     def _table(self, look: Look) -> list[Row]:
         """Titles, and a row for each alternative."""
         if not any(choice.rank or choice.q_rank for choice in self.token.choices):
-            return flow([chunk("alternatives were not recorded (a log keeps them with --log-top 5)", "faint")], look)
+            return flow([chunk("alternatives were not kept (files keep them with --log-top 5)", "faint")], look)
         columns = max(8, min(_TEXT, look.width - 46))
         titles = f"  {'':<{columns}}    p  set rank    q rank  by"
         rows = [row_of([(fit(titles, look.width, look), "faint")], look)]

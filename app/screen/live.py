@@ -18,7 +18,7 @@ from rich.text import Text
 from app.lanes.answers import Answer, comparisons_of, plain_answer
 from app.lanes.comparison import Rule, may_differ, rule_of
 from app.lanes.costs import Terms, seen_before
-from app.lanes.logged_lane import known, lenience_of
+from app.lanes.logged_lane import kept, known, lenience_of
 from app.lanes.race import seconds
 from app.screen.beams import BeamReader, BeamTrace, search_of
 from app.screen.figures import PaneData, State, StatsLines, note
@@ -179,7 +179,8 @@ class Track:
 
     def record(self) -> dict[str, Any]:
         """The lane with its events, for /save."""
-        lane, events = known(self.lane, self.terms).to_json(), [to_json(event) for event in self.events]
+        top = self.lane.settings.log_top
+        lane, events = known(self.lane, self.terms).to_json(), [to_json(kept(event, top)) for event in self.events]
         return {**self.answer().to_json(), "lane": lane, "events": events}
 
 

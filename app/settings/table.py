@@ -283,7 +283,7 @@ class Settings(_Record):
     data_dir: str = row("", Text("DIR", "a folder"), "folder of the data sets that have a name", OUTPUT)
     verbose: bool = row(False, Switch(), "more detail, tracebacks of errors", OUTPUT)
     debug: bool = row(False, Switch(), "show details of every round", OUTPUT)
-    log_top: int = row(0, Whole(0, 16), "likeliest tokens of each position that the log keeps; 0: none", OUTPUT)
+    log_top: int = row(0, Whole(0, 16), "likeliest tokens of each position that files keep; 0: none", OUTPUT)
     record: str = row("", _FILE, "write all that is decoded to this file, for replay", OUTPUT, also="log")
 
     @property

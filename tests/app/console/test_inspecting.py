@@ -189,7 +189,7 @@ def test_a_continued_answer_is_inspected_from_its_first_token(catalogue: Path) -
 
 
 def test_what_a_file_saved_says_the_same_when_it_is_loaded(catalogue: Path, tmp_path: Path) -> None:
-    ran = ran_over(catalogue, "one", "/inspect", "/inspect 3", f"/save {tmp_path}/chat.json")
+    ran = ran_over(catalogue, "/set log_top=5", "one", "/inspect", "/inspect 3", f"/save {tmp_path}/chat.json")
     loaded = ran_over(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/inspect 3")
     for line in ("/inspect", "/inspect 3"):
         assert loaded.after(line) == ran.after(line)

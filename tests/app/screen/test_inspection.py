@@ -108,7 +108,7 @@ def test_what_was_not_recorded_is_missing_and_never_guessed() -> None:
     bare = [replace(step, positions=(), trials=(), odds=()) for step in (OPENING, ROUND)]
     content = Inspection(tokens("ratio", *bare), 1)
     panel = text(content.panel(Look(80, None, False)))
-    assert panel[-1] == "alternatives were not recorded (a log keeps them with --log-top 5)"
+    assert panel[-1] == "alternatives were not kept (files keep them with --log-top 5)"
     assert not any("entropy" in line or "coin" in line for line in panel)
     assert content.token.choices[0][1:4] == (" river", 0.5, None)
 
