@@ -19,6 +19,7 @@ from app.bench.table import calls_cell, disturbances, loops_line, modelled, revi
 from app.lanes.costs import BY
 from app.screen.rows import visible
 from app.settings.table import Settings
+from sampling.drafters.registry import is_simulated
 from utils.files import writable, writable_folder, write_text
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ def _legend(columns: Sequence[str], rows: Sequence[Row]) -> list[tuple[str, str]
 def _sentence(run: Run, temperature: float | None) -> str:
     """The result of one temperature: the fastest of the methods that say the target's text, beside plain decoding."""
     rows = [row for row in run.summary if row.temperature == temperature and row.method not in OTHER_TEXT]
+    rows = [row for row in rows if not is_simulated(row.method)]
     known = [(row.predicted_per_second.mean, row) for row in rows]
     timed = sorted(((mean, row) for mean, row in known if mean), key=lambda one: one[0], reverse=True)
     if not timed:

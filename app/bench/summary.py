@@ -30,6 +30,7 @@ from app.bench.plan import Item, references
 from app.lanes.answers import Answer, PartingKind, agrees, parting
 from app.lanes.comparison import NEAR_TIE, Variant
 from app.lanes.costs import swi_of
+from sampling.drafters.registry import is_simulated
 from sampling.stats.ratios import cost_ratio, disturbed, expected, speedup_over, verify_ratio
 from sampling.stats.summary import Stats, merge, ratio
 
@@ -271,7 +272,8 @@ def named(row: Row) -> str:
     if gamma == "auto" and mean is not None:
         gamma = f"auto({mean:.1f})"
     heat = [] if row["temperature"] is None else [f"T{row['temperature']:g}"]
-    return " ".join([str(row["method"]), *([] if gamma is None else [str(gamma)]), *heat])
+    simulated = ["(simulated)"] if is_simulated(row["method"]) else []
+    return " ".join([str(row["method"]), *([] if gamma is None else [str(gamma)]), *heat, *simulated])
 
 
 def _rate_cell(row: Row) -> str:

@@ -24,7 +24,7 @@ from app.screen.palette import Look
 from app.screen.panes import Layout, SideBySide
 from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
-from app.screen.timeline import bars_key, timeline
+from app.screen.timeline import Line, bars_key, timeline
 from app.settings.table import Settings
 from utils.catalogue.specs import CASCADES, head_kind_of
 from utils.kernels.instruction_sets import instruction_set, why_not
@@ -174,9 +174,13 @@ class Summary(Drawn):
 
     def _timeline(self) -> list[Row]:
         """The rounds of the last lane that drafts, over time, beside plain decoding."""
-        lines = [(pane.label, pane.rounds) for pane in self.panes if pane.drafting and pane.rounds]
+        lines = self._lines()
         plain = next(((pane.label, pane.rounds) for pane in self.panes if pane.title == "ar"), None)
         return timeline(lines[-1], plain, self.look) if lines else []
+
+    def _lines(self) -> list[Line]:
+        """The lanes that draft, also one that has not drafted yet."""
+        return [(pane.label, pane.rounds) for pane in self.panes if pane.rounds and (pane.drafting or pane.names)]
 
     def _compared(self) -> list[Row]:
         """A line for each comparison. With colour a lone lane's acceptance goes on behind the last one, without it the
@@ -195,7 +199,7 @@ class Summary(Drawn):
     def _reading_aids(self) -> list[Chunk]:
         """The legend (where the comparison does not carry it), and what the figures leave out."""
         legend = self.legend if self.look.color or not self.comparisons else []
-        if legend and any(pane.drafting and pane.rounds for pane in self.panes):
+        if legend and self._lines():
             legend = [*legend, chunk(bars_key(self.look), "faint")]
         return legend + ([chunk(RATES_NOTE, "faint")] if any(pane.tokens for pane in self.panes) else [])
 

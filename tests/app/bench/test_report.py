@@ -297,3 +297,12 @@ def test_every_series_has_a_colour_of_its_own() -> None:
     for count in (1, 7, 8, 20, 60):
         assert len(set(colours(count))) == count
     assert set(colours(7)) == set(COLOURS)
+
+
+def test_a_simulated_lane_is_called_so_and_is_never_the_fastest(data: dict[str, Any]) -> None:
+    rows = json.loads(json.dumps(data["summary"]))
+    for row in rows:
+        row["method"] = row["method"].replace("ngram", "oracle:.9")
+    text = page(Run.model_validate({**data, "summary": rows, "results": []}), "b.json")
+    assert "oracle:.9 3 (simulated)" in text
+    assert "oracle" not in "".join(re.findall(r'<p class="result">(.*?)</p>', text))

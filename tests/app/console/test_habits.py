@@ -27,6 +27,7 @@ LIVE = re.compile(r"^spec accepted …?[▁▂▃▄▅▆▇█·]+(  tok/s [�
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     environ = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state")), "SPEC_MAX_NEW_TOKENS": "48", "PAGER": "less"}
+    environ["SPEC_GAMMA"] = "4"  # under auto a busy machine may draft nothing
     terminal = Terminal(columns=100, rows=24, environ=environ)
     yield terminal
     terminal.child.close(force=True)
@@ -92,6 +93,25 @@ def test_plots_heat_and_a_simulated_lane_at_every_width(chat: Terminal, columns:
         assert "error" not in after
         assert all(len(text) <= columns for text in chat.lines)
     chat.resize(columns, 24)
+
+
+def test_code_is_drawn_above_the_panes_and_its_text_comes_back_on_request(chat: Terminal) -> None:
+    chat.resize(100, 60)
+    chat.type("\x0c")
+    chat.quiet()
+    chat.enter("/clear")
+    chat.wait("conversation cleared", 20)
+    chat.enter(FIRST_QUESTION)
+    chat.wait(lambda: chat.at_prompt and "cut at 48 tokens" in chat.text.rpartition(FIRST_QUESTION)[2], ANSWER)
+    chat.quiet()
+    answer = chat.text.rpartition(FIRST_QUESTION[-20:])[2].partition("┌ autoregressive")[0]
+    assert "def fibonacci" in answer
+    assert "```" not in answer
+    chat.enter("/render off")
+    chat.wait(lambda: "render = off" in chat.text and chat.at_prompt, 20)
+    assert "```python\ndef fibonacci" in chat.text.rpartition("render = off")[2]
+    chat.enter("/render on")
+    chat.resize(100, 24)
 
 
 @pytest.mark.skipif(shutil.which("less") is None, reason="less is not installed")

@@ -91,3 +91,5 @@ def test_the_line_stands_between_panes_and_figures_and_goes_where_there_is_no_ro
     assert whole[at - 1].startswith("└")
     assert whole[at + 1].startswith("AR ")
     assert not any("accepted ▁" in line for line in lines(5))
+    panes[1] = replace(panes[1], stats=replace(stats, draft_n=0), names=("match",), rounds=AR[1])
+    assert any(line.startswith("spec accepted ····") for line in lines(None))
