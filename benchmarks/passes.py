@@ -1,0 +1,89 @@
+"""Passes of one GGUF file here and in llama.cpp, in turns: over one and eight tokens, and over a prompt of 256.
+
+    python benchmarks/passes.py FILE.gguf [--repeat 30] [--activations q8]
+
+Requirements, beside requirements.txt: pip install llama-cpp-python. Both compute with two threads behind the same 64
+tokens and give the logits of every position.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from llama_cpp import Llama
+from rich.console import Console
+from rich.table import Table
+
+from app.lanes.lane import PairEngine
+from sampling.types import Draft
+from utils.catalogue.specs import ModelSpec, PairSpec
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_pair
+
+PROMPT, FEW = 256, 8
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Milliseconds that `act` takes."""
+    begin = time.perf_counter()
+    act()
+    return 1000 * (time.perf_counter() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Passes here and in llama.cpp")
+    parser.add_argument("file")
+    parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--activations", default="q16")
+    asked = parser.parse_args()
+    torch.set_num_threads(2)
+    spec = PairSpec(name="passes", target=ModelSpec(gguf=asked.file), drafter="none")
+    options = LoadOptions(device="cpu", quantization="auto", activations=asked.activations)
+    lm = PairEngine(load_pair(spec, options)).target
+    theirs = Llama(asked.file, n_ctx=1024, n_threads=2, n_threads_batch=2, logits_all=True, verbose=False)
+    prompt = [37 * at % 900 + 100 for at in range(PROMPT + 1)]
+    row = prompt[:64]
+    session = lm.open([row])
+    session.score([row], Draft.empty(1))
+    theirs.eval(row)
+    rest = list(range(300, 300 + FEW - 1))
+    times: dict[tuple[str, str], list[float]] = {}
+
+    def llama(drafted: list[int]) -> None:
+        theirs.eval([row[-1], *drafted])
+        theirs.n_tokens -= len(drafted)
+
+    for turn in range(asked.repeat):
+        for count in (1, FEW):
+            row.append(200 + turn % 50)
+            drafted = rest[: count - 1]
+            draft = Draft(torch.tensor([drafted], dtype=torch.long).reshape(1, -1))
+            here = times.setdefault((f"{count} tokens", "here"), [])
+            here.append(timed(lambda draft=draft: session.score([row], draft)))
+            session.commit(torch.full((1, 1), -1))
+            times.setdefault((f"{count} tokens", "llama.cpp"), []).append(timed(lambda d=drafted: llama(d)))
+    for _ in range(max(2, asked.repeat // 6)):
+        new = lm.open([prompt])
+        piece = [prompt[:PROMPT]]
+        here = times.setdefault((f"prompt of {PROMPT}", "here"), [])
+        here.append(timed(lambda new=new, piece=piece: new.score(piece, Draft.empty(1))))
+        theirs.reset()
+        times.setdefault((f"prompt of {PROMPT}", "llama.cpp"), []).append(timed(lambda: theirs.eval(prompt[:PROMPT])))
+    table = Table("pass", "here, ms", "llama.cpp, ms", "ratio")
+    for name in dict.fromkeys(name for name, _ in times):
+        ours, other = (statistics.median(times[name, program]) for program in ("here", "llama.cpp"))
+        table.add_row(name, f"{ours:.2f}", f"{other:.2f}", f"{ours / other:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
