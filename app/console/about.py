@@ -126,7 +126,7 @@ def last_stats(answered: Answered, console: Console, settings: Settings) -> Rend
         lines += [f"{pane.label}: {_times(answer.stats)}"]
         lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(answer.stats, answer.terms)]
     if answered.shown is not None:
-        lines += [f"screen, text and figures: {answered.shown:.1%} of the time"]
+        lines += [f"on no clock (screen, text, figures, alternatives): {answered.shown:.1%} of the time"]
     return Group(
         Summary(panes, look, comparisons_of(answers), legend=False), Text(visible("\n".join(lines)), style="dim")
     )

@@ -198,7 +198,8 @@ def play(
     clock: Callable[[], float] = time.monotonic,
 ) -> float:
     """Run a race to its end, drawing between rounds at most 12 times a second, and less often where drawing takes long:
-    frames are dropped, never tokens. The share of its time that is on no lane's clock: screen, text and figures."""
+    frames are dropped, never tokens. The share of its time that is on no lane's clock: screen, text,
+    figures, and what rounds record for /inspect."""
     start = began = clock()
     draw()
     last, computed, read = clock(), 0.0, None

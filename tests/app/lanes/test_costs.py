@@ -114,4 +114,7 @@ def test_stats_last_shows_costs_below_the_times_and_the_expectation_beside_the_r
     assert f"expected {factor:.1f}x" in " ".join(lines)
     assert "9.9" not in " ".join(lines)
     drawn = replace(answered(PLAIN, cascade), shown=0.0312)
-    assert printed(last_stats(drawn, console, Settings()))[-1] == "screen, text and figures: 3.1% of the time"
+    assert (
+        printed(last_stats(drawn, console, Settings()))[-1]
+        == "on no clock (screen, text, figures, alternatives): 3.1% of the time"
+    )
