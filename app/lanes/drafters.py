@@ -131,6 +131,8 @@ class PairDrafters:
 
     def build(self, request: DraftRequest) -> Drafter:
         """A new drafter; UsageError if the pair lacks what it is made of."""
+        if "model" in request.word.split("+") and self.model is None:
+            raise UsageError(f"lane {request.word} needs a drafter model, pair '{self._loaded.spec.name}' has none")
         if row_of(request.word).needs == "tables" and self.tables() is None:
             has = f"pair '{self._loaded.spec.name}' has none (infer.py distill --stage tables builds some)"
             raise UsageError(f"lane {request.word} needs n-gram tables, {has}")

@@ -283,7 +283,7 @@ class PairEngine:
             raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
         if name.startswith("oracle") and world().size > 1:
             raise UsageError(f"lane {name} runs in one process, not in {world().size}")
-        word = {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
+        word = {"ar": "none", "spec": self.loaded.drafts_by}.get(name, name)
         key = self.drafters.key(word, settings)
         kept = self._kept.get(name)
         pace = self._paces.get((name, key))
@@ -292,7 +292,7 @@ class PairEngine:
             kept = self._kept[name] = _Kept(key, self.drafters.make(word, settings, ratios), ratios)
         drafts = not isinstance(kept.drafter, NoDrafter) and kept.drafter.traits.most != 0
         if settings.gamma == "auto" and drafts and kept.pace is None:
-            own = word == self.loaded.drafter_kind
+            own = word == self.loaded.drafts_by
             costs = None if self.measured is None else self.measured.costs(with_drafter=own)
             acceptance = Acceptance(prior=self.drafters.alphas(word), ratios=kept.ratios)
             kept.pace = pace or controller_of(kept.drafter.traits, settings.nodes, costs, acceptance)

@@ -55,7 +55,7 @@ def warm_up(engine: PairEngine) -> None:
 
 def _measured(engine: PairEngine) -> Measured:
     settings = Settings()
-    drafter = engine.drafters.make(engine.loaded.drafter_kind, settings.changed(gamma="auto"))
+    drafter = engine.drafters.make(engine.loaded.drafts_by, settings.changed(gamma="auto"))
     length = max(1, min(PROMPT, engine.context - WIDTHS[-1] - 1))
     prompt: list[int] = random_tokens(engine.target.vocab_size, length, torch.device("cpu"))[0][0].tolist()
     session = engine.open(prompt, hidden=drafter.traits.needs_hidden)
@@ -103,7 +103,7 @@ def _key(engine: PairEngine) -> str:
     loaded = engine.loaded
     target = loaded.target
     drafter = loaded.draft_head or ", ".join(model.name for model in loaded.drafting_models)
-    models = f"{target.name} {target.precision} {target.bytes} on {target.device}, {loaded.drafter_kind} {drafter}"
+    models = f"{target.name} {target.precision} {target.bytes} on {target.device}, {loaded.drafts_by} {drafter}"
     return f"{cpu_name()}, {torch.get_num_threads()} threads, {models}, {version()}"
 
 

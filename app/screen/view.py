@@ -75,7 +75,8 @@ def drafter_name(engine: PairEngine) -> str:
     """How the pair drafts, in a word or two."""
     loaded = engine.loaded
     if loaded.drafter is not None:
-        return loaded.drafter.name
+        beside = {"match": "matches and ", "tables": "n-gram tables and "}.get(loaded.spec.beside or "", "")
+        return beside + loaded.drafter.name
     names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "maxgram": "max-gram drafter", "none": "no drafter"}
     names |= {word: f"{word} of {', '.join(loaded.spec.cascade_names)}" for word in CASCADES}
     kind = loaded.drafter_kind

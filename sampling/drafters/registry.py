@@ -80,6 +80,7 @@ _ALONE = (
         pair=False,
         member=1,
         reviews=True,
+        short="drafter model",
     ),
     DrafterRow(
         "ngram",
@@ -244,7 +245,7 @@ _OF_SEVERAL = (
 
 
 def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
-    """What looks up beside a draft head: one tree of both, or the second where the first is unsure."""
+    """What looks up beside a model: one tree of both, or the second where the first is unsure."""
     return DrafterRow(
         f"{first.word}+{second.word}",
         f"{first.short} and {second.short}",
@@ -259,7 +260,7 @@ def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
 
 def _every_row() -> Iterator[DrafterRow]:
     yield from _ALONE
-    yield from (_beside(one, head) for one in _ALONE if one.first for head in _ALONE if head.needs in HEADS)
+    yield from (_beside(one, head) for one in _ALONE if one.first for head in _ALONE if head.needs in ("model", *HEADS))
     yield from _OF_SEVERAL
 
 

@@ -186,6 +186,7 @@ class PairSpec(BaseModel):
     name: str
     target: ModelSpec
     drafter: ModelSpec | str = "ngram"  # a model, or a drafter's word
+    beside: Literal["match", "tables"] | None = None  # what is looked up beside a drafter model
     tables: str | None = None  # the file that the drafter `tables` looks up in
     students: HeadFolders = HeadFolders()
     cascade: list[ModelSpec | str] | None = None  # drafters, large to small

@@ -113,6 +113,12 @@ class LoadedPair:
     cascade_models: Mapping[str, LoadedModel] = field(default_factory=dict)  # of the cascade, by name, large to small
 
     @property
+    def drafts_by(self) -> str:
+        """The word of what drafts in the lane `spec`."""
+        beside = self.spec.beside if self.drafter_kind == "model" and self.drafter is not None else None
+        return f"{beside}+model" if beside else self.drafter_kind
+
+    @property
     def drafting_models(self) -> tuple[LoadedModel, ...]:
         """The loaded models beside the target: the drafter, or those of the cascade."""
         return (*filter(None, [self.drafter]), *self.cascade_models.values())

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampling.drafters.draft_model import Model, source_of
+from sampling.drafters.draft_model import Model, Respelled, source_of
 from sampling.drafters.proposal import LEAST, Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.suffix import SIZES, SuffixIndex
@@ -282,7 +282,7 @@ def build_static(pair: Parts, asked: DraftRequest) -> LookupDrafter:
 
 
 def build_beside(pair: Parts, asked: DraftRequest) -> LookupDrafter:
-    """What the first word looks up, and the draft head of the second."""
+    """What the first word looks up, and the draft head or model of the second."""
     first, second = asked.word.split("+")
     tree = asked.grown in ("joint", "dynamic")
     head: Any = pair.build(DraftRequest(second, asked.settings))
@@ -290,7 +290,7 @@ def build_beside(pair: Parts, asked: DraftRequest) -> LookupDrafter:
         pair.tables() if first == "tables" else None,
         recall=first == "tables" and tree,
         said=pair.said(asked),
-        model=source_of(head.lm),
+        model=head.model if isinstance(head.model, Respelled) else source_of(head.lm),
         tree=tree,
         shared_noise=tree,
         learn=asked.auto,

@@ -173,6 +173,7 @@ def test_lanes_of_a_two_model_cascade_give_plain_decodings_text(
         "match+glide",
         "match+feature",
         "tables+feature",
+        "match+model",
     ],
 )
 @pytest.mark.parametrize("changes", [{}, {"cascade": "model,glide,feature", "k_matrix": K_TWO, "lenience": 3}])

@@ -610,3 +610,12 @@ def test_a_drafter_that_says_less_than_it_may_is_priced_by_what_it_says() -> Non
 def test_a_whole_draft_is_at_least_one_token() -> None:
     with pytest.raises(ValueError, match="most must be at least 1, got 0"):
         Controller(most=0, whole=True)
+
+
+def test_an_earlier_measurement_that_falls_with_the_width_is_taken_as_one_that_does_not() -> None:
+    costs = Costs(0.2, {2: 4.0, 3: 0.8, 16: 1.5}, 0.002)
+    assert costs.v(16) == sorted(costs.v(16))
+    assert min(costs.v(16)) >= 1
+    for width in (2, 16, 5, 1):
+        costs.add(width, 0, 0, 0.0, 0.002)
+    assert costs.plain
