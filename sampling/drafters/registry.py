@@ -254,7 +254,7 @@ def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
         needs=second.needs,
         settings=tuple(dict.fromkeys((*first.settings, *second.settings))),
         grows="joint",
-        pair=first.pair,
+        pair=first.pair and second.pair,
     )
 
 

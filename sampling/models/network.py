@@ -13,7 +13,6 @@ from torch import Tensor
 from sampling.models.cache import SlotCache, as_transformers_cache, joined
 from sampling.models.positions import length_tables
 from sampling.models.probe import Exact, probe, takes
-from sampling.models.recurrent import RecurrentCache, keep_states, reading, recurrent_layers
 from sampling.types import Hidden, KVCache, Network, states_of
 from utils.device_map import main_device
 from utils.errors import UserError
@@ -72,6 +71,8 @@ class TransformersNetwork(ModelNetwork):
         name, config = type(model).__name__, model.config.get_text_config(decoder=True)
         if model.config.is_encoder_decoder:
             raise UserError(f"{name} is an encoder-decoder model: sampling.models.encoder_decoder decodes with it")
+        from sampling.models.recurrent import RecurrentCache, keep_states, recurrent_layers
+
         self.recurrent = bool(recurrent_layers(config))
         if getattr(model, "_is_stateful", False) and not self.recurrent:
             raise UserError(f"{name} keeps a state outside transformers' caches, which cannot go back to a token")
@@ -97,6 +98,8 @@ class TransformersNetwork(ModelNetwork):
         return self._exact.batches
 
     def new_cache(self, rows: int) -> SlotCache:
+        from sampling.models.recurrent import RecurrentCache
+
         return RecurrentCache(self.config) if self.recurrent else SlotCache(self.layers)
 
     @torch.no_grad()
@@ -119,7 +122,10 @@ class TransformersNetwork(ModelNetwork):
         with ExitStack() as stack:
             if self.by_length is not None:
                 stack.enter_context(self.by_length.set(lengths))
-            if isinstance(cache, RecurrentCache):
+            if self.recurrent:
+                from sampling.models.recurrent import RecurrentCache, reading
+
+                assert isinstance(cache, RecurrentCache)
                 stack.enter_context(reading(cache, ids.shape[1] - drafted, drafted, self._exact.singly))
             out = self._run(ids, cache, extra | {"output_hidden_states": bool(wanted)})
         return out.logits[:, -keep:], joined([out.hidden_states[one] for one in wanted]) if wanted else None

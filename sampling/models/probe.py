@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sampling.models.cache import CrossCache
 from sampling.models.masks import additive, places
-from sampling.models.recurrent import recurrent_layers
 from sampling.models.twin import WINDOW, small, twin, windows
 from sampling.types import Network, Rows
 from utils.errors import UserError
@@ -71,6 +70,8 @@ def probe(model: Any, build: Callable[[Any, Exact], Network]) -> Exact:
 def _tried(model: Any, small: Any, build: Callable[[Any, Exact], Network]) -> Exact | str:
     """What holds for `model` as its twin shows, or why it cannot be used."""
     reason = ""
+    from sampling.models.recurrent import recurrent_layers
+
     ways = [Exact(), Exact(batches=False)]
     if recurrent_layers(small.config.get_text_config(decoder=True)):
         ways = [Exact(batches=False, masks=False, singly=singly) for singly in (False, True)]

@@ -98,7 +98,7 @@ def test_with_room_for_every_sequence_it_finds_the_best_of_all(
     plan = BeamPlan(vocab**length, min_length=min_length, alpha=alpha, early_stopping="never")
     tree = tree_of(search(lm, prompt, length, plan, stop={0}))
     truth = every_answer(lm, prompt, length, {0}, plan)
-    assert tree.best.tokens == max(truth, key=lambda tokens: truth[tokens])
+    assert truth[tree.best.tokens] == pytest.approx(max(truth.values()), abs=1e-9)  # several may be the best
     assert {beam.tokens: pytest.approx(beam.score, abs=1e-9) for beam in tree.finished} == truth
 
 

@@ -316,7 +316,7 @@ def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp
         (["--steps", "2"], 2, "--steps belongs to --student feature or eagle3, the student is plain"),
         (["--student", "eagle3"], 1, "EAGLE-3 reads three states of its target, one of 2 layers has too few"),
         (["--student", "eagle3", "--lag", "2"], 2, "--lag belongs to --student glide, the student is eagle3"),
-        (["--student", "eagle3", "--head", "shared"], 2, "--head shared has no place in an EAGLE-3 checkpoint"),
+        (["--student", "eagle3", "--head", "shared"], 2, "--head shared has no place in a published checkpoint"),
         (["--student", "eagle3", "--features", "f"], 2, "--features: what the target computes for --student eagle3"),
         (["--student", "feature", "--lag", "2"], 2, "--lag belongs to --student glide, the student is feature"),
         (["--hidden", "30", "--heads", "4"], 2, "--hidden 30 cannot be shared out over --heads 4"),

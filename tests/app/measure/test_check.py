@@ -30,6 +30,7 @@ def infer(*arguments: str) -> subprocess.CompletedProcess[str]:
     env = {
         name: value for name, value in os.environ.items() if not name.startswith("SPEC_") or name == "SPEC_CACHE_DIR"
     }
+    env.pop("COLUMNS", None)  # what is piped has its full width
     return run([sys.executable, str(ROOT / "infer.py"), *arguments], env=env)
 
 

@@ -47,6 +47,7 @@ def engine(model: Any, kind: str = "none", drafter: Any = None) -> PairEngine:
         target=entry(model),
         drafter=None if drafter is None else entry(drafter),
         drafter_kind=kind,
+        drafts_by=kind,
         draft_head=None,
         tokenizer=None,
         stop_ids=frozenset(),

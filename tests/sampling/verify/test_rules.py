@@ -22,6 +22,7 @@ from sampling.drafters.combined import ChainDrafter
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter, Respelled
 from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.oracle import Oracle
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -141,6 +142,7 @@ def test_every_way_of_drafting_is_in_this_table() -> None:
     assert {one.__name__ for one in bases} == {"Composite", "NoDrafter", "Reviewer"}
     storages = {one for one in ways if issubclass(one, NgramDrafter)} - {NgramDrafter}
     assert {one.__name__ for one in storages} == {"NGramStorage", "OneLevelNGramStorage"}  # under other names
+    ways -= {Oracle}  # is told the target's tokens: tests/sampling/drafters/test_oracle.py
     assert (ways - bases - storages) | {NoDrafter} == {kind for kind, _, _ in DRAFTERS.values()}
 
 
