@@ -78,6 +78,16 @@ def test_ctrl_c_leaves_step_and_tour(catalogue: Path, monkeypatch: pytest.Monkey
     assert [turn.user for turn in ran.state.chat.turns] == ["hello", "and you?"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_the_first_step_at_every_width(columns: int) -> None:
+    terminal = Terminal("demo", "--recorded", columns=columns, rows=40)
+    terminal.wait("Enter: step 2", 60)
+    assert "Seen:" in terminal.text
+    assert "plain" in terminal.text.lower()
+    assert COLOUR.search(terminal.raw)
+    terminal.child.close(force=True)
+
+
 def test_the_recorded_tour_in_a_terminal() -> None:
     terminal = Terminal("demo", "--recorded", columns=60, environ={"NO_COLOR": "1"})
     terminal.wait("Enter: step 2", 60)
