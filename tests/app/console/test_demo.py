@@ -15,6 +15,8 @@ from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -19,6 +19,8 @@ from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
 
+pytestmark = pytest.mark.slow
+
 WIDTHS = (60, 80, 100, 140)
 LOADED = ANSWER = 180.0  # seconds that a busy machine may take
 LIVE = re.compile(r"^spec accepted …?[▁▂▃▄▅▆▇█·]+(  tok/s [▁-█]+  AR [▁-█]+  █ \d+)?$", re.MULTILINE)

@@ -20,6 +20,8 @@ from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
 from utils.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 LOADED = 120.0
 
 

@@ -25,6 +25,8 @@ from training.text.self_text import TextIds
 from utils.catalogue.catalogue import head_kind
 from utils.progress import never
 
+pytestmark = pytest.mark.slow
+
 V, SHORT, READS = 40, [0, 2, 3, 5, 8, 13, 21, 34, 39], (2, 4, 5)
 TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5, V)), 3) for seed in range(16)]
 JOB = TrainingJob(

@@ -54,7 +54,7 @@ BUILDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
 
 FAMILIES_TRIED = ("Mistral", "SmolLM3", "Olmo2", "Gemma3", "Qwen2Moe")
 
-pytestmark = pytest.mark.exhaustive  # compiles all kernels for every build
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]  # compiles all kernels for every build
 
 
 def built(compiler: list[str], folder: Path) -> Path:

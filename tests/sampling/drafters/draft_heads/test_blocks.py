@@ -37,6 +37,8 @@ from tests.support.students import BLOCKS, close, fed, make_drafter, make_studen
 from utils.errors import UserError
 from utils.logits_processors import make_processor
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ("Llama", "Qwen3")
 
 
