@@ -7,6 +7,7 @@ which token of which row is the session's business. Knows no tokens and no model
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -158,6 +159,11 @@ class SlotCache:
 
     def resume(self, length: int) -> int:
         return length
+
+    def reading(self, fed: int, drafted: int, singly: bool) -> AbstractContextManager[None]:
+        """Around a pass that feeds so many tokens, the last of them `drafted`; `singly`: recurrent layers read one by
+        one."""
+        return nullcontext()
 
     def layers(self) -> list[Any]:
         """The layers of a transformers cache that writes here."""

@@ -4,7 +4,7 @@ logits of the last columns out. Knows no sessions, no sampling and no text.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -118,15 +118,8 @@ class TransformersNetwork(ModelNetwork):
             extra["attention_mask"] = mask
         wanted = states_of(hidden)
         lengths = cache.lengths or [int(positions.max()) + 1] * len(ids)
-        drafted = keep - 1
-        with ExitStack() as stack:
-            if self.by_length is not None:
-                stack.enter_context(self.by_length.set(lengths))
-            if self.recurrent:
-                from sampling.models.recurrent import RecurrentCache, reading
-
-                assert isinstance(cache, RecurrentCache)
-                stack.enter_context(reading(cache, ids.shape[1] - drafted, drafted, self._exact.singly))
+        tables = nullcontext() if self.by_length is None else self.by_length.set(lengths)
+        with tables, cache.reading(ids.shape[1], keep - 1, self._exact.singly):
             out = self._run(ids, cache, extra | {"output_hidden_states": bool(wanted)})
         return out.logits[:, -keep:], joined([out.hidden_states[one] for one in wanted]) if wanted else None
 

@@ -85,7 +85,7 @@ class RecurrentCache(SlotCache):
         self._template = DynamicCache(config=config).layers
         super().__init__(len(self._template))
         self._cut, self._read = 0, 0  # tokens in the slots, and in the states
-        self._states = self._fresh()
+        self.states = self._fresh()  # by layer; a pass changes them
         self._points: list[Point] = []
 
     def _fresh(self) -> dict[int, LinearAttentionLayer]:
@@ -99,21 +99,26 @@ class RecurrentCache(SlotCache):
     def length(self) -> int:
         return self._cut
 
-    @property
-    def states(self) -> dict[int, LinearAttentionLayer]:
-        """The states by layer, which a pass changes."""
-        return self._states
-
     def layers(self) -> list[Any]:
         return [self._layer(index, layer) for index, layer in enumerate(self._template)]
 
     def _layer(self, index: int, template: Any) -> Any:
-        if index in self._states:
+        if index in self.states:
             both = isinstance(template, CacheLayerMixin)
-            return _SlotsAndState(self, index, self._states[index]) if both else self._states[index]
+            return _SlotsAndState(self, index, self.states[index]) if both else self.states[index]
         return slot_layer()(self, index) if isinstance(template, DynamicLayer) else template
 
-    def read(self, fed: int, drafted: int, kept: dict[int, LinearAttentionLayer]) -> None:
+    @contextmanager
+    def reading(self, fed: int, drafted: int, singly: bool) -> Iterator[None]:
+        this = _Pass(self, fed - drafted, singly)
+        token = _running.set(this)
+        try:
+            yield
+        finally:
+            _running.reset(token)
+        self._read_on(fed, drafted, this.kept)
+
+    def _read_on(self, fed: int, drafted: int, kept: dict[int, LinearAttentionLayer]) -> None:
         """A pass is over that fed so many tokens, the last of them drafted; `kept` are the states before these."""
         self._cut = self._read = self._cut + fed
         committed = self._cut - drafted
@@ -121,7 +126,7 @@ class RecurrentCache(SlotCache):
         if drafted:
             self._keep(Point(committed, kept, False))
         elif fed > 1 or committed - last >= EVERY:
-            self._keep(Point(committed, {index: _copied(state) for index, state in self._states.items()}, True))
+            self._keep(Point(committed, {index: _copied(state) for index, state in self.states.items()}, True))
 
     def _keep(self, point: Point) -> None:
         points = [known for known in self._points if known.length < point.length]
@@ -139,7 +144,7 @@ class RecurrentCache(SlotCache):
         if length < self._read:
             self._points = [point for point in self._points if point.length <= length]
             newest = self._points[-1] if self._points else Point(0, self._fresh(), True)
-            self._states = {index: _copied(state) for index, state in newest.states.items()}
+            self.states = {index: _copied(state) for index, state in newest.states.items()}
             self._read = newest.length
         return self._read
 
@@ -149,7 +154,7 @@ class RecurrentCache(SlotCache):
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
-        self._states = {index: _copied(state, rows) for index, state in self._states.items()}
+        self.states = {index: _copied(state, rows) for index, state in self.states.items()}
         self._points = [
             point._replace(states={index: _copied(state, rows) for index, state in point.states.items()})
             for point in self._points
@@ -158,7 +163,7 @@ class RecurrentCache(SlotCache):
     def fork(self) -> RecurrentCache:
         twin = super().fork()
         assert isinstance(twin, RecurrentCache)
-        twin._states = {index: _copied(state) for index, state in self._states.items()}
+        twin.states = {index: _copied(state) for index, state in self.states.items()}
         return twin
 
 
@@ -178,18 +183,6 @@ class _Pass:
 
 
 _running: ContextVar[_Pass | None] = ContextVar("_running", default=None)
-
-
-@contextmanager
-def reading(cache: RecurrentCache, committed: int, drafted: int, singly: bool) -> Iterator[None]:
-    """A pass over so many tokens; afterwards the cache knows what it has read."""
-    this = _Pass(cache, committed, singly)
-    token = _running.set(this)
-    try:
-        yield
-    finally:
-        _running.reset(token)
-    cache.read(committed + drafted, drafted, this.kept)
 
 
 def _part(value: Any, width: int, start: int, end: int) -> Any:
