@@ -134,7 +134,13 @@ class DFlashLM(FollowingLM):
         return session
 
 
+def built(pair: Parts, asked: DraftRequest, lm: type[DFlashLM]) -> Proposer:
+    """A drafter on the pair's head of this class."""
+    (kind,) = lm.kinds
+    made = pair.head(kind, lambda head: ModelDrafter(lm(head, kind, pair.target.vocab_size)))
+    return of_head(made.lm, asked)
+
+
 def build(pair: Parts, asked: DraftRequest) -> Proposer:
     """The pair's DFlash head: chains, or trees by the probabilities of its positions (DDTree)."""
-    made = pair.head("dflash", lambda head: ModelDrafter(DFlashLM(head, "dflash", pair.target.vocab_size)))
-    return of_head(made.lm, asked)
+    return built(pair, asked, DFlashLM)

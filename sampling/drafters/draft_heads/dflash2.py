@@ -11,9 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sampling.drafters.draft_heads.dflash import BlockNetwork, DFlashLM, DFlashSession
+from sampling.drafters.draft_heads.dflash import BlockNetwork, DFlashLM, DFlashSession, built
 from sampling.drafters.draft_heads.modules import Convolution, DraftHead
-from sampling.drafters.draft_model import ModelDrafter, of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.types import Rows
@@ -80,5 +79,4 @@ class DFlash2LM(DFlashLM):
 
 def build(pair: Parts, asked: DraftRequest) -> Proposer:
     """The pair's DFlash2 head: chains, or trees of the selector's candidates."""
-    made = pair.head("dflash2", lambda head: ModelDrafter(DFlash2LM(head, "dflash2", pair.target.vocab_size)))
-    return of_head(made.lm, asked)
+    return built(pair, asked, DFlash2LM)

@@ -14,9 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sampling.drafters.draft_heads.dflash import BlockNetwork, DFlashLM, DFlashSession
+from sampling.drafters.draft_heads.dflash import BlockNetwork, DFlashLM, DFlashSession, built
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_model import ModelDrafter, of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.types import Rows
@@ -86,5 +85,4 @@ class DSparkLM(DFlashLM):
 
 def build(pair: Parts, asked: DraftRequest) -> Proposer:
     """The pair's DSpark head: chains, or trees that grow along the Markov head's order."""
-    made = pair.head("dspark", lambda head: ModelDrafter(DSparkLM(head, "dspark", pair.target.vocab_size)))
-    return of_head(made.lm, asked)
+    return built(pair, asked, DSparkLM)
