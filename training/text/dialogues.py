@@ -141,7 +141,7 @@ _TASKS = (
     "Tell me about",
     "Plan a trip to",
 )
-_PROGRAMS = (
+_PROGRAMS: tuple[str, ...] = (
     "Write a Python function that",
     "Write a Python program to",
     "Write a program in C++ that",
@@ -154,6 +154,20 @@ _PROGRAMS = (
     "Fix the error in this code:\n\ndef",
     "Design a class that",
     "Write a recursive function",
+)
+_CODE = (
+    *("a Python function", "a function in Python", "a short Python function", "a Python class", "a Python script"),
+    *("a Python generator", "a Python decorator", "a Python program", "a JavaScript function", "a TypeScript function"),
+    *("a C function", "a C++ function", "a C++ class", "a Java method", "a Java class", "a Go function"),
+    *("a Rust function", "a Bash script", "a SQL query", "a regular expression", "a React component"),
+    *("unit tests for a function", "a command line tool in Python", "a small web server", "an algorithm"),
+    *("a data class", "a context manager", "an iterator", "a pandas script", "a recursive function"),
+)
+_PROGRAMS += tuple(
+    f"{verb} {code} {link}"
+    for verb in ("Write", "Implement", "Create", "Show me", "I need", "Please write")
+    for code in _CODE
+    for link in ("that", "to", "which takes", "for")
 )
 _EXTRACTS = (
     "Extract all names from the following text:",
@@ -211,7 +225,7 @@ def _passage(dice: Random) -> list[TurnPart]:
 KINDS: Mapping[str, Callable[[Random], list[TurnPart]]] = {
     "chat": _begun(("",)),
     "writing": _begun(_TASKS),
-    "coding": _begun(_PROGRAMS),
+    "coding": _begun(_PROGRAMS, tokens=64, loose=True),
     "extraction": _begun(_EXTRACTS, tokens=128, loose=True),
     "qa": _begun(_ASKS),
     "maths": _sum,
