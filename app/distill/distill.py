@@ -23,7 +23,7 @@ from app.distill.draft_head import check_target, draft_head_for, verifier_of
 from app.distill.options import DATA_NAMES, HEAD, STAGES, TABLES, TABLES_NAMES, TEXT, TRAINING_NAMES, matters, shown
 from app.distill.result import described, in_lines, licence_of, measured
 from app.distill.tables import build_tables
-from app.distill.texts import Texts, let_write, load_target, read, source_of, split_texts, target_facts
+from app.distill.texts import Texts, keeper_of, let_write, load_target, read, source_of, split_texts, target_facts
 from app.lanes.lane import PairEngine
 from app.prompts.datasets import questions_of
 from app.screen.output import target_tokenizer
@@ -156,7 +156,8 @@ def _make(
     keep(out, {**target_facts(engine, options), "files": read_from, "turns": turns, **chosen}, (*DATA_NAMES, *staged))
     if args.writes:
         tokens = args.tokens if args.prompts is None or args.limited else None
-        wrote = let_write(engine, source_of(engine, settings, args), text, tokens, settings, interrupt, args.batch)
+        source, keeper = source_of(engine, settings, args), keeper_of(engine, options, args, text)
+        wrote = let_write(engine, source, text, tokens, settings, interrupt, args.batch, keeper)
         if interrupt() and (tokens is None or wrote.tokens < tokens):
             return f"{text} keeps {wrote.tokens:,} tokens"
         if wrote.new and not settings.quiet:

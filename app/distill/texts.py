@@ -16,9 +16,10 @@ from tqdm import tqdm
 from app.lanes.lane import PairEngine
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
+from training.draft_heads.features import Keeper
 from training.text.dialogues import GivenPrompts, OwnChats, Source
 from training.text.self_text import ENDLESS, TextIds, read_texts, split, write_self, written
-from training.text.synthesize import TextWriter
+from training.text.synthesize import Keep, TextWriter
 from utils.errors import UserError
 from utils.files import hash_of
 from utils.loading.fit import fingerprint
@@ -75,13 +76,15 @@ def let_write(
     settings: Settings,
     interrupt: Callable[[], bool],
     batch: int = 32,
+    keep: Keep | None = None,
 ) -> Wrote:
     """Let the target write until `file` holds so many tokens (None: as many as the source has).
 
+    `keep` receives the target's states of each line.
     UserError if it has none, since no prompt leaves room for an answer.
     """
     network, size = engine.target.network, engine.target.vocab_size
-    writer = TextWriter(network, size, engine.stop_ids, source, settings.seed, batch)
+    writer = TextWriter(network, size, engine.stop_ids, source, settings.seed, batch, keep)
     found, begun = written(file)[0], time.monotonic()
     with tqdm(
         desc="writing text",
@@ -99,12 +102,25 @@ def let_write(
     return Wrote(count, count - found, time.monotonic() - begun)
 
 
+def keeper_of(engine: PairEngine, options: ModelOptions, args: Namespace, file: Path) -> Keeper | None:
+    """Keeps the target's states of new text in the folder of --features; None without one."""
+    if args.features is None:
+        return None
+    before = read_texts([file], engine.target.vocab_size, _longest(engine, args)) if written(file)[0] else []
+    return Keeper(target_facts(engine, options), args.features, len(before), _longest(engine, args))
+
+
+def _longest(engine: PairEngine, args: Namespace) -> int:
+    """Tokens of the longest sequence learned from."""
+    return min(int(args.longest), engine.context)
+
+
 def source_of(engine: PairEngine, settings: Settings, args: Namespace) -> Source:
     """The chats that the target writes: its own, or answers to the given prompts."""
     tokenizer, how = engine.tokenizer, (args.answer_tokens, args.temperatures)
     if args.turns is None:
         return OwnChats(tokenizer, engine.stop_ids, *how, args.tasks, settings.seed)
-    return GivenPrompts(tokenizer, args.turns, *how, min(args.longest, engine.context))
+    return GivenPrompts(tokenizer, args.turns, *how, _longest(engine, args))
 
 
 def read(engine: PairEngine, args: Namespace, file: Path) -> Texts:
@@ -113,7 +129,7 @@ def read(engine: PairEngine, args: Namespace, file: Path) -> Texts:
     if args.writes:
         text = "self-written chats" if args.prompts is None else f"the target's answers to {_name(args.prompts)}"
         files = [str(file)]
-    texts = read_texts(files, engine.target.vocab_size, min(args.longest, engine.context))
+    texts = read_texts(files, engine.target.vocab_size, _longest(engine, args))
     if args.limited and not args.writes:
         texts = _first(texts, args.tokens)
     if len(texts) < 5:

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from sampling.models.network import network_of
 from training.text.self_text import TextIds
+from training.text.synthesize import KEPT
 from utils.files import write_bytes
 from utils.progress import Progress, never
 
 SHARD = 64  # sequences a file
 FED = 4096  # tokens a pass, padding included
-KEPT = torch.bfloat16
 _SUFFIX = ".safetensors"
 
 
@@ -112,15 +112,53 @@ def extract(
         progress("running the target over the texts", first / len(texts))
         if interrupt():
             return files
-        told = {**facts, **({"reads": repr(reads)} if reads else {})}
-        content = json.dumps([told, [[text.ids, text.start] for text in part]], sort_keys=True)
-        mark = f"features-{hashlib.sha256(content.encode('ascii')).hexdigest()[:16]}-"
+        mark = _mark({**facts, **({"reads": repr(reads)} if reads else {})}, part)
         file = _made(folder, mark, layers)
         if file is None:
             file = folder / f"{mark}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"
             write_bytes(file, save(_shard(model, part, layers, reads)))
         files.append(file)
     return files
+
+
+class Keeper:
+    """Keeps the states of texts while they are written, in the shards that :func:`extract` looks for.
+
+    `before`: the sequences that the file of texts holds already; a shard that these begin is left to `extract`.
+    """
+
+    def __init__(self, facts: Mapping[str, str], folder: Path, before: int, longest: int) -> None:
+        self._facts, self._folder, self._skipped, self._longest = facts, folder, -before % SHARD, longest
+        self._texts: list[TextIds] = []
+        self._states: list[Tensor] = []
+
+    def __call__(self, ids: Sequence[int], start: int, states: Tensor) -> None:
+        """Take the next line of the file and its states [T, H]. Raises OSError where the disk is full."""
+        text = TextIds.cut(ids, start, self._longest)
+        if text.teaches and self._skipped:
+            self._skipped -= 1
+        elif text.teaches:
+            self._texts.append(text)
+            self._states.append(states[: self._longest])
+        if len(self._texts) == SHARD:
+            every = [token for text in self._texts for token in text.ids]
+            tensors = {"ids": torch.tensor(every, dtype=torch.int32), "hidden": _kept(torch.cat(self._states))}
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = self._folder / f"{_mark(self._facts, self._texts)}{_SUFFIX}"
+            write_bytes(file, save(tensors | _lengths(self._texts)))
+            self._texts, self._states = [], []
+
+
+def _mark(facts: Mapping[str, str], texts: Sequence[TextIds]) -> str:
+    """How the name of a shard of these texts begins."""
+    content = json.dumps([facts, [[text.ids, text.start] for text in texts]], sort_keys=True)
+    return f"features-{hashlib.sha256(content.encode('ascii')).hexdigest()[:16]}-"
+
+
+def _lengths(texts: Sequence[TextIds]) -> dict[str, Tensor]:
+    """How long the sequences of a shard are and where their answers start."""
+    lengths, starts = [len(text.ids) for text in texts], [text.start for text in texts]
+    return {"length": torch.tensor(lengths), "start": torch.tensor(starts)}
 
 
 def _made(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
@@ -136,10 +174,8 @@ def _shard(model: Any, texts: Sequence[TextIds], layers: Sequence[int], reads: t
     made: dict[int, dict[str, Tensor]] = {}
     for batch in in_batches(sorted(range(len(texts)), key=lengths.__getitem__), lengths, FED):
         made |= zip(batch, _run(model, [texts[index] for index in batch], layers, reads), strict=True)
-    return {name: torch.cat([made[index][name] for index in range(len(texts))]) for name in made[0]} | {
-        "length": torch.tensor(lengths),
-        "start": torch.tensor([text.start for text in texts]),
-    }
+    tensors = {name: torch.cat([made[index][name] for index in range(len(texts))]) for name in made[0]}
+    return tensors | _lengths(texts)
 
 
 def in_batches(order: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -90,6 +90,16 @@ class TextIds:
     ids: tuple[int, ...]
     start: int = 0
 
+    @classmethod
+    def cut(cls, ids: Sequence[int], start: int, longest: int) -> TextIds:
+        """The first `longest` ids."""
+        return cls(tuple(ids[:longest]), min(start, longest))
+
+    @property
+    def teaches(self) -> bool:
+        """Whether its answer is long enough to learn from."""
+        return len(self.ids) - self.start >= SHORTEST
+
 
 def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> list[TextIds]:
     """The sequences of jsonl files with `ids`, and optionally `start`, a line; other fields are passed over.
@@ -100,7 +110,7 @@ def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> li
         UserError: a file or line that cannot be read, or an id outside the vocabulary, named by its number.
     """
     found = [_text(line, where, vocab_size, longest) for file in files for where, line in numbered_lines(file)]
-    return [text for text in found if len(text.ids) - text.start >= SHORTEST]
+    return [text for text in found if text.teaches]
 
 
 def _text(line: str, where: str, vocab_size: int, longest: int) -> TextIds:
@@ -114,7 +124,7 @@ def _text(line: str, where: str, vocab_size: int, longest: int) -> TextIds:
         raise UserError(f"{where}: id {wrong} is outside the target's vocabulary (0 … {vocab_size - 1})")
     if not 0 <= start <= len(ids):
         raise UserError(f"{where}: start is {start}, the sequence has {len(ids)} ids")
-    return TextIds(tuple(ids[:longest]), min(start, longest))
+    return TextIds.cut(ids, start, longest)
 
 
 def split(texts: Sequence[TextIds], held: int) -> tuple[list[TextIds], list[TextIds]]:

@@ -8,7 +8,7 @@ training/text/dialogues.py's business, what is kept training/text/self_text.py's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -28,10 +28,13 @@ from utils.progress import never
 
 _STREAM = 16  # the noise's streams: this one for a chat's first continuation, the next for its second …
 _ONE_BY_ONE = 8  # waiting tokens that are fed with the batch; more are read in a pass of their own
+KEPT = torch.bfloat16  # states that are kept
 _FRUITLESS = 200  # chats in a row that came to nothing, of a source without end
 
 Ended = tuple[int, list[Line]]
 """The number of a chat and its lines; none where it came to nothing."""
+Keep = Callable[[Sequence[int], int, Tensor], None]
+"""Receives each line as its chat ends: ids, where the answer starts, the target's last hidden states [T, H]."""
 
 
 class RowCache(SlotCache):
@@ -83,7 +86,8 @@ class TextWriter:
     """What writes: a causal model (or Network), the ids that end a turn, `batch` rows at once.
 
     Only the first `vocab_size` ids are ever drawn. `model` may have any dtype; on the CPU quantised weights in the
-    compiled pass are the fastest, then float32 with packed ones (utils.kernels.packed_linear).
+    compiled pass are the fastest, then float32 with packed ones (utils.kernels.packed_linear). With `keep` each
+    answer's last token is fed too, so that every token has its state.
     """
 
     model: Any
@@ -92,6 +96,7 @@ class TextWriter:
     source: Source
     seed: int = 42
     batch: int = 32
+    keep: Keep | None = None
 
     def chats(self, done: Container[int] = (), interrupt: Callable[[], bool] = never) -> Iterator[Ended]:
         """Each chat as it finishes, but those `done`.
@@ -113,6 +118,8 @@ class _Row:
     fed: int = 0
     asked: int = -1  # continuations before this one
     answer: list[int] = field(default_factory=list)
+    states: Tensor | None = None  # [capacity, H] of what was fed
+    answered: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # ids → their states, at each answer's end
 
 
 class _Batch:
@@ -127,7 +134,7 @@ class _Batch:
         self.waiting = _chats(writer.source, done)
         self.rows: list[_Row] = []
         self.fruitless = 0
-        self._read: tuple[list[int], SlotCache] | None = None  # the last prompt read in a pass of its own
+        self._read: tuple[list[int], SlotCache, Tensor | None] | None = None  # the last prompt read by itself
 
     def run(self, interrupt: Callable[[], bool]) -> Iterator[Ended]:
         while True:
@@ -142,6 +149,8 @@ class _Batch:
 
     def _go_on(self, row: _Row, answer: list[int] | None) -> Iterator[Ended]:
         """Hand a chat its answer (None: it begins) and take up the next that it asks for; yields a chat that ends."""
+        if answer and row.states is not None:
+            row.answered[tuple(row.ids)] = row.states[: len(row.ids)].clone()
         try:
             ask = row.chat.send(answer)  # type: ignore[arg-type]  # None begins a generator
             while len(ask.prompt) >= self.capacity or not ask.prompt:
@@ -151,6 +160,9 @@ class _Batch:
             self.fruitless = 0 if ended.value else self.fruitless + 1
             if self.fruitless >= _FRUITLESS and self.writer.source.endless:
                 raise UserError("the target's user turns do not end: give it files or prompts") from None
+            if self.writer.keep is not None:
+                for line in ended.value:
+                    self.writer.keep(line["ids"], line["start"], row.answered[tuple(line["ids"])])
             yield row.number, list(ended.value)
             return
         row.fed = min(common_prefix(row.ids[: row.fed], ask.prompt), len(ask.prompt) - 1)
@@ -164,10 +176,19 @@ class _Batch:
         if self._read is None or self._read[0] != ids:
             fresh: Any = self.network.new_cache(1)
             fed = torch.tensor([ids], device=self.network.device)
-            self.network.forward(fed, torch.arange(len(ids), device=self.network.device)[None], None, fresh, 1)
-            self._read = (ids, fresh)
+            positions = torch.arange(len(ids), device=self.network.device)[None]
+            _, hidden = self.network.forward(fed, positions, None, fresh, 1, hidden=self.writer.keep is not None)
+            self._read = (ids, fresh, hidden)
         self.cache.fill(self.rows.index(row), self._read[1])
+        if self._read[2] is not None:
+            self._note(row, self._read[2][0])
         row.fed = len(ids)
+
+    def _note(self, row: _Row, states: Tensor) -> None:
+        """Keep the states [T, H] of the row's tokens from the first that is not fed on."""
+        if row.states is None:
+            row.states = states.new_empty((self.capacity, states.shape[-1]), dtype=KEPT)
+        row.states[row.fed : row.fed + len(states)] = states
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -175,10 +196,13 @@ class _Batch:
         device = self.network.device
         slots = torch.tensor([row.fed for row in self.rows], device=device)
         fed = torch.tensor([[row.ids[row.fed]] for row in self.rows], device=device)
-        logits, _ = self.network.forward(fed, slots[:, None], self.cache.at(slots), self.cache, 1)
-        for row in self.rows:
+        mask, kept = self.cache.at(slots), self.writer.keep is not None
+        logits, hidden = self.network.forward(fed, slots[:, None], mask, self.cache, 1, hidden=kept)
+        for index, row in enumerate(self.rows):
+            if hidden is not None:
+                self._note(row, hidden[index])
             row.fed += 1
-        due = [index for index, row in enumerate(self.rows) if row.fed == len(row.ids)]
+        due = [index for index, row in enumerate(self.rows) if row.fed == len(row.ids) and not self._ended(row)]
         if due:
             chosen = [self.rows[index] for index in due]
             drawn = draw(
@@ -191,11 +215,13 @@ class _Batch:
                 row.answer.append(token)
 
     def _complete(self, row: _Row) -> bool:
-        """Whether the row's continuation has ended."""
-        if not row.answer or row.fed == len(row.ids):
-            return False
+        """Whether the row's continuation has ended and all that is kept of it is known."""
+        return self._ended(row) and (self.writer.keep is None or row.fed == len(row.ids))
+
+    def _ended(self, row: _Row) -> bool:
+        """Whether the row's continuation has its last token."""
         full = len(row.answer) >= row.ask.limit or len(row.ids) >= self.capacity
-        return full or row.answer[-1] in self.writer.stop_ids
+        return bool(row.answer) and (full or row.answer[-1] in self.writer.stop_ids)
 
     def _drop(self, row: _Row) -> None:
         """Take the row out; the last one moves into its place."""
