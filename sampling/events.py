@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
+from utils.remote.report import Report
+
 Reason = Literal["eos", "length", "interrupted"]
 
 
@@ -104,7 +106,8 @@ class Step:
     nodes. `token` is the target's own token (correction or bonus), or None when an accepted stop
     token ended the row. `target_p` and `draft_p` are temperature-1 probabilities p(x) and q(x) of
     the *examined* nodes in examination order: the accepted ones, then the refused one.
-    `top2_gap` is the gap of the target's two best logits where the round ended. All seconds are
+    `top2_gap` is the gap of the target's two best logits where the round ended (None of a server's piece of text, a
+    Step without calls whose `token` is the piece's id). All seconds are
     shared out evenly over the rows that were active in the round; `overhead_s` is what the loop
     itself took beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
     accepted if the target draws it: with chance p(x), whatever `draft_p`, the drafter's own probability, is.
@@ -121,7 +124,7 @@ class Step:
     token: int | None
     target_p: tuple[float, ...]
     draft_p: tuple[float, ...]
-    top2_gap: float
+    top2_gap: float | None
     calls: tuple[Call, ...]
     draft_s: float
     verify_s: float
@@ -249,10 +252,14 @@ def by_row(steps: Iterable[Step]) -> dict[int, list[Step]]:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A row ended: by a stop token, at its length or context limit, or by an interrupt."""
+    """A row ended: by a stop token, at its length or context limit, or by an interrupt.
+
+    `report`: what a server says of its answer.
+    """
 
     row: int
     reason: Reason
+    report: Report | None = None
 
 
 Event = Prefill | Step | BeamStep | Finished

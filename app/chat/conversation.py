@@ -53,6 +53,7 @@ class Plan:
     seed: int | None = None  # the seed the answer began with; None = the current one
     begun: tuple[int, ...] = ()
     forced: bool = False
+    messages: tuple[Message, ...] = ()  # the chat up to `user`, for a server
 
 
 def clean(text: str) -> str:
@@ -148,7 +149,12 @@ class Conversation:
                 f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent; "
                 "the conversation is unchanged"
             )
-        return plan
+        return replace(plan, messages=self._sent_messages(plan))
+
+    def _sent_messages(self, plan: Plan) -> tuple[Message, ...]:
+        """The chat of a plan as a server reads it: it has a template of its own."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return (*system, *_messages(self.turns[: plan.keep], plan.user))
 
     # -- changes ------------------------------------------------------------------------------
 

@@ -41,20 +41,22 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
     """
     text = agreed(given_prompt(prompt, sys.stdin) if first() else "")
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
-        engine = load_engine(settings, options, interrupt)
+        engine = load_engine(settings, options, interrupt, servers=True)
         lanes, chat = engine.lanes(settings), conversation(engine, settings)
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
             sys.stderr.write(f"{engine.loaded.target.name} has no chat template: the text is simply continued\n")
-        asked = Asked(text, fitting(chat.plan(text).prompt, min(lane.context for lane in lanes)))
-        answer_log = answer_log_of(log, engine, lanes, asked, settings, chat.text)
-        writer = None if as_json else AnswerWriter(sys.stdout, chat.said)
-        race, meters = Race(lanes, engine, list(asked.ids), interrupt=interrupt), [Meter(len(asked.ids)) for _ in lanes]
+        plan, said = chat.plan(text), engine.pieces.beside(chat.said)
+        asked = Asked(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
+        answer_log = answer_log_of(log, engine, lanes, asked, settings, engine.pieces.beside(chat.text))
+        writer = None if as_json else AnswerWriter(sys.stdout, said)
+        race = Race(lanes, engine, list(asked.ids), interrupt=interrupt, messages=plan.messages)
+        meters = [Meter(len(asked.ids)) for _ in lanes]
         for index, event in race if answer_log is None else answer_log.tee(race):
             meters[index].add(event)
             if writer is not None and lanes[index] is lanes[-1]:
                 writer.feed(event)
         answers = [
-            answer_of(lane, meter, chat.said, terms_of(lane, engine)) for lane, meter in zip(lanes, meters, strict=True)
+            answer_of(lane, meter, said, terms_of(lane, engine)) for lane, meter in zip(lanes, meters, strict=True)
         ]
         if answer_log is not None and (problem := answer_log.end()):
             sys.stderr.write(f"{problem}\n")

@@ -64,6 +64,8 @@ def _model(model: LoadedModel) -> str:
 def info(engine: PairEngine, chat: Conversation) -> str:
     """/info: pair, models, context."""
     loaded = engine.loaded
+    if engine.server is not None:
+        return f"pair     {loaded.spec.name}\ntarget   {loaded.target.name}, served at {engine.server.address}"
     used = len(chat.ids)
     return "\n".join(
         [

@@ -23,6 +23,8 @@ from app.screen.stepping import stepped
 from app.screen.view import models_of
 from app.settings.table import Settings
 from sampling.drafters.registry import is_simulated
+from utils.errors import UserError
+from utils.remote.server import is_server
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
@@ -41,19 +43,22 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     """
     engine, chat, settings = state.engine(), state.conversation(), _seeded(state.settings, plan)
     lanes = engine.lanes(settings)
+    if plan.answer and any(is_server(lane.name) for lane in lanes):
+        raise UserError("a server answers whole messages: an answer goes on in the other lanes alone (/compare)")
     previous, state.session = state.session, None
+    decode = engine.pieces.beside(chat.text)
 
     def made(decode: Decode) -> list[Track]:
         size, most = len(plan.prompt), settings.max_new_tokens
         return [Track(lane, decode, size, most, plan.answer, terms_of(lane, engine)) for lane in lanes]
 
-    tracks = made(chat.text)
+    tracks = made(decode)
     if plan.regenerated and not plan.answer:
         same = settings.temperature == 0
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
-    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES)
+    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
     asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun))
-    answer_log = state.log.open_answer(engine, asked, settings, made, chat.text) if state.log is not None else None
+    answer_log = state.log.open_answer(engine, asked, settings, made, decode) if state.log is not None else None
     live = state.live and not settings.quiet
     if live and (settings.times_slower > 1 or settings.steps):
         for track in tracks:
@@ -68,24 +73,25 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
             events = slowed(events, settings.times_slower, state.stop, idle=draw)
         beside = play(events, tracks) if settings.steps else play(events, tracks, draw)
     last, answers = tracks[-1], engine.drafters.answers
-    seen = settings.suffix != "off" and answers.share(plan.prompt, last.meter.ids) > SEEN
+    ids = engine.own_ids(last.meter.ids)
+    seen = settings.suffix != "off" and answers.share(plan.prompt, ids) > SEEN
     for track in tracks:
         track.terms = replace(track.terms, seen=seen)
     if answer_log is not None and (problem := answer_log.end(seen)):
         state.say(Text(problem, style="bold yellow"))
     state.session = race.session
     state.note_stop()
-    if not last.meter.ids:
+    if not ids:
         return False
     record = chat.turns[plan.keep].record if plan.answer else {}
     forced = list(plan.answer) if plan.forced else record.get("forced")
     earlier = [] if plan.forced else record.get("decodings", [])
     models, records = models_of(engine), [track.record() for track in tracks]
     decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": records}]
-    answers.add(plan.prompt, last.meter.ids)  # no lane of this turn has read it
+    answers.add(plan.prompt, ids)  # no lane of this turn has read it
     more = {} if forced is None else {"forced": forced}
     kept = kept_tokens(plan, state.latest)
-    turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=decodings, **more)
+    turn = chat.commit(plan, ids, last.reason, seed=settings.seed, decodings=decodings, **more)
     simulated = any(map(is_simulated, settings.compare))  # passes off the clock are not the screen's
     shown = beside if live and settings.slow == 1 and not simulated else None
     state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, kept, shown)

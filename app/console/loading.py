@@ -73,12 +73,12 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
     progress("starting", None)
     from app.lanes.drafters import UnusableDrafterError
     from app.lanes.lane import PairEngine
-    from app.lanes.pairing import drafter_words, load_options, with_drafter
-    from utils.loading.loading import load_drafter, load_pair
+    from app.lanes.pairing import drafter_words, load, load_options, with_drafter
+    from utils.loading.loading import load_drafter
 
     given = load_options(options)
     with drafter_words(spec):
-        loaded = load_pair(spec, given, progress, cancelled)
+        loaded = load(spec, given, progress, cancelled)
     try:
         engine = PairEngine(loaded)
     except UnusableDrafterError as error:
@@ -95,6 +95,8 @@ def load_another_drafter(
     from app.lanes.pairing import drafter_words, load_options, with_drafter
     from utils.loading.loading import load_drafter
 
+    if engine.reads_text:
+        raise UserError(f"{engine.loaded.spec.name} is a server: nothing drafts for it here")
     spec = with_drafter(engine.loaded.spec, name)
     with drafter_words(spec):
         loaded = load_drafter(engine.loaded, spec, load_options(options), progress, cancelled)

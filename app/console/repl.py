@@ -119,7 +119,8 @@ def prompt_reader(state: ConsoleState) -> PromptReader:
 def status(state: ConsoleState) -> str:
     """The prompt's bottom line."""
     pairs, chat = state.pairs, state.chat
-    used, context = (len(chat.ids), chat.context) if chat else (0, 0)
+    counts = chat is not None and not (pairs.engine is not None and pairs.engine.reads_text)
+    used, context = (len(chat.ids), chat.context) if chat and counts else (0, 0)
     last = pairs.engine.mean_drafted(state.settings) if pairs.engine is not None else None
     return toolbar(pairs.name, state.settings, pairs.job.status if pairs.job else "", used, context, last)
 

@@ -26,6 +26,7 @@ from sampling.drafters.registry import is_simulated
 from sampling.stats.metrics import Meter
 from sampling.stats.ratios import disturbed, expected, speedup
 from sampling.stats.summary import Stats
+from utils.remote.server import is_server
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane
@@ -125,7 +126,7 @@ def parting(plain: Answer, other: Answer) -> Parting | None:
         return None
     gap = gap_between(plain.stats, other.stats, at)
     if other.may_differ:
-        another = other.method == "draft" or other.stats.beams
+        another = other.method == "draft" or other.stats.beams or is_server(other.method)
         return Parting("other text" if another else "other draw", at, gap)
     tied = gap is not None and gap < near_tie(plain.terms.precision)
     return Parting("near tie" if tied else "beyond", at, gap)
@@ -136,9 +137,14 @@ def plain_answer(answers: Sequence[Answer]) -> Answer | None:
     return next((answer for answer in answers if answer.method == "ar"), None)
 
 
+def baseline(answers: Sequence[Answer]) -> Answer | None:
+    """What the others are compared with: the answer of `ar`, or without it a first lane that is a server's."""
+    return plain_answer(answers) or next((answer for answer in answers[:1] if is_server(answer.method)), None)
+
+
 def comparisons_of(answers: Sequence[Answer]) -> list[Comparison]:
-    """Every other lane compared with plain decoding, where that ran; each is named where there are more than two."""
-    plain = plain_answer(answers)
+    """Every other lane compared with the baseline, if there is one; each is named where there are more than two."""
+    plain = baseline(answers)
     others = [] if plain is None else [answer for answer in answers if answer is not plain]
     known = [(other.method, found) for other in others if plain and (found := compare(plain, other)) is not None]
     named = len(answers) > 2
@@ -153,6 +159,8 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     """
     if not plain.ids or not last.ids:
         return None
+    if is_server(plain.method) or is_server(last.method):
+        return _compare_texts(plain, last)
     stopped, precision = plain.interrupted or last.interrupted, plain.terms.precision
     invariant = plain.terms.invariant and last.terms.invariant
     speed, style = speed_of(plain.stats, last.stats)
@@ -174,10 +182,19 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     return Comparison(", ".join(filter(None, (speed, same))) + ending, style)
 
 
+def _compare_texts(first: Answer, other: Answer) -> Comparison:
+    """How two answers compare of which a server gave one: by their texts, since their ids are not the same ones'."""
+    speed, style = speed_of(first.stats, other.stats)
+    stopped = first.interrupted or other.interrupted
+    at = difference(first.text, other.text, prefix=stopped)
+    same = f"the texts part at character {at + 1}" if at is not None else same_text(False, so_far=stopped)
+    return Comparison(", ".join(filter(None, (speed, same))) + (", stopped" if stopped else ""), style)
+
+
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:
     """`speedup` (the last lane's rate over ar's), `disturbed` (whether that timing was, `speedup` is None then) and
     `same_output` (of every lane that must equal ar)."""
-    plain, last = plain_answer(answers), answers[-1]
+    plain, last = baseline(answers), answers[-1]
     if plain is None or len(answers) < 2:
         return {"speedup": None, "disturbed": False, "same_output": None}
     wrong = disturbed(plain.stats, last.stats)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.settings.types import plain
 from sampling.stats.ratios import AS_FAST, disturbed, speedup
+from utils.remote.server import is_server
 
 if TYPE_CHECKING:
     from app.settings.table import Settings
@@ -54,7 +55,7 @@ def rule_of(temperature: float, *, sampled: bool, coupling: str = "rejection", d
 def may_differ(lane: Any, settings: Settings) -> bool:
     """Whether the lane's text may rightly differ from that of `ar` with the same seed."""
     sampled = settings.temperature > 0 and settings.coupling == "rejection" and settings.draft_sampling == "law"
-    return lane.name in ("draft", "beam") or (lane.drawn_drafts and sampled)
+    return lane.name in ("draft", "beam") or is_server(lane.name) or (lane.drawn_drafts and sampled)
 
 
 def chance(rule: Rule, q: float, p: float) -> float | None:
@@ -111,8 +112,8 @@ def promise(precision: str, invariant: bool = False) -> str:
     )
 
 
-def difference(one: Sequence[int], other: Sequence[int], *, prefix: bool = False) -> int | None:
-    """The first position (from 0) where the ids differ, None if they do not.
+def difference(one: Sequence[Any], other: Sequence[Any], *, prefix: bool = False) -> int | None:
+    """The first position (from 0) where the ids (or two texts) differ, None if they do not.
 
     With `prefix` the shorter one may end early; otherwise ending early is a difference.
     """

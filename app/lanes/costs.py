@@ -15,6 +15,7 @@ from sampling.stats.summary import TARGET, Stats
 from sampling.stats.swi import MEASURED, Model, every_swi
 from utils.catalogue.specs import HEAD_KINDS
 from utils.errors import UserError
+from utils.remote.server import is_server
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -54,6 +55,8 @@ class Terms:
 
 def terms_of(lane: Lane, engine: PairEngine) -> Terms:
     """The terms of one of the engine's lanes as it is set now."""
+    if is_server(lane.name):
+        return Terms()
     precision, invariant = engine.loaded.target.precision, engine.invariant
     if not lane.drafts:
         return Terms(models=models_of(engine, (lane.lm.name,)), precision=precision, invariant=invariant)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.drafters import PairDrafters
+from app.lanes.server_lane import ServerLane, server_lane
 from app.settings.types import LANES
 from sampling.beam.plan import BeamPlan
 from sampling.beam.search import beam_generate
@@ -23,8 +24,10 @@ from sampling.gamma.acceptance import Acceptance
 from sampling.gamma.controller import Controller, controller_of
 from sampling.gamma.ratios import Ratios
 from sampling.loop import generate
+from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import go_on, lm_of
 from sampling.models.fused import FusedNetwork
+from sampling.models.remote import RemoteLM
 from sampling.sampler import KeyedSampler
 from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Session
 from utils.catalogue.specs import head_kind_of
@@ -33,6 +36,8 @@ from utils.errors import UsageError
 from utils.logits_processors import ARGUMENTS, LogitsProcessor
 from utils.processes import world
 from utils.progress import never
+from utils.remote.pieces import Pieces, PieceTokenizer
+from utils.remote.server import OWN, Server, is_server
 
 if TYPE_CHECKING:
     from app.lanes.pass_times import Measured
@@ -185,7 +190,12 @@ class PairEngine:
         self.tokenizer: Any = loaded.tokenizer
         self.stop_ids = frozenset(loaded.stop_ids)
         self.context = int(loaded.context)
-        self.target = lm_of(loaded.target.model, "target", loaded.vocab_size)
+        self.server = loaded.target.model if isinstance(loaded.target.model, Server) else None
+        known = loaded.tokenizer
+        self.pieces = known.pieces if isinstance(known, PieceTokenizer) else Pieces()
+        target: Any = loaded.target.model
+        target = RemoteLM(target) if self.server else lm_of(target, "target", loaded.vocab_size)
+        self.target: CausalLM = target
         self.drafters = PairDrafters(loaded, self.target)
         self._kept: dict[str, _Kept] = {}  # by lane
         self._paces: dict[tuple[str, Any], Controller] = {}  # by lane and what its drafter depends on
@@ -207,7 +217,18 @@ class PairEngine:
     @property
     def invariant(self) -> bool:
         """Whether each row of a pass of the target gets what it would get alone, bit for bit."""
-        return isinstance(self.target.network, FusedNetwork)
+        return isinstance(getattr(self.target, "network", None), FusedNetwork)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the target is a server whose token ids are not known: only its own lane can run."""
+        return isinstance(self.tokenizer, PieceTokenizer)
+
+    def own_ids(self, ids: list[int]) -> list[int]:
+        """An answer's ids as the conversation keeps them: those of its text if a server gave it, which has others."""
+        if self.reads_text or not self.pieces.has(ids):
+            return ids
+        return list(self.tokenizer(self.pieces.text(ids), add_special_tokens=False)["input_ids"])
 
     @property
     def start_id(self) -> int | None:
@@ -225,6 +246,10 @@ class PairEngine:
 
     def lane(self, name: str, settings: Settings) -> Lane:
         """One lane by name."""
+        if is_server(name):
+            return self._server_lane(name, settings)  # type: ignore[return-value]  # what a Lane is to its users
+        if self.reads_text and self.server is not None:
+            raise UsageError(f"lane {name} does not run in a server: lanes with {self.server.address} are server, URL")
         limits = self.limits(settings)
         if name == "draft":
             if self.drafter is None:
@@ -238,6 +263,15 @@ class PairEngine:
         kept = self._drafting(name, settings)
         pace = kept.pace if settings.gamma == "auto" else None
         return Lane(name, self.target, kept.drafter, settings, limits, pace=pace)
+
+    def _server_lane(self, name: str, settings: Settings) -> ServerLane:
+        """The lane of the pair's own server, or of the one at a URL."""
+        server = self.server if name == OWN else Server(name)
+        if server is None:
+            raise UsageError(
+                f"lane {name}: the target is no server (--target http://HOST:PORT/v1, or a URL for a lane)"
+            )
+        return server_lane(name, server, settings, self.pieces)
 
     def pace(self, name: str) -> Controller | None:
         """What chooses gamma in this lane under `gamma auto`; None before it has run so."""

@@ -14,13 +14,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.settings.table import ModelOptions, Settings
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, LANES, MEMBERS, REVIEWERS, ROWS
-from utils.catalogue.specs import HEAD_KINDS, KnownNames, PairSpec, head_kind_of, named_tables, spec_from_argument
+from utils.catalogue.specs import (
+    HEAD_KINDS,
+    KnownNames,
+    ModelSpec,
+    PairSpec,
+    head_kind_of,
+    named_tables,
+    spec_from_argument,
+)
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.processes import world
+from utils.remote.server import is_url
 
 if TYPE_CHECKING:
     from utils.catalogue.catalogue import Catalogue
-    from utils.loading.loaded import LoadOptions
+    from utils.loading.loaded import LoadedPair, LoadOptions
 
 
 CATALOGUE = Path(__file__).resolve().parents[2] / "models.yaml"
@@ -60,12 +69,17 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
         return known.pair(name)
     pair, drafter = known.pair(options.pair), options.drafter
     tables = {} if options.tables is None else {"tables": os.path.expanduser(options.tables)}
+    if options.model is not None and (options.target is None or not is_url(options.target)):
+        raise UsageError("--model is a name that a server knows: it goes with --target http://HOST:PORT/v1")
     if options.target is not None:
         target = spec_from_argument(options.target)
+        if target.url is not None:
+            target = ModelSpec(url=target.url, model=options.model)
         if options.pair is not None:
             pair = pair.model_copy(update={"target": target})
         else:
-            pair = PairSpec(name=target.name, target=target, defaults=known.defaults)
+            pair = PairSpec(name=target.name, target=target)
+            pair = pair.model_copy(update={"defaults": {**known.defaults, **pair.presets}})
     elif drafter == pair.method:
         return pair.model_copy(update=tables)
     pair = pair if drafter is None else with_drafter(pair, drafter)
@@ -113,6 +127,14 @@ def drafter_words(pair: PairSpec) -> Iterator[None]:
         if name is None or "/" in name or name not in str(error):
             raise
         raise UserError(f"no drafter {got(name)}{did_you_mean(name, DRAFTERS)}: {_words(pair)} ({error})") from error
+
+
+def load(spec: PairSpec, options: LoadOptions, *job: Any) -> LoadedPair:
+    """The pair in memory, or with its server at hand. Imports the loader."""
+    from app.lanes.server_lane import served_pair
+    from utils.loading.loading import load_pair
+
+    return load_pair(spec, options, *job) if spec.target.url is None else served_pair(spec)
 
 
 def load_options(options: ModelOptions) -> LoadOptions:

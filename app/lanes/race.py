@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampling.events import Event, Finished
 from utils.processes import agreed
+from utils.remote.server import Message, is_server
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -31,7 +32,9 @@ class Race:
     """Iterates over (lane index, event). Each lane ends with its `Finished`, an interrupt included.
 
     `previous` is taken over and must not be used again. `begun` are ids of the answer that are not part of the prompt
-    (where an encoder reads that). `alternatives`: see :meth:`Lane.run`, for the last lane and those that draft. After
+    (where an encoder reads that). `alternatives`: see :meth:`Lane.run`, for the last lane and those that draft.
+    `messages` are the chat for servers, each of whose lanes runs to its end once it has begun: a server cannot pause,
+    and one that shares this machine would disturb the others' clocks. After
     the end (or after closing the iterator) `session` is the last sharing lane's, for the next turn; after an error it
     is None.
     """
@@ -45,11 +48,12 @@ class Race:
         interrupt: Callable[[], bool] = lambda: False,
         begun: Sequence[int] = (),
         alternatives: int = 0,
+        messages: Sequence[Message] = (),
     ) -> None:
         self.lanes, self.engine, self.prompt = lanes, engine, prompt
         self.interrupt = interrupt
         self.begun = {"begun": tuple(begun)} if begun else {}
-        self.alternatives = alternatives
+        self.alternatives, self.messages = alternatives, messages
         self.clocks = [0.0] * len(lanes)
         self.session = previous
         self._sharing = [index for index, lane in enumerate(lanes) if lane.shares_target]
@@ -66,6 +70,8 @@ class Race:
                 how: Any = {"session": session, "interrupt": self.interrupt, **self.begun}
                 if self.alternatives and (lane.drafts or lane is self.lanes[-1]):
                     how["alternatives"] = self.alternatives
+                if is_server(lane.name):
+                    how["messages"] = self.messages
                 running[index] = lane.run(self.prompt, **how)
             yield from self._take_turns(running)
         except GeneratorExit:
@@ -97,11 +103,12 @@ class Race:
     def _take_turns(self, running: dict[int, Iterator[Event]]) -> Iterator[tuple[int, Event]]:
         while running:
             index = agreed(min(running, key=lambda lane: (self.clocks[lane], lane)))
-            event = next(running[index], None)
-            if event is None:
-                del running[index]
-            else:
+            for event in running[index]:
                 yield self._count(index, event)
+                if not is_server(self.lanes[index].name):
+                    break
+            else:
+                del running[index]
 
     def _stopped(self) -> bool:
         return agreed(self.interrupt())

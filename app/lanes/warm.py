@@ -46,6 +46,8 @@ _FILE = TypeAdapter(dict[str, list[Measured]])  # by machine and pair, the lates
 
 def warm_up(engine: PairEngine) -> None:
     """Warm a pair up; its controllers begin with what that measured, beside what earlier starts did."""
+    if engine.server is not None:  # it runs elsewhere
+        return
     if engine.encodes:  # some tokens of its own lane; nothing is measured
         deque(engine.lane("spec", Settings(gamma=2, max_new_tokens=3)).run([0] * 8), maxlen=0)
         engine.forget()

@@ -17,6 +17,7 @@ from app.screen.spans import Span
 from app.screen.timeline import Round
 from sampling.drafters.registry import ROWS, is_simulated
 from sampling.stats.summary import Stats
+from utils.remote.server import address_of, is_url
 
 State = Literal["waiting", "prefill", "running", "done", "stopped"]
 
@@ -35,6 +36,8 @@ _POSITIONS = 12
 
 def title_of(lane: str) -> str:
     """The words over a lane's pane."""
+    if is_url(lane):
+        return f"server {address_of(lane)}"
     return f"{lane} (simulated)" if is_simulated(lane) else TITLES.get(lane, lane)
 
 
@@ -82,12 +85,17 @@ class PaneData:
     @property
     def label(self) -> str:
         """The short name in front of the figures."""
-        return LABELS.get(self.title, self.title)
+        return address_of(self.title) if is_url(self.title) else LABELS.get(self.title, self.title)
 
     @property
     def tokens(self) -> int:
         """Tokens emitted so far."""
         return self.stats.predicted_n if self.stats else 0
+
+    @property
+    def amount(self) -> str:
+        """How much was said so far."""
+        return f"{self.tokens} {unit(self.stats)}"
 
     @property
     def drafting(self) -> bool:
@@ -97,7 +105,7 @@ class PaneData:
     @property
     def telling(self) -> bool:
         """Whether there is more to say than what every lane has."""
-        return self.drafting or bool(self.stats and self.stats.beams)
+        return self.drafting or bool(self.stats and (self.stats.beams or _reported(self.stats)))
 
     @property
     def tinted(self) -> bool:
@@ -110,23 +118,32 @@ class PaneData:
         if self.state in ("waiting", "prefill"):
             return self.progress or ("waiting" if self.state == "waiting" else "reading prompt")
         if self.state == "running" and self.slow > 1:
-            return f"{self.tokens}/{self.limit or '?'} tok, slow {self.slow:g}"
+            return f"{self.tokens}/{self.limit or '?'} {unit(self.stats)}, slow {self.slow:g}"
         if self.state == "running":
-            tokens = f"{self.tokens} of {self.limit} tok" if self.limit else f"{self.tokens} tok"
+            counted = self.limit and unit(self.stats) == "tok"
+            tokens = f"{self.tokens} of {self.limit} tok" if counted else self.amount
             return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma:.1f}"
         cut = self.state == "done" and self.stats is not None and self.stats.stop_reason == "length"
-        return f"cut at {self.tokens} tok" if cut else f"{self.state}, {self.tokens} tok"
+        return f"cut at {self.amount}" if cut else f"{self.state}, {self.amount}"
 
 
 def note(pane: PaneData, *, goes_on: bool = True) -> str:
     """Why an answer is not whole ("cut at 128 tokens, /continue"), or ""; `goes_on`: it can be continued there."""
-    if pane.state == "stopped" or (pane.stats and pane.stats.stop_reason == "interrupted"):
-        return f"stopped at {pane.tokens} tokens"
-    if pane.stats is None or pane.stats.stop_reason != "length":
-        return ""
-    full = pane.limit is not None and pane.tokens < pane.limit
-    more = ", the context is full" if full else ", /continue" if goes_on else ""
-    return f"cut at {pane.tokens} tokens{more}"
+    stats = pane.stats
+    amount = f"{pane.tokens} {'tokens' if stats is None or stats.counts_tokens else 'pieces'}"
+    problem = stats.report.problem if stats is not None and stats.report is not None else ""
+    if pane.state == "stopped" or (stats and stats.stop_reason == "interrupted"):
+        return f"stopped at {amount}{problem and f': {problem}'}"
+    if stats is None or stats.stop_reason != "length":
+        return problem
+    full = pane.limit is not None and pane.tokens < pane.limit and not stats.pieces
+    more = ", the context is full" if full else ", /continue" if goes_on and not stats.pieces else ""
+    return f"cut at {amount}{more}"
+
+
+def unit(stats: Stats | None) -> str:
+    """Tokens, or pieces of text where a server did not say how many tokens they are."""
+    return "tok" if stats is None or stats.counts_tokens else "pieces"
 
 
 def rate(value: float | None) -> str:
@@ -142,7 +159,7 @@ def _milliseconds(value: float | None) -> str:
 
 def _cells(stats: Stats) -> tuple[str, str, str, str]:
     return (
-        f"{stats.predicted_n} tok",
+        f"{stats.predicted_n} {unit(stats)}",
         f"{stats.predicted_ms / 1000:.2f} s",
         rate(stats.predicted_per_second),
         _milliseconds(stats.ttft_ms),
@@ -158,6 +175,8 @@ def details(pane: PaneData, look: Look, first: str = "  ") -> list[Chunk]:
 
 def _outcome(pane: PaneData, look: Look) -> list[str]:
     stats = pane.stats
+    if stats is not None and (texts := _reported(stats)):
+        return texts
     if stats is None or not (stats.beams or stats.draft_n):
         return []
     passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
@@ -174,6 +193,19 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
     if pane.expected is not None:
         texts.append(f"expected {pane.expected:.1f}{look.glyph('times')}")
     return texts
+
+
+def _reported(stats: Stats) -> list[str]:
+    """What a server says of its own drafts; empty where it says nothing."""
+    if (report := stats.report) is None:
+        return []
+    texts = []
+    if report.accepted is not None:
+        of = f"/{report.drafted} ({report.accepted / report.drafted:.0%})" if report.drafted else ""
+        texts.append(f"accepted {report.accepted}{of}")
+    if report.passes and report.tokens:
+        texts.append(f"{(report.tokens - 1) / report.passes:.2f} tok/pass over {report.passes} passes")
+    return ["by the server:", *texts] if texts else []
 
 
 class StatsLines(Drawn):

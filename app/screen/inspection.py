@@ -28,7 +28,7 @@ _PANEL = 60  # columns of such a panel
 _LINES = 2  # lines of the text that stay above a panel
 _TEXT = 16  # columns of a token's text in the table, at most
 
-Kind = Literal["accepted", "correction", "bonus", "own token", "forced"]
+Kind = Literal["accepted", "correction", "bonus", "own token", "forced", "a server's"]
 
 
 class Choice(NamedTuple):
@@ -143,6 +143,8 @@ class TokenReader:
 def _kind(step: Step, node: int | None) -> Kind:
     if node is not None:
         return "accepted"
+    if not step.calls:
+        return "a server's"
     return "correction" if step.rejected else "bonus" if step.drafted else "own token"
 
 
@@ -290,6 +292,8 @@ class Inspection:
 
     def _table(self, look: Look) -> list[Row]:
         """Titles, and a row for each alternative."""
+        if self.token.kind == "a server's":
+            return flow([chunk("a piece of text as it came; other tokens are not known", "faint")], look)
         if not any(choice.rank or choice.q_rank for choice in self.token.choices):
             return flow([chunk("alternatives were not kept (files keep them with --log-top 5)", "faint")], look)
         columns = max(8, min(_TEXT, look.width - 46))
@@ -314,6 +318,7 @@ _ROLES: dict[Kind, str] = {
     "bonus": "bonus",
     "own token": "target",
     "forced": "question",
+    "a server's": "target",
 }
 
 
@@ -333,6 +338,8 @@ def decided(token: SaidToken, look: Look) -> list[str]:
         lines.append(f"{', '.join(chosen)} {were} drafted, the target chose {quoted(token.shown, look, 24)}: rejected")
     if token.kind == "forced":
         return [*lines, "forced: neither target nor drafter was asked"]
+    if token.kind == "a server's":
+        return lines
     if token.kind == "accepted" and token.number is not None and token.chance is not None:
         lines.append(f"coin {share(token.number)} < chance {share(token.chance)}: accepted")
     elif token.kind == "correction" and token.rule == "ratio":

@@ -44,17 +44,21 @@ def answer_bar(total: int, settings: Settings, known: int = 0) -> Any:
     )
 
 
-def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> PairEngine:
-    """Load the pair that the options name, with its progress on standard error."""
-    from app.lanes.pairing import choose_pair, drafter_words, load_options
+def load_engine(
+    settings: Settings, options: ModelOptions, cancelled: Callable[[], bool], *, servers: bool = False
+) -> PairEngine:
+    """Load the pair that the options name, with its progress on standard error. UserError for a server as its target,
+    unless `servers` will do."""
+    from app.lanes.pairing import choose_pair, drafter_words, load, load_options
 
     spec = choose_pair(options)  # what is wrong with the pair is said before torch is loaded
+    if spec.target.url is not None and not servers:
+        raise UserError(f"{spec.target.url} is a server: the console and run talk to one, this needs a model here")
     with LoadProgress(sys.stderr, quiet=settings.quiet) as progress, drafter_words(spec):
         from app.lanes.lane import PairEngine
         from app.lanes.warm import warm_up
-        from utils.loading.loading import load_pair
 
-        engine = PairEngine(load_pair(spec, load_options(options), progress, cancelled))
+        engine = PairEngine(load(spec, load_options(options), progress, cancelled))
         warm_up(engine)
     if not settings.quiet:
         for note in engine.notes:

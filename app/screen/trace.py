@@ -333,7 +333,8 @@ class Trace(Drawn):
             return self._inside([chunk("ended by an accepted stop token", "faint")], 2, 0)
         kind = "correction" if step.rejected else "bonus" if drafted else "own token"
         words = f"from the target ({kind}), top-2 gap" if self._wide else "target, gap"
-        token, gap = quoted(text, self.look, _TEXT), f"{words} {step.top2_gap:.3f}"
+        token = quoted(text, self.look, _TEXT)
+        gap = "from the server" if step.top2_gap is None else f"{words} {step.top2_gap:.3f}"
         role = "bonus" if kind == "bonus" else "target"
         return flow([chunk("  "), chunk(token, role), chunk(gap, "faint")], self.look, 4)
 

@@ -39,12 +39,12 @@ Models = Mapping[str, str]  # pair, target, drafter, where
 
 def models_of(engine: PairEngine) -> dict[str, str]:
     """The names of what is loaded, and where it runs."""
-    target = engine.loaded.target
+    target, server = engine.loaded.target, engine.server
     return {
         "pair": engine.loaded.spec.name,
         "target": target.name,
-        "drafter": drafter_name(engine),
-        "where": f"{dtype_name(target)} {target.device}",
+        "drafter": "" if engine.reads_text else drafter_name(engine),
+        "where": f"{dtype_name(target)} {target.device}" if server is None else server.address,
     }
 
 
@@ -59,7 +59,7 @@ def heading(models: Models, settings: Settings, look: Look, drafted: float | Non
         names.append(chunk(f"{look.glyph('arrow')} {drafter}", "plain", " "))
     texts = [
         models.get("where", ""),
-        f"{look.glyph('gamma')} {gamma_text(settings, drafted)}",
+        f"{look.glyph('gamma')} {gamma_text(settings, drafted)}" if drafter else "",
         f"T {settings.temperature:g}",
         f"top-p {settings.top_p:g}",
         f"top-k {settings.top_k}" if settings.top_k else "",

@@ -164,8 +164,12 @@ class ModelOptions(_Record):
     pair: str | None = row(None, _name("NAME", "the name of a pair"), "pair of the catalogue to load", MODELS)
     models: str | None = row(None, _name("FILE", "a file"), "catalogue of pairs instead of models.yaml", MODELS)
     target: str | None = row(
-        None, _name("ID|DIR|GGUF", "a hub id, folder or GGUF file"), "target instead of the pair's", MODELS
+        None,
+        _name("ID|DIR|GGUF|URL", "a hub id, folder, GGUF file or a server's URL"),
+        "target instead of the pair's; http://HOST:PORT/v1 is a server that speaks OpenAI's protocol",
+        MODELS,
     )
+    model: str | None = row(None, _name("NAME", "a name"), "the server's name for the model, if it has several", MODELS)
     drafter: str | None = row(
         None,
         Text(

@@ -25,6 +25,7 @@ from sampling.drafters.registry import MEMBERS, ORACLE, oracle_of
 from utils.catalogue.k_matrix import Matrix, check_shape
 from utils.catalogue.specs import unknown_member
 from utils.errors import UsageError, UserError, did_you_mean
+from utils.remote.server import is_server
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -253,11 +254,11 @@ class Names(_List):
 
 
 class LaneNames(_List):
-    """A comma list of different lanes; an oracle's acceptance and cost may follow its word."""
+    """A comma list of different lanes; an oracle's acceptance and cost may follow its word, a server's is its URL."""
 
     def __init__(self) -> None:
         def known(name: str) -> str:
-            if name in LANES:
+            if name in LANES or is_server(name):
                 return name
             if not name.startswith("oracle:"):
                 raise ValueError
@@ -266,7 +267,7 @@ class LaneNames(_List):
             except UsageError:
                 raise RefusedError(f"a comma list of lanes, of which an oracle is {ORACLE}") from None
 
-        super().__init__(Annotated[str, Strict(), AfterValidator(known)], ", ".join(LANES), LANES)
+        super().__init__(Annotated[str, Strict(), AfterValidator(known)], f"{', '.join(LANES)}, server, URL", LANES)
 
 
 class WholeList(_List):

@@ -15,6 +15,7 @@ from typing import Any
 
 from sampling.events import BeamStep, BeamTree, Event, Finished, Prefill, Reason, Step
 from sampling.stats.summary import Stats
+from utils.remote.report import Report
 
 
 class Meter:
@@ -28,6 +29,8 @@ class Meter:
         self.prompt_n, self.row, self.rows = prompt_n, row, rows
         self.ids: list[int] = []
         self._reason: Reason | None = None
+        self._report: Report | None = None
+        self._pieces = 0
         self._prompt_s = 0.0
         self._ttft_s: float | None = None
         self._sums: Any = Counter()  # drafts and seconds, by name
@@ -52,7 +55,7 @@ class Meter:
         elif event.row != self.row:
             return
         elif isinstance(event, Finished):
-            self._reason = event.reason
+            self._reason, self._report = event.reason, event.report
             if self._beams and event.reason != "interrupted":
                 self._tree.close()
                 self.ids = list(self._tree.best.tokens)
@@ -70,15 +73,18 @@ class Meter:
             self._beams = max(self._beams, step.num_beams)
             self.ids = list(self._tree.best.tokens)
         elif emitted := step.emitted:
+            self._pieces += not step.calls
             self.ids += emitted
             self._gaps += [*[None] * (len(emitted) - 1), step.top2_gap]
 
     def _round(self, step: Step | BeamStep) -> None:
+        self._sums.update(verify_s=step.verify_s, sample_s=step.sample_s, overhead_s=step.overhead_s)
+        if not step.calls:  # a server's piece of text
+            return
         self._rounds += 1
         if self.rows == 1:  # of a batch a row's share says nothing of the pass
             wide = isinstance(step, BeamStep) or bool(step.drafted)
             self._least_s[wide] = min(self._least_s.get(wide, step.verify_s), step.verify_s)
-        self._sums.update(verify_s=step.verify_s, sample_s=step.sample_s, overhead_s=step.overhead_s)
         for call in step.calls:
             self._calls[call.model] += call.passes
             self._call_s[call.model] += call.seconds
@@ -114,6 +120,11 @@ class Meter:
         for review in step.inner:
             self._review(review)
 
+    def _told(self, name: str, otherwise: int) -> int:
+        """A count as the server reports it, where one does."""
+        count: int | None = getattr(self._report, name, None)
+        return otherwise if count is None else count
+
     @property
     def stats(self) -> Stats:
         """The figures so far."""
@@ -122,10 +133,10 @@ class Meter:
         draft_ms, verify_ms, sample_ms, overhead_ms = (1000 * spent for spent in seconds)
         return Stats(
             stop_reason=self._reason,
-            prompt_n=self.prompt_n,
+            prompt_n=self._told("prompt_tokens", 0 if self._pieces else self.prompt_n),
             prompt_ms=1000 * self._prompt_s,
             ttft_ms=None if self._ttft_s is None else 1000 * self._ttft_s,
-            predicted_n=len(self.ids),
+            predicted_n=self._told("tokens", len(self.ids)),
             predicted_ms=1000 * sum(seconds),
             draft_n=sums["n"],
             draft_n_accepted=sums["accepted"],
@@ -155,4 +166,6 @@ class Meter:
             least_pass_ms=1000 * self._least_s[False] if False in self._least_s else None,
             least_wide_ms=1000 * self._least_s[True] if True in self._least_s else None,
             branched=self._branched,
+            pieces=self._pieces,
+            report=self._report,
         )

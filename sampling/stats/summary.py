@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from sampling.events import Reason
+from utils.remote.report import Report
 
 TARGET = "target"  # what calls name the outermost target
 
@@ -50,6 +51,10 @@ class Stats:
     that stood behind the reviewed ones. `beams` are those of a beam search, 0 for any other way of decoding.
     `least_pass_ms` is the shortest target pass of a round without drafts, `least_wide_ms` of one with drafts (None
     before one was timed); `branched` counts the rounds that drafted a tree, not a chain.
+
+    A server's answer comes in `pieces` of text (0 for a lane that decodes here), and `report` is what the server says
+    of it. `predicted_n` and `prompt_n` are the server's counts then; without its count of tokens `predicted_n` is that
+    of the pieces, and there is no rate.
     """
 
     stop_reason: Reason | None = None
@@ -83,11 +88,18 @@ class Stats:
     least_pass_ms: float | None = None
     least_wide_ms: float | None = None
     branched: int = 0
+    pieces: int = 0
+    report: Report | None = None
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether `predicted_n` is a number of tokens."""
+        return not self.pieces or (self.report is not None and self.report.tokens is not None)
 
     @property
     def predicted_per_second(self) -> float | None:
         """Tokens a second after the first token; None before a round has been timed."""
-        return ratio(1000.0 * (self.predicted_n - self.openings), self.predicted_ms)
+        return ratio(1000.0 * (self.predicted_n - self.openings), self.predicted_ms) if self.counts_tokens else None
 
     @property
     def tokens_per_pass(self) -> float | None:
@@ -117,7 +129,7 @@ class Stats:
         """The figures under the names of `run --json`, in their order; times in milliseconds.
 
         `reviews` is there only if something was reviewed, `openings` only where an answer (of another program) opens
-        with several tokens, `beams` only of a beam search.
+        with several tokens, `beams` only of a beam search, `pieces` and `report` only of a server.
         """
         figures: dict[str, Any] = {
             "stop_reason": self.stop_reason,
@@ -149,6 +161,10 @@ class Stats:
             figures["openings"] = self.openings
         if self.beams:
             figures["beams"] = self.beams
+        if self.pieces:
+            figures["pieces"] = self.pieces
+        if self.report:
+            figures["report"] = self.report._asdict()
         return figures
 
 
@@ -164,7 +180,7 @@ def _by_model(parts: Sequence[Mapping[str, Any]], add: Callable[[list[Any]], Any
 _SUMMED = (
     *("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "openings", "target_passes"),
     *("draft_n", "draft_n_accepted", "draft_n_rejected", "draft_n_discarded", "branched"),
-    *("draft_ms", "verify_ms", "sample_ms", "overhead_ms"),
+    *("draft_ms", "verify_ms", "sample_ms", "overhead_ms", "pieces"),
 )
 _ADDED = ("accepted_at", "examined_at", "acceptance_histogram", "draft_histogram")
 _BY_MODEL = ("calls", "call_ms", "reviewed")
@@ -193,4 +209,17 @@ def merge(stats: Iterable[Stats]) -> Stats:
         beams=max((part.beams for part in parts), default=0),
         least_pass_ms=least(part.least_pass_ms for part in parts),
         least_wide_ms=least(part.least_wide_ms for part in parts),
+        report=_summed([part.report for part in parts]),
     )
+
+
+def _summed(reports: Sequence[Report | None]) -> Report | None:
+    """What a server says of several answers; a count that one of them lacks is not known of all."""
+    known = [report for report in reports if report is not None]
+    if not known or len(known) < len(reports):
+        return None
+    counts: dict[str, list[Any]] = {
+        name: [getattr(report, name) for report in known] for name in Report._fields if name != "problem"
+    }
+    summed: dict[str, Any] = {name: None if None in column else sum(column) for name, column in counts.items()}
+    return Report(**summed)

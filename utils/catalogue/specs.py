@@ -18,6 +18,7 @@ from utils.catalogue.k_matrix import check_lenience, check_shape
 from utils.catalogue.templates import check_template
 from utils.errors import UsageError, UserError, nearest
 from utils.files import hash_of
+from utils.remote.server import OWN, Server, is_url
 
 Quantization = Literal["none", "q4", "q8", "int8", "nf4", "fp4"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -51,10 +52,11 @@ def _unlike(pattern: re.Pattern[str], text: str | None) -> bool:
 
 
 class ModelSpec(BaseModel):
-    """One model and where it comes from: exactly one of `id`, `path`, `gguf` and `package`.
+    """One model and where it comes from: exactly one of `id`, `path`, `gguf`, `package` and `url`.
 
     A `package` holds the GGUF `file`, or each of several (`name-part{1..22}==1.0`) a part of it; `repository` names a
-    place on the hub that has the same file. `sha256` is that of the whole file.
+    place on the hub that has the same file. `sha256` is that of the whole file. A `url` is a server's, which knows the
+    model as `model` and takes the key in the environment variable `key_env`.
     """
 
     model_config = FROZEN
@@ -68,6 +70,9 @@ class ModelSpec(BaseModel):
     sha256: str | None = None
     size: int | None = Field(default=None, ge=1)  # of the file, in bytes: for what is shown and checked beforehand
     repository: str | None = None  # on the hub; `revision` is its
+    url: str | None = None  # of a server that speaks OpenAI's protocol, to /v1
+    model: str | None = None
+    key_env: str | None = None
     revision: str | None = None
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
@@ -75,13 +80,16 @@ class ModelSpec(BaseModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSpec:
-        given = [key for key in ("id", "path", "gguf", "package") if getattr(self, key) is not None]
+        given = [key for key in ("id", "path", "gguf", "package", "url") if getattr(self, key) is not None]
         packed, beside = self.package is not None, (self.file, self.sha256)
         wrong = {
-            f"a model needs exactly one of id, path, gguf, package, got {', '.join(given) or 'none'}": len(given) != 1,
+            f"a model needs exactly one of id, path, gguf, package, url, got {', '.join(given) or 'none'}": len(given)
+            != 1,
             "a package needs file and sha256 beside it": packed and None in beside,
             "file, sha256, size and repository belong to a package only": not packed
             and (*beside, self.size, self.repository) != (None,) * 4,
+            "model and key_env belong to a url only": self.url is None and (self.model, self.key_env) != (None, None),
+            f"url must begin with http:// or https://, got '{self.url}'": self.url is not None and not is_url(self.url),
             f"package must be name==version, got '{self.package}'": _unlike(_PACKAGE, self.package),
             f"sha256 must be 64 hexadecimal digits, got '{self.sha256}'": _unlike(_SHA256, self.sha256),
             f"id must be a hub id like org/name, got '{self.id}'": _unlike(_HUB_ID, self.id),
@@ -110,6 +118,8 @@ class ModelSpec(BaseModel):
         return self.gguf is not None or self.package is not None
 
     def _source_name(self) -> str:
+        if self.url is not None:
+            return Server(self.url, self.model).name
         if self.id is not None:
             return self.id.rsplit("/", 1)[-1]
         path = Path(self.path or self.gguf or self.file or "")
@@ -117,11 +127,13 @@ class ModelSpec(BaseModel):
 
     @property
     def source(self) -> str:
-        """Where it comes from, in a word: the id, path or package with its file."""
-        return self.id or self.path or self.gguf or f"{self.package}:{self.file}"
+        """Where it comes from, in a word: the id, path, URL or package with its file."""
+        return self.url or self.id or self.path or self.gguf or f"{self.package}:{self.file}"
 
     def weights(self, revision: str | None = None) -> str:
         """What tells its weights from others of the same name: hub id and revision, or what the files hold."""
+        if self.url is not None:
+            return f"{self.url}#{self.model or ''}"
         if self.id is not None:
             return f"{self.id}@{revision or self.revision or 'main'}"
         return self.sha256 or weights_at(self.path or self.gguf or "")
@@ -238,7 +250,13 @@ class PairSpec(BaseModel):
     @property
     def presets(self) -> dict[str, Any]:
         """The settings that it presets by its keys of the same names."""
-        found = {"cascade": ",".join(self.cascade_names), "k_matrix": self.k_matrix, "lenience": self.lenience}
+        compare = OWN if self.target.url else None
+        found = {
+            "compare": compare,
+            "cascade": ",".join(self.cascade_names),
+            "k_matrix": self.k_matrix,
+            "lenience": self.lenience,
+        }
         return {name: value for name, value in {**found, "template": self.template}.items() if value}
 
 
@@ -267,6 +285,8 @@ def spec_from_argument(text: str) -> ModelSpec:
 
 def source_of(text: str, folder: Path) -> dict[str, str]:
     """The short form of a model as ModelSpec fields; relative paths start at `folder`."""
+    if is_url(text):
+        return {"url": text}
     path = resolved(text, folder) if text else folder / "?"
     if text.endswith(".gguf") or (os.path.isfile(path) and is_gguf(path)):
         return {"gguf": str(path)}
@@ -308,6 +328,9 @@ def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
         yield Problem(("method",), f"method {method} needs its drafters, as cascade: [DRAFTER, …]")
     if method is not None and pair.k_matrix is None:
         yield Problem(("method",), f"method {method} needs a k_matrix with a row for each drafter of its cascade")
+    for key, model in (("drafter", drafter), *(("cascade", model) for model in pair.cascade_models)):
+        if isinstance(model, ModelSpec) and model.url is not None:
+            yield Problem((key,), f"{key}: a server cannot draft, got {model.url}")
     for place, name in enumerate(members):
         if (problem := _member_problem(pair, place, name, known, method)) is not None:
             yield Problem(("cascade", place), problem)

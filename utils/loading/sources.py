@@ -31,6 +31,8 @@ def model_folder(
     Without `weights` a GGUF file's are not expanded. `thorough` reads a converted model through before trusting it.
     Raises UserError or Cancelled.
     """
+    if spec.url is not None:
+        raise UserError(f"{spec.url} is a server: its model is not loaded here")
     check(cancelled)
     if spec.package is not None and spec.sha256 is not None:
         for entry, made_from in _entries(spec.sha256, weights):

@@ -14,7 +14,15 @@ from utils.kernels.instruction_sets import instruction_set, why_not
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ("transformers", "accelerate", "huggingface_hub", "sympy", "torch._dynamo", "torch.distributed.tensor")
+HEAVY = (
+    "transformers",
+    "openai",
+    "accelerate",
+    "huggingface_hub",
+    "sympy",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+)
 RUN = """
 import sys
 from app.command_line.main import main

@@ -38,7 +38,7 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
         FIELDS[name].read(choice)
 
 
-A_LIST = f"a comma list of {', '.join(LANES)}, each once"
+A_LIST = f"a comma list of {', '.join(LANES)}, server, URL, each once"
 REFUSED: list[tuple[str, Any, str]] = [
     ("top_p", "1.5", "top_p must be above 0 and at most 1, got 1.5 (still 0.9)"),
     ("top_p", "0", "top_p must be above 0 and at most 1, got 0 (still 0.9)"),

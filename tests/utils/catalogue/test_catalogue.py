@@ -203,6 +203,12 @@ drafter: none -> cascade: [org/glide, maxgram]
     :11: pair 'b': cascade: the model glide needs another name (name: …)
 drafter: none -> cascade: [org/target, maxgram]
     :11: pair 'b': cascade: the model target needs another name (name: …)
+path: models/b -> url: x
+    :10: pair 'b': target: url must begin with http:// or https://, got 'x'
+path: models/b -> path: x, key_env: K
+    :10: pair 'b': target: model and key_env belong to a url only
+drafter: none -> drafter: {url: "http://x/v1"}
+    :11: pair 'b': drafter: a server cannot draft, got http://x/v1
 drafter: none -> cascade: [model, maxgram]
     :11: pair 'b': cascade: model is the pair's drafter model, and the drafter is ngram
 drafter: none -> method: cascade
@@ -224,7 +230,7 @@ target: org/big -> target: [1]
 target: org/big -> target: a b
     :6: pair 'a': target: id must be a hub id like org/name, got 'a b'
 path: models/b -> path: x, id: org/b
-    :10: pair 'b': target: a model needs exactly one of id, path, gguf, package, got id, path
+    :10: pair 'b': target: a model needs exactly one of id, path, gguf, package, url, got id, path
   b: ->   a:
     :9: duplicate pair 'a' (first on line 5)
 drafter: none -> target: org/x
@@ -365,6 +371,7 @@ def test_an_argument_is_a_folder_a_gguf_file_or_a_hub_id(tmp_path, monkeypatch):
     assert spec_from_argument("./not-there").path == str(tmp_path / "not-there")
     assert spec_from_argument("some/x.gguf").gguf == str(tmp_path / "some" / "x.gguf")
     assert spec_from_argument("some/x.gguf").name == "x"
-    for wrong in ("", "a b", "a/b/c", "http://x/y"):
+    assert spec_from_argument("http://host:8000/v1").url == "http://host:8000/v1"
+    for wrong in ("", "a b", "a/b/c", "ftp://x/y"):
         with pytest.raises(UsageError, match=r"is no model: expected a folder, a \.gguf file or a hub id"):
             spec_from_argument(wrong)

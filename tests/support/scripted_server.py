@@ -1,0 +1,106 @@
+"""An HTTP server on this machine that answers as a test scripts it, in the formats of real ones."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Act = Callable[["Reply", dict[str, Any]], None]
+
+
+def chunk(text: str | None = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
+    """A chunk of a chat's stream."""
+    delta = {} if text is None else {"content": text}
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+    return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}
+
+
+def usage(tokens: int, prompt_tokens: int = 7) -> dict[str, Any]:
+    """The last chunk of a stream: what the answer took."""
+    count = {"completion_tokens": tokens, "prompt_tokens": prompt_tokens, "total_tokens": tokens + prompt_tokens}
+    return {**chunk(), "choices": [], "usage": count}
+
+
+def said(*texts: str, finish: str = "stop", tokens: int | None = None) -> list[dict[str, Any]]:
+    """The chunks of a whole answer, a token each unless the server counts otherwise."""
+    return [*map(chunk, texts), chunk(finish=finish), usage(len(texts) if tokens is None else tokens)]
+
+
+class Reply(BaseHTTPRequestHandler):
+    """One request. What it raises for a client that has left is not said."""
+
+    protocol_version = "HTTP/1.1"
+    server: ScriptedServer
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+    def do_GET(self) -> None:
+        self._act({})
+
+    def do_POST(self) -> None:
+        self._act(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _act(self, body: dict[str, Any]) -> None:
+        self.server.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+        try:
+            self.server.acts.get(self.path, lambda reply, _: reply.json({"error": "no such path"}, 404))(self, body)
+        except OSError:
+            self.server.left.set()
+        self.close_connection = True
+
+    def begin(self, status: int = 200, kind: str = "text/event-stream") -> None:
+        """Send the head of an answer of unknown length."""
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+    def json(self, data: Any, status: int = 200) -> None:
+        self.begin(status, "application/json")
+        self.wfile.write(json.dumps(data).encode())
+
+    def raw(self, data: bytes) -> None:
+        self.wfile.write(data)
+        self.wfile.flush()
+
+    def events(self, chunks: Iterable[dict[str, Any]], done: bool = True) -> None:
+        """Send the chunks of a stream, and its end."""
+        self.begin()
+        for each in chunks:
+            self.raw(b"data: " + json.dumps(each).encode() + b"\n\n")
+        if done:
+            self.raw(b"data: [DONE]\n\n")
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    """Answers each path by its act; `requests` are (path, headers, body), `left` is set when a client has gone."""
+
+    daemon_threads = True
+
+    def __init__(self, chat: Act | list[dict[str, Any]], models: Iterable[str] = ("m",), **acts: Act) -> None:
+        super().__init__(("127.0.0.1", 0), Reply)
+        self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.left = threading.Event()
+        listed = {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "me"} for name in models]}
+        self.acts: dict[str, Act] = {
+            "/v1/models": lambda reply, _: reply.json(listed),
+            "/v1/chat/completions": chat if callable(chat) else lambda reply, _: reply.events(chat),
+            **{f"/{path.replace('__', '/')}": act for path, act in acts.items()},
+        }
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()

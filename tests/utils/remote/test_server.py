@@ -1,0 +1,241 @@
+"""What a server sends, and every way in which one fails: a line each, and what came is kept."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.support.scripted_server import Act, Reply, ScriptedServer, chunk, said, usage
+from utils.errors import UserError
+from utils.remote.server import ChatAnswer, Report, Server
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def asked(server: Server, interrupt: Callable[[], bool] = lambda: False) -> ChatAnswer:
+    return ChatAnswer(server, MESSAGES, {"temperature": 0.0, "max_tokens": 5}, interrupt)
+
+
+def heard(chat: Act | list[dict[str, Any]], **more: Any) -> tuple[list[str], ChatAnswer]:
+    """The pieces of a scripted answer, and the answer."""
+    with ScriptedServer(chat, **more) as scripted:
+        answer = asked(Server(scripted.url, silence=0.5))
+        return [text for text, _ in answer], answer
+
+
+def test_an_answer_comes_piece_by_piece_with_the_servers_counts() -> None:
+    texts, answer = heard(said("A ", "riv", "er", tokens=4))
+    assert texts == ["A ", "riv", "er"]
+    assert (answer.reason, answer.report) == ("eos", Report(tokens=4, prompt_tokens=7))
+
+
+def test_the_seconds_of_the_pieces_are_those_since_the_request() -> None:
+    def slow(reply: Reply, _: dict[str, Any]) -> None:
+        reply.begin()
+        for each in said("a", "b"):
+            time.sleep(0.2)
+            reply.raw(b"data: " + json.dumps(each).encode() + b"\n\n")
+
+    with ScriptedServer(slow) as scripted:
+        assert sum(spent for _, spent in asked(Server(scripted.url))) >= 0.4
+
+
+def test_the_request_has_messages_options_model_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "secret")
+    with ScriptedServer(said("x"), models=["the model"]) as scripted:
+        list(asked(Server(scripted.url, key_env="A_KEY")))
+        headers, body = next(request[1:] for request in scripted.requests if request[0] == "/v1/chat/completions")
+    assert headers["authorization"] == "Bearer secret"
+    wanted = {"model": "the model", "messages": MESSAGES, "temperature": 0.0, "max_tokens": 5, "stream": True}
+    assert {name: body[name] for name in wanted} == wanted
+
+
+def test_no_other_programs_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of another server")
+    with ScriptedServer(said("x")) as scripted:
+        list(asked(Server(scripted.url)))
+        assert not any("another" in str(headers) for _, headers, _ in scripted.requests)
+
+
+def test_llama_servers_own_count_of_drafts_is_reported() -> None:
+    # tools/server/README.md of llama.cpp: timings stand in the last chunk, draft_n only where drafts were made
+    last = {**usage(9), "timings": {"predicted_n": 9, "draft_n": 12, "draft_n_accepted": 6}}
+    _, answer = heard([chunk("x"), chunk(finish="stop"), last])
+    assert answer.report == Report(tokens=9, prompt_tokens=7, drafted=12, accepted=6)
+
+
+def counters(*texts: str) -> Act:
+    """A /metrics page that says the next of these at each look, the last one from then on."""
+    left = list(texts)
+
+    def act(reply: Reply, _: dict[str, Any]) -> None:
+        reply.begin(kind="text/plain")
+        reply.raw((left.pop(0) if len(left) > 1 else left[0]).encode())
+
+    return act
+
+
+def test_vllms_counters_before_and_after_the_answer_are_its_drafts() -> None:
+    page = (
+        '# HELP vllm:spec_decode_num_drafts_total Drafts\nvllm:spec_decode_num_drafts_total{{engine="0"}} {}\n'
+        'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {}\n'
+        'vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="m"}} {}\n'
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} 1.0\n'
+    )
+    metrics = counters(page.format("10.0", "40.0", "30.0"), page.format("13.0", "52.0", "36.0"))
+    _, answer = heard(said("x", tokens=10), metrics=metrics)
+    assert answer.report == Report(10, 7, drafted=12, accepted=6, passes=3)
+
+
+def test_sglangs_verify_calls_say_how_many_tokens_were_accepted() -> None:
+    page = 'sglang:spec_verify_calls_total{{engine_type="unified"}} {}\nsglang:spec_accept_length 2.5\n'
+    _, answer = heard(said("x", tokens=10), metrics=counters(page.format("40"), page.format("43.0")))
+    assert answer.report == Report(10, 7, accepted=6, passes=3)
+
+
+def test_a_server_that_does_not_draft_has_no_figures_of_drafts() -> None:
+    page = "vllm:spec_decode_num_drafts_total 0\nvllm:spec_decode_num_draft_tokens_total 0\n"
+    _, answer = heard(said("x"), metrics=counters(page))
+    assert answer.report == Report(1, 7)
+
+
+def test_reasoning_that_is_sent_apart_is_timed_and_not_shown() -> None:
+    thinking = chunk()
+    thinking["choices"][0]["delta"] = {"reasoning_content": "hm"}
+    assert heard([thinking, *said("yes")])[0] == ["", "yes"]
+
+
+def test_halves_of_a_character_become_one_or_a_replacement() -> None:
+    assert heard(said("a\ud83d", "\ude00b"))[0] == ["a", "😀b"]
+    assert heard(said("\ude00", "x", "\ud83d"))[0] == ["\ufffd", "x", "", "\ufffd"]
+
+
+def closed_port() -> int:
+    with closing(socket.socket()) as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+    return port
+
+
+def test_an_absent_server_is_one_line() -> None:
+    address = f"127.0.0.1:{closed_port()}"
+    with pytest.raises(UserError, match=f"^no server answers at {address} "):
+        list(asked(Server(f"http://{address}/v1")))
+
+
+def cut(reply: Reply, _: dict[str, Any]) -> None:
+    reply.events([chunk("so far")], done=False)
+
+
+def silent(reply: Reply, _: dict[str, Any]) -> None:
+    reply.raw(b"")
+    time.sleep(2)
+
+
+def stalled(reply: Reply, _: dict[str, Any]) -> None:
+    reply.events([chunk("so far")], done=False)
+    time.sleep(2)
+
+
+def broken(line: bytes) -> Act:
+    def act(reply: Reply, _: dict[str, Any]) -> None:
+        reply.events([chunk("so far")], done=False)
+        reply.raw(b"data: " + line + b"\n\n")
+
+    return act
+
+
+def refusal(status: int, error: Any) -> Act:
+    return lambda reply, _: reply.json(error, status)
+
+
+@pytest.mark.parametrize(
+    ("act", "line"),
+    [
+        (refusal(401, {"error": {"message": "bad key"}}), "refuses a request without a key .*: bad key"),
+        (refusal(403, {"detail": "not you"}), "refuses a request without a key .*: not you"),
+        (refusal(404, {"error": {"message": "no such model"}}), "answers 404: no such model"),
+        (refusal(429, {"message": "too\nmany"}), "answers 429: too many"),
+        (refusal(500, "it broke"), "answers 500: it broke"),
+        (silent, "sent nothing for 0.5 s"),
+        (refusal(200, {"hello": 1}), "closed the connection before the answer's end"),
+        (lambda reply, _: reply.events([]), "closed the connection before the answer's end"),
+        (lambda reply, _: reply.events([{"choices": 7}]), "no answer in OpenAI's protocol"),
+        (lambda reply, _: reply.events([chunk(7)]), "no answer in OpenAI's protocol"),  # type: ignore[arg-type]
+        (lambda reply, _: reply.events([{"choices": [{"delta": None}]}]), "no answer in OpenAI's protocol"),
+    ],
+)
+def test_a_failure_before_the_first_piece_is_one_line(act: Act, line: str) -> None:
+    with pytest.raises(UserError, match=line) as caught:
+        heard(act)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("act", "line"),
+    [
+        (cut, "closed the connection"),
+        (stalled, "sent nothing for 0.5 s"),
+        (broken(b'{"choices": [{"del'), "no answer in OpenAI's protocol"),
+        (broken(b"[1, 2]"), "no answer in OpenAI's protocol"),
+        (broken('{"choices": [{"index": 0, "delta": {"content": "é'.encode()[:-1] + b'"}}]}'), "no answer in OpenAI's"),
+        (broken(b'{"error": {"message": "out of memory"}}'), "broke off: out of memory"),
+        (broken(b'{"error": "worker died"}'), "broke off"),
+    ],
+)
+def test_a_failure_in_mid_answer_keeps_what_came(act: Act, line: str) -> None:
+    texts, answer = heard(act)
+    assert (texts, answer.reason) == (["so far"], "interrupted")
+    assert line in answer.report.problem
+    assert "\n" not in answer.report.problem
+
+
+@pytest.fixture
+def endless() -> Iterator[ScriptedServer]:
+    def act(reply: Reply, _: dict[str, Any]) -> None:
+        reply.begin()
+        while True:
+            reply.raw(b"data: " + json.dumps(chunk("on ")).encode() + b"\n\n")
+            time.sleep(0.01)
+
+    with ScriptedServer(act) as scripted:
+        yield scripted
+
+
+def test_an_interrupt_closes_the_stream_and_keeps_what_came(endless: ScriptedServer) -> None:
+    texts: list[str] = []
+    answer = asked(Server(endless.url), lambda: len(texts) >= 3)
+    for text, _ in answer:
+        texts.append(text)
+    assert (texts, answer.reason, answer.report.problem) == (["on "] * 3, "interrupted", "")
+    assert endless.left.wait(10)
+
+
+def test_an_interrupt_does_not_wait_for_a_server_that_is_silent() -> None:
+    stop = threading.Event()
+    with ScriptedServer(silent) as scripted:
+        answer = asked(Server(scripted.url), stop.is_set)
+        threading.Timer(0.2, stop.set).start()
+        assert [*answer] == []
+    assert answer.reason == "interrupted"
+
+
+def test_several_models_are_named_and_none_is_chosen() -> None:
+    with ScriptedServer(said("x"), models=["one", "two"]) as scripted:
+        with pytest.raises(UserError, match="has several models: --model names one of one, two"):
+            list(asked(Server(scripted.url)))
+        assert [text for text, _ in asked(Server(f"{scripted.url}#two"))] == ["x"]
+        assert [body["model"] for path, _, body in scripted.requests if "chat" in path] == ["two"]
+
+
+def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("A_KEY", raising=False)
+    with pytest.raises(UserError, match="needs a key in the environment variable A_KEY"):
+        list(asked(Server("http://127.0.0.1:1/v1", key_env="A_KEY")))

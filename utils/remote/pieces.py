@@ -1,0 +1,76 @@
+"""Pieces of text by number, for answers that come without token ids, and a tokenizer of such pieces.
+
+A server's answer reaches the screen, the figures and the log as ids, like any other: those of its pieces of text.
+Knows no server and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+FIRST = 1 << 30  # the first piece's id beside a vocabulary: above the ids of any
+
+
+class Pieces:
+    """Texts and their ids, which count from `first`."""
+
+    def __init__(self, first: int = FIRST) -> None:
+        self.first = first
+        self._texts: list[str] = []
+        self._ids: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def id_of(self, text: str) -> int:
+        """The id of a piece, a new one at its first use."""
+        if text not in self._ids:
+            self._ids[text] = self.first + len(self._texts)
+            self._texts.append(text)
+        return self._ids[text]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The pieces, joined; an id that stands for none has no text."""
+        numbers = (token - self.first for token in ids)
+        return "".join(self._texts[number] for number in numbers if 0 <= number < len(self._texts))
+
+    def has(self, ids: Sequence[int]) -> bool:
+        """Whether these are ids of pieces; an answer has no others then."""
+        return bool(ids) and ids[0] >= self.first
+
+    def beside(self, decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
+        """`decode` that reads pieces too."""
+        return lambda ids: self.text(ids) if self.has(ids) else decode(ids)
+
+    def ids(self) -> dict[str, int]:
+        """Every piece with its id."""
+        return dict(self._ids)
+
+
+class PieceTokenizer:
+    """A tokenizer whose every text is one piece, for a server whose own tokenizer is not known here.
+
+    Its chat template shows who said what; a server puts the messages into its own.
+    """
+
+    chat_template = "ROLE: CONTENT"
+    added_tokens_decoder: Mapping[int, str] = {}
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces = pieces
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [self.pieces.id_of(text)] if text else []}
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return self.pieces.text(ids)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.pieces.ids()
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False, **_: Any
+    ) -> str:
+        said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return f"{said}assistant: " if add_generation_prompt else said

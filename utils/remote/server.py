@@ -1,0 +1,294 @@
+"""A server that speaks OpenAI's protocol: its chat answers piece by piece, and what it reports of each.
+
+The official client does the talking and is imported with the first request. Everything that can go wrong is a
+UserError in one line. Knows no lanes and no screen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+from utils.errors import UsageError, UserError
+from utils.remote.report import Report
+
+OWN = "server"  # the lane of the pair's own server; other servers' lanes have their URLs for names
+SILENCE = 300.0  # seconds without a byte after which a server is given up: a large model may be loading
+_LOOK = 0.05  # seconds between two looks at the interrupt
+_COUNTERS = {  # of /metrics, by what they count; vLLM's, then SGLang's, which counts no drafts
+    "drafted": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+    "passes": "vllm:spec_decode_num_drafts_total",
+    "verified": "sglang:spec_verify_calls_total",
+}
+
+Result = TypeVar("Result")
+Message = Mapping[str, str]
+
+
+def is_server(lane: str) -> bool:
+    """Whether a lane of this name is a server's answer."""
+    return lane == OWN or is_url(lane)
+
+
+def is_url(text: str) -> bool:
+    """Whether a model's name is a server's address."""
+    return text.startswith(("http://", "https://"))
+
+
+def address_of(url: str) -> str:
+    """HOST:PORT of a server's URL."""
+    return re.sub(r"^\w+://|[/#].*$", "", url)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server by its URL, which ends in /v1.
+
+    Args:
+        model: the name it knows the model by; None: its only one. A URL may end in #MODEL too.
+        key_env: the environment variable that holds its key.
+        silence: seconds without a byte after which it is given up.
+    """
+
+    url: str
+    model: str | None = None
+    key_env: str | None = None
+    silence: float = SILENCE
+
+    @property
+    def address(self) -> str:
+        return address_of(self.url)
+
+    @property
+    def name(self) -> str:
+        """The model's name, or the address where none is given."""
+        return self.model or self.url.partition("#")[2] or self.address
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the official client. UsageError where the key is not there."""
+        key = os.environ.get(self.key_env, "") if self.key_env else "none"
+        if not key:
+            raise UsageError(f"{self.address} needs a key in the environment variable {self.key_env}, which is not set")
+        base = self.url.partition("#")[0].rstrip("/")
+        return {"base_url": base, "api_key": key, "max_retries": 0, "timeout": self.silence}
+
+    @cached_property
+    def _client(self) -> Any:
+        from openai import OpenAI
+
+        return OpenAI(**self.arguments)
+
+    @cached_property
+    def chosen(self) -> str | None:
+        """The model to ask for; None where the server names none. UserError for several, or no server."""
+        if given := self.model or self.url.partition("#")[2]:
+            return given
+        with self.reading():
+            names = [str(model.id) for model in self._client.models.list().data]
+        if len(names) > 1:
+            shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+            raise UsageError(f"{self.address} has several models: --model names one of {shown}")
+        return names[0] if names else None
+
+    def reading(self) -> Reading:
+        """A context in which whatever a server does wrong is a UserError."""
+        return Reading(self)
+
+
+class Reading:
+    """A context that turns what goes wrong with a server into a UserError of one line."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> Literal[False]:
+        if error is not None and (problem := problem_of(error, self._server)):
+            raise UserError(problem) from error
+        return False
+
+
+def problem_of(error: BaseException, server: Server) -> str:
+    """What a server did wrong, in one line; "" for an error that is none of its."""
+    import openai
+
+    at = server.address
+    if isinstance(error, openai.APITimeoutError):
+        return f"{at} sent nothing for {server.silence:g} s"
+    if isinstance(error, openai.APIConnectionError):
+        why = _line(error.__cause__ or error)
+        refused = isinstance(error.__cause__, OSError) or "connect" in type(error.__cause__).__name__.lower()
+        return f"no server answers at {at} ({why})" if refused else f"{at} closed the connection ({why})"
+    if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+        where = f"the key in {server.key_env}" if server.key_env else "a request without a key (key_env in models.yaml)"
+        return f"{at} refuses {where}: {_said(error)}"
+    if isinstance(error, openai.APIStatusError):
+        return f"{at} answers {error.status_code}: {_said(error)}"
+    if isinstance(error, openai.APIError) and not isinstance(error, openai.APIResponseValidationError):
+        return f"{at} broke off: {_said(error)}"
+    if isinstance(error, openai.OpenAIError | ValueError | TypeError | AttributeError | LookupError):
+        return f"{at} sends what is no answer in OpenAI's protocol ({_line(error)})"
+    return ""
+
+
+def _said(error: Any) -> str:
+    """The server's own words for an error."""
+    body = error.body
+    for key in ("error", "message", "detail"):
+        body = body.get(key, body) if isinstance(body, Mapping) else body
+    return _line(body or error)
+
+
+def _line(error: object) -> str:
+    """At most 200 characters on one line."""
+    text = " ".join(str(error).split())
+    return (text or type(error).__name__)[:200]
+
+
+@dataclass
+class ChatAnswer:
+    """A server's answer to a chat: iterates over (text, seconds since the piece before), the request's for the first.
+
+    Text that is sent apart, such as reasoning, counts as a piece without text. `reason` and `report` hold when it is
+    over. UserError where the server fails before the first piece; later `report.problem` says why it ends.
+    """
+
+    server: Server
+    messages: Sequence[Message]
+    options: Mapping[str, Any]
+    interrupt: Callable[[], bool]
+    reason: Literal["eos", "length", "interrupted"] = "interrupted"
+    report: Report = field(default_factory=Report)
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        from openai import AsyncOpenAI, omit
+
+        asked: Any = {"model": self.server.chosen or omit, "messages": list(self.messages), **self.options}
+        client, begun = AsyncOpenAI(**self.server.arguments), False
+        try:
+            with self.server.reading(), asyncio.Runner() as runner:
+                before = self._wait(runner, _counters(client))
+                create, last = client.chat.completions.create, time.monotonic()
+                for text in self._texts(runner, create, asked):
+                    now = time.monotonic()
+                    yield text, now - last
+                    last, begun = now, True
+                if before and self.reason != "interrupted":
+                    self._count(before, self._wait(runner, _counters(client)) or {})
+        except UserError as error:
+            if not begun:
+                raise
+            self.report = self.report._replace(problem=str(error))
+
+    def _texts(self, runner: asyncio.Runner, create: Any, asked: Mapping[str, Any]) -> Iterator[str]:
+        """The pieces as they come."""
+        request = create(stream=True, stream_options={"include_usage": True}, **asked)
+        stream, texts, ended = self._wait(runner, request), _Texts(), ""
+        while stream is not None:
+            chunk = self._wait(runner, anext(stream, None))
+            if chunk is None:
+                break
+            self._report(chunk)
+            for choice in chunk.choices or ():
+                delta = choice.delta
+                more = delta.content or getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None)
+                if more:
+                    yield texts.add(delta.content or "")
+                ended = choice.finish_reason or ended
+        if rest := texts.rest():
+            yield rest
+        if self.interrupt() and not ended:
+            return
+        if not ended:
+            raise UserError(f"{self.server.address} closed the connection before the answer's end")
+        self.reason = "length" if ended == "length" else "eos"
+        if ended not in ("length", "stop"):
+            self.report = self.report._replace(problem=f"{self.server.address} ended it: {_line(ended)}")
+
+    def _wait(self, runner: asyncio.Runner, work: Awaitable[Result]) -> Result | None:
+        """The result of some work, or None as soon as the answer is interrupted."""
+
+        async def watched() -> Result | None:
+            task = asyncio.ensure_future(work)
+            while not task.done():
+                if self.interrupt():
+                    task.cancel()
+                    return None
+                await asyncio.wait({task}, timeout=_LOOK)
+            return task.result()
+
+        return runner.run(watched())
+
+    def _report(self, chunk: Any) -> None:
+        """Take over what a chunk says of the whole answer: `usage`, and llama-server's `timings`."""
+        usage, timings = getattr(chunk, "usage", None), getattr(chunk, "timings", None)
+        found: dict[str, Any] = {
+            "tokens": _count_in(usage, "completion_tokens"),
+            "prompt_tokens": _count_in(usage, "prompt_tokens"),
+            "drafted": _count_in(timings, "draft_n"),
+            "accepted": _count_in(timings, "draft_n_accepted"),
+        }
+        self.report = self.report._replace(**{name: count for name, count in found.items() if count is not None})
+
+    def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """What the server's counters grew by during the answer. SGLang counts runs that verify: every one of them
+        yields a token of the target's own, so the other tokens behind the first are accepted drafts."""
+        grown: dict[str, Any] = {name: round(after[name] - before[name]) for name in before if name in after}
+        verified, tokens = grown.pop("verified", 0), self.report.tokens
+        if verified and tokens is not None:
+            grown |= {"passes": verified, "accepted": max(0, tokens - 1 - verified)}
+        if grown.get("passes"):
+            self.report = self.report._replace(**grown)
+
+
+async def _counters(client: Any) -> dict[str, float]:
+    """The server's counts of its own drafts, over all that it answers; empty where it publishes none."""
+    from openai import OpenAIError
+
+    root = str(client.base_url).rstrip("/").removesuffix("/v1")
+    try:
+        text = str(await client.get(f"{root}/metrics", cast_to=str, options={"timeout": 5.0}))
+    except (OpenAIError, ValueError):
+        return {}
+    counts = {}
+    for name, series in _COUNTERS.items():
+        values = re.findall(rf"^{series}(?:\{{.*\}})? ([0-9.eE+]+)\s*$", text, re.MULTILINE)
+        if values:
+            counts[name] = sum(map(float, values))
+    return counts
+
+
+class _Texts:
+    """Pieces of text made whole: halves of a character that JSON escapes apart wait for each other."""
+
+    def __init__(self) -> None:
+        self._half = ""
+
+    def add(self, text: str) -> str:
+        text = self._half + text
+        self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        return _whole(text.removesuffix(self._half) if self._half else text)
+
+    def rest(self) -> str:
+        return _whole(self._half)
+
+
+def _whole(text: str) -> str:
+    """The text with surrogate pairs joined and lone ones replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _count_in(record: Any, name: str) -> int | None:
+    """A count in part of an answer, whatever stands there."""
+    value = record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
+    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
