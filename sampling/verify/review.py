@@ -58,7 +58,7 @@ def review(
         p = probs[where, depth]
         x = tokens[where, depth] if depth < count else torch.full_like(where, -1)
         if emitted is None:
-            also = passes[active, depth] if passes is not None and depth < count else None
+            also = passes[where, depth] if passes is not None and depth < count else None
             chosen, token = examine_points(p, x[:, None], at, sampler, also)
         else:
             drawn = draft.probs is not None and depth < count

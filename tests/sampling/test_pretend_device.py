@@ -1,0 +1,228 @@
+"""The loop on a pretended device: all drafters draft as on the CPU, nothing mixes devices, the host waits rarely."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from app.settings.table import Settings
+from sampling.drafters import registry
+from sampling.drafters.registry import HEADS, ROWS, DraftRequest
+from sampling.drafters.tables.suffix import SuffixIndex
+from sampling.drafters.tables.table_file import StaticTables
+from sampling.events import Event, Step
+from sampling.models.causal import CausalLM
+from sampling.models.encoder_decoder import EncDecLM
+from sampling.types import LM, Drafter, Rows
+from tests.sampling.models.test_encoder_decoder import drafters, t5
+from tests.support.pretend_device import moved, pretending
+from tests.support.proofs import noisy
+from tests.support.runs import decode, sampler
+from tests.support.students import make_drafter, make_student, make_target
+from training.tables.build import Passage, arrays_of, count_levels
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]
+SEVERAL = [PROMPT, PROMPT[:4], PROMPT[2:]]
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.8, "seed": 3},
+    "gumbel": {"temperature": 0.8, "seed": 3, "coupling": "gumbel"},
+}
+
+
+class RandomPair:
+    """What a pair has for drafters, of random models; see :class:`sampling.drafters.registry.Parts`.
+
+    `place` puts the target and its heads somewhere, `aside` the drafter model; `short` are the ids of the heads.
+    """
+
+    def __init__(
+        self,
+        place: Callable[[Any], Any],
+        aside: Callable[[Any], Any] | None = None,
+        short: Sequence[int] | None = None,
+    ) -> None:
+        self._dense = dense = make_target(dtype=torch.float64)
+        self._place, self._short, self._heads = place, short, dict[str, Any]()
+        self.model = CausalLM((aside or place)(noisy(dense, 0.1).double()), "drafter")
+        self.target = CausalLM(place(make_target(dtype=torch.float64)))
+
+    def tables(self) -> StaticTables:
+        return StaticTables({}, [arrays_of(level) for level in count_levels([Passage(PROMPT * 2)], 4)])
+
+    def said(self, asked: DraftRequest) -> SuffixIndex | None:
+        return None
+
+    def head(self, kind: str, make: Callable[[Any], Any]) -> Any:
+        if kind not in self._heads:
+            self._heads[kind] = self._place(make_student(kind, self._dense, self._short, dtype=torch.float64))
+        return make_drafter(self._heads[kind])
+
+    def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], list[list[int]], float]:
+        members = [self.build(DraftRequest(word, Settings())) for word in ("model", "glide", "maxgram")]
+        return members, [[2, 1, 1], [0, 2, 1], [0, 0, 1]], 1.5
+
+    def build(self, asked: DraftRequest) -> Drafter:
+        drafter: Any = registry.build(self, asked)
+        if asked.word == "oracle":
+            drafter.plain = lambda rows, session: decode(self.target, rows, None, sampler(), length=16, session=session)
+        return drafter
+
+
+@functools.cache
+def on_the_cpu() -> RandomPair:
+    return RandomPair(lambda module: module)
+
+
+@functools.cache
+def on_the_device() -> RandomPair:
+    return RandomPair(moved)
+
+
+@functools.cache
+def few_ids() -> RandomPair:
+    return RandomPair(lambda module: module, short=range(3, 30))
+
+
+@functools.cache
+def few_ids_on_the_device() -> RandomPair:
+    return RandomPair(moved, short=range(3, 30))
+
+
+@functools.cache
+def apart() -> RandomPair:
+    return RandomPair(moved, lambda module: moved(module, "ipu:1"))
+
+
+@functools.cache
+def beside() -> RandomPair:
+    return RandomPair(moved, lambda module: module)
+
+
+def choices(step: Step) -> tuple[Any, ...]:
+    return step.row, step.drafted, step.parents, step.source, step.path, step.token, step.chosen, step.gamma
+
+
+def figures(step: Step) -> list[float]:
+    return [step.top2_gap, *step.target_p, *step.draft_p]
+
+
+def alike(run: Callable[[Any], list[Event]], on_device: Callable[[], Any], on_cpu: Callable[[], Any]) -> None:
+    """`run` tells the same on the device as on the CPU, but for the times."""
+    with pretending():
+        got = steps(run(on_device()))
+    wanted = steps(run(on_cpu()))
+    assert [*map(choices, got)] == [*map(choices, wanted)]
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert figures(ours) == pytest.approx(figures(theirs), abs=1e-5)
+
+
+def same(
+    word: str,
+    grown: str,
+    kind: str,
+    prompt: Rows,
+    pair: Callable[[], RandomPair] = on_the_device,
+    cpu: Callable[[], RandomPair] = on_the_cpu,
+    **options: Any,
+) -> None:
+    """A drafter of the registry drafts on the device as on the CPU; `options` are :func:`decode`'s."""
+
+    def run(pair: RandomPair) -> list[Event]:
+        drafter = pair.build(DraftRequest(word, Settings(), grown))
+        return decode(pair.target, prompt, drafter, sampler(**SAMPLERS[kind]), length=8, **options)
+
+    alike(run, pair, cpu)
+
+
+def steps(events: list[Event]) -> list[Step]:
+    return [event for event in events if isinstance(event, Step)]
+
+
+TOGETHER = ("tables+model", "tables+feature", "match+eagle", "match+dspark")  # of the pairs, which one function builds
+WORDS = [(word, row.grows) for word, row in ROWS.items() if "+" not in word or word in TOGETHER]
+CHAINS = [(word, "none", "sampled") for word, _ in WORDS]
+TREES = [(word, grown, "gumbel" if "tables" in word else "greedy") for word, grown in WORDS if grown != "none"]
+GROWN = [(word, *rest) for word in ("model", *HEADS) for rest in (("cape", "sampled"), ("dynamic", "greedy"))]
+
+
+@pytest.mark.parametrize(("word", "grown", "kind"), [*CHAINS, *TREES, *GROWN])
+def test_every_drafter_does_on_a_device_what_it_does_on_the_cpu(word: str, grown: str, kind: str) -> None:
+    same(word, grown, kind, [PROMPT])
+
+
+@pytest.mark.parametrize(
+    "word", ["model", "glide", "feature", "eagle", "peagle", "dspark", "tables+feature", "cascade"]
+)
+def test_batches_do_on_a_device_what_they_do_on_the_cpu(word: str) -> None:
+    same(word, "none", "sampled", SEVERAL)
+
+
+@pytest.mark.parametrize("word", ["model", "feature", "dspark", "cascade"])
+def test_heads_of_few_ids_and_noted_alternatives_do_on_a_device_what_they_do_on_the_cpu(word: str) -> None:
+    same(word, "none", "sampled", [PROMPT], few_ids_on_the_device, few_ids, alternatives=2)
+
+
+@pytest.mark.parametrize("word", ["none", "model", "tables", "chain"])
+@pytest.mark.parametrize("prompt", [[[5, 6, 7, 5, 6, 1]], [[5, 6, 7, 5, 6, 1], [9, 8, 1]]])
+def test_encoder_decoder_models_do_on_a_device_what_they_do_on_the_cpu(word: str, prompt: Rows) -> None:
+    def pair(place: Callable[[Any], Any]) -> tuple[LM, dict[str, Callable[[], Drafter]]]:
+        target = t5()
+        small = t5(7, like=target, noise=0.05)
+        return EncDecLM(place(target)), drafters(place(small))
+
+    def run(both: tuple[LM, dict[str, Callable[[], Drafter]]]) -> list[Event]:
+        return decode(both[0], prompt, both[1][word](), sampler(0.8, 3), length=8)
+
+    alike(run, lambda: pair(moved), lambda: pair(lambda model: model))
+
+
+@pytest.mark.parametrize(("word", "grown"), [("model", "none"), ("model", "cape"), ("tables+model", "joint")])
+@pytest.mark.parametrize("prompt", [[PROMPT], SEVERAL])
+def test_a_drafter_model_may_run_on_another_device_than_its_target(word: str, grown: str, prompt: Rows) -> None:
+    same(word, grown, "sampled", prompt, apart)
+    same(word, grown, "greedy", prompt, beside)
+
+
+def test_the_device_refuses_what_a_gpu_refuses() -> None:
+    with pretending():
+        here, there, host = torch.ones(3, device="ipu:0"), torch.ones(3, device="ipu:1"), torch.ones(3)
+        for other in (there, host):
+            with pytest.raises(RuntimeError, match=r"add: tensors on .*ipu:0"):
+                _ = here + other
+        with pytest.raises(RuntimeError, match="index_select: tensors on cpu and ipu:0"):
+            here.index_select(0, torch.tensor([1]))
+        with pytest.raises(TypeError, match="can't convert ipu:0"):
+            here.numpy()
+        assert (here + torch.tensor(1.0)).tolist() == [2.0] * 3  # a number of the host
+
+
+def test_the_device_counts_for_what_a_host_waits() -> None:
+    with pretending() as waits:
+        values = torch.arange(4.0, device="ipu:0")
+        values[1:3].mul_(2)
+        values[values > 3] = 0.0
+        torch.tensor([1, 2]).to("ipu:0", non_blocking=True)
+        assert not waits
+        for wait in (
+            lambda: values.sum().item(),
+            lambda: bool((values > 0).any()),
+            lambda: int(values.argmax()),
+            lambda: values.tolist(),
+            lambda: values.cpu(),
+            lambda: values.to(torch.zeros(1)),
+            lambda: torch.zeros(4).copy_(values),
+            lambda: values.nonzero(),
+            lambda: values[values > 0],
+            lambda: values[[0, 2]],
+            lambda: torch.tensor([1, 2], device="ipu:0"),
+            lambda: torch.tensor([1, 2]).to(values),
+            lambda: torch.accelerator.synchronize(values.device),
+        ):
+            waits.clear()
+            wait()
+            assert waits.total() == 1
