@@ -28,6 +28,7 @@ from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import lm_of
 from sampling.models.translated import TranslatedLM, Translation
 from sampling.types import LM, Drafter
+from utils.catalogue.catalogue import ships_mtp
 from utils.catalogue.k_matrix import Matrix
 from utils.catalogue.specs import PUBLISHED_KINDS, head_kind_of
 from utils.errors import UsageError, UserError
@@ -76,6 +77,12 @@ class PairDrafters:
         """The fingerprint of the target's tokenizer."""
         return self._mark if self._loaded.tokenizer is None else fingerprint(self._loaded.tokenizer)
 
+    @functools.cached_property
+    def ships_mtp(self) -> bool:
+        """Whether multi-token prediction layers lie beside the target's weights."""
+        config: Any = getattr(self._loaded.target.model, "config", None)
+        return ships_mtp(getattr(config, "name_or_path", ""))
+
     def tables(self) -> StaticTables | None:
         """The pair's static tables; None if it names none. UserError if the file cannot be used."""
         file = self._loaded.spec.tables
@@ -91,13 +98,20 @@ class PairDrafters:
 
     def head(self, kind: str, make: Callable[[DraftHead], ModelDrafter]) -> ModelDrafter:
         """The drafter that `make` made of the draft head at first; UserError names a file that cannot be used."""
+        # The dense weights go here: the decoding copy has packed ones.
+        return self._once(kind, lambda: make(self._load(kind)))
+
+    def shipped(self, kind: str, make: Callable[[CausalLM], ModelDrafter]) -> ModelDrafter:
+        """The same of layers that ship with the target; UserError if it has none that can be read."""
+        return self._once(kind, lambda: make(self.target))
+
+    def _once(self, kind: str, make: Callable[[], ModelDrafter]) -> ModelDrafter:
         if kind not in self._heads:
             if (target := self._loaded.target).encodes:
                 raise UsageError(
                     f"lane {kind}: {target.name} is an encoder-decoder model, which has no trained drafters"
                 )
-            # The dense weights go here: the decoding copy has packed ones.
-            self._heads[kind] = make(self._load(kind))
+            self._heads[kind] = make()
         return self._heads[kind]
 
     def alphas(self, word: str) -> tuple[float, ...]:

@@ -205,9 +205,12 @@ class PairEngine:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines worth showing once."""
-        if self.target.takes_trees or self.loaded.drafter_kind == "none":
-            return self.loaded.notes
-        return (*self.loaded.notes, f"{self.loaded.target.name} takes no token trees: drafts are chains")
+        name, found = self.loaded.target.name, list(self.loaded.notes)
+        if self.drafters.ships_mtp and "mtp" not in self.loaded.drafter_kind:
+            found.append(f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it")
+        if not self.target.takes_trees and self.loaded.drafter_kind != "none":
+            found.append(f"{name} takes no token trees: drafts are chains")
+        return tuple(found)
 
     @property
     def encodes(self) -> bool:

@@ -105,10 +105,13 @@ def with_drafter(pair: PairSpec, text: str) -> PairSpec:
 
 def has_parts(pair: PairSpec, word: str, cascade: Sequence[str] = ()) -> bool:
     """Whether the pair, with this cascade or its own, names what a drafter's row needs. Looks at folders only."""
+    from utils.catalogue.catalogue import ships_mtp
+
     needs = ROWS[word].needs
     if needs in HEAD_KINDS:
         return os.path.isdir(getattr(pair.students, needs) or "")
     parts = {"model": not isinstance(pair.drafter, str), "tables": pair.tables, "cascade": cascade or pair.cascade}
+    parts["mtp"] = needs == "mtp" and ships_mtp(pair.target.path or "")
     return bool(parts.get(needs, True))
 
 

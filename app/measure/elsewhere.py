@@ -31,6 +31,7 @@ PUBLISHED: Mapping[str, tuple[dict[str, object], str]] = {
     "dspark": ({"method": "dspark"}, "draft-dspark"),
     "dflash2": ({}, ""),
     "pard": ({"method": "draft_model", **ONCE}, ""),
+    "mtp": ({"method": "mtp"}, "draft-mtp"),
 }
 """Heads and models in their authors' formats: vLLM's method and llama.cpp's --spec-type, empty where there is none."""
 PROMPT = "Why is the sky blue?"
@@ -109,7 +110,8 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
             config["use_heterogeneous_vocab"] = True
             notes.append("of another vocabulary vLLM drafts the shared tokens alone, and greedily")
     elif method := PUBLISHED.get(recipe.way, ({}, ""))[0]:
-        config = {**method, "model": recipe.drafter, "num_speculative_tokens": recipe.gamma}
+        own = {"model": recipe.drafter} if recipe.drafter else {}
+        config = {**method, **own, "num_speculative_tokens": recipe.gamma}
         notes.append("vLLM drafts a chain, no tree")
     elif recipe.way in PUBLISHED:
         notes.append(f"vLLM's methods have no {recipe.way}: without drafts")
@@ -128,7 +130,10 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
 
 def _transformers(recipe: Recipe) -> tuple[list[str], str]:
     notes, call, lines = ["transformers 5.23", *_stays(recipe, "transformers")], "", []
-    if recipe.way in PUBLISHED:
+    if recipe.way == "mtp":
+        call = "use_mtp=True, "
+        notes.append("transformers' use_mtp is for DeepSeek V3, GLM-4-MoE and others that its documents name")
+    elif recipe.way in PUBLISHED:
         notes.append(
             f"transformers reads no {_kind(recipe.way)}: without drafts (its use_mtp is for a model's own layers)"
         )
@@ -182,8 +187,10 @@ def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
         notes.append(older)
         words = ["-md", shlex.quote(_converted(recipe.drafter, notes)), "--spec-type draft-simple", *drafts]
     elif kind := PUBLISHED.get(recipe.way, ({}, ""))[1]:
-        head = _converted(recipe.drafter, notes, f" --target-model-dir {shlex.quote(recipe.target)}")
-        words = ["-md", shlex.quote(head), f"--spec-type {kind}", *drafts]
+        words = [f"--spec-type {kind}", *drafts]
+        if recipe.drafter:
+            head = _converted(recipe.drafter, notes, f" --target-model-dir {shlex.quote(recipe.target)}")
+            words = ["-md", shlex.quote(head), *words]
     elif recipe.way in PUBLISHED:
         notes.append(f"llama.cpp's --spec-type has no {_kind(recipe.way)}: without drafts")
     elif recipe.looks_up:

@@ -35,6 +35,7 @@ NEEDS = {
     "model": "a drafter model",
     "tables": "n-gram tables",
     "cascade": "its cascade's drafters",
+    "mtp": "a target with it",
     **dict.fromkeys(HEADS, "a head"),
 }
 NGRAM = ("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset")
@@ -215,6 +216,15 @@ _ALONE = (
         settings=(*TREE, "gamma"),
         short="DFlash2",
     ),
+    DrafterRow(
+        "mtp",
+        "multi-token prediction",
+        "the target's next-token layer",
+        "sampling.drafters.draft_heads.mtp:build",
+        needs="mtp",
+        settings=(*TREE, "gamma"),
+        short="MTP",
+    ),
 )
 _OF_SEVERAL = (
     DrafterRow(
@@ -260,7 +270,9 @@ def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
 
 def _every_row() -> Iterator[DrafterRow]:
     yield from _ALONE
-    yield from (_beside(one, head) for one in _ALONE if one.first for head in _ALONE if head.needs in ("model", *HEADS))
+    yield from (
+        _beside(one, head) for one in _ALONE if one.first for head in _ALONE if head.needs in ("model", "mtp", *HEADS)
+    )
     yield from _OF_SEVERAL
 
 
@@ -354,6 +366,9 @@ class Parts(Protocol):
 
     def head(self, kind: str, make: Any) -> Any:
         """What `make` made of the pair's draft head of this kind when it was first asked for."""
+
+    def shipped(self, kind: str, make: Any) -> Any:
+        """What `make` made of the target when it was first asked for: of layers that ship with it."""
 
     def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], Any, float]:
         """The drafters of the pair's cascade, large to small, its K matrix and its lenience."""

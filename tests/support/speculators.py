@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IMPORTABLE = None not in (find_spec("speculators"), find_spec("openai"))  # which it imports
+IMPORTABLE = all(map(find_spec, ("speculators", "openai", "datasets", "hs_connectors")))  # it imports the others
 
 
 def read(folder: Path) -> Any:
@@ -113,6 +113,32 @@ def block(model: Any, features: Tensor, ids: list[int], anchor: int, drafts: int
         candidates, scores = model.candidate_selector.select(logits, hidden, previous)
         logits = torch.full_like(logits, float("-inf")).scatter(2, candidates, scores)
     return logits[0].float()
+
+
+@torch.no_grad()
+def mtp_states(model: Any, layer: dict[str, Tensor], states: Tensor, ids: list[int]) -> Tensor:
+    """States [1, T, H] of a multi-token prediction layer, by transformers' names of its tensors, where `model` has read
+    all of `ids` but the last: states [1, T, H]."""
+    from speculators.models.mtp.model_definitions import mtp_model_classes
+
+    names = {"eh_proj": "input_proj", "enorm": "token_layernorm", "hnorm": "hidden_layernorm"}
+    names |= {"post_norm": "final_layernorm"}
+    theirs: Any = mtp_model_classes[model.config.model_type].first_layer_class(model.config, layer_idx=0)
+    own = {}
+    for key, value in layer.items():
+        part, _, rest = key.partition(".")
+        own[rest if part == "mtp_block" else f"{names[part]}.{rest}"] = value
+    theirs.load_state_dict(own)
+    count = len(ids) - 1
+    positions = torch.arange(count)[None]
+    found: Tensor = theirs.eval()(
+        hidden_states=states,
+        token_embeddings=model.get_input_embeddings()(torch.tensor([ids[1:]])),
+        attention_mask=torch.full((1, 1, count, count), torch.finfo(torch.float32).min).triu(1),
+        position_ids=positions,
+        position_embeddings=model.get_decoder().rotary_emb(states, positions),
+    )
+    return found
 
 
 @torch.no_grad()

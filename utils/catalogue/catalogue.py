@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -42,6 +42,7 @@ _TOLD_BY = {
     "peagle": re.compile(rb"(?<![\w.])(model\.)?mask_hidden"),
     "eagle": re.compile(rb"(?<![\w.])(model\.)?fc\.weight"),
 }
+_SHIPPED = re.compile(rb'"mtp\.fc\.weight"|"model\.layers\.\d+\.eh_proj\.weight"')
 Where = tuple[str | int, ...]
 
 
@@ -262,8 +263,21 @@ def _told_by_config(config: dict[str, Any]) -> str | None:
     return None
 
 
+def ships_mtp(folder: str | Path) -> bool:
+    """Whether multi-token prediction layers lie beside a target's weights in `folder`."""
+    return any(_SHIPPED.search(names) for names in _weight_names(Path(folder)))
+
+
 def _told_by_weights(folder: Path) -> str | None:
-    """The kind of published draft head in `folder`: the weights' names are looked at, and no tensor."""
+    """The kind of published draft head in `folder`."""
+    for names in _weight_names(folder):
+        if (kind := next((kind for kind, told in _TOLD_BY.items() if told.search(names)), None)) is not None:
+            return kind
+    return None
+
+
+def _weight_names(folder: Path) -> Iterator[bytes]:
+    """The part of each weight file, or of an index, that has the tensors' names; no tensor is read."""
     for file in (*folder.glob("*.index.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")):
         try:
             with file.open("rb") as opened:
@@ -276,6 +290,4 @@ def _told_by_weights(folder: Path) -> str | None:
                     names = packed.read(next(name for name in packed.namelist() if name.endswith("data.pkl")))
         except (OSError, BadZipFile, KeyError, StopIteration):
             continue
-        if (kind := next((kind for kind, told in _TOLD_BY.items() if told.search(names)), None)) is not None:
-            return kind
-    return None
+        yield names

@@ -30,11 +30,18 @@ def check_tensors(
         raise UserError(f"{name} does not fit its configuration: {'; '.join(said[:_SHOWN])}{more}")
 
 
-def check_loaded(name: str, reported: dict[str, Any], unexpected: Collection[str] = ()) -> None:
-    """The same from what transformers' `output_loading_info` reports; `unexpected` names more that nothing reads."""
-    check_tensors(
-        name, reported["missing_keys"], {*reported["unexpected_keys"], *unexpected}, reported["mismatched_keys"]
-    )
+def check_loaded(name: str, reported: dict[str, Any], unexpected: Collection[str] = (), config: Any = None) -> None:
+    """The same from what transformers' `output_loading_info` reports; `unexpected` names more that nothing reads. The
+    multi-token prediction layers that `config` counts may be there: a drafter reads them."""
+    surplus = {key for key in reported["unexpected_keys"] if config is None or not _predicts_ahead(key, config)}
+    check_tensors(name, reported["missing_keys"], {*surplus, *unexpected}, reported["mismatched_keys"])
+
+
+def _predicts_ahead(key: str, config: Any) -> bool:
+    """Whether a tensor belongs to a layer behind the last, of those that `config` counts."""
+    text, layer = config.get_text_config(decoder=True), re.match(r"model\.layers\.(\d+)\.", key)
+    more = getattr(text, "num_nextn_predict_layers", None) or 0
+    return layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < more
 
 
 # Of these families a configuration says everything; what is left out would be a default's, another model's value.

@@ -122,7 +122,7 @@ def load_model(
                 output_loading_info=True,
                 **{name: value for name, value in given.items() if value is not None},
             )
-        check_loaded(spec.name, reported)
+        check_loaded(spec.name, reported, config=config)
         if hasattr(config, "quantization_config") and getattr(model, "hf_quantizer", None) is None:
             raise UserError(f"{spec.name} is quantized in a way that transformers does not know and would leave out")
         check(cancelled)

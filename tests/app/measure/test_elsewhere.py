@@ -58,12 +58,18 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "dspark": ({"method": "dspark", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dspark"), "", ""),
     "dflash2": ({}, "", "", ""),
     "pard": ({"method": "draft_model", **DRAFTS, "parallel_drafting": True}, "", "", ""),
+    "mtp": (
+        {"method": "mtp", "num_speculative_tokens": 4},
+        DRAFT.replace("-md D.gguf --spec-type draft-simple", "--spec-type draft-mtp"),
+        "use_mtp=True, ",
+        "",
+    ),
     "none": ({}, "", "", ""),
 }
 
 
 def recipe(way: str, **more: Any) -> Recipe:
-    return Recipe("o/T", way, 4, "o/D" if way in ("model", *PUBLISHED) else "", **more)
+    return Recipe("o/T", way, 4, "o/D" if way != "mtp" and way in ("model", *PUBLISHED) else "", **more)
 
 
 def code(text: str) -> str:
