@@ -161,7 +161,7 @@ class Costs:
         spent = draft_s / plain + self.judging(sample_s / plain)
         if drafted and ran_model >= self._runs_model:
             (self._waking if idle >= IDLE else self._drafting).add(spent / drafted)
-        if ran_model:
+        if ran_model and idle < IDLE:  # after idle rounds its pass also reads the tokens that it missed
             self._model.add(model_s / plain)
 
     def _add_pass(self, width: int, seconds: float) -> None:
