@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_model import Model, Respelled, source_of
-from sampling.drafters.proposal import LEAST, Node, Offer, Proposer, Source
+from sampling.drafters.proposal import MIN_PATH, Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.suffix import SIZES, SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
@@ -226,7 +226,7 @@ class LookupDrafter(Proposer):
         said: SuffixIndex | None = None,
         model: Model | None = None,
         tree: bool = False,
-        least: float = LEAST,
+        least: float = MIN_PATH,
         shared_noise: bool = False,
         learn: bool = False,
         ratios: Ratios | None = None,

@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from app.lanes.drafters import PairDrafters
 from app.settings.table import Settings
 from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
-from sampling.drafters.proposal import GAIN_WORTH, GAINS, SURE, Candidate, Node, Offer, Pool, Proposer, Source
+from sampling.drafters.proposal import (
+    MAX_PROB,
+    MODEL_GAIN_WORTH,
+    MODEL_GAINS,
+    Candidate,
+    Node,
+    Offer,
+    Pool,
+    Proposer,
+    Source,
+)
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.events import Call, Step
@@ -160,7 +170,7 @@ def test_chances_of_all_tokens_never_exceed_one(others: list[float], own: list[f
     said = [Candidate(token, 0, p / len(others), p) for token, p in enumerate(others)]
     found = Pool((0.9, 0.6))(said, [(token + 2, p / len(own)) for token, p in enumerate(own)], 0, None)
     assert sum(one.p for one in found) <= 1
-    assert max(one.p for one in found) <= SURE
+    assert max(one.p for one in found) <= MAX_PROB
 
 
 def test_the_noise_lifts_what_it_favours() -> None:
@@ -265,22 +275,22 @@ def test_one_whose_tokens_the_others_would_have_drafted_brings_nothing() -> None
     assert draft.calls
     assert draft.tokens.tolist() == [[1]]
     judged(made, ROW, draft, [0])
-    assert ratios.of(("gain", 0), GAINS[0], GAIN_WORTH).value < GAINS[0]
+    assert ratios.of(("gain", 0), MODEL_GAINS[0], MODEL_GAIN_WORTH).value < MODEL_GAINS[0]
 
 
 def test_what_it_brings_is_learned_by_depth_from_rounds_in_which_it_was_asked() -> None:
     ratios = Ratios()
 
     def gains() -> list[float]:
-        return [ratios.of(("gain", depth), GAINS[depth], GAIN_WORTH).value for depth in (0, 1)]
+        return [ratios.of(("gain", depth), MODEL_GAINS[depth], MODEL_GAIN_WORTH).value for depth in (0, 1)]
 
     made = beside(thinking(1.0), learn=True, tree=False, ratios=ratios)
     draft = proposed(made, [ROW], 2, opportunity_cost=0.05)
     assert draft.calls[0].passes == draft.tokens.shape[1] == 2
     judged(made, ROW, draft, [0])
     first = gains()
-    assert first[0] > GAINS[0]
-    assert first[1] < GAINS[1]  # the second of its tokens was refused
+    assert first[0] > MODEL_GAINS[0]
+    assert first[1] < MODEL_GAINS[1]  # the second of its tokens was refused
     for _ in range(10):
         judged(made, ROW, Draft.empty(1), [])
     assert gains() == first
@@ -291,7 +301,7 @@ def test_rows_beyond_its_context_say_nothing_of_it() -> None:
     made = beside(thinking(1.0, context=len(ROW)), {(): [(4, 0.2)]}, learn=True, ratios=ratios)
     proposed(made, [ROW[1:]], 1)
     judged(made, ROW, proposed(made, [ROW], 1, started=True), [])
-    assert ratios.of(("gain", 0), GAINS[0], GAIN_WORTH).value == GAINS[0]
+    assert ratios.of(("gain", 0), MODEL_GAINS[0], MODEL_GAIN_WORTH).value == MODEL_GAINS[0]
 
 
 @pytest.mark.parametrize(("price", "depth"), [(0.04, 2), (0.06, 1)])

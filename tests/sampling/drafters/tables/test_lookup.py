@@ -21,7 +21,7 @@ from scipy import stats
 from app.lanes.drafters import PairDrafters
 from app.settings.table import Settings
 from sampling.drafters.draft_model import Model, NoDrafter
-from sampling.drafters.proposal import FURTHER, FURTHER_WORTH, Node
+from sampling.drafters.proposal import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, Node
 from sampling.drafters.tables.lookup import CHANCE, SHARES, LookupDrafter, Matches, MatchIndex, Recalled, thought_likely
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.ratios import Ratios
@@ -156,10 +156,10 @@ def test_what_comes_behind_drafted_tokens_is_learned_where_they_were_accepted(tr
         draft = proposed(drafter, [row], 3)  # 3, 9, 7
         nodes = torch.tensor([[*path, *[-1] * (3 - len(path))]])
         drafter.observe([row], other or draft, Verdict(nodes, torch.tensor([0]), torch.ones(1), torch.ones(1)))
-        return ratios.of("further", FURTHER, FURTHER_WORTH).value
+        return ratios.of("further", AFTER_DRAFTED, AFTER_DRAFTED_WORTH).value
 
     begun, refused, taken, nothing, theirs = (
-        FURTHER,
+        AFTER_DRAFTED,
         after([0]),
         after([0, 1, 2]),
         after([]),
