@@ -91,7 +91,7 @@ class PairDrafters:
             self._tables = StaticTables.open(file, vocab_size=size, fingerprint=self.mark)
         return self._tables
 
-    def said(self, request: DraftRequest) -> SuffixIndex | None:
+    def finished(self, request: DraftRequest) -> SuffixIndex | None:
         """The answers that are over, where `suffix` is on; under "auto" for the lane `suffix` and in a session."""
         auto = self.in_session or request.word == "suffix"
         return self.answers if {"on": True, "off": False}.get(request.settings.suffix, auto) else None

@@ -1,11 +1,10 @@
-"""Siblings around a drafted chain: CaPE, confidence-aware proposal expansion (GLIDE with a CaPE, arXiv 2402.02082,
-section 3.2). At every position of the chain the drafter's next best tokens stand beside the chosen one as leaves, the
-more of them the less sure it is.
+"""Siblings of a drafted chain: CaPE, confidence-aware proposal expansion (GLIDE with a CaPE, arXiv 2402.02082,
+section 3.2). At every position of the chain the drafter's next best tokens join the chosen one as leaves, more of them
+where the drafter is less confident.
 
-Where drafts are point masses the siblings are the most likely other tokens; where they are drawn, siblings are drawn
-too, each from what those before it leave of the distribution (no token twice), and that distribution travels with it.
-How many there are is settled by distributions and by the chain, before a sibling is drawn. Knows no models;
-sampling/drafters/draft_model.py drafts.
+If drafts are point masses the siblings are the likeliest other tokens. If they are drawn, siblings are drawn too, each
+from the distribution without the tokens before it (no token twice), and that distribution travels with it. Their
+number is settled by the distributions and the chain, before a sibling is drawn. Knows no models.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sampling.drafters.drawing import Column, Drawing, Leaves, Other, sure
+from sampling.drafters.drawing import Column, Drawing, Leaves, Other, largest_probs
 from sampling.types import Budget, Draft, Rows
 from sampling.vocabulary import spread
 
@@ -23,66 +22,66 @@ _MOST = max(count for _, count in BINS)
 
 
 def siblings_of(confidence: float) -> int:
-    """How many siblings stand beside a token whose drafter gives its best one this probability at temperature 1."""
+    """Return the number of siblings where the drafter's likeliest token has this probability at temperature 1."""
     return next((count for limit, count in BINS if confidence <= limit), BINS[-1][1])
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """How far chains grow sideways: at most `nodes` draft nodes a row, the chain's own among them, where the budget of
-    a round names no other number. The chain is never cut.
+    """Adds siblings to chains: at most `nodes` nodes a row, the chain included, unless the budget of a round names
+    another number. The chain is never cut.
     """
 
     nodes: int = 1 << 20
 
     def most(self, budget: Budget) -> int:
-        """Nodes of a row in this round."""
+        """Return the nodes of a row in this round."""
         return self.nodes if budget.max_nodes is None else budget.max_nodes
 
     def grow(self, chain: Draft, drawing: Drawing, columns: list[Column], rows: Rows, most: int) -> Draft:
-        """The tree made of a chain: its nodes first, then the siblings by depth. `rows` [B] are the committed ones."""
+        """Return the tree of a chain: its nodes, then the siblings by depth. `rows` [B] are the committed tokens."""
         others = drawing.others(columns, _MOST)
-        counts = _counts(chain, sure(columns), others, most)
+        counts = _counts(chain, largest_probs(columns), others, most)
         beside = (
             drawing.beside(column, more, rows, depth, [row[depth] for row in counts])
             for depth, (column, more) in enumerate(zip(columns, others, strict=True))
         )
-        leaves = {depth: found for depth, found in enumerate(beside) if found is not None}
+        leaves = {depth: siblings for depth, siblings in enumerate(beside) if siblings is not None}
         return _joined(chain, leaves, drawing) if leaves else chain
 
 
 def _counts(chain: Draft, best: list[list[float]], others: list[list[list[Other]]], most: int) -> list[list[int]]:
-    """Of each row and depth the siblings: as many as the bins say, those of the largest expected gain within `most`.
+    """Return the number of siblings by row and depth: what the bins say, of largest expected gain within `most`.
 
-    `best`, the probability of the likeliest token, and `others` by depth and row.
+    `best` (the probability of the likeliest token) and `others` are by depth and row.
     """
     assert chain.draft_prob is not None
-    found = []
-    for place, (tokens, raw) in enumerate(zip(chain.tokens.tolist(), chain.draft_prob.tolist(), strict=True)):
+    counts = []
+    for row, (tokens, draft_prob) in enumerate(zip(chain.tokens.tolist(), chain.draft_prob.tolist(), strict=True)):
         path, offers, length = 1.0, [], sum(token >= 0 for token in tokens)
         for depth in range(length):
-            bound = siblings_of(best[depth][place])
-            offers += [(path * other.p, depth) for other in others[depth][place][:bound]]
-            path *= raw[depth]
+            bound = siblings_of(best[depth][row])
+            offers += [(path * other.p, depth) for other in others[depth][row][:bound]]
+            path *= draft_prob[depth]
         taken = [depth for _, depth in sorted(offers, reverse=True)[: max(0, most - length)]]
-        found.append([taken.count(depth) for depth in range(len(tokens))])
-    return found
+        counts.append([taken.count(depth) for depth in range(len(tokens))])
+    return counts
 
 
 def _joined(chain: Draft, leaves: dict[int, Leaves], drawing: Drawing) -> Draft:
-    """Chain and leaves, by depth, as one draft; the parent of a leaf is the chain's node above it."""
+    """Return a chain and its leaves, by depth, as one draft; the parent of a leaf is the chain's node above it."""
     parents = list(range(-1, chain.tokens.shape[1] - 1))
-    parents += [depth - 1 for depth, found in leaves.items() for _ in range(found.tokens.shape[1])]
+    parents += [depth - 1 for depth, siblings in leaves.items() for _ in range(siblings.tokens.shape[1])]
     probs = chain.probs
     if probs is not None:
-        beside = torch.cat([found.probs for found in leaves.values() if found.probs is not None], dim=1)
+        beside = torch.cat([siblings.probs for siblings in leaves.values() if siblings.probs is not None], dim=1)
         probs = torch.cat([probs, spread(beside, drawing.reduced_ids, drawing.vocab_size, 0.0)], dim=1)
     assert chain.draft_prob is not None
     return replace(
         chain,
         source=None,
-        tokens=torch.cat([chain.tokens, *(found.tokens for found in leaves.values())], dim=1),
+        tokens=torch.cat([chain.tokens, *(siblings.tokens for siblings in leaves.values())], dim=1),
         probs=probs,
-        draft_prob=torch.cat([chain.draft_prob, *(found.raw for found in leaves.values())], dim=1),
+        draft_prob=torch.cat([chain.draft_prob, *(siblings.draft_prob for siblings in leaves.values())], dim=1),
         parents=torch.tensor(parents),
     )

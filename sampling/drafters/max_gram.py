@@ -1,10 +1,9 @@
-"""Max-gram drafting, MaG (Cascade Speculative Drafting, arXiv 2312.11462, section 3.4): what followed the longest
-suffix of the answer where it stood before, then bigrams. Needs no model and knows none.
+"""Max-gram drafting, MaG (Cascade Speculative Drafting, arXiv 2312.11462, section 3.4): the tokens that followed the
+earlier occurrence of the answer's longest suffix, then bigrams. Needs no model and knows none.
 
-The longest suffix of the generated tokens, of one token or more, is looked for in the prompt and all generated
-tokens but the last; on a tie the earliest place counts. Up to k tokens behind it are copied. If that is too few, the
-same is done once more behind what was copied, and the rest is chained from bigrams; an id that no bigram knows
-ends the chain.
+The longest suffix of the generated tokens, of one token or more, is searched in the prompt and in all generated tokens
+but the last; on a tie the earliest position counts. Up to k tokens after it are copied. If that is too few, the same is
+done once more after the copied tokens, and the rest is chained from bigrams; an id without a bigram ends the chain.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from sampling.drafters.tables.table_file import StaticTables
 from sampling.rows import common_prefix, parted
 from sampling.types import Rows, Sampler, Session
 
-_KEPT = 128  # lengths that can be gone back to without counting anew
+_KEPT = 128  # latest lengths of the row that are kept, to return to
 
 
 class SuffixMatches:
-    """For one growing row: at every earlier place, how many tokens before it are the row's own last ones.
+    """For one growing row: at every earlier position, how many tokens before it equal the row's last ones.
 
-    `lengths[e]` is the length of the longest common suffix of the first e tokens and of the whole row, no
-    longer than what was generated. One token more updates all places at once, so a proposal costs a few passes over
-    an array of the row's length. A place is only ever behind fewer tokens than the row has.
+    `lengths[e]` is the length of the longest common suffix of the first e tokens and of the row, at most the number of
+    generated tokens. One more token updates all positions at once, so a proposal costs a few passes over an array of
+    the row's length.
     """
 
     def __init__(self, prompt: list[int]) -> None:
@@ -34,11 +33,11 @@ class SuffixMatches:
         self._row = list(prompt)
         self._ids = np.empty(max(64, 2 * len(prompt)), dtype=np.int64)
         self._ids[: len(prompt)] = prompt
-        self._lengths = [np.zeros(len(prompt), dtype=np.int32)]  # behind the last few lengths of the row
+        self._lengths = [np.zeros(len(prompt), dtype=np.int32)]  # of the last few lengths of the row
         self._first = len(prompt)  # the row's length at self._lengths[0]
 
     def follow(self, row: list[int]) -> None:
-        """Make this the matches of `row`, which begins with the prompt; what it shares with the last one is kept."""
+        """Make these the matches of `row`, which begins with the prompt; the prefix shared with the last is kept."""
         shared = common_prefix(self._row, row)
         if shared < self._start:
             self.__init__(row)  # type: ignore[misc]
@@ -48,7 +47,7 @@ class SuffixMatches:
             self._append(token)
 
     def _cut(self, count: int) -> None:
-        """Go back to the first `count` tokens: a length that is remembered, or that of the prompt."""
+        """Keep the first `count` tokens: a length that is kept, or the prompt's."""
         if count < self._first:
             self._lengths, self._first = [np.zeros(self._start, dtype=np.int32)], self._start
         del self._row[count:]
@@ -60,7 +59,7 @@ class SuffixMatches:
             self._ids = np.concatenate((self._ids, np.empty_like(self._ids)))
         self._ids[count] = token
         self._row.append(token)
-        # Place e + 1 ends with this token if ids[e] is it; e = count is the row itself.
+        # Position e + 1 ends with this token if ids[e] equals it; e = count is the row itself.
         grown = np.zeros(count + 1, dtype=np.int32)
         np.multiply(self._lengths[-1] + 1, self._ids[:count] == token, out=grown[1:])
         self._lengths.append(grown)
@@ -69,29 +68,29 @@ class SuffixMatches:
             del self._lengths[: -(_KEPT // 2)]
 
     def copied(self, most: int) -> list[int]:
-        """Up to `most` tokens behind the earliest of the longest matches, and, if they end there, once more behind
-        those; [] if the last token never stood before."""
-        found = self._behind(most)
-        if not found or len(found) >= most:
-            return found
-        count, kept, first = len(self._row), list(self._lengths), self._first  # a long copy may push lengths out
-        for token in found:
+        """Return up to `most` tokens after the earliest of the longest matches; if the row ends before, once more after
+        those; [] if the last token never occurred before."""
+        copied = self._after_match(most)
+        if not copied or len(copied) >= most:
+            return copied
+        count, lengths, first = len(self._row), list(self._lengths), self._first  # a long copy may drop lengths
+        for token in copied:
             self._append(token)
-        found = found + self._behind(most - len(found))
+        copied = copied + self._after_match(most - len(copied))
         del self._row[count:]
-        self._lengths, self._first = kept, first
-        return found
+        self._lengths, self._first = lengths, first
+        return copied
 
-    def _behind(self, most: int) -> list[int]:
+    def _after_match(self, most: int) -> list[int]:
         lengths = self._lengths[-1]
         if not len(lengths):
             return []
-        place = int(lengths.argmax())  # the first of equal ones
-        return self._row[place : place + most] if lengths[place] else []
+        position = int(lengths.argmax())  # the first of equal ones
+        return self._row[position : position + most] if lengths[position] else []
 
 
 class Copies(Source):
-    """What follows the longest match, as far as it goes."""
+    """Offers the tokens after the longest match."""
 
     name = "maxgram"
 
@@ -100,7 +99,7 @@ class Copies(Source):
         self._copied: Rows = []
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
-        """Nothing is generated yet: every answer begins without a match."""
+        """Open the answer, which begins without a match."""
         self._indices = [SuffixMatches(row) for row in begun]
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
@@ -121,10 +120,10 @@ class Copies(Source):
 
 
 class MaxGramDrafter(Proposer):
-    """Point-mass chains by MaG. `tables`: their contexts of one token are the bigrams; None = no bigrams.
-    Ids from `vocab_size` on are nobody's bigram, nor those that the target does not have.
+    """Drafts point-mass chains by MaG.
 
-    `source` is [B, N]: what was copied is of "maxgram", the tail of "bigram".
+    `tables`: their contexts of one token are the bigrams; None = no bigrams. Ids from `vocab_size` on, and those beyond
+    the target's vocabulary, are not drafted. `source` [B, N] is "maxgram" for copied tokens and "bigram" after them.
     """
 
     def __init__(self, tables: StaticTables | None = None, vocab_size: int = 1 << 30) -> None:
@@ -132,6 +131,6 @@ class MaxGramDrafter(Proposer):
         super().__init__([Copies(), *bigrams], least=0.0)
 
 
-def build(pair: Parts, asked: DraftRequest) -> MaxGramDrafter:
-    """With bigrams where the pair has tables."""
+def build(pair: Parts, request: DraftRequest) -> MaxGramDrafter:
+    """Build MaG, with bigrams if the pair has tables."""
     return MaxGramDrafter(pair.tables())

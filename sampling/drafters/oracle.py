@@ -1,10 +1,9 @@
 """A simulated drafter: it knows the target's tokens, and drafts them with a chosen acceptance at a chosen cost.
 
-The tokens come from plain decoding in a session of its own, run as far ahead as a round drafts. Those passes are on no
-clock: a round is charged `cost` one-token passes of the target for each drafted token, whatever they took. Each draft
-is the target's token with chance `alpha`, by a coin of its own, else another token; so alpha, gamma and c can be set
-and the speed-up watched (Leviathan et al., arXiv 2211.17192, section 3). The drafts are chosen, so the text is plain
-decoding's. Knows no text.
+The tokens come from plain decoding in a separate session, as far ahead as a round drafts. Those passes are not timed: a
+round is charged `cost` one-token passes of the target for each drafted token. Each draft is the target's token with
+probability `alpha`, by a separate coin, else another token; so alpha, gamma and c can be set and the speed-up watched
+(Leviathan et al., arXiv 2211.17192, section 3). The drafts are chosen, so the text is plain decoding's. Knows no text.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Oracle(Drafter):
     """Drafts chains of the target's own tokens for one row.
 
     Args:
-        alpha: the chance that a draft is the target's token.
+        alpha: the probability that a draft is the target's token.
         cost: c, one-token passes of the target that a drafted token is charged.
 
     `plain` must be set before an answer; it decodes as the target does.
@@ -46,7 +45,7 @@ class Oracle(Drafter):
         self._passes: list[float] = []  # seconds of each of its passes
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """A chain of at most budget.max_depth[0] tokens, as far as the target's answer goes."""
+        """Return a chain of at most budget.max_depth[0] tokens, as far as the target's answer goes."""
         (row,), depth = rows, budget.max_depth[0]
         right = self._next(row, depth)
         if not right:
@@ -58,31 +57,31 @@ class Oracle(Drafter):
         return Draft(torch.tensor([tokens]), draft_prob=torch.full((1, len(tokens)), self.alpha), seconds=seconds)
 
     def _next(self, row: list[int], depth: int) -> list[int]:
-        """The target's next tokens after the row, at most `depth`; none after its answer's end."""
-        said = self._said(row, depth)
-        if said is None:  # rounding made the lane leave its reference: start again from here
+        """Return the target's next tokens after the row, at most `depth`; none after its answer's end."""
+        known = self._decoded(row, depth)
+        if known is None:  # rounding made the lane leave its reference: start again from here
             self._reference = None
-            said = self._said(row, depth)
-        return [] if said is None else self._tokens[said : said + depth]
+            known = self._decoded(row, depth)
+        return [] if known is None else self._tokens[known : known + depth]
 
-    def _said(self, row: list[int], depth: int) -> int | None:
-        """How many of the reference's tokens the row has, after decoding `depth` more; None if it has others."""
+    def _decoded(self, row: list[int], depth: int) -> int | None:
+        """Return how many of the reference's tokens the row has, after decoding `depth` more; None if it has others."""
         if self._reference is None:
             session = self._target.fork()
             start = first_rows(self._prompt if session.source else [row], session)
             self._reference, self._base, self._tokens = iter(self.plain(start, session)), len(start[0]), []
-        said = len(row) - self._base
-        while len(self._tokens) < said + depth and (event := next(self._reference, None)) is not None:
+        known = len(row) - self._base
+        while len(self._tokens) < known + depth and (event := next(self._reference, None)) is not None:
             if isinstance(event, Step):
                 self._tokens += event.emitted
                 self._passes.append(event.verify_s)
-        return said if self._tokens[:said] == row[self._base :] else None
+        return known if self._tokens[:known] == row[self._base :] else None
 
     def _other(self, token: int, row: list[int]) -> int:
-        """A wrong draft: the row's latest token that is not the target's."""
+        """Return a wrong draft: the row's latest token that is not the target's."""
         return next((other for other in reversed(row) if other != token), token ^ 1)
 
 
-def build(pair: Parts, asked: DraftRequest) -> Oracle:
-    """The oracle that the lane's name describes."""
-    return Oracle(*oracle_of(asked.word))
+def build(pair: Parts, request: DraftRequest) -> Oracle:
+    """Build the oracle that the lane's name describes."""
+    return Oracle(*oracle_of(request.word))

@@ -1,9 +1,9 @@
-"""Every way of drafting by its word: one row a drafter.
+"""The table of drafters: one row each.
 
-A row says how a drafter is called, what a pair must have for it, on which settings it depends and which function builds
+A row gives a drafter's word, what a pair must have for it, the settings that it depends on and the function that builds
 it. Lanes, `--drafter`, `/drafter`, completion, titles, the catalogue's check and the README's table follow from the
-rows. Two drafters side by side, `a+b`, are made of the rows of both. Plain data: a builder's module is imported when
-the builder is called. Imports no torch.
+rows. `a+b` combines the rows of two. Plain data: a builder's module is imported when the builder is called. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ CASCADE = ("cascade", "k_matrix", "lenience")
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """One way of drafting. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`.
+    """A drafter. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`.
 
-    `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether that is auto. `grows`: how its
-    drafts become trees under `expand auto`. `lane`, `pair`: the word is a lane's, a value of `--drafter`. `member`: its
-    place among the words of `--cascade`, large to small; 0 for none. `reviews`: there it may stand before others.
-    `first`: it may stand before `+`. `short`: what it is called in a combination.
+    `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether it is auto. `grows`: the kind of
+    tree under `expand auto`. `lane`, `pair`: the word names a lane, is a value of `--drafter`. `member`: rank among the
+    words of `--cascade`, large to small; 0 = not one. `reviews`: it may review others there. `first`: it may stand
+    before `+`. `short`: its name in a combination.
     """
 
     word: str
@@ -238,7 +238,7 @@ _OF_SEVERAL = (
     DrafterRow(
         "chain",
         "chain",
-        "the cascade's drafters, one behind the other",
+        "the cascade's drafters, one after the other",
         "sampling.drafters.cascade:build",
         needs="cascade",
         settings=("verify", *CASCADE),
@@ -255,7 +255,7 @@ _OF_SEVERAL = (
 
 
 def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
-    """What looks up beside a model: one tree of both, or the second where the first is unsure."""
+    """Return the row of `a+b`: look-ups beside a model."""
     return DrafterRow(
         f"{first.word}+{second.word}",
         f"{first.short} and {second.short}",
@@ -271,7 +271,7 @@ def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
 def _every_row() -> Iterator[DrafterRow]:
     yield from _ALONE
     yield from (
-        _beside(one, head) for one in _ALONE if one.first for head in _ALONE if head.needs in ("model", "mtp", *HEADS)
+        _beside(row, head) for row in _ALONE if row.first for head in _ALONE if head.needs in ("model", "mtp", *HEADS)
     )
     yield from _OF_SEVERAL
 
@@ -290,7 +290,7 @@ ORACLE = "oracle:ALPHA or oracle:ALPHA:c=C, ALPHA from 0 to 1, C from 0 to 10"
 
 
 class OracleName(NamedTuple):
-    """The lane `oracle:ALPHA:c=C`: the chance that a draft is right, and what a drafted token is charged."""
+    """The lane `oracle:ALPHA:c=C`: the probability that a draft is right, and the cost of a drafted token."""
 
     alpha: float = 0.8
     cost: float = 0.0
@@ -301,7 +301,7 @@ class OracleName(NamedTuple):
 
 
 def oracle_of(word: str) -> OracleName:
-    """What a lane's word says of its oracle; UsageError for a word that describes none."""
+    """Parse the word of an oracle lane; UsageError if it is not one."""
     known = _ORACLE.fullmatch(word)
     values = [float(text) for text in (known[2], known[4]) if text] if known else [-1.0]
     oracle = OracleName(*values)
@@ -311,38 +311,38 @@ def oracle_of(word: str) -> OracleName:
 
 
 def is_simulated(word: str) -> bool:
-    """Whether a lane of this word is timed as no real drafter could be."""
+    """Whether a lane of this word charges simulated costs."""
     return word.partition(":")[0] == "oracle"
 
 
 def row_of(word: str) -> DrafterRow:
-    """The row of a word, which may have values after a colon."""
+    """Return the row of a word, which may have values after a colon."""
     return ROWS[word.partition(":")[0]]
 
 
 def parts(word: str) -> tuple[DrafterRow, ...]:
-    """The rows that a word is made of: one, or the two of a combination."""
+    """Return the rows of a word: one, or the two of a combination."""
     return tuple(ROWS[part] for part in word.split("+"))
 
 
 def examples() -> list[str]:
-    """The words of --drafter, the last combination standing for all."""
+    """Return the words of --drafter, with one combination as the example of all."""
     combined = [word for word in DRAFTERS if "+" in word]
     return [word for word in DRAFTERS if word not in combined[:-1]]
 
 
 def table() -> list[tuple[str, str, str, str]]:
-    """(word, title, help, needs) of every word that a user may give, as text; of combinations their parts."""
+    """Return (word, title, help, needs) of every word that a user may give, without combinations."""
     rows = (*_ALONE, *_OF_SEVERAL)
     return [(row.word, row.title, row.help, NEEDS[row.needs]) for row in rows if row.lane or row.pair]
 
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """What is asked of a drafter: `grown` is none, cape, dynamic or joint, `auto` that gamma is chosen every round.
+    """Parameters for building a drafter.
 
-    `settings` has the values that its row names, as attributes. `ratios`: what it learns with, if that is to outlive
-    it.
+    `settings`: has the settings that its row names as attributes. `grown`: none, cape, dynamic or joint. `auto`: gamma
+    is chosen every round. `ratios`: estimates that outlive the drafter.
     """
 
     word: str
@@ -353,32 +353,32 @@ class DraftRequest:
 
 
 class Parts(Protocol):
-    """What a loaded pair has for a drafter to be built of. Each raises UserError where it cannot be had."""
+    """Parts of a loaded pair that drafters are built from. Each raises UserError if the pair lacks it."""
 
     target: Any  # the target as an LM: its `vocab_size`, of a loaded one its `network`
     model: Any  # the pair's drafter model as an LM; None if it has none
 
     def tables(self) -> Any:
-        """The pair's n-gram tables; None if it names none."""
+        """Return the pair's n-gram tables; None if it names none."""
 
-    def said(self, asked: DraftRequest) -> Any:
-        """The answers that are over, as an index, if this drafter may look there; else None."""
+    def finished(self, request: DraftRequest) -> Any:
+        """Return the index of finished answers, if this drafter may use it; else None."""
 
     def head(self, kind: str, make: Any) -> Any:
-        """What `make` made of the pair's draft head of this kind when it was first asked for."""
+        """Return what `make` builds from the pair's draft head of this kind; built once."""
 
     def shipped(self, kind: str, make: Any) -> Any:
-        """What `make` made of the target when it was first asked for: of layers that ship with it."""
+        """Return what `make` builds from layers that ship with the target; built once."""
 
-    def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], Any, float]:
-        """The drafters of the pair's cascade, large to small, its K matrix and its lenience."""
+    def cascade(self, request: DraftRequest) -> tuple[list[Drafter], Any, float]:
+        """Return the drafters of the pair's cascade, large to small, its K matrix and its lenience."""
 
-    def build(self, asked: DraftRequest) -> Drafter:
-        """Another drafter of this pair."""
+    def build(self, request: DraftRequest) -> Drafter:
+        """Build another drafter of this pair."""
 
 
-def build(pair: Parts, asked: DraftRequest) -> Drafter:
-    """A new drafter, by the builder that its row names."""
-    module, _, name = row_of(asked.word).build.partition(":")
-    made: Drafter = getattr(import_module(module), name)(pair, asked)
-    return made
+def build(pair: Parts, request: DraftRequest) -> Drafter:
+    """Build a drafter by the function that its row names."""
+    module, _, name = row_of(request.word).build.partition(":")
+    drafter: Drafter = getattr(import_module(module), name)(pair, request)
+    return drafter

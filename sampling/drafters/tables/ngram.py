@@ -1,5 +1,5 @@
-"""N-gram drafting (NASD; with top_k_filler = 1 it is ANPD, Ou et al., arXiv 2404.08698): drafts
-from counts of what followed each context in this very conversation. Needs no model and knows none.
+"""N-gram drafting (NASD; with top_k_filler = 1 it is ANPD, Ou et al., arXiv 2404.08698): drafts from counts of the
+tokens that followed each context in this conversation. Needs no model and knows none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NgramStore:
         self.best: dict[Context, int] = {}
 
     def add(self, before: list[int], token: int) -> None:
-        """Count `token` behind every context that `before` ends with."""
+        """Count `token` after every context that `before` ends with."""
         self.fill([*before, token], len(before))
 
     def fill(self, sequence: list[int], start: int = 0) -> None:
@@ -53,7 +53,7 @@ class NgramStore:
             self.best[context] = token
 
     def offer(self, before: list[int]) -> tuple[int, float] | None:
-        """The best token behind the longest known context and its share of all that stood there; None if none is."""
+        """Return the most frequent token after the longest known context, and its share; None if none is known."""
         for size in self.sizes:
             context = tuple(before[-size:])
             if size <= len(before) and (token := self.best.get(context)) is not None:
@@ -63,7 +63,7 @@ class NgramStore:
 
 
 class Ngrams(Source):
-    """The most frequent token behind the longest known context of each row; see :class:`NgramDrafter`."""
+    """Offers the most frequent token after the longest known context of each row; see :class:`NgramDrafter`."""
 
     name = "ngram"
 
@@ -98,40 +98,40 @@ class Ngrams(Source):
         return [] if self.stop_if_unknown else [(self._random.randrange(self._end), 1 / self._end)]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
-        """Count what was emitted and, with a filler above 1, what the target held likely there."""
+        """Count the emitted tokens and, with a filler above 1, the target's likeliest ones beside them."""
         fillers = self._fillers(paths, verdict.logits) if self.top_k_filler > 1 else repeat([])
-        for place, (store, text, path) in enumerate(zip(self._stores, texts, paths, strict=True)):
-            gained = [*(int(draft.tokens[place, node]) for node in path), int(verdict.token[place])]
+        for row, (store, text, path) in enumerate(zip(self._stores, texts, paths, strict=True)):
+            emitted = [*(int(draft.tokens[row, node]) for node in path), int(verdict.token[row])]
             before = text[-self.reach :]
-            for token in gained:
+            for token in emitted:
                 store.add(before, token)
                 for likely in next(fillers):
                     store.add(before, likely)
                 before = [*before, token]
-            self._seen[place] = [*text, *gained]
+            self._seen[row] = [*text, *emitted]
 
     def _fillers(self, paths: list[list[int]], logits: Tensor) -> Iterator[list[int]]:
-        """The likeliest ids at the root and behind each node of these paths, row by row; a tree has many more nodes."""
-        visited = [(place, node + 1) for place, path in enumerate(paths) for node in (-1, *path)]
-        if logits.device.type == "cpu":  # one by one nothing is copied; elsewhere a start costs more than the work
-            return (best(logits[at], self.top_k_filler)[1].tolist() for at in visited)
-        places, nodes = torch.tensor(visited, device=logits.device).unbind(1)
-        return iter(best(logits[places, nodes], self.top_k_filler)[1].tolist())
+        """Yield the likeliest ids after the root and after each node of these paths, row by row."""
+        visited = [(row, node + 1) for row, path in enumerate(paths) for node in (-1, *path)]
+        if logits.device.type == "cpu":  # one at a time without copies; on a GPU one call for all is faster
+            return (best(logits[position], self.top_k_filler)[1].tolist() for position in visited)
+        rows, nodes = torch.tensor(visited, device=logits.device).unbind(1)
+        return iter(best(logits[rows, nodes], self.top_k_filler)[1].tolist())
 
     def select(self, rows: list[int]) -> None:
-        """Repeated rows share a store: whatever it proposes stays lossless."""
+        """Keep these rows; repeated ones share a store, which is lossless."""
         self._stores, self._seen = [self._stores[row] for row in rows], [self._seen[row] for row in rows]
 
 
 class NgramDrafter(Proposer):
-    """Point-mass chains from an :class:`NgramStore` for each row.
+    """Drafts point-mass chains from an :class:`NgramStore` for each row.
 
     Args:
         vocab_size: ids below it may be drawn for unknown contexts.
         n, multi_level: see :class:`NgramStore`.
         top_k_filler: above 1, the target's k best tokens at every examined position are counted too.
         stop_if_unknown: end the draft at an unknown context; otherwise propose a random token there.
-        reset: forget between answers; otherwise only what is new in a prompt is added.
+        reset: forget between answers; otherwise only the new tokens of a prompt are added.
         seed: of the random tokens.
     """
 
@@ -154,9 +154,9 @@ class NgramDrafter(Proposer):
 
 
 class NGramStorage(NgramDrafter):
-    """The n-gram storage of romsto's Speculative-Decoding: counts go on from answer to answer until `reset()`.
+    """The n-gram storage of romsto's Speculative-Decoding: counts accumulate over answers until `reset()`.
 
-    A call's own `filler_top_k` and `stop_if_unknown` hold, see :func:`sampling.ngram_assisted_speculative_generate`.
+    Each call sets `filler_top_k` and `stop_if_unknown`, see :func:`sampling.ngram_assisted_speculative_generate`.
     """
 
     multi_level = True
@@ -169,7 +169,7 @@ class NGramStorage(NgramDrafter):
         self.ngrams.reset()
 
     def under(self, top_k_filler: int, stop_if_unknown: bool) -> NGramStorage:
-        """This storage with the settings of a call."""
+        """Return this storage with the settings of a call."""
         self.ngrams.top_k_filler, self.ngrams.stop_if_unknown = top_k_filler, stop_if_unknown
         return self
 
@@ -180,14 +180,14 @@ class OneLevelNGramStorage(NGramStorage):
     multi_level = False
 
 
-def build(pair: Parts, asked: DraftRequest) -> NgramDrafter:
-    """What the settings of n-grams say."""
-    found = asked.settings
+def build(pair: Parts, request: DraftRequest) -> NgramDrafter:
+    """Build n-gram drafts by the settings."""
+    settings = request.settings
     return NgramDrafter(
         pair.target.vocab_size,
-        n=found.ngram_n,
-        multi_level=found.ngram_multi_level,
-        top_k_filler=found.ngram_filler,
-        stop_if_unknown=found.ngram_stop_if_unknown,
-        reset=found.ngram_reset,
+        n=settings.ngram_n,
+        multi_level=settings.ngram_multi_level,
+        top_k_filler=settings.ngram_filler,
+        stop_if_unknown=settings.ngram_stop_if_unknown,
+        reset=settings.ngram_reset,
     )

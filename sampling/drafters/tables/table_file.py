@@ -1,12 +1,12 @@
-"""Static n-gram tables: a compact file, read into memory, and the look-up in it.
+"""Static n-gram tables: a compact file, read into memory, and its look-up.
 
 The file: 8 bytes MAGIC, the header's length (uint32, little-endian), a JSON header, then for each
 context size three arrays sorted by key: keys uint32, tokens uint16 or uint32, confidence uint8
-(the chance that the token follows, in 255ths). A context may have several entries, the likeliest first.
-Contexts of one token are their own key; longer ones are known by a 32-bit hash only (one definition for plain
-integers, to look up, and for numpy arrays, to build), so an unknown context passes for a known one with a probability
-of entries / 2³² (0.01% at 400 thousand). That costs a refused draft and nothing else: drafts are point masses,
-lossless however they were chosen. Knows no text and no tokenizer, only its fingerprint.
+(the probability of the token, in 255ths). A context may have several entries, the likeliest first.
+The key of a context of one token is the token; longer contexts have a 32-bit hash (defined once for Python integers,
+for the look-up, and once for numpy arrays, for building), so an unknown context is taken for a known one with
+probability entries / 2³² (0.01% at 400 thousand). That costs a rejected draft and nothing else: drafts are point
+masses, lossless however they are chosen. Knows no text and no tokenizer, only its fingerprint.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ FORMAT = 1
 MOST = 16  # tokens of a context
 _ALIGN = 64
 _HEAD = len(MAGIC) + 4
-_UNSURE = 0.5  # the published bigram format tells no counts
+_UNKNOWN_CONFIDENCE = 0.5  # the published bigram format has no counts
+_BUCKET = 20  # low bits of a key within a bucket: 4096 buckets shorten the search and its cache misses
 
 
 def suffix_keys(tail: list[int], sizes: int) -> list[int]:
-    """Keys of the last 1, 2 … tokens of `tail`, as many as it has and at most `sizes`."""
+    """Return the keys of the last 1, 2 … `sizes` tokens of `tail`, as far as it goes."""
     keys: list[int] = []
     state = 0
     for token in tail[: -sizes - 1 : -1]:
@@ -48,19 +49,19 @@ def suffix_keys(tail: list[int], sizes: int) -> list[int]:
 
 
 def grown(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Hash states [N] uint64 of contexts made one token longer at their front: tokens [N]."""
+    """Return the hash states [N] uint64 of contexts extended at their front by tokens [N]."""
     states = (states + tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_PRIME)
     mixed: np.ndarray[Any, Any] = states ^ (states >> np.uint64(32))
     return mixed
 
 
 def keys_of(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
-    """Keys [N] uint32 of contexts of `size` tokens: their hash, or for size 1 their only token."""
+    """Return keys [N] uint32 of contexts of `size` tokens: their hash, or for size 1 their only token."""
     return tokens.astype(np.uint32) if size == 1 else (states & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
 class Known(NamedTuple):
-    """What the tables know of a context: its size in tokens, a next token and that token's chance."""
+    """An entry: the tokens of the context, a next token and its probability."""
 
     size: int
     token: int
@@ -69,7 +70,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class TableArrays:
-    """The entries of one context size, sorted by key, of one key the likeliest token first: all [N] integers."""
+    """The entries of one context size, sorted by key, likeliest token first within a key: all [N] integers."""
 
     size: int
     keys: np.ndarray[Any, Any]
@@ -78,7 +79,7 @@ class TableArrays:
 
 
 class StaticTables:
-    """Looks contexts up: the longest known one of at most `max_n` tokens, backing off to the bigram.
+    """Looks up contexts of at most `max_n` tokens, the longest known one first.
 
     `header` is the file's: source, counts, date, tokenizer.
     """
@@ -88,42 +89,41 @@ class StaticTables:
         self.max_n = max((level.size for level in levels), default=0)
         sizes = {level.size: level for level in levels}
         none = np.zeros(0, dtype=np.uint32)
-        ordered = [sizes.get(size, TableArrays(size, none, none, none)) for size in range(1, self.max_n + 1)]
-        # memoryviews: bisect reads single entries far faster through them than through arrays
-        self._levels: list[tuple[memoryview, memoryview, memoryview]] = [
-            (level.keys.data, level.tokens.data, level.confidence.data) for level in ordered
-        ]
+        bounds = np.arange((1 << 32 - _BUCKET) + 1, dtype=np.uint64) << np.uint64(_BUCKET)
+        # Lists and memoryviews: reading single entries of arrays is far slower.
+        self._levels: list[tuple[list[int], memoryview, memoryview, memoryview]] = []
+        for size in range(1, self.max_n + 1):
+            level = sizes.get(size, TableArrays(size, none, none, none))
+            starts = np.searchsorted(level.keys, bounds).tolist()
+            self._levels.append((starts, level.keys.data, level.tokens.data, level.confidence.data))
 
     def __len__(self) -> int:
-        """How many entries there are."""
-        return sum(len(keys) for keys, _, _ in self._levels)
+        """Return the number of entries."""
+        return sum(len(keys) for _, keys, _, _ in self._levels)
 
     def below(self, end: int) -> StaticTables:
-        """The same tables without the next tokens from id `end` on."""
-        found = copy.copy(self)
-        found._end = min(end, self._end)
-        return found
+        """Return the same tables without next tokens from id `end` on."""
+        tables = copy.copy(self)
+        tables._end = min(end, self._end)
+        return tables
 
-    def next(self, tail: list[int], least: int = 1) -> Known | None:
-        """The best token behind the longest known suffix of `tail` that has at least `least` tokens."""
-        return next(self.every(tail, least), None)
+    def next(self, tail: list[int]) -> Known | None:
+        """Return the likeliest token after the longest known suffix of `tail`; None if no suffix is known."""
+        return next(map(Known._make, self.entries(tail)), None)
 
-    def every(self, tail: list[int], least: int = 1, most: int = 1) -> Iterator[Known]:
-        """The `most` best tokens behind each known suffix of `tail` of at least `least` tokens, the longest first."""
-        return map(Known._make, self.entries(tail, least, most))
-
-    def entries(self, tail: list[int], least: int = 1, most: int = 1) -> Iterator[tuple[int, int, float]]:
-        """The same as plain tuples, which are made faster."""
+    def entries(self, tail: list[int], most: int = 1) -> Iterator[tuple[int, int, float]]:
+        """Yield the fields of the `most` likeliest :class:`Known` of each known suffix of `tail`, the longest first."""
         keys = suffix_keys(tail, self.max_n)
-        for size in range(len(keys), least - 1, -1):
-            known, tokens, confidence = self._levels[size - 1]
+        for size in range(len(keys), 0, -1):
+            starts, known, tokens, confidence = self._levels[size - 1]
             key = keys[size - 1]
-            begin = bisect_left(known, key)
-            for at in range(begin, min(begin + most, len(known))):
-                if known[at] != key:
+            bucket = key >> _BUCKET
+            begin = bisect_left(known, key, starts[bucket], starts[bucket + 1])
+            for index in range(begin, min(begin + most, len(known))):
+                if known[index] != key:
                     break
-                if tokens[at] < self._end:
-                    yield size, tokens[at], confidence[at] / 255
+                if tokens[index] < self._end:
+                    yield size, tokens[index], confidence[index] / 255
 
     @staticmethod
     def open(path: str | Path, *, vocab_size: int | None = None, fingerprint: str | None = None) -> StaticTables:
@@ -145,7 +145,7 @@ class StaticTables:
                     return _published(file, vocab_size)
                 if begin[: len(MAGIC)] != MAGIC:
                     raise UserError(f"{file} holds no n-gram tables: it does not begin with {MAGIC.decode()}")
-                data = begin + opened.read()  # not mapped: a file that is overwritten meanwhile changes nothing here
+                data = begin + opened.read()  # not mapped: a file that is overwritten meanwhile does no harm
         except OSError as error:
             raise UserError(f"cannot read the n-gram tables {file}: {error.strerror}") from error
         header, levels = _parsed(file, data)
@@ -156,16 +156,16 @@ class StaticTables:
 
 
 def _check_fit(file: Path, header: dict[str, Any], vocab_size: int | None, fingerprint: str | None) -> None:
-    made = header.get("vocab_size")
-    if not isinstance(made, int) or (vocab_size is not None and made > vocab_size):
-        raise UserError(f"the n-gram tables {file} are for a vocabulary of {made} ids, the target has {vocab_size}")
+    size = header.get("vocab_size")
+    if not isinstance(size, int) or (vocab_size is not None and size > vocab_size):
+        raise UserError(f"the n-gram tables {file} are for a vocabulary of {size} ids, the target has {vocab_size}")
     theirs = header.get("tokenizer")
     if fingerprint is not None and theirs is not None and theirs != fingerprint:
         raise UserError(f"the n-gram tables {file} were made with another tokenizer ({theirs}, here {fingerprint})")
 
 
 def _parsed(file: Path, data: bytes) -> tuple[dict[str, Any], list[TableArrays]]:
-    """Header and arrays of a whole, undamaged file."""
+    """Return the header and arrays of a whole, undamaged file."""
     length = int.from_bytes(data[len(MAGIC) : _HEAD], "little")
     try:
         header = json.loads(data[_HEAD : _HEAD + length].decode("utf-8"))
@@ -180,7 +180,7 @@ def _parsed(file: Path, data: bytes) -> tuple[dict[str, Any], list[TableArrays]]
     if zlib.crc32(memoryview(data)[start:]) != checksum:
         raise UserError(f"the n-gram tables {file} are damaged: their checksum is wrong")
     try:
-        return header, [_level(data, start, one) for one in described]
+        return header, [_level(data, start, level) for level in described]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"the n-gram tables {file} are damaged: the header does not describe the data") from error
 
@@ -206,7 +206,7 @@ def _aligned(offset: int) -> int:
 
 
 def write_tables(path: str | Path, levels: Sequence[TableArrays], about: dict[str, Any]) -> int:
-    """Write a file and return its bytes. `about` joins the header: `vocab_size`, `tokenizer`, `source` …
+    """Write a file and return its size in bytes. `about` joins the header: `vocab_size`, `tokenizer`, `source` …
 
     The file appears whole or not at all.
     """
@@ -234,9 +234,9 @@ def write_tables(path: str | Path, levels: Sequence[TableArrays], about: dict[st
 
 
 def _published(file: Path, vocab_size: int | None) -> StaticTables:
-    """A bigram table as others publish it: a JSON list, entry i the id behind id i; −1, null or 0 if unseen.
+    """Read a published bigram table: a JSON list, entry i the id after id i; −1, null or 0 if unseen.
 
-    0 is `<unk>` or padding in the tokenizers of the published lists: it never stands behind anything.
+    0 is `<unk>` or padding in the tokenizers of the published lists: it never follows anything.
     """
     try:
         listed = json.loads(file.read_text(encoding="utf-8"))
@@ -253,7 +253,7 @@ def _published(file: Path, vocab_size: int | None) -> StaticTables:
     seen = [token for token, following in enumerate(listed) if following is not None and following > 0]
     keys = np.array(seen, dtype=np.uint32)
     tokens = np.array([listed[token] for token in seen], dtype=np.uint32)
-    sure = np.full(len(seen), round(255 * _UNSURE), dtype=np.uint8)
+    sure = np.full(len(seen), round(255 * _UNKNOWN_CONFIDENCE), dtype=np.uint8)
     header = {"format": "bigram list", "vocab_size": len(listed), "source": file.name}
     return StaticTables(header, [TableArrays(1, keys, tokens, sure)])
 

@@ -254,7 +254,7 @@ def test_point_masses_beside_drawn_drafts_are_judged_by_the_same_rule(name: str,
 
 
 def test_drafters_that_cannot_go_together_are_refused_by_name() -> None:
-    line = "toy: block verification judges chains, an expansion makes trees of them: choose one"
+    line = "toy: block verification takes chains, an expansion makes trees: choose one"
     with pytest.raises(UserError, match=f"^{line}$"):
         model(rule=Rule.BLOCK, expansion=Expansion(3))
     with pytest.raises(UserError, match="block verification judges chains"):

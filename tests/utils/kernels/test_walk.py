@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sampling import sampler as drawing
-from sampling.drafters.tables.lookup import thought_likely
+from sampling.drafters.tables.lookup import likeliest_tokens
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rule, Verdict
 from sampling.verify import distributions
@@ -111,7 +111,7 @@ def test_what_a_walk_judges_and_tells_is_what_whole_distributions_do(
     (quick, told), nodes = judged(), torch.tensor([-1, 0])
     assert not isinstance(quick.distributions, torch.Tensor)
     assert quick.distributions.quick
-    near = thought_likely(quick, [-1, 0])
+    near = likeliest_tokens(quick, [-1, 0])
     monkeypatch.setattr(distributions, "at_hand", lambda: False)
     (whole, said) = judged()
     assert torch.equal(quick.path, whole.path)

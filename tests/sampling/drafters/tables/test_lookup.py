@@ -22,7 +22,15 @@ from app.lanes.drafters import PairDrafters
 from app.settings.table import Settings
 from sampling.drafters.draft_model import Model, NoDrafter
 from sampling.drafters.proposal import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, Node
-from sampling.drafters.tables.lookup import CHANCE, SHARES, LookupDrafter, Matches, MatchIndex, Recalled, thought_likely
+from sampling.drafters.tables.lookup import (
+    CHANCE,
+    SHARES,
+    LookupDrafter,
+    Matches,
+    MatchIndex,
+    Recalled,
+    likeliest_tokens,
+)
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.ratios import Ratios
 from sampling.sampler import KeyedSampler
@@ -242,7 +250,7 @@ def recalled(known: Recalled, *tail: int) -> list[tuple[int, float]]:
 def test_the_likeliest_few_of_the_latest_law_are_kept() -> None:
     laws = torch.tensor([[0.1, 0.2, 0.05, 0.4, 0.25, 0.0], [0.9, 0.1, 0, 0, 0, 0]])
     known = Recalled()
-    thought = thought_likely(verdict([0], laws), [-1, 0])
+    thought = likeliest_tokens(verdict([0], laws), [-1, 0])
     known.learn([5, 7, 8], thought)  # the laws behind 5 7 and 7 8
     assert recalled(known, 5) == []
     likely, two = [(3, 0.4), (4, 0.25), (1, 0.2), (0, 0.1)], recalled(known, 5, 7)
@@ -257,7 +265,7 @@ def test_the_likeliest_few_of_the_latest_law_are_kept() -> None:
 
 def test_a_law_that_leaves_no_choice_is_not_kept() -> None:
     known = Recalled()
-    known.learn([7], thought_likely(verdict([], torch.eye(6)[:1]), [-1]))
+    known.learn([7], likeliest_tokens(verdict([], torch.eye(6)[:1]), [-1]))
     assert recalled(known, 7) == []
 
 

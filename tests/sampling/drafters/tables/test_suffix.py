@@ -49,30 +49,30 @@ def counted(said: list[list[int]], tail: list[int], mask: int) -> dict[int, floa
 @settings(max_examples=150, deadline=None)
 def test_it_counts_what_followed_the_longest_known_context(said: list[list[int]], tail: list[int]) -> None:
     for end in [tail, *(answer[:-1] for answer in said)]:
-        found = index_of(*said).behind(end)
+        found = index_of(*said).after(end)
         assert dict(found) == counted(said, end, suffix._FIRST - 1)
         assert [chance for _, chance in found] == sorted((chance for _, chance in found), reverse=True)
 
 
 def test_the_oldest_answers_go() -> None:
     index = index_of([1, 2, 3], room=64)
-    assert dict(index.behind([1, 2])) == {3: 1 / (1 + DOUBT[2])}
+    assert dict(index.after([1, 2])) == {3: 1 / (1 + DOUBT[2])}
     for _ in range(10):
         index.add([], [7, 8] * 5)
-    assert index.behind([1, 2]) == []
-    assert dict(index.behind([7, 8]))[7] > 0.6
+    assert index.after([1, 2]) == []
+    assert dict(index.after([7, 8]))[7] > 0.6
     index.clear()
     assert not index
-    assert index.behind([7, 8]) == []
+    assert index.after([7, 8]) == []
 
 
 def test_what_was_asked_finds_what_was_said() -> None:
     """The end of the prompt is held too, and not more of it."""
     index, prompt = SuffixIndex(), list(range(100, 300))
     index.add(prompt, [1, 2])
-    assert index.behind(prompt) == [(1, 1 / (1 + DOUBT[16]))]
-    assert index.behind([*prompt, 1]) == [(2, 1 / (1 + DOUBT[16]))]
-    assert index.behind(prompt[: 1 - READ]) == []
+    assert index.after(prompt) == [(1, 1 / (1 + DOUBT[16]))]
+    assert index.after([*prompt, 1]) == [(2, 1 / (1 + DOUBT[16]))]
+    assert index.after(prompt[: 1 - READ]) == []
 
 
 # -- as a drafter ----------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_what_was_asked_finds_what_was_said() -> None:
 
 def test_an_answer_that_is_over_drafts_and_the_conversations_own_matches_come_before_unlikelier_ones() -> None:
     row, said = [9, 5, 1, 2, 3, 7, 8, 5, 1, 2], index_of([5, 1, 2, 4, 6, 6])
-    for drafter in (LookupDrafter(said=said, least=0.0), LookupDrafter(tree=True, said=said, least=0.0)):
+    for drafter in (LookupDrafter(finished=said, least=0.0), LookupDrafter(tree=True, finished=said, least=0.0)):
         drafter.start([row], ALONE, ALONE)
         draft = drafter.propose([row], Budget([1]), SAMPLER)
         assert draft.tokens.tolist() == [[3]]  # three tokens of its own, against two of another answer
@@ -96,8 +96,8 @@ def test_an_answer_that_is_over_drafts_and_the_conversations_own_matches_come_be
 def test_who_says_more_of_a_token_keeps_it() -> None:
     tables = tables_of([1, 2, 30])
     for tree in (False, True):
-        assert drafted(LookupDrafter(tables, said=index_of([1, 2, 30]), tree=tree), [1, 2], 1) == [(30, "tables")]
-        often = LookupDrafter(tables, said=index_of(*[[0, 1, 2, 31]] * 40), tree=tree)
+        assert drafted(LookupDrafter(tables, finished=index_of([1, 2, 30]), tree=tree), [1, 2], 1) == [(30, "tables")]
+        often = LookupDrafter(tables, finished=index_of(*[[0, 1, 2, 31]] * 40), tree=tree)
         assert drafted(often, [0, 1, 2], 1) == [(31, "suffix")]
 
 
@@ -107,7 +107,7 @@ def test_nothing_said_changes_nothing() -> None:
         for row in rows:
             drafts = []
             for said in (None, SuffixIndex()):
-                drafter = LookupDrafter(tables, said=said, tree=tree, least=0.0)
+                drafter = LookupDrafter(tables, finished=said, tree=tree, least=0.0)
                 drafter.start([row], ALONE, ALONE)
                 drafts.append(drafter.propose([row], Budget([6]), SAMPLER).tokens.tolist())
             assert drafts[0] == drafts[1]
@@ -117,10 +117,10 @@ V = 6
 SPOKEN = [answers(TableLM(V, seed=4), [[1, 2]], NoDrafter(), sampler(0.8, seed), length=60)[0] for seed in range(5)]
 
 MADE: dict[str, Callable[[SuffixIndex], Any]] = {
-    "chain": lambda said: LookupDrafter(said=said, least=0.0),
-    "tree": lambda said: LookupDrafter(tree=True, said=said, least=0.0, recall=True, shared_noise=True),
+    "chain": lambda said: LookupDrafter(finished=said, least=0.0),
+    "tree": lambda said: LookupDrafter(tree=True, finished=said, least=0.0, recall=True, shared_noise=True),
     "joint": lambda said: LookupDrafter(
-        said=said, model=Model(TableLM(V, seed=9)), tree=True, least=0.0, recall=True, shared_noise=True
+        finished=said, model=Model(TableLM(V, seed=9)), tree=True, least=0.0, recall=True, shared_noise=True
     ),
 }
 
@@ -156,7 +156,7 @@ def test_what_is_asked_again_takes_few_passes() -> None:
     for said in (SuffixIndex(), SuffixIndex()):
         if passes:
             said.add(prompt, text)
-        run = decode(lm, [prompt], LookupDrafter(said=said), sampler(0.0), length=60, gamma=8)
+        run = decode(lm, [prompt], LookupDrafter(finished=said), sampler(0.0), length=60, gamma=8)
         assert emitted(run)[0] == text
         passes.append(len(steps(run)))
     assert 3 * passes[1] < passes[0]
