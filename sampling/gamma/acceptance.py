@@ -1,7 +1,7 @@
 """How far drafts get, learned from past rounds: alpha by position, siblings of a chain, promised tokens of a tree.
 
-alpha_j = P(position j is drafted *and* accepted | the positions before it were accepted), so that a drafter that falls
-silent is not overrated. Knows outcomes only: no tokens, distributions, clocks or costs.
+alpha_j = P(position j is drafted *and* accepted | the positions before it were accepted), so that a drafter that often
+drafts nothing is not overrated. Knows outcomes only: no tokens, distributions, clocks or costs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SHIFT = 0.5  # recent and long mean this far apart: the text has changed
 BORROWED = 6.0  # outcomes that the position before is worth as a guess for this one
 PRIOR = 0.85  # alpha of the first position before anything is known of the drafter
 PROMISED = 0.85  # share of a tree's promised tokens that is accepted, before any tree was seen
-PENDING = 64  # rounds that wait until an estimate is asked for; older ones hardly count
-HALF = 10.0  # siblings among which, by a first guess, every other rejected chain finds its token
+PENDING = 64  # rounds kept until an estimate is needed; older ones hardly count
+HALF = 10.0  # siblings that by a first guess contain the target's token for every other rejected chain
 
 
 def chain_accepted(step: Step) -> int:
-    """Accepted nodes of the first chain: first children all the way down."""
+    """Return the number of accepted nodes of the first chain: first children all the way down."""
     chain = -1
     for count, node in enumerate(step.path):
         if next(i for i, parent in enumerate(step.parents) if parent == chain) != node:
@@ -34,22 +34,22 @@ def chain_accepted(step: Step) -> int:
 
 
 class Acceptance:
-    """What past rounds say of this drafter's drafts, for a controller to plan with.
+    """Estimates of how far a drafter's drafts get, from past rounds.
 
     Args:
-        limit: positions that are told apart.
+        limit: positions with an estimate each.
         prior: alpha by position as the drafter's card gives it; () if it has none.
-        ratios: where the estimates are kept, if they are to outlive this object.
+        ratios: holds the estimates, if they outlive this object.
     """
 
     def __init__(self, limit: int = 16, prior: Sequence[float] = (), ratios: Ratios | None = None) -> None:
         self.ratios = ratios = Ratios() if ratios is None else ratios
         guesses = [*(prior or (PRIOR,)), *[None] * limit][:limit]
         self._accepted = [
-            ratios.of(("accepted", place), *((0.0, 0.0) if guess is None else (guess,)))
-            for place, guess in enumerate(guesses)
+            ratios.of(("accepted", position), *((0.0, 0.0) if guess is None else (guess,)))
+            for position, guess in enumerate(guesses)
         ]
-        self._drafted = [ratios.of(("drafted", place), 1.0) for place in range(limit)]
+        self._drafted = [ratios.of(("drafted", position), 1.0) for position in range(limit)]
         self._promised = ratios.of("promised", PROMISED)
         self._rescued, self._rescued_tokens = ratios.of("rescued", 1.0), ratios.of("rescued tokens", 1.0)
         self._recent: list[float | None] = [None] * limit
@@ -65,41 +65,44 @@ class Acceptance:
 
     # -- chains ---------------------------------------------------------------------------------
 
-    def learn(self, step: Step, asked: int, drafted: int) -> None:
-        """Learn from one round; of a batch, from the row that counts. `asked`, `drafted`: the most of any row."""
-        self._pending.append((step, asked, drafted))
+    def learn(self, step: Step, gamma: int, drafted: int) -> None:
+        """Learn from one round; of a batch, from the slowest row.
+
+        `gamma`, `drafted`: tokens allowed and drafted, the most of any row.
+        """
+        self._pending.append((step, gamma, drafted))
 
     def _catch_up(self) -> None:
         while self._pending:
-            step, asked, drafted = self._pending.popleft()
+            step, gamma, drafted = self._pending.popleft()
             self.add(step.gamma, chain_accepted(step), step.token is None)
-            for place, ratio in enumerate(self._drafted[:asked]):
-                ratio.learn(float(drafted > place))
+            for position, ratio in enumerate(self._drafted[:gamma]):
+                ratio.learn(float(drafted > position))
 
-    def add(self, asked: int, accepted: int, ended: bool = False) -> None:
+    def add(self, gamma: int, accepted: int, ended: bool = False) -> None:
         """Count one round. `ended`: an accepted stop token closed the row, so the next position was not examined."""
-        # Every position fades: one that had bad luck and is not asked for again must recover.
+        # All positions fade, so that one that is no longer drafted after bad luck recovers.
         for ratio in self._accepted:
             ratio.fade(include_prior=True)
         self._alphas = []
         examined = accepted if ended else accepted + 1
-        for place in range(min(asked, examined, len(self._accepted))):
-            self._count(place, float(accepted > place))
+        for position in range(min(gamma, examined, len(self._accepted))):
+            self._count(position, float(accepted > position))
 
-    def _count(self, place: int, outcome: float) -> None:
-        accepted, recent = self._accepted[place], self._recent[place]
-        recent = self._until(place + 1)[place] if recent is None else recent
-        self._recent[place] = recent = (1 - RECENT) * recent + RECENT * outcome
+    def _count(self, position: int, outcome: float) -> None:
+        accepted, recent = self._accepted[position], self._recent[position]
+        recent = self._until(position + 1)[position] if recent is None else recent
+        self._recent[position] = recent = (1 - RECENT) * recent + RECENT * outcome
         accepted.add(outcome)
-        if abs(recent - self._until(place + 1)[place]) > SHIFT:
+        if abs(recent - self._until(position + 1)[position]) > SHIFT:
             accepted.restart(recent, (2 - RECENT) / RECENT)  # outcomes that a mean of this weight is worth
-            for deeper in range(place + 1, len(self._accepted)):
+            for deeper in range(position + 1, len(self._accepted)):
                 self._accepted[deeper].restart()
                 self._recent[deeper] = None
 
     @property
     def alphas(self) -> list[float]:
-        """alpha_1 … alpha_limit; a position that is seldom reached leans on the one before it."""
+        """alpha_1 … alpha_limit; the position before is the guess for one that is seldom reached."""
         self._catch_up()
         if not self._alphas:
             self._alphas = self._until(len(self._accepted))
@@ -113,7 +116,7 @@ class Acceptance:
 
     @property
     def drafted(self) -> list[float]:
-        """P(position j is drafted | j is asked for): 1 for a drafter that always drafts."""
+        """P(position j is drafted | gamma allows it): 1 for a drafter that always drafts."""
         self._catch_up()
         return [ratio.value for ratio in self._drafted]
 
@@ -122,7 +125,7 @@ class Acceptance:
     def learn_promise(self, accepted: int, promised: float) -> None:
         """Compare the tokens that a best-first tree's probabilities promised with those accepted of it.
 
-        A round that promised nothing lets the ratio return to its prior: no drafter is given up for good.
+        A round that promised nothing moves the ratio towards its prior, so that no drafter is dropped forever.
         """
         self._promised.learn(accepted if promised else 0, promised)
 
@@ -132,7 +135,7 @@ class Acceptance:
         return self._promised.value
 
     def learn_rescue(self, step: Step) -> None:
-        """Learn from siblings beside a rejected chain; other rounds say nothing of them."""
+        """Learn from siblings beside a rejected chain; other rounds do not examine them."""
         length = step.length
         beside, accepted = len(step.drafted) - length, chain_accepted(step)
         gained = len(step.path) - accepted
@@ -143,14 +146,14 @@ class Acceptance:
             self._rescued_tokens.learn(gained)
 
     def rescue(self, siblings: int) -> float:
-        """Expected tokens that so many siblings bring where the chain is rejected.
+        """Return the tokens that this many siblings bring where the chain is rejected.
 
-        One of m is the target's token in m / (m + HALF) of these cases, times the learned factor; from it on there are
-        as many tokens as rounds had (1 where siblings are leaves).
+        One of m is the target's token in m / (m + HALF) of these cases, times a learned factor; it brings as many
+        tokens as in earlier rounds (1 where siblings are leaves).
         """
         return min(0.95, siblings / (siblings + HALF) * self._rescued.value) * self._rescued_tokens.value
 
 
 def expected_tokens(alphas: Sequence[float]) -> list[float]:
-    """1 + Σ_{j≤γ} ∏_{i≤j} α_i for γ = 0 … len(alphas): tokens of a round."""
+    """Return 1 + Σ_{j≤γ} ∏_{i≤j} α_i for γ = 0 … len(alphas): tokens of a round."""
     return list(accumulate([1.0, *accumulate(alphas, mul)]))

@@ -4,18 +4,18 @@ A chain of γ tokens is expected to bring, in tokens per plain pass,
 
     (1 + Σ_j ∏_{i≤j} α_i) / (γ·c + v(γ+1))
 
-and the controller takes the γ for which that is largest. For a model's tree it also chooses how many siblings stand
-beside the chain. A best-first tree knows the probability of each node, so the budget only says what a node must bring
-to be worth its place in the pass (:class:`sampling.types.NodeCosts`). α comes from sampling/gamma/acceptance.py, c and
-v(n) from sampling/gamma/costs.py. Knows no drafter, no tokens and no clock.
+and the controller takes the γ that maximises this. For a model's tree it also chooses the number of siblings beside the
+chain. A best-first tree knows the probability of each node, so its budget only gives the costs of a node
+(:class:`sampling.types.NodeCosts`). α comes from sampling/gamma/acceptance.py, c and v(n) from sampling/gamma/costs.py.
+Knows no drafter, no tokens and no clock.
 
-**Why the text stays lossless.** The budget of a round is settled before its first draft is drawn, from
-rounds whose tokens are all committed: a function of the prefix and of clocks. Given the prefix a round
-with any budget emits the target's distribution (`sampling/verify/rules.py`), hence so does a mixture of budgets that
-the prefix chose. What would break it is to stop or go on because of the very token being tested; no
-draft or verdict of the running round is seen here. With point-mass drafts and gumbel coupling the
-text is plain decoding's for every budget. With drafts drawn from a distribution (`coupling rejection`) the
-*distribution* is unchanged, but clocks choose the budget, so that one seed may give another draw next time.
+**Why the text stays lossless.** The budget of a round is settled before its first draft is drawn, from rounds whose
+tokens are all committed: it is a function of the prefix and of clocks. Given the prefix, a round with any budget emits
+the target's distribution (`sampling/verify/rules.py`), hence so does a mixture of budgets. Stopping or continuing
+because of the token under test would break this; the controller sees no draft or verdict of the running round. With
+point-mass drafts and gumbel coupling the text is plain decoding's for every budget. With drafts drawn from a
+distribution (`coupling rejection`) the *distribution* is unchanged, but clocks choose the budget, so one seed may give
+another text next time.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from sampling.types import Budget, NodeCosts, Traits, Tree
 GAMMA_MAX = 16  # tokens of a chain, and levels of a model's tree
 NODES_MAX = 15  # nodes of a best-first tree: with the root one block of 16 rows in the kernels
 SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # numbers that may stand beside a chain
-GROWTH = 3  # how much further than the widest measured pass a draft may reach
-RATE = 1.5  # tokens in the time of a plain pass, before any came
-ALLOWANCE = 1.2  # passes that drafting may lose at first: with MARGIN under 3% of 128 tokens, looks included
+GROWTH = 3  # a draft may be this many times as long as the longest whose pass was measured
+RATE = 1.5  # tokens in the time of a plain pass, before any are counted
+ALLOWANCE = 1.2  # passes that drafting may lose at first: with MARGIN under 3% of 128 tokens, trials included
 MARGIN = 0.0125  # passes that drafting may lose for each token
-CREDIT = 4.0  # passes that it may lose after drafts that paid; drafts that come whole: times what one may lose
-BATCH_GAIN = 1.25  # what drafts must bring a batch at least: rows drift apart, and the last ones run alone
+CREDIT = 4.0  # passes that it may lose after drafts that paid; of whole drafts: this times the loss of one
+BATCH_GAIN = 1.25  # least expected speed-up of drafts in a batch: rows drift apart, and the last ones run alone
 REFERENCES = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
 
 def goodput(
     alphas: Sequence[float], c: float, v: Sequence[float], drafted: Sequence[float] | None = None
 ) -> list[float]:
-    """Tokens per plain pass for γ = 0 … len(alphas); `v[n-1]` is v(n), up to n = len(alphas) + 1.
+    """Return tokens per plain pass for γ = 0 … len(alphas); `v[n-1]` is v(n), up to n = len(alphas) + 1.
 
-    `drafted[j]` is the chance that draft j+1 comes when it is asked for (1 by default): silence costs no width.
+    `drafted[j]` is the probability that draft j+1 comes if γ allows it (default 1); a missing draft costs no width.
     """
     tokens = expected_tokens(alphas)
     rates = [tokens[0] / v[0]]
     drafting, verifying = 0.0, v[0]
     widths = [1.0, *(drafted or [1.0] * len(alphas))]
     for gamma in range(1, len(alphas) + 1):
-        drafting += c * (widths[gamma] if gamma > 1 else 1.0)  # asking costs as much as one draft, answered or not
+        drafting += c * (widths[gamma] if gamma > 1 else 1.0)  # the first draft is paid for, whether it comes or not
         verifying += widths[gamma] * (v[gamma] - v[gamma - 1])
         rates.append(tokens[gamma] / (drafting + verifying))
     return rates
 
 
 def best(values: Sequence[float]) -> int:
-    """The index of the largest value; the first of equal ones."""
+    """Return the index of the largest value; the first of equal ones."""
     return max(range(len(values)), key=lambda index: (values[index], -index))
 
 
 class Plan(NamedTuple):
-    """What a round may draft: tokens down to the deepest node, and siblings beside the first chain."""
+    """Size of a draft: levels, and siblings beside the first chain."""
 
     depth: int
     siblings: int = 0
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
         return self.depth + self.siblings
 
 
-NOTHING, LOOK = Plan(0), Plan(1)
+NOTHING, ONE_TOKEN = Plan(0), Plan(1)
 
 
 class Controller:
@@ -83,22 +83,22 @@ class Controller:
 
     *Costs unknown*: two plain passes, two rounds of one token, then drafts up to three times as long as measured.
     *Costs known*: the best plan, from the first round on.
-    *Where drafts do not pay*: none, and after 8 rounds one token (of a tree its usual nodes) on trial, if the account
-    can bear it; a trial that paid is followed by another.
-    *An account* bounds the loss: no draft is begun that, if all of it is rejected, would make all answers together cost
-    more than 1.0125 × plain decoding and 1.2 passes; what drafts gained before counts for up to 4 passes. It is kept in
-    measured costs, not in seconds: a call that is slow once is not charged to drafts. Of a best-first tree it books the
-    tokens that trees keep of what they promise: booked by what came, chance would empty it where drafts gain little.
+    *Drafts do not pay*: none, and after 8 rounds a trial of one token (for a tree, of its usual nodes) if the account
+    allows it; a trial that paid is followed by another.
+    *The account* bounds the loss: no draft starts that, if all of it is rejected, would make all answers together cost
+    more than 1.0125 × plain decoding and 1.2 passes; earlier gains count for up to 4 passes. The account is in measured
+    costs, not in seconds, so one slow call is not charged to drafts. For best-first trees it counts the calibrated
+    promise, not the accepted tokens: by these, chance would empty it where drafts gain little.
 
-    A batch has one budget for all rows: its passes cost what the longest draft costs, and drafts are judged by the row
-    that is behind, as the others wait for it in the end. Costs are learned separately for each number of rows.
+    A batch has one budget for all rows: its pass costs what the longest draft costs, and drafts are judged by the
+    slowest row, for which the others wait at the end. Costs are learned separately for each number of rows.
 
     Args:
-        acceptance: what is known of the drafter's drafts.
-        costs: what is known of the machine; may outlive the controller.
+        acceptance: estimates of the drafter's drafts.
+        costs: measured on this machine; may outlive the controller.
         tree: how drafts branch; None: chains.
         most: nodes of a round; None: GAMMA_MAX, of a best-first tree NODES_MAX.
-        whole: drafts come whole or not at all (a cascade's), `most` tokens.
+        whole: each draft has all `most` tokens or none (a cascade's).
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class Controller:
         self._calls = ratios.of("called", 1.0)  # share of drafting rounds in which the drafter runs its model
         self._drafted = ratios.of("drafted a round", 0.0, 0.0)
         self._has_model = False
-        self.left = ALLOWANCE  # passes that may still be lost
+        self.left = ALLOWANCE  # the account: passes that may still be lost
         self.last: int | None = None  # gamma of the last round
-        self.pays = True  # whether drafts were expected to pay when that was last decided
+        self.pays = True  # whether drafts were expected to pay at the last decision
         self.rounds = self.trials = 0
-        self._idle = 0  # rounds since the drafter was asked
-        self._asleep = 0  # rounds since its model ran (since it was asked, if it has none)
-        self._since_plain = 0  # rounds since a plain pass was timed
+        self._rounds_since_draft = 0
+        self._rounds_since_model = 0  # since the drafter's model ran; since the last draft if it has none
+        self._rounds_since_plain = 0
         self._trial = self._trial_paid = False  # whether the last budget was a trial; whether the last trial paid
         self._tokens_by_row: dict[int, int] = {}  # of a batch in this answer
 
@@ -142,7 +142,7 @@ class Controller:
     # -- choosing -----------------------------------------------------------------------------
 
     def budget(self, rows: list[int]) -> Budget:
-        """The budget of the coming round, the same for all rows."""
+        """Return the budget of the coming round, the same for all rows."""
         self.costs = self._all_costs.of(len(rows))
         wanted = self._wanted(len(rows))
         plan = self._affordable(wanted)
@@ -159,10 +159,10 @@ class Controller:
         return Budget([plan.depth] * len(rows), plan.nodes if self.tree else None, costs, price)
 
     def _wanted(self, rows: int) -> Plan:
-        """The plan of the coming round, whatever may be lost."""
+        """Return the plan of the coming round before the account limits it."""
         self._trial = False
         references = self.costs.references
-        due = self._since_plain >= REFERENCES[min(references, len(REFERENCES) - 1)]
+        due = self._rounds_since_plain >= REFERENCES[min(references, len(REFERENCES) - 1)]
         if due and (references > 0 or self.costs.reach == 1 or self.costs.borrowed):
             return NOTHING
         if not self.costs.drafting_known:
@@ -171,19 +171,19 @@ class Controller:
         if plan.depth:
             return plan
         self.pays = False
-        self._trial = (self._trial_paid and rows == 1) or self._idle >= rows * RETRY
+        self._trial = (self._trial_paid and rows == 1) or self._rounds_since_draft >= rows * RETRY
         return self._smallest if self._trial else NOTHING
 
     def _best(self, rows: int) -> Plan:
-        """The plan that is expected to bring most tokens in the time of a plain pass; NOTHING if none beats plain."""
-        if self.tree is Tree.BEST_FIRST and rows == 1:  # each node is weighed when its probability is known
+        """Return the plan with most expected tokens per plain pass; NOTHING if none beats plain decoding."""
+        if self.tree is Tree.BEST_FIRST and rows == 1:  # the builder weighs each node by its probability
             return Plan(self.reach)
         rates = self._rates([0, self.gamma_max] if self.whole else range(self.reach + 1))
         plan = max(rates, key=lambda plan: (rates[plan], -plan.nodes))
         return plan if rates[plan] > rates[NOTHING] * (BATCH_GAIN if rows > 1 else 1.0) else NOTHING
 
     def _rates(self, depths: Iterable[int]) -> dict[Plan, float]:
-        """Expected tokens per plain pass of the plans of these depths, each with every number of siblings that fits."""
+        """Return expected tokens per plain pass of plans of these depths, with every number of siblings that fits."""
         depths = list(depths)
         deepest = max(depths)
         alphas, c = self.acceptance.alphas[:deepest], self.draft_cost
@@ -202,25 +202,25 @@ class Controller:
 
     @property
     def _smallest(self) -> Plan:
-        """The plan of a look and of a trial."""
+        """The plan of a trial, and of the rounds that measure costs."""
         if self.whole or self.tree is Tree.BEST_FIRST:
             return Plan(self.reach if self.costs.drafting_known else self.gamma_max if self.whole else 1)
-        return Plan(1, 1) if self.tree is Tree.SIDEWAYS and self.most > 1 else LOOK
+        return Plan(1, 1) if self.tree is Tree.SIDEWAYS and self.most > 1 else ONE_TOKEN
 
     @property
     def reach(self) -> int:
-        """The longest draft that may be asked for now: little is known of passes much wider than those measured."""
+        """The longest draft allowed now: costs of much wider passes than the measured ones are unknown."""
         return self.gamma_max if self.whole else min(self.gamma_max, max(1, GROWTH * (self.costs.reach - 1)))
 
     def _loss(self, plan: Plan) -> float:
-        """Passes lost if everything that this plan drafts is rejected."""
-        c = self.costs.waking if self._asleep > 1 else self.costs.c
+        """Return the passes lost if the whole draft of this plan is rejected."""
+        c = self.costs.waking if self._rounds_since_model > 1 else self.costs.c
         return self._tokens_paid_for(plan.depth) * c + self.costs.v(plan.nodes + 1)[-1] - 1
 
     def _affordable(self, wanted: Plan) -> Plan:
-        """The largest part of a plan whose loss can be borne."""
+        """Return the largest part of a plan whose loss the account allows."""
         left = self.left + MARGIN
-        if self.whole:  # may cost more than all that may be lost: one is allowed while something may be
+        if self.whole:  # one may cost more than the account holds: it is allowed while the account is positive
             return wanted if left > 0 else NOTHING
         for depth in range(wanted.depth, 0, -1):
             for siblings in [count for count in reversed(SIBLINGS) if count <= wanted.siblings]:
@@ -230,22 +230,22 @@ class Controller:
 
     @property
     def draft_cost(self) -> float:
-        """c of a drafted token, the rounds included in which the drafter runs no model."""
+        """c of a drafted token, averaged over rounds with and without a pass of the drafter's model."""
         return (self._calls.value if self._has_model else 1.0) * self.costs.c
 
     def _tokens_paid_for(self, drafted: int) -> int:
-        """Of so many drafted tokens (levels, beside siblings) those that cost c; a best-first tree costs c once."""
+        """Return how many of the drafted tokens (levels, beside siblings) cost c; a best-first tree costs c once."""
         return min(drafted, 1) if self.tree is Tree.BEST_FIRST else drafted
 
     # -- learning -----------------------------------------------------------------------------
 
     def observe(self, steps: list[Step], promised: float = 0.0) -> None:
-        """Learn from a round: a Step for each row, and the tokens that a best-first tree promised."""
-        asked = drafted = longest = 0
+        """Learn from a round: the Step of each row, and the tokens that a best-first tree promised."""
+        allowed = drafted = longest = 0
         draft_s = verify_s = sample_s = model_s = 0.0
         passes = 0  # of the drafter's model
         for step in steps:
-            asked, drafted = max(asked, step.gamma), max(drafted, len(step.drafted))
+            allowed, drafted = max(allowed, step.gamma), max(drafted, len(step.drafted))
             longest = max(longest, step.length if self.tree is Tree.SIDEWAYS else len(step.drafted))
             draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
             own = step.calls[:-1]  # the last is the target's
@@ -253,46 +253,46 @@ class Controller:
         slowest, ran_model = self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model
-        paid = self._tokens_paid_for(max(1, longest)) if asked and ran_model >= self._has_model else 0
+        paid = self._tokens_paid_for(max(1, longest)) if allowed and ran_model >= self._has_model else 0
         pass_s = model_s / passes if passes else 0.0
         further_s = pass_s * (passes - 1) if passes and self.tree is Tree.BEST_FIRST else 0.0
-        idle = self._asleep if self.costs.drafting_known else self._idle
+        idle = self._rounds_since_model if self.costs.drafting_known else self._rounds_since_draft
         self.costs.add(drafted + 1, paid, idle, draft_s - further_s, verify_s, pass_s, sample_s)
-        hoped = 1 + self.acceptance.calibration * promised if promised else float(tokens)
-        self._charge(tokens, hoped, drafted, paid, draft_s if asked else 0.0, further_s)
-        self._asleep = 0 if (ran_model if self._has_model else asked) else self._asleep + 1
+        expected = 1 + self.acceptance.calibration * promised if promised else float(tokens)
+        self._charge(tokens, expected, drafted, paid, draft_s if allowed else 0.0, further_s)
+        self._rounds_since_model = 0 if (ran_model if self._has_model else allowed) else self._rounds_since_model + 1
         self.rounds += 1
         if self.tree is Tree.BEST_FIRST and len(steps) == 1:
             self.acceptance.learn_promise(len(slowest.path), promised)
-        self._since_plain = 0 if drafted == 0 else self._since_plain + 1
-        if asked == 0:
-            self._idle += 1
+        self._rounds_since_plain = 0 if drafted == 0 else self._rounds_since_plain + 1
+        if allowed == 0:
+            self._rounds_since_draft += 1
             return
-        self._idle = 0
+        self._rounds_since_draft = 0
         self._drafted.learn(drafted)
         if self._has_model:
             self._calls.learn(float(ran_model))
         for step in steps if self.tree is Tree.SIDEWAYS else ():
             self.acceptance.learn_rescue(step)
-        self.acceptance.learn(slowest, asked, max(step.length for step in steps))
+        self.acceptance.learn(slowest, allowed, max(step.length for step in steps))
         if self._trial:
             self.trials += 1
             self._trial_paid = tokens > paid * self.costs.c + self.costs.v(drafted + 1)[-1]
 
-    def _charge(self, tokens: int, hoped: float, drafted: int, paid: int, draft_s: float, further_s: float) -> None:
-        """Book a round: what plain decoding would have cost for the tokens hoped for, less what it cost."""
-        c = self.costs.waking if self._asleep > 1 else self.costs.c
+    def _charge(self, tokens: int, expected: float, drafted: int, paid: int, draft_s: float, further_s: float) -> None:
+        """Book a round: the cost of plain decoding for the expected tokens, less the cost of the round."""
+        c = self.costs.waking if self._rounds_since_model > 1 else self.costs.c
         cost = paid * c + self.costs.v(drafted + 1)[-1]
         if plain := self.costs.plain:
             cost += further_s / plain
-            if draft_s and not paid:  # without its model the drafter still looks things up
+            if draft_s and not paid:  # without its model the drafter still looks tokens up
                 cost += min(self.costs.c, draft_s / plain)
         stake = max(1.0, self._loss(self._smallest)) if self.whole else 1.0
-        self.left = min(self.left + (1 + MARGIN) * hoped - cost, CREDIT * stake)
+        self.left = min(self.left + (1 + MARGIN) * expected - cost, CREDIT * stake)
         self._rate.learn(tokens, cost)
 
     def _slowest(self, steps: list[Step]) -> Step:
-        """The row of a batch that is behind, for which the others will wait in the end."""
+        """Return the step of the row with the fewest tokens, for which the others wait at the end."""
         if len(steps) == 1:
             return steps[0]
         slowest = min(steps, key=lambda step: self._tokens_by_row.get(step.row, 0))
@@ -304,21 +304,21 @@ class Controller:
 
     @property
     def mean_drafted(self) -> float | None:
-        """Mean tokens that the latest drafting rounds drafted; None before the first."""
+        """Mean number of drafted tokens in the latest drafting rounds; None before the first."""
         try:
             return self._drafted.value
         except ZeroDivisionError:
             return None
 
     def expected(self, limit: int) -> list[float]:
-        """Expected tokens per plain pass for depth 0 … `limit`, each with the best number of siblings."""
+        """Return expected tokens per plain pass for depth 0 … `limit`, each with the best number of siblings."""
         rates = [0.0] * (limit + 1)
         for plan, rate in self._rates(range(limit + 1)).items():
             rates[plan.depth] = max(rates[plan.depth], rate)
         return rates
 
     def summary(self) -> dict[str, Any]:
-        """The state, JSON-able: gamma of the last round (None before the first), alphas, c, v(1) … v(gamma_max + 1)."""
+        """Return the state for JSON: the last gamma (None before the first), alphas, c, v(1) … v(gamma_max + 1)."""
         return {
             "gamma": self.last,
             "drafted": self.mean_drafted if self.mean_drafted is None else round(self.mean_drafted, 2),
@@ -335,7 +335,7 @@ class Controller:
 def controller_of(
     traits: Traits, nodes: int, costs: Costs | None = None, acceptance: Acceptance | None = None
 ) -> Controller:
-    """The controller for a drafter whose rounds may have so many nodes."""
+    """Build the controller for a drafter whose rounds may have this many nodes."""
     if traits.most is not None:
         limited = Acceptance(traits.most, ratios=None if acceptance is None else acceptance.ratios)
         return Controller(limited, costs, most=traits.most, whole=True)

@@ -1,10 +1,10 @@
 """Costs of rounds on this machine, learned from the rounds themselves: c and v(n).
 
 c = seconds per drafted token / seconds of a 1-token target pass, v(n) = T_target(n) / T_target(1).
-Machines are shared: passes take a fifth more or less from second to second, and now and then one takes many times as
-long. So every pass is divided by how slow passes are at the moment, drafting by the pass of the same round, and every
-figure is the median of the latest such samples. A width counts as measured after two passes; v(n) never falls with n
-and never exceeds n. Knows no tokens and no acceptance.
+Machines are shared: passes vary by a fifth from second to second, and sometimes one takes many times as long. So every
+pass is divided by how slow passes are at the moment, drafting by the pass of the same round, and every figure is the
+median of the latest samples. A width is measured after two passes; v(n) never falls with n and never exceeds n. Knows
+no tokens and no acceptance.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from itertools import accumulate
 from math import exp, log
 
 KEPT = 15  # latest samples of each figure
-EARLIER = 6  # samples that an earlier measurement of drafting is worth: that of a warm start is of eight rounds
-EARLIER_PASSES = 2  # and one of a pass: passes among rounds take longer than those one after another
+EARLIER = 6  # samples that an earlier measurement of drafting is worth; a warm start times eight rounds
+EARLIER_PASSES = 2  # the same of a pass: passes between drafts take longer than passes in a row
 MEASURED = 2  # samples that make a measurement
 SLOPE = 0.03  # v(n) − 1 per further token, before it is measured
 DRAFT_COST = 0.1  # c, before it is measured
-DISTURBED = 1.15  # T(1) over the least T(n) from which on T(1) is not believed
+DISTURBED = 1.15  # if T(1) exceeds the least T(n) by this factor, T(1) was disturbed
 ENOUGH = 4  # measured up to this width, the measured slope replaces the guessed one
-IDLE = 2  # undrafted rounds after which a drafter has tokens to catch up with
-STALE = 0.02  # relative change of a width's time that redraws the curve
+IDLE = 2  # rounds without drafts after which a drafter must first read the tokens that it missed
+STALE = 0.02  # relative change of a width's time after which v is computed again
 NEWEST = 0.4  # weight of the newest pass in the machine's speed
 OUTLIER = 0.7  # a pass that takes e^OUTLIER times as long as expected counts only if the next one does too
-RETURN = 0.02  # share of a slowdown that is forgotten each pass: a lasting one becomes the normal speed
+RETURN = 0.02  # share of a slowdown that is dropped each pass: a lasting one becomes the normal speed
 
 
 class _Speed:
-    """How slow passes are at the moment, as a factor on their usual times."""
+    """The factor by which passes are slower than usual at the moment."""
 
     def __init__(self) -> None:
         self._log, self._outlier = 0.0, False
@@ -49,9 +49,9 @@ class _Speed:
 
 
 class _Samples:
-    """The latest samples of one figure: their median; of two and three the least.
+    """The latest samples of one figure and their median; of two and three the least.
 
-    An earlier measurement stands among them as some samples, so that a first one that is far off counts for little.
+    An earlier measurement counts as `worth` samples, so that a first sample that is far off has little weight.
     """
 
     __slots__ = ("_latest", "count", "median")
@@ -90,25 +90,25 @@ class Costs:
         rising = [*accumulate((max(1.0, value) for value in reversed(seeds.values())), min)][::-1]
         seeds = dict(zip(seeds, rising, strict=True))
         self._seeded, self._seeds = c is not None, seeds
-        self.borrowed = False  # seeded from a batch of another size: the plain pass must be timed again
-        self._timed = 0 if plain is None else EARLIER  # 1-token passes that the seed stands for
+        self.borrowed = False  # seeded from a batch of another size, so the plain pass must be timed again
+        self._timed = 0 if plain is None else EARLIER  # 1-token passes that the seed is worth
         self._speed = _Speed()
         self._passes: dict[int, _Samples] = {1: _Samples(*([] if plain is None else [plain]))}  # seconds / slowness
         self._reach = max(seeds, default=1)
-        # In plain passes of the same round, which are as slow as the moment:
+        # In units of the plain pass of the same round:
         self._drafting = _Samples(*([] if c is None else [c]), worth=EARLIER)  # a drafted token
         self._waking = _Samples()  # a drafted token after idle rounds
         self._model = _Samples()  # a pass of the drafter's model
         self._sampling = _Samples()  # sampling in a round without drafts
-        self._runs_model = False  # whether c is of rounds in which the drafter ran a model
+        self._runs_model = False  # whether c counts only rounds in which the drafter ran a model
         self._prior = _Curve({1: 1.0, **seeds})
         self._batches: dict[int, Costs] = {1: self}
         self._v: list[float] = []
 
     def of(self, rows: int) -> Costs:
-        """The costs of a batch of so many rows, learned separately, because its passes are other passes.
+        """Return the costs of a batch of `rows` rows, which are learned separately.
 
-        They are seeded from the next larger measured batch, else the next smaller one.
+        They are seeded from the next larger measured batch, else from the next smaller one.
         """
         if rows not in self._batches:
             known = [count for count, costs in self._batches.items() if costs.measured]
@@ -118,11 +118,11 @@ class Costs:
 
     @property
     def measured(self) -> bool:
-        """Whether c and wider passes were timed here."""
+        """Whether c and wider passes were timed on this machine."""
         return self._drafting.count >= MEASURED and self.reach > 1 and self.references > 0
 
     def copied(self) -> Costs:
-        """New costs seeded with the estimates of these."""
+        """Return new costs seeded with these estimates."""
         costs = Costs(self.c, {n: value for n, value in enumerate(self.v(self.reach), start=1) if n > 1})
         costs.borrowed = True
         return costs
@@ -141,11 +141,11 @@ class Costs:
 
         Args:
             width: positions that the pass scored.
-            drafted: tokens that the drafter's time is divided by; 0 if it was not asked.
-            idle: rounds just before this one in which it was not asked.
+            drafted: tokens by which the drafter's time is divided; 0 if it did not draft.
+            idle: rounds just before this one in which it did not draft.
             model_s: a pass of the drafter's model, 0 if it ran none. Where it sometimes does, c is of
                 those rounds.
-            sample_s: sampling; what exceeds that of a round without drafts belongs to c.
+            sample_s: sampling; the excess over a round without drafts counts as drafting.
         """
         if verify_s <= 0:
             return
@@ -179,7 +179,7 @@ class Costs:
             self._v = []
 
     def judging(self, sampling: float) -> float:
-        """Sampling beyond that of a round without drafts, in plain passes."""
+        """Return the excess of sampling over a round without drafts, in plain passes."""
         return max(0.0, sampling - self._sampling.median) if self._sampling.count else 0.0
 
     @property
@@ -197,7 +197,7 @@ class Costs:
 
     @property
     def references(self) -> int:
-        """How many 1-token passes were timed, those before included."""
+        """Number of 1-token passes that were timed, earlier ones included."""
         return self._passes[1].count + self._timed
 
     @property
@@ -212,7 +212,7 @@ class Costs:
 
     @property
     def waking(self) -> float:
-        """c of the first token after idle rounds, catching up included."""
+        """c of the first token after idle rounds, which includes reading the missed tokens."""
         return max(self.c, self._waking.median) if self._waking.count >= MEASURED else self.c
 
     @property
@@ -226,7 +226,7 @@ class Costs:
         return self._reach if self.references or self._seeds else 1
 
     def v(self, limit: int) -> list[float]:
-        """v(1) … v(`limit`): measured widths, straight lines between them, the seed's or a guessed slope beyond."""
+        """Return v(1) … v(`limit`): measured, straight lines between, the slope of the seed or a guess beyond."""
         if len(self._v) < limit:
             self._v = self._table(limit)
         return self._v[:limit]
@@ -244,7 +244,7 @@ class Costs:
 
 
 def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
-    """Seconds of a pass over n tokens, interpolated as `Costs.v` from measured or given ones by n.
+    """Return the function n → seconds of a pass over n tokens, interpolated as in `Costs.v`.
 
     A single one holds for every n. ValueError for none, or one that is not positive.
     """
@@ -258,8 +258,8 @@ def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
 
 
 class _Curve:
-    """A curve through points: straight between them; beyond the last one parallel to `shape` as far as that
-    has points, then as steep as the way there (before ENOUGH is known: or as `shape`, whichever is steeper)."""
+    """A curve through points: straight lines between them; beyond the last one parallel to `shape` within its points,
+    then with the mean slope so far (with fewer than ENOUGH points: or the slope of `shape`, whichever is steeper)."""
 
     def __init__(self, points: Mapping[int, float], shape: _Curve | None = None) -> None:
         self.points, self.shape = dict(sorted(points.items())), shape
@@ -279,6 +279,6 @@ class _Curve:
         shaped = self.shape(n) - self.shape(left)
         if n <= self.shape._known[-1]:
             return self.points[left] + shaped
-        # Measured curves bend down, if at all: going on as steeply as before overestimates the cost.
+        # Measured curves bend down, if at all, so the mean slope overestimates the cost.
         chord = (n - left) * (self.points[left] - 1) / (left - 1) if left > 1 else 0.0
         return self.points[left] + (chord if left >= ENOUGH else max(shaped, chord))

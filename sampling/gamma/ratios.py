@@ -1,8 +1,8 @@
 """Running ratios of actual to expected outcomes: the one estimator of `gamma auto`.
 
-A :class:`RunningRatio` is Σ actual / Σ expected over rounds, newer rounds weighing more. Its owner says what it counts:
+A :class:`RunningRatio` is Σ actual / Σ expected over rounds, newer rounds weighing more. Its owner defines the outcome:
 drafts accepted at a position (1 expected each), tokens that a tree's probabilities promise. A new answer begins with
-the average of the answers before it, at the weight of a few outcomes of its own, because texts differ.
+the average of the answers before it, worth a few outcomes, because texts differ.
 Knows counts only: no tokens, distributions, clocks or costs.
 """
 

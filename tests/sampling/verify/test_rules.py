@@ -257,7 +257,7 @@ def test_drafters_that_cannot_go_together_are_refused_by_name() -> None:
     line = "toy: block verification takes chains, an expansion makes trees: choose one"
     with pytest.raises(UserError, match=f"^{line}$"):
         model(rule=Rule.BLOCK, expansion=Expansion(3))
-    with pytest.raises(UserError, match="block verification judges chains"):
+    with pytest.raises(UserError, match="block verification takes chains"):
         chain_of([model(rule=Rule.BLOCK), model(expansion=Expansion(3))], [1, 1])
     with pytest.raises(UserError, match=r"^match: shared_noise must be False beside drafters that draw$"):
         chain_of([model(), LookupDrafter(tree=True, shared_noise=True)], [1, 1])
