@@ -19,13 +19,10 @@ BLOCKS = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", PAGE, re.D
 
 
 def test_every_example_prints_what_the_page_says(
-    default_pair: Any,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    untouched_global_noise: None,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, untouched_global_noise: None
 ) -> None:
     monkeypatch.chdir(ROOT)
-    names: dict[str, Any] = {"target": default_pair.target.model, "tokenizer": default_pair.tokenizer}
+    names: dict[str, Any] = {}
     for number, (code, printed) in enumerate(BLOCKS, 1):
         exec(compile(code, f"docs/library.md, example {number}", "exec"), names)
         assert capsys.readouterr().out.rstrip("\n") == printed.rstrip("\n"), f"example {number}:\n{code}"
