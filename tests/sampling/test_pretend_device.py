@@ -54,7 +54,7 @@ class RandomPair:
     def tables(self) -> StaticTables:
         return StaticTables({}, [arrays_of(level) for level in count_levels([Passage(PROMPT * 2)], 4)])
 
-    def said(self, asked: DraftRequest) -> SuffixIndex | None:
+    def finished(self, request: DraftRequest) -> SuffixIndex | None:
         return None
 
     def head(self, kind: str, make: Callable[[Any], Any]) -> Any:
