@@ -18,8 +18,10 @@ from typing import Any
 
 from app.chat.template_text import Message, Template
 from sampling.events import Reason
-from utils.catalogue.templates import AUTO, end_ids
+from utils.catalogue.templates import AUTO, Thinking, end_ids, thinking_marks
 from utils.errors import UserError
+
+SEAM = 16  # tokens at a prompt's end that the next one may leave out, such as a mark that begins the thinking
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,11 @@ class Conversation:
     def templated(self) -> bool:
         """Whether messages go through a chat template; otherwise the text is simply continued."""
         return self.chat and self.template.present and not self.single
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """The marks around the model's thinking in an answer."""
+        return thinking_marks(self.tokenizer, self.template_name) if self.templated else None
 
     @property
     def ids(self) -> list[int]:
@@ -348,13 +355,20 @@ class Conversation:
             before = self.template.render(self.system, self._messages(turns[:-1], turns[-1].user))
             whole = self.template.render(self.system, self._messages(turns, text))
             if "".join(whole.split()) != "".join(f"{before}{self._sent(turns[-1])}{tail}".split()):
-                return self._encode(whole)
+                return self._going_on(list(turns[-1].prompt), whole)
         end = self.tokenizer.decode([said[-1]]) if said[-1] in self.stop_ids else None
         if end is not None and tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
             tail = tail.lstrip()[len(end) :]
         elif end is not None:
             said.pop()
         return said + self._encode(tail)
+
+    def _going_on(self, prompt: list[int], whole: str) -> list[int]:
+        """The ids of the text `whole`: those of the last prompt as far as it begins with it, so that a cache serves."""
+        for count in range(len(prompt), max(0, len(prompt) - SEAM), -1):
+            if count and whole.startswith(text := self.tokenizer.decode(prompt[:count])):
+                return prompt[:count] + self._encode(whole[len(text) :])
+        return self._encode(whole)
 
     def _sent(self, turn: Turn) -> str:
         """The answer between the template's texts before and after it: with the marks of its channels."""

@@ -50,7 +50,8 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
 
     def made(decode: Decode) -> list[Track]:
         size, most = len(plan.prompt), settings.max_new_tokens
-        return [Track(lane, decode, size, most, plan.answer, terms_of(lane, engine)) for lane in lanes]
+        marks = chat.thinking
+        return [Track(lane, decode, size, most, plan.answer, terms_of(lane, engine), marks) for lane in lanes]
 
     tracks = made(decode)
     if plan.regenerated and not plan.answer:

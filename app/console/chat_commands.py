@@ -33,6 +33,7 @@ from app.screen.live import look_of, rounds_of, telling, trace_of
 from app.screen.rendered import answer_text
 from app.screen.rounds import RoundPictures
 from app.screen.terminal import usual_keys
+from app.screen.thinking import thoughts
 from app.screen.view import models_of, question
 from app.screen.viewer import Lines, view
 from app.settings.types import got
@@ -216,10 +217,19 @@ def history(state: ConsoleState, _: object) -> None:
 
 def _chat(state: ConsoleState) -> Group:
     """Every message and its answer, as they were shown."""
+    marks = state.conversation().thinking
     look, parts = look_of(state.out, state.settings), list[RenderableType]()
     for turn in state.said().turns:
-        parts += [question(turn.user, look), answer_text(turn.text, state.settings, live=state.live), ""]
+        parts += [question(turn.user, look), answer_text(turn.text, state.settings, live=state.live, marks=marks), ""]
     return Group(*parts[:-1])
+
+
+def last_thinking(state: ConsoleState) -> RenderableType:
+    """The last answer with its thinking as it is shown now; nothing if it has none."""
+    marks, turns = (None, []) if state.chat is None else (state.chat.thinking, state.chat.turns)
+    if marks is None or not turns or not thoughts(turns[-1].text, marks, state.settings.thinking):
+        return ""
+    return answer_text(turns[-1].text, state.settings, live=state.live, marks=marks)
 
 
 def plain_text(state: ConsoleState) -> str:

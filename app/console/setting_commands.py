@@ -36,7 +36,7 @@ def say_values(state: ConsoleState, names: Iterable[str]) -> None:
 # -- one setting, one command -----------------------------------------------------------------
 
 
-def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState], str] | None = None) -> Command:
+def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState], object] | None = None) -> Command:
     """The command of a setting: it turns a switch over, prints any other value, or changes it; then says `after`."""
     known = SETTING_FIELDS[name or word]
     turns = isinstance(known.kind, Switch)

@@ -118,6 +118,7 @@ TABLE: tuple[Command, ...] = (
     value("view", LOOK),
     value("render", LOOK, after=chat.plain_text),
     value("slow", LOOK),
+    value("thinking", LOOK, after=chat.last_thinking),
     Command(
         "/set [NAME=VALUE …]", "change settings; alone: show all", SETTING, change.set_values, text,
         change.assignments, many=True,

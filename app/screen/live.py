@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
@@ -29,6 +30,7 @@ from app.screen.rendered import answer_text
 from app.screen.rows import Row, visible
 from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
+from app.screen.thinking import span_parts, thoughts
 from app.screen.timeline import Round
 from app.screen.trace import Trace
 from app.screen.view import Frame
@@ -36,6 +38,7 @@ from app.screen.viewer import Lines
 from app.settings.table import Settings
 from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
+from utils.catalogue.templates import Thinking
 
 FRAMES_A_SECOND = 12
 DRAWING = 0.03  # of the time between two frames, at most: what it shows is worked out in it
@@ -56,7 +59,8 @@ _REST = 4  # rounds without drafts, under `gamma auto`, that say that it has sto
 class Track:
     """What one lane has made so far: events, figures and coloured text.
 
-    `before` are ids of the answer that are on the screen already (a continuation); `terms` go with its answer.
+    `before` are ids of the answer that are on the screen already (a continuation); `terms` go with its answer;
+    `thinking` are the marks around the model's thinking.
     """
 
     def __init__(
@@ -67,8 +71,10 @@ class Track:
         limit: int,
         before: Sequence[int] = (),
         terms: Terms | None = None,
+        thinking: Thinking | None = None,
     ) -> None:
         self.lane, self.limit, self.terms, self.before = lane, limit, terms or Terms(), tuple(before)
+        self.thinking = thinking
         self.events: list[Event] = []
         self._meter = Meter(prompt_n=prompt_n)
         self.beams = BeamReader(decode, before) if getattr(lane, "beams", None) is not None else None
@@ -151,6 +157,14 @@ class Track:
             slow=getattr(getattr(self.lane, "settings", None), "times_slower", 1.0),
         )
 
+    def pane_as(self, settings: Settings) -> PaneData:
+        """The same with the drafts and the thinking that these settings show."""
+        pane = self.pane().with_drafts(settings.drafts)
+        if self.thinking is None:
+            return pane
+        found = thoughts(self.text, self.thinking, settings.thinking, self.decode(list(self.before)))
+        return replace(pane, spans=span_parts(pane.spans, found, settings.thinking))
+
     def _gamma(self) -> float | None:
         """Mean tokens that a round of this answer drafted under `gamma auto`; None where gamma is fixed."""
         passes = self.meter.stats.target_passes
@@ -187,7 +201,7 @@ class Track:
 def frame(tracks: Sequence[Track], look: Look, settings: Settings, **more: Any) -> Frame:
     """The lanes as they stand."""
     kind: Layout = settings.view  # type: ignore[assignment]
-    lanes = [track.pane().with_drafts(settings.drafts) for track in tracks]
+    lanes = [track.pane_as(settings) for track in tracks]
     return Frame(lanes, look, layout=kind, show_discarded=settings.debug, **more)
 
 
@@ -265,7 +279,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
             place.say(cut)
         return
     if not place.touring:
-        place.out.print(answer_text(text, settings, live=place.live))
+        place.out.print(answer_text(text, settings, live=place.live, marks=tracks[-1].thinking))
         place.out.print()
     place.say(panes(tracks, place.out, settings, notes=not place.touring, goes_on=place.goes_on))
     if settings.view == "trace":

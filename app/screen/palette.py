@@ -123,7 +123,8 @@ def letters(names: Sequence[str]) -> tuple[str, ...]:
 @cache
 def _style(palette: str, role: str) -> Style:
     table = {**_COMMON, **PALETTES.get(palette, PALETTES["default"])}
-    return Style.parse(table[role])
+    bare = role.removeprefix("dim ")
+    return Style.parse(table[bare]) + Style(dim=True) if bare != role else Style.parse(table[role])
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def pieces_of(
     for span in spans:
         if span.kind == "discarded" and not show_discarded:
             continue
-        text = span.text if span.committed else _off_record(span.text, look)
+        first, text = len(pieces), span.text if span.committed else _off_record(span.text, look)
         by_source = tinted and span.kind == "accepted"
         if by_source and not look.color and span.source < len(names):
             pieces += _marked(text, span.kind, (f"{{{letter[span.source]}:", "}"), look)
@@ -73,6 +73,8 @@ def pieces_of(
             pieces += _struck(text, span.kind)
         else:
             pieces += _marked(text, span.kind, _MARKS[span.kind], look)
+        if span.dim:
+            pieces[first:] = [(text, f"dim {role}") for text, role in pieces[first:]]
     return pieces
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from app.screen.rows import visible
+from app.screen.thinking import text_parts, thoughts
 from app.settings.table import Settings
+from utils.catalogue.templates import Thinking
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -37,8 +39,18 @@ def rendered(text: str) -> RenderableType | None:
     return drawn
 
 
-def answer_text(text: str, settings: Settings, *, live: bool) -> RenderableType:
-    """The answer as it is printed: on a terminal drawn as Markdown if it has any, else as it is."""
+def answer_text(text: str, settings: Settings, *, live: bool, marks: Thinking | None = None) -> RenderableType:
+    """The answer as it is printed: on a terminal drawn as Markdown if it has any, else as it is; the thinking between
+    `marks` dim, in a line or left out."""
+    if marks is not None and (found := thoughts(text, marks, settings.thinking)):
+        parts = text_parts(text, found, settings.thinking)
+        return Group(
+            *(
+                Text(visible(part), style="dim") if dim else answer_text(part.strip("\n"), settings, live=live)
+                for part, dim in parts
+                if part.strip()
+            )
+        )
     drawn = rendered(text) if live and settings.render and not settings.ascii else None
     return drawn or Text(visible(text))
 

@@ -20,11 +20,12 @@ Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of text of one kind; `source` says which of the drafter's `names` proposed it."""
+    """A run of text of one kind; `source` says which of the drafter's `names` proposed it; `dim`: it is thinking."""
 
     text: str
     kind: Kind
     source: int = 0
+    dim: bool = False
 
     @property
     def committed(self) -> bool:

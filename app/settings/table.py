@@ -276,6 +276,9 @@ class Settings(_Record):
         "rejected drafts in the text: all, those of the last rounds, none",
         OUTPUT,
     )
+    thinking: str = row(
+        "fold", Choice(("show", "fold", "hide")), "a model's thinking: dim, as one line, or not at all", OUTPUT
+    )
     render: bool = row(True, Switch(), "draw Markdown and code of a finished answer", OUTPUT)
     slow: float | str = row(
         1.0, Number(1, 1000, "step"), "show the race so many times slower; step: phase by phase", OUTPUT

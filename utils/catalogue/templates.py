@@ -7,9 +7,10 @@ A tokenizer's own template holds unless a name is given ("auto"); "plain" means 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.errors import UsageError, did_you_mean
 
@@ -128,6 +129,39 @@ def _roles_in_parts(tokenizer: Any, template: str) -> frozenset[str]:
                     listed = roles
                     break
     return listed
+
+
+class Thinking(NamedTuple):
+    """The marks around a model's thinking. `begun`: the prompt ends behind the first of them."""
+
+    open: str
+    close: str
+    begun: bool
+
+
+_CLOSING = re.compile(r"([<\[])/([\w:|]+)([>\]])")  # </x> or [/X]
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # what templates call the thinking of a message
+
+
+@functools.lru_cache(maxsize=8)
+def thinking_marks(tokenizer: Any, name: str = AUTO) -> Thinking | None:
+    """The marks between which the model thinks: the template leaves out what stands between them in an earlier answer,
+    or writes a message's reasoning there. None if it has none."""
+    if not carries_template(tokenizer, name):
+        return None
+    source = str(tokenizer.chat_template) if name == AUTO else TEMPLATES[name]
+    for begin, word, end in dict.fromkeys(_CLOSING.findall(source)):
+        open_, close = f"{begin}{word}{end}", f"{begin}/{word}{end}"
+        asked = {"role": "user", "content": "question"}
+        thought = {"role": "assistant", "content": f"{open_}\nthought-0\n{close}\n\n{_ANSWER}"}
+        told = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_REASONING, "thought-0")}
+        with suppress(Exception):  # a template may refuse any chat, in any way
+            later, now = render(tokenizer, [asked, thought, asked], name), _rendered(tokenizer, [asked, told], name)
+            between = now.partition(open_)[2].partition(close)
+            if ("thought-0" not in later and _ANSWER in later) or (between[1] and "thought-0" in between[0]):
+                prompt = render(tokenizer, [asked], name)
+                return Thinking(open_, close, prompt.rfind(open_) > prompt.rfind(close))
+    return None
 
 
 def end_ids(tokenizer: Any, name: str = AUTO) -> frozenset[int]:

@@ -1,0 +1,84 @@
+"""A model's thinking in its answer: where it stands between the template's marks, and how much of it is shown.
+
+`show` has it dim, `fold` puts a line in its place, `hide` leaves it out. Ids and text of the answer stay as they are.
+Knows no models and no templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from app.screen.spans import Span
+from utils.catalogue.templates import Thinking
+
+SHOW, FOLD, HIDE = "show", "fold", "hide"
+
+
+class Thought(NamedTuple):
+    """A stretch of a text, its marks included; `closed`: its end was written; `words` without the marks."""
+
+    start: int
+    end: int
+    closed: bool
+    words: int
+
+    @property
+    def line(self) -> str:
+        """The line in its place."""
+        count = f"{self.words:,} word{'' if self.words == 1 else 's'}"
+        return f"[thought, {count}: /thinking show]" if self.closed else f"[thinking, {count} so far]"
+
+
+def thoughts(text: str, marks: Thinking, mode: str, before: str = "") -> list[Thought]:
+    """The thinking in `text`; `before` is what the answer said before it. In `hide` with the line breaks behind it."""
+    said = (marks.open if marks.begun else "") + before
+    inside, found, at = said.rfind(marks.open) > said.rfind(marks.close), list[Thought](), 0
+    while inside or marks.open in text[at:]:
+        start = at if inside else text.index(marks.open, at)
+        close, inside = text.find(marks.close, start), False
+        at = len(text) if close < 0 else close + len(marks.close)
+        words = len(text[start:at].removeprefix(marks.open).removesuffix(marks.close).split())
+        if mode == HIDE:
+            at = len(text) - len(text[at:].lstrip("\n"))
+        found.append(Thought(start, at, close >= 0, words))
+    return found
+
+
+def text_parts(text: str, found: Sequence[Thought], mode: str) -> Iterator[tuple[str, bool]]:
+    """The text as `mode` shows it, in parts; each with whether it is thinking."""
+    at = 0
+    for thought in found:
+        yield text[at : thought.start], False
+        if mode != HIDE:
+            yield text[thought.start : thought.end] if mode == SHOW else thought.line, True
+        at = thought.end
+    yield text[at:], False
+
+
+def span_parts(spans: Sequence[Span], found: Sequence[Thought], mode: str) -> tuple[Span, ...]:
+    """The spans of a text as `mode` shows them."""
+    parts, folded = list[Span](), set[Thought]()
+    for span, at in _cut(spans, [bound for thought in found for bound in (thought.start, thought.end)]):
+        inside = (one for one in found if one.start <= at < one.end or (at == one.end and not one.closed))
+        if (thought := next(inside, None)) is None:
+            parts.append(span)
+        elif mode == SHOW:
+            parts.append(replace(span, dim=True))
+        elif mode == FOLD and thought not in folded:
+            folded.add(thought)
+            parts.append(Span(thought.line, "plain", dim=True))
+    return tuple(parts)
+
+
+def _cut(spans: Sequence[Span], bounds: Sequence[int]) -> Iterator[tuple[Span, int]]:
+    """The spans cut at these characters of their committed text, and where each begins in it."""
+    at = 0
+    for span in spans:
+        length = len(span.text) if span.committed else 0
+        inner = sorted({bound - at for bound in bounds if at < bound < at + length})
+        for start, end in pairwise([0, *inner, len(span.text)]):
+            yield replace(span, text=span.text[start:end]), at + start
+        at += length
