@@ -82,7 +82,6 @@ SLOW = (
     "utils/loading/test_accounting.py",
     "utils/loading/test_package_parts.py",
     "utils/test_tokenizer.py",
-    "utils/kernels/test_instruction_sets.py",
     "sampling/drafters/test_cape.py",
 )
 

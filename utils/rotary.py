@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 BY_LENGTH = ("dynamic", "longrope")  # rules that look at the length of the text
-BLOCK = 128  # positions of a table that are computed at once
+BLOCK = 128  # positions of a table that are computed together
 
 
 def is_fixed(rope: Mapping[str, Any] | None) -> bool:
@@ -38,11 +38,17 @@ def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float] | No
     return None
 
 
+def rotation_of(module: Any, kind: str = "") -> tuple[Tensor, float]:
+    """Frequencies and factor of a transformers rotary module, for one kind of layers."""
+    prefix = f"{kind}_" if kind else ""
+    return getattr(module, f"{prefix}inv_freq"), getattr(module, f"{prefix}attention_scaling")
+
+
 def table(frequency: Tensor, scaling: float, first: int, last: int) -> Tensor:
     """cos and sin [n, D], halves side by side, of the positions from `first` to `last` or a few more.
 
-    Computed in whole blocks of positions from `first` on: their bits must depend on a position alone, and torch rounds
-    differently at the end of a tensor.
+    The blocks of positions are whole because torch rounds differently at the end of a tensor, and the bits must depend
+    on the position alone.
     """
     blocks = []
     for start in range(first, last, BLOCK):

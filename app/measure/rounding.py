@@ -20,7 +20,7 @@ from sampling.models.network import network_of
 from sampling.types import Network
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UserError
-from utils.kernels.instruction_sets import why_not
+from utils.kernels.build import why_not
 from utils.kernels.quantized_linear import KINDS
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadedModel, LoadOptions

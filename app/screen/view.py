@@ -27,7 +27,7 @@ from app.screen.terminal import Interrupts
 from app.screen.timeline import Line, bars_key, timeline
 from app.settings.table import Settings
 from utils.catalogue.specs import CASCADES, head_kind_of
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine

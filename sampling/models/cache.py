@@ -1,7 +1,7 @@
-"""KV caches: buffers that grow, with crop / shift / select / fork. Only recurrent.py beside it imports cache_utils.
+"""KV caches: buffers that grow, with crop / shift / select / fork. Only this file and recurrent.py import cache_utils.
 
-A slot is one position of the buffer. All rows share the number of filled slots; which slot holds
-which token of which row is the session's business. Knows no tokens and no models.
+A slot is one position of the buffer. All rows share the number of filled slots; a session knows which slot holds which
+token of which row. Knows no tokens and no models.
 """
 
 from __future__ import annotations
@@ -11,21 +11,15 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 GROW = 256  # slots added at least, whenever a buffer is full
-# What a function that this decorates makes can be written to in inference mode and outside it. Sessions keep no other
-# tensors: some passes run in that mode, which costs less around every operator, others are compiled and run outside.
-lasting = torch.inference_mode(False)
-
-
-def in_order(rows: list[int]) -> bool:
-    """Whether rows only drop out: those that stay keep their order, none twice."""
-    return all(one < other for one, other in pairwise(rows))
+# Decorates functions whose tensors can be written to in inference mode and outside it. Sessions keep only such tensors:
+# some passes run in that mode, which costs less around every operator, others are compiled and run outside.
+outside_inference_mode = torch.inference_mode(False)
 
 
 @dataclass(eq=False)
@@ -36,34 +30,33 @@ class Buffer:
     length: int = 0
 
     def append(self, new: Tensor) -> Tensor:
-        """Write `new` [B, heads, T, D] behind the filled slots; a view of all filled slots."""
+        """Write `new` [B, heads, T, D] after the filled slots; a view of all filled slots."""
         start, end = self.length, self.length + new.shape[2]
-        data = self._reached(new, end)
+        data = self._with_room(new, end)
         data[:, :, start:end] = new
         return data[:, :, :end]
 
     def room(self, count: int, size: int) -> Tensor:
-        """`count` further slots of a single row and head, counted as filled at once: a view for the caller to write
-        into, [count, size]."""
+        """Add `count` slots to a single row and head: a view [count, size] for the caller to write into."""
         end = self.length + count
-        data = self._reached(torch.empty(1, 1, 1, size) if self.data is None else self.data, end)
+        data = self._with_room(torch.empty(1, 1, 1, size) if self.data is None else self.data, end)
         return data[0, 0, end - count : end]
 
     def place(self, new: Tensor, slots: Tensor, rows: Tensor, of: int) -> None:
-        """Write `new` [N, 1, T, D] to these rows [N] of so many, each to its own slots [N, T]."""
-        data = self._reached(new[:1].expand(of, -1, -1, -1), max(self.length, int(slots.max()) + 1))
+        """Write `new` [N, 1, T, D] to these rows [N] of `of`, each to its own slots [N, T]."""
+        data = self._with_room(new[:1].expand(of, -1, -1, -1), max(self.length, int(slots.max()) + 1))
         room, size = data.shape[2:]
         flat = slots + room * rows[:, None]
         data.view(-1, size).index_copy_(0, flat.flatten().to(new.device), new.reshape(-1, size))
 
-    def _reached(self, like: Tensor, end: int) -> Tensor:
-        """The tensor, of which `end` slots count as filled; one like this where there is no room for them."""
+    def _with_room(self, like: Tensor, end: int) -> Tensor:
+        """The tensor, with `end` slots counted as filled; a larger one where there is no room for them."""
         if self.data is None or self.data.shape[2] < end:
             self.data = self._grown(like, end)
         self.length = end
         return self.data
 
-    @lasting
+    @outside_inference_mode
     def _grown(self, like: Tensor, needed: int) -> Tensor:
         rows, heads, _, size = like.shape
         grown = like.new_empty((rows, heads, max(needed + GROW, needed + needed // 4), size))
@@ -87,35 +80,27 @@ class Buffer:
             self.data[rows, :, new] = self.data[rows, :, old]
         self.length = length
 
-    @lasting
+    @outside_inference_mode
     def select(self, rows: Tensor) -> None:
-        """Rows that go on in their order move up, in the memory that is there; others are copied."""
-        if self.data is None:
-            return
-        wanted = rows.tolist()
-        kept = in_order(wanted)
-        chosen = self.data[: len(wanted)] if kept else self.data.new_empty((len(wanted), *self.data.shape[1:]))
-        for place, row in enumerate(wanted):  # of what is filled: a row's room is larger
-            if not kept or place < row:
-                chosen[place, :, : self.length] = self.data[row, :, : self.length]
-        self.data = chosen
+        if self.data is not None:
+            self.data = self.data.index_select(0, rows.to(self.data.device))
 
     def fork(self) -> Buffer:
         return Buffer(None if self.data is None else self._grown(self.data, self.length), self.length)
 
 
 def joined(states: list[Tensor]) -> Tensor:
-    """States [B, T, H] beside each other, [B, T, K·H], where the first of them lies."""
+    """Concatenate K states [B, T, H] to [B, T, K·H], on the device of the first."""
     if len(states) == 1:
         return states[0]
-    return torch.cat([one.to(states[0].device) for one in states], dim=-1)
+    return torch.cat([state.to(states[0].device) for state in states], dim=-1)
 
 
 class SlotCache:
     """K and V buffers of `layers` layers; satisfies :class:`sampling.types.KVCache`.
 
-    `lengths`: of each row's text, where positions turn by it (sampling/models/positions.py); empty: as far as it is
-    fed.
+    `lengths`: the length of each row's text where positions turn by it (sampling/models/positions.py); empty: the
+    tokens fed.
     """
 
     lengths: Sequence[int] = ()
@@ -123,7 +108,7 @@ class SlotCache:
     def __init__(self, layers: int) -> None:
         self.keys = [Buffer() for _ in range(layers)]
         self.values = [Buffer() for _ in range(layers)]
-        self.indexed: dict[int, Buffer] = {}  # by layer, keys by which an indexer chooses what attention sees
+        self.indexed: dict[int, Buffer] = {}  # by layer, the keys of an indexer, which chooses the slots attention sees
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -151,7 +136,7 @@ class SlotCache:
             buffer.select(rows)
 
     def fork(self) -> SlotCache:
-        """An independent copy. What an encoder made is shared: nothing writes into it."""
+        """An independent copy. The encoder's states are shared: nothing writes into them."""
         twin = copy(self)
         twin.keys, twin.values = ([buffer.fork() for buffer in held] for held in (self.keys, self.values))
         twin.indexed = {layer: buffer.fork() for layer, buffer in self.indexed.items()}
@@ -161,8 +146,8 @@ class SlotCache:
         return length
 
     def reading(self, fed: int, drafted: int, singly: bool) -> AbstractContextManager[None]:
-        """Around a pass that feeds so many tokens, the last of them `drafted`; `singly`: recurrent layers read one by
-        one."""
+        """Surround a pass that feeds `fed` tokens, the last `drafted` of them drafts; `singly`: recurrent layers read
+        one token at a time."""
         return nullcontext()
 
     def layers(self) -> list[Any]:
@@ -175,9 +160,8 @@ class SlotCache:
 
 @dataclass
 class Encoded:
-    """What a decoder reads beside its own tokens: the encoder's states [B, S, H], and which of them are tokens
-    [B, S] bool (None: all). `cross`: transformers' cache of their keys and values (K, V of each layer so far), which
-    the first pass fills.
+    """An encoder's states [B, S, H], and which of them are tokens [B, S] bool (None: all). `cross`: transformers' cache
+    of their keys and values (K, V of each layer so far), which the first pass fills.
     """
 
     states: Tensor
@@ -190,14 +174,14 @@ class Encoded:
         self.cross = DynamicCache(self.cross)
 
     def select(self, rows: Tensor) -> Encoded:
-        """The same of these rows [B']."""
+        """The states of these rows [B']."""
         chosen = rows.to(self.states.device)
         cross = [(layer.keys[chosen], layer.values[chosen]) for layer in self.cross.layers]
         return Encoded(self.states[chosen], None if self.mask is None else self.mask[chosen], cross)
 
 
 class CrossCache(SlotCache):
-    """The slots of a decoder, and beside them what its encoder made of the prompts; that is never cropped."""
+    """The slots of a decoder, and the encoder's states of the prompts, which are never cropped."""
 
     encoded: Encoded | None = None
 
@@ -210,7 +194,7 @@ class CrossCache(SlotCache):
 @cache
 def slot_layer() -> Any:
     """The class of a transformers cache layer that writes into slots: SlotLayer(slots, index). It keeps every position,
-    also where a layer has a sliding window (its mask hides what is outside), so that any crop is possible."""
+    even with a sliding window (the mask hides those outside), so that any crop is possible."""
     from transformers.cache_utils import DynamicLayer
 
     class SlotLayer(DynamicLayer):

@@ -1,9 +1,9 @@
 """LM and Session over causal models. The cache follows by common prefix: `rollback` crops it to what
 the rows share with it, `score` feeds what is missing and the draft. Knows no sampling and no text.
 
-Layout: after `commit` or `rollback` token i of every row lies in slot i (rows of unequal length leave
-slots behind their end unused). Between `score` and `commit` new tokens may lie elsewhere: of trees, and in a network
-that is not ragged, they lie behind the longest row.
+Layout: after `commit` or `rollback` token i of every row lies in slot i (rows of unequal length leave the slots after
+their end unused). Between `score` and `commit` the new tokens of a tree, and all new tokens in a network that is not
+ragged, lie after the longest row.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class CausalLM(LM):
     Args:
         model: a transformers causal model, or a :class:`sampling.types.Network`.
         name: how events and figures call it.
-        vocab_size: use only the first so many ids (padded vocabularies); the rest has probability 0.
+        vocab_size: use only this many of the first ids (padded vocabularies); the rest has probability 0.
     """
 
     encodes = False  # an encoder reads its prompts
     reads_hidden: Hidden = False  # the states of their target that its sessions read
-    reads_kv = False  # … its keys and values
+    reads_kv = False  # whether they read its keys and values
     reviews = True  # its sessions score drafts
 
     @property
@@ -62,7 +62,7 @@ class CausalLM(LM):
     ) -> CausalSession:
         """A session for `prompt`; it takes over the cache of `previous`, which must not be used again.
 
-        A previous session serves where it keeps the hidden states that are asked for, or more.
+        A previous session is used again if it keeps at least the states in `hidden`.
         """
         self.check(prompt, target)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
@@ -70,7 +70,7 @@ class CausalLM(LM):
         return self.beside(self.session_type(self.network, prompt, self.vocab_size, hidden), target)
 
     def beside(self, session: Own, target: Session | None) -> Own:
-        """`session` with logits of the target's ids; of its own without a target."""
+        """`session` with logits of the target's ids, or of its own ids without a target."""
         session.cover(self.vocab_size, self.vocab_size if target is None else target.vocab_size)
         return session
 
@@ -85,7 +85,7 @@ class CausalLM(LM):
 
 
 class CausalSession(Session):
-    """B rows of one causal model; satisfies :class:`sampling.types.Session`.
+    """B rows of one causal model; a :class:`sampling.types.Session`.
 
     `reduced_ids` [n] is its reduced vocabulary: those of the `vocab_size` ids, ascending, that the model's head covers;
     None = all of them. An id that the model has no row for is read as its last one.
@@ -96,9 +96,9 @@ class CausalSession(Session):
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: Hidden) -> None:
         self.network, self.initial, self.device = network, prompt, network.device
         self._by_length: LengthTables | None = getattr(network, "by_length", None)
-        self._lengths = [0] * len(prompt)  # of the texts whose tables turned what is cached
+        self._lengths = [0] * len(prompt)  # of the texts whose rotary tables turned the cached tokens
         self.cover(vocab_size, vocab_size)
-        self.keeps_hidden = states_of(hidden)  # the states that `hidden` can be asked for
+        self.keeps_hidden = states_of(hidden)  # the states that `hidden` can return
         self._hidden: Buffer | None = Buffer() if hidden else None
         self._reset(len(prompt))
 
@@ -130,13 +130,13 @@ class CausalSession(Session):
     def again(self, prompt: Rows) -> Self:
         """This session, opened for another prompt."""
         if self._by_length is not None and self._by_length.dynamic and any(map(self._by_length.table, self._lengths)):
-            self._reset(len(prompt))  # tokens of an answer were turned one by one, those of a prompt are turned alike
+            self._reset(len(prompt))  # an answer's tokens were turned by several tables, a prompt's are turned by one
         self.initial = prompt
         self.rollback(prompt)
         return self
 
     def held(self) -> list[int]:
-        """The number of cached tokens of each row, as it stands: nothing is cropped."""
+        """The number of cached tokens of each row; crops nothing."""
         self._settle()
         return list(map(len, self._tokens))
 
@@ -148,7 +148,7 @@ class CausalSession(Session):
         return self._crop([common_prefix(cached, row) for cached, row in zip(self._tokens, rows, strict=True)])
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, N+1, V] logits behind each row and behind each of its N nodes; feeds what is missing.
+        """[B, N+1, V] logits after each row and after each of its N nodes; feeds the missing tokens.
 
         At least the last token of each row is fed. An error in the pass leaves an empty cache.
         """
@@ -172,9 +172,9 @@ class CausalSession(Session):
         return self.cut(logits)
 
     def _follow(self, tables: LengthTables, rows: Rows, cached: list[int]) -> bool:
-        """Go over to the tables for texts of these lengths; whether what is cached can stay.
+        """Switch to the tables for texts of these lengths; whether the cached tokens can stay.
 
-        A row that is shorter than the prompt is a part of it, read with the table of the whole.
+        A row shorter than the prompt is a part of it, read with the table of the whole prompt.
         """
         before = self._lengths
         self._lengths = [max(map(len, pair)) for pair in zip(rows, self.initial, strict=True)]
@@ -189,19 +189,19 @@ class CausalSession(Session):
         return None if self._by_length is None else self._by_length.draftable(length)
 
     def cut(self, logits: Tensor) -> Tensor:
-        """The columns of the session's ids of the model's logits [..., n or V]."""
+        """The columns of the session's ids in the model's logits [..., n or V]."""
         return logits[..., : self.vocab_size if self.reduced_ids is None else len(self.reduced_ids)]
 
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         if len(feed) > 1 or not self.network.ragged:
-            return self._together(feed, nodes, parents)
+            return self._of_rows(feed, nodes, parents)
         network, states = cast(RaggedNetwork, self.network), None if self._hidden is None else self._hidden.room
         tree = above(parents, len(nodes[0]))
         logits = network.of_one_row(feed[0], nodes[0], tree, self._cache, self.keeps_hidden, states)
-        return self._took(logits, None, feed, nodes, parents is None)
+        return self._noted(logits, None, feed, nodes, parents is None)
 
     @torch.inference_mode()
-    def _together(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
+    def _of_rows(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         """A pass over several rows, or by a network that takes tensors only."""
         start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
         lengths, mask = self.held(), None
@@ -218,10 +218,10 @@ class CausalSession(Session):
         padded = [[0] * (width - len(new)) + new + row for new, row in zip(feed, nodes, strict=True)]
         ids = torch.tensor(padded, device=self.device).clamp_(0, self.network.vocab_size - 1)
         logits, hidden = self._run(ids, positions.to(self.device), mask, count + 1)
-        return self._took(logits, hidden, feed, nodes, parents is None)
+        return self._noted(logits, hidden, feed, nodes, parents is None)
 
-    def _took(self, logits: Tensor, hidden: Tensor | None, feed: Rows, nodes: Rows, chain: bool) -> Tensor:
-        """`logits`, after the rest of a pass whose new tokens lie behind the longest row is kept."""
+    def _noted(self, logits: Tensor, hidden: Tensor | None, feed: Rows, nodes: Rows, chain: bool) -> Tensor:
+        """`logits`; remembers the states and slots of a pass whose new tokens lie after the longest row."""
         if self._hidden is not None and hidden is not None:
             self._hidden.append(hidden[:, None].to(self.device))
         end = self._cache.length - len(nodes[0])
@@ -229,11 +229,11 @@ class CausalSession(Session):
         return logits
 
     def _by_width(self, feed: Rows, nodes: Rows, lengths: list[int]) -> Tensor:
-        """Rows that are fed equally share a pass, in which every token goes to the slot of its position."""
+        """One pass for each number of fed tokens; every token goes to the slot of its position."""
         alike: dict[int, list[int]] = {}
         for row, new in enumerate(feed):
             alike.setdefault(len(new), []).append(row)
-        count, found = len(nodes[0]), list[Tensor]()
+        count, parts = len(nodes[0]), list[Tensor]()
         for width, rows in alike.items():
             ids = torch.tensor([feed[row] + nodes[row] for row in rows]).clamp_(0, self.network.vocab_size - 1)
             positions = torch.tensor([lengths[row] for row in rows])[:, None] + torch.arange(width + count)
@@ -244,23 +244,23 @@ class CausalSession(Session):
             )
             if self._hidden is not None and hidden is not None:
                 self._hidden.place(hidden[:, None], positions, chosen, len(feed))
-            found.append(logits)
+            parts.append(logits)
         self._note(feed, nodes, [length + len(new) for length, new in zip(lengths, feed, strict=True)], True)
         if len(alike) == 1:
-            return found[0]
-        back = torch.tensor([row for rows in alike.values() for row in rows]).argsort()
-        return torch.cat(found)[back]
+            return parts[0]
+        order = torch.tensor([row for rows in alike.values() for row in rows]).argsort()
+        return torch.cat(parts)[order]
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
-        """The pass itself: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T]."""
+        """Run the pass: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T]."""
         if self._by_length is not None:
             cast(SlotCache, self._cache).lengths = self._lengths
         return self.network.forward(ids, positions, mask, self._cache, keep, self.keeps_hidden)
 
     def _note(self, feed: Rows, nodes: Rows, ends: list[int], chain: bool) -> None:
-        """Remember which slots the pass has filled: each row's fed tokens end at its slot in `ends`, nodes follow."""
+        """Remember the slots that the pass filled: each row's fed tokens end at its slot in `ends`, nodes follow."""
         self._fed = [list(range(end - len(new), end)) for end, new in zip(ends, feed, strict=True)]
-        self._nodes = [[(t, end + place) for place, t in enumerate(row)] for end, row in zip(ends, nodes, strict=True)]
+        self._nodes = [[(t, end + index) for index, t in enumerate(row)] for end, row in zip(ends, nodes, strict=True)]
         self._chain = chain
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)
@@ -283,16 +283,16 @@ class CausalSession(Session):
             base = len(tokens) - len(fed)
             tokens.extend(token for token, _ in nodes)
             slots = enumerate([*fed, *(slot for _, slot in nodes)], start=base)
-            moves += [(row, slot, place) for place, slot in slots if slot != place]
+            moves += [(row, slot, index) for index, slot in slots if slot != index]
         length = max(map(len, self._tokens))
         if moves:
-            index = torch.tensor(moves).T
-            self._each(lambda part: part.shift(index, length))
+            shifts = torch.tensor(moves).T
+            self._each(lambda part: part.shift(shifts, length))
         else:
             self._shorten(length)
 
     def _crop(self, lengths: list[int]) -> list[int]:
-        """Keep so many tokens of each row, or as many as the next pass can go on from; their numbers."""
+        """Keep `lengths` tokens of each row, or fewer if the next pass must continue from fewer; the numbers kept."""
         most = self._cache.resume(max(lengths))
         lengths = [min(length, most) for length in lengths]
         for tokens, length in zip(self._tokens, lengths, strict=True):
@@ -301,7 +301,7 @@ class CausalSession(Session):
         return lengths
 
     def _shorten(self, length: int) -> None:
-        """Keep the first `length` slots of all that is held."""
+        """Keep the first `length` slots of the cache and of the hidden states."""
         self._cache.crop(length)
         if self._hidden is not None:
             self._hidden.crop(length)
@@ -336,12 +336,12 @@ class CausalSession(Session):
         return *self._cache.layer(layer), torch.tensor(list(map(len, self._tokens)))
 
     def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
-        """[B, S, K·H] states of the cached tokens, K of them beside each other; needs `open(…, hidden=…)`."""
+        """[B, S, K·H] the K wanted states of the cached tokens, concatenated; needs `open(…, hidden=…)`."""
         if self._hidden is None:
             raise ValueError("this session keeps no hidden states: open it with hidden=True")
         self._settle()
-        held, kept = self._hidden.view()[:, 0], self.keeps_hidden
+        states, kept = self._hidden.view()[:, 0], self.keeps_hidden
         if wanted in ((), kept):
-            return held
-        each = held.chunk(len(kept), dim=-1)
+            return states
+        each = states.chunk(len(kept), dim=-1)
         return joined([each[kept.index(state)] for state in wanted])

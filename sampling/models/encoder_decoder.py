@@ -1,10 +1,9 @@
 """LM and Session over encoder-decoder models (T5 and the like), of any transformers model of that kind.
 
-The prompt goes to the encoder, once; the rows hold what the decoder has, from its start token on, and their cache
-follows by common prefix as a causal model's does. The encoder runs when the prompt is read: the loop asks for that
-before the rows' first round and puts it on the clock; scoring without having been asked does it as well.
-:class:`EncDecNetwork` is the model in two parts: the encoder, and the decoder as a :class:`sampling.types.Network`,
-new tokens and a cache in, logits of the last columns out. Knows no sampling and no text.
+The encoder reads the prompt once. The rows hold the decoder's tokens, from its start token on, and their cache follows
+by common prefix as a causal model's does. The loop calls `read` before the rows' first round, so that the encoder is on
+the clock; scoring calls it too. :class:`EncDecNetwork` is the model in two parts: the encoder, and the decoder as a
+:class:`sampling.types.Network`. Knows no sampling and no text.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def is_encoder_decoder(model: Any) -> bool:
 
 
 class EncDecNetwork(ModelNetwork):
-    """Wraps a `…ForConditionalGeneration`. `context` bounds the prompt and the answer, each by itself.
+    """A `…ForConditionalGeneration`. `context` bounds the prompt and the answer separately.
 
     Ragged rows and trees need positions that differ from the cache's slots; T5 and mT5 can be given them.
     """
@@ -45,11 +44,11 @@ class EncDecNetwork(ModelNetwork):
         self._exact = exact or (Exact() if type(model).__name__ in PLACEABLE else probe(model, EncDecNetwork))
 
     def new_cache(self, rows: int) -> CrossCache:
-        """An empty cache; what the encoder makes of the prompts goes into its `encoded`."""
+        """An empty cache; `encoded` is for the encoder's states."""
         return CrossCache(self.layers)
 
     def read(self, cache: CrossCache, prompt: Rows) -> int:
-        """Put what the encoder makes of the prompts into `cache`, if nothing is there; how many tokens it read."""
+        """Encode the prompts into `cache` unless that is done; the number of tokens read."""
         if cache.encoded is not None:
             return 0
         cache.encoded = self.encode(prompt)
@@ -57,10 +56,10 @@ class EncDecNetwork(ModelNetwork):
 
     @torch.no_grad()
     def encode(self, prompt: Rows) -> Encoded:
-        """The encoder's pass over ragged prompts, padded behind their ends."""
+        """Run the encoder over ragged prompts, padded after their ends."""
         width = max(map(len, prompt))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in prompt], device=self.device)
-        ids.clamp_(max=self.vocab_size - 1)  # what only a target knows is read as the last id
+        ids.clamp_(max=self.vocab_size - 1)  # ids that only a target knows are read as the last id
         lengths = torch.tensor([len(row) for row in prompt], device=self.device)
         mask = None if int(lengths.min()) == width else torch.arange(width, device=self.device) < lengths[:, None]
         states = self.model.get_encoder()(input_ids=ids, attention_mask=None if mask is None else mask.long())
@@ -70,7 +69,7 @@ class EncDecNetwork(ModelNetwork):
     def forward(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
-        """See :class:`sampling.types.Network`; there are no hidden states to be had. `cache.encoded` must be there."""
+        """See :class:`sampling.types.Network`; gives no hidden states. `cache.encoded` must be set."""
         assert isinstance(cache, CrossCache)
         assert cache.encoded is not None
         from transformers.cache_utils import EncoderDecoderCache
@@ -80,7 +79,7 @@ class EncDecNetwork(ModelNetwork):
         if len(ids) > 1 and not self._exact.batches:
             raise UserError(f"{type(self.model).__name__} decodes a single row at a time")
         encoded: Any = BaseModelOutput(cache.encoded.states)
-        encoded.router_logits = None  # which models with experts ask for
+        encoded.router_logits = None  # models with experts read it
         out = self.model(
             encoder_outputs=encoded,
             attention_mask=None if seen is None else seen.long(),
@@ -92,9 +91,9 @@ class EncDecNetwork(ModelNetwork):
         return out.logits[:, -keep:], None
 
     def _placed(self, mask: Tensor, positions: Tensor, cached: int) -> Tensor:
-        """The mask [B, 1, T, S+T] → [B, H, T, S+T], with what the model's own bias gets wrong made good.
+        """The mask [B, 1, T, S+T] → [B, H, T, S+T], corrected for the model's position bias.
 
-        The model takes slots for positions. Its bias is added to the mask, so the mask holds the difference.
+        The model takes slots for positions and adds its bias to the mask, so the mask holds the difference.
         """
         if (name := self.check_maskable()) not in PLACEABLE:
             raise UserError(
@@ -126,7 +125,7 @@ def lm_of(model: Any, name: str = "target", vocab_size: int | None = None) -> Ca
 
 
 def check_same_kind(models: list[LM]) -> None:
-    """UserError if some of these LMs read the prompt with an encoder and others do not: their rows differ."""
+    """UserError if only some of these LMs read the prompt with an encoder: their rows differ."""
     kinds = {model.encodes: model.name for model in reversed(models)}
     if len(kinds) == 2:
         raise UserError(
@@ -135,7 +134,7 @@ def check_same_kind(models: list[LM]) -> None:
 
 
 def go_on(session: Session, begun: Sequence[int]) -> Session:
-    """`session`, its rows beginning behind ids that the decoder has of the answer already; for one prompt."""
+    """`session` of one prompt, with ids of the answer that the decoder has already."""
     if begun:
         assert isinstance(session, EncDecSession)
         session.initial = [[*row, *begun] for row in session.initial]
@@ -165,9 +164,9 @@ class EncDecLM(CausalLM):
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> EncDecSession:
-        """A session for `prompt`, which may be as long as `context`; nothing is encoded yet.
+        """A session for `prompt`, which may be as long as `context`; encodes nothing yet.
 
-        The cache of `previous` serves again, its encoder's states included, if it was opened for the same prompt.
+        It takes over the cache and the encoder's states of `previous` if that was opened for the same prompt.
         """
         self.check(prompt, target)
         if hidden:
@@ -182,10 +181,10 @@ class EncDecLM(CausalLM):
 
 
 class EncDecSession(CausalSession):
-    """B rows of one encoder-decoder model; satisfies :class:`sampling.types.Session`.
+    """B rows of one encoder-decoder model; a :class:`sampling.types.Session`.
 
     `source` [B] are the prompts, which the encoder reads; the rows begin with `initial`: the decoder's start and the
-    tokens that the model's configuration forces there, which count as no tokens of the answer.
+    tokens that the model's configuration forces there, which are not part of the answer.
     """
 
     network: EncDecNetwork
@@ -197,7 +196,7 @@ class EncDecSession(CausalSession):
         super().__init__(network, initial, vocab_size, hidden=False)
 
     def read(self) -> int:
-        """Run the encoder if it has not run; the number of tokens it read, of the longest prompt."""
+        """Run the encoder if it has not run; the number of tokens read in the longest prompt."""
         return self.network.read(self._cache, self.source)
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
@@ -205,7 +204,7 @@ class EncDecSession(CausalSession):
         return super()._run(ids, positions, mask, keep)
 
     def _reset(self, rows: int) -> None:
-        """An empty cache; what the encoder made of the prompts stays."""
+        """An empty cache; the encoder's states stay."""
         known = self._cache.encoded
         super()._reset(rows)
         self._cache.encoded = known and Encoded(known.states, known.mask)

@@ -1,11 +1,9 @@
 """The forward pass of Llama-like models, written out by hand as a `Network`.
 
-Same arithmetic as transformers' own forward (Llama, Mistral without sliding window, Qwen2 without
-sliding layers), with less around it: grouped-query attention without expanding K and V, in the form that is fastest
-for its shape, a cache of preallocated slots, only the logits asked for. It reads the model's own modules and copies no
-weights; where they are quantized, those that read the same input become one product. Knows no tokens' meaning and
-keeps no state between passes. Its parts serve the draft heads' pass as well
-(sampling/drafters/draft_heads/network.py).
+Same arithmetic as transformers' own forward (Llama, Mistral without sliding window, Qwen2 without sliding layers), with
+less overhead: grouped-query attention without expanding K and V, a cache of preallocated slots, only the wanted logits.
+It uses the model's own modules and copies no weights, but joins quantized maps of the same input into one product.
+Keeps no state between passes. The draft heads' pass (sampling/drafters/draft_heads/network.py) uses its parts.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from sampling.vocabulary import together
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 from utils.rotary import is_fixed
 
-_MANY = 16  # rows from which on two products beat torch's own attention for one token each, on a CPU
+_MANY = 16  # from this many rows of one token, two products beat torch's own attention on a CPU
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
@@ -43,7 +41,7 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scal
 
 
 def _one_token(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """T = 1: the heads that share keys stand where tokens would, so no key is read twice."""
+    """T = 1: heads that share keys take the place of tokens, so each key is read once."""
     grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[3])  # [B, shared, group, D]
     scores = (grouped @ keys.transpose(2, 3)).mul_(scale)
     if bias is not None:
@@ -76,10 +74,11 @@ def supports(model: object, families: Collection[str] = FAMILIES) -> bool:
 class LlamaNetwork:
     """A Llama-like transformers model as a function of new tokens and a `SlotCache`.
 
-    The model's modules are used where they lie, so the model itself keeps working and nothing is held
-    twice. Pack the model first (`utils.kernels.packed_linear.pack`) for speed on the CPU; its weights must not
-    change any more then. Changes in an unpacked model are seen.
-    Raises ValueError for a model that `supports` refuses.
+    It uses the model's modules in place, so the model itself keeps working. Pack the model first
+    (`utils.kernels.packed_linear.pack`) for speed on the CPU; its weights must not change after that.
+
+    Raises:
+        ValueError: `supports` refuses the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -107,7 +106,7 @@ class LlamaNetwork:
     takes_trees, ragged, reduced_ids = True, False, None
 
     def new_cache(self, rows: int) -> SlotCache:
-        """An empty cache; it takes the number of rows from what is first fed."""
+        """An empty cache; the first pass decides its number of rows."""
         return SlotCache(self.layers)
 
     @torch.no_grad()
@@ -136,9 +135,9 @@ class LlamaNetwork:
         for index, layer in enumerate(self._layers):
             if index in wanted:
                 states[index] = x
-            x = layer.think(layer.attend(x, rotation, bias, cache, index))
+            x = layer.mlp(layer.attend(x, rotation, bias, cache, index))
         x = states[-1] = self._norm(x if -1 in wanted else x[:, new - keep :])
-        return self._head(x[:, x.shape[1] - keep :]), joined([states[one] for one in wanted]) if wanted else None
+        return self._head(x[:, x.shape[1] - keep :]), joined([states[state] for state in wanted]) if wanted else None
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and signed sin [B, T, 1, D] of the positions; the first half of sin is negative, see `rotate`."""
@@ -149,7 +148,7 @@ class LlamaNetwork:
 
 
 def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:
-    """The additive mask [1, 1, T, S+T] that hides each new token's successors; None where there is nothing to hide."""
+    """The additive mask [1, 1, T, S+T] that hides each new token's successors; None for a single token."""
     if new == 1:
         return None
     bias = torch.zeros((new, cached + new), dtype=like.dtype, device=like.device)
@@ -161,9 +160,9 @@ Map = Callable[[Tensor], Tensor]
 
 
 def norm_of(module: Any, frozen: bool) -> Map:
-    """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon; an Identity is itself.
+    """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon; an Identity stays.
 
-    Of a frozen module in fewer operations: rms(x) = hypot(‖x‖, √(εH)) / √H, with √H taken into the weight.
+    For a frozen module twice as fast: rms(x) = hypot(‖x‖, √(εH)) / √H, with √H taken into the weight.
     """
     if isinstance(module, nn.Identity):
         return module
@@ -203,10 +202,10 @@ class LlamaLayer:
     shared: int  # heads of K and V
     size: int  # D, of one head
     scale: float
-    window: int = 0  # how far back its attention looks; 0 = to the beginning
+    window: int = 0  # how many slots back its attention looks; 0 = to the beginning
     enter: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # x → what q, k, v read, and the residual
     norms: tuple[Map, Map] | None = None  # of each head of q and of k
-    first: int = 0  # the slots before are not looked at once they are cached
+    first: int = 0  # cached slots before it are not looked at
 
     @staticmethod
     def of(
@@ -216,14 +215,11 @@ class LlamaLayer:
         enter: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
         first: int = 0,
     ) -> LlamaLayer:
-        """The layer of a model's module. `take` gives the linear to use for each of the module's, e.g. a packed one."""
+        """The layer of a model's module. `take` replaces its linear maps, for example by packed ones."""
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
         reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        frozen = isinstance(reading[0], QuantizedLinear)
-        norms = None
-        if getattr(attention, "q_norm", None) is not None:
-            norms = norm_of(attention.q_norm, frozen), norm_of(attention.k_norm, frozen)
+        frozen, normed = isinstance(reading[0], QuantizedLinear), getattr(attention, "q_norm", None) is not None
         return LlamaLayer(
             before=norm_of(module.input_layernorm, frozen),
             qkv=_side_by_side(reading),
@@ -237,7 +233,7 @@ class LlamaLayer:
             scale=attention.scaling,
             window=window,
             enter=enter,
-            norms=norms,
+            norms=(norm_of(attention.q_norm, frozen), norm_of(attention.k_norm, frozen)) if normed else None,
             first=first,
         )
 
@@ -257,20 +253,20 @@ class LlamaLayer:
         keys, values = cache.append(index, turned[:, self.heads :], fresh)
         if self.first and keys.shape[2] > new:
             keys, values, bias = latest(keys.shape[2] - self.first, keys, values, bias)
-        alike = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides what is too far by itself
+        alike = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides slots beyond the window itself
         if self.window and alike and keys.shape[2] >= self.window + new:
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)
         mixed = attention(turned[:, : self.heads], keys, values, bias, self.scale)
         return cast(Tensor, x + self.o(mixed.transpose(1, 2).reshape(rows, new, -1)))
 
     def remember(self, context: Tensor, rotation: tuple[Tensor, Tensor], cache: SlotCache, index: int) -> None:
-        """Append keys and values of `context` [B, T, H], which no norm of this layer has seen, to layer `index`."""
+        """Append keys and values of `context` [B, T, H], without this layer's norm, to layer `index` of `cache`."""
         qkv = self.qkv(context).view(*context.shape[:2], -1, self.size)
         keys, values = qkv[:, :, self.heads :].chunk(2, dim=2)
         keys = keys if self.norms is None else self.norms[1](keys)
         cache.append(index, rotate(keys, rotation).transpose(1, 2), values.transpose(1, 2))
 
-    def think(self, x: Tensor) -> Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         """x + MLP."""
         gate, up = self.gate_up(self.after(x)).chunk(2, dim=-1)
         return cast(Tensor, x + self.down(F.silu(gate).mul_(up)))

@@ -1,4 +1,4 @@
-"""Where fed tokens stand and what they may see, for ragged rows and trees. Knows shapes only."""
+"""Positions and masks of fed tokens, for ragged rows and trees. Knows shapes only."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def places(
 
 
 def _of_one_row(parents: Tensor | None, start: int, width: int, count: int) -> tuple[Tensor, Tensor]:
-    """The same of one row, whose slots are its tokens, without tensors of a few elements."""
+    """`places` of one row, whose slots are its tokens; lists are faster than tensors of a few elements."""
     first = start + width
     mask = np.ones((width + count, first + count), dtype=bool)
     if width:

@@ -22,7 +22,7 @@ _MASKABLE = {"sdpa", "eager"}
 
 
 class ModelNetwork:
-    """What every transformers model tells of itself: its vocabulary, where it lies, whether it takes a mask of ours."""
+    """A transformers model's vocabulary, device and dtype, and whether it takes our masks."""
 
     reduced_ids, ragged = None, False
 
@@ -34,7 +34,7 @@ class ModelNetwork:
 
     @property
     def device(self) -> torch.device:
-        """Where it reads its tokens and says its logits: of a model that is spread over several the first."""
+        """The device of its tokens and logits: the first of a model that is spread over several."""
         return main_device(self.model) or cast(torch.device, self.model.device)
 
     @property
@@ -43,7 +43,7 @@ class ModelNetwork:
 
     @property
     def maskable(self) -> bool:
-        """Whether its attention takes a mask of ours."""
+        """Whether its attention takes our masks."""
         return self.config._attn_implementation in _MASKABLE
 
     def check_maskable(self) -> str:
@@ -58,10 +58,10 @@ class ModelNetwork:
 
 
 class TransformersNetwork(ModelNetwork):
-    """Wraps a `…ForCausalLM`. Of a model with recurrent layers one row is decoded, and drafts are chains.
+    """A `…ForCausalLM`. A model with recurrent layers decodes one row, and drafts for it are chains.
 
     Args:
-        exact: the ways of a pass that are known to be right; None: they are tried on a small twin of the model.
+        exact: the kinds of pass that are known to be right; None: try them on a small twin of the model.
 
     Raises:
         UserError: the architecture has a state that transformers' caches do not hold, or is wrong with a cache.
@@ -121,7 +121,7 @@ class TransformersNetwork(ModelNetwork):
         tables = nullcontext() if self.by_length is None else self.by_length.set(lengths)
         with tables, cache.reading(ids.shape[1], keep - 1, self._exact.singly):
             out = self._run(ids, cache, extra | {"output_hidden_states": bool(wanted)})
-        return out.logits[:, -keep:], joined([out.hidden_states[one] for one in wanted]) if wanted else None
+        return out.logits[:, -keep:], joined([out.hidden_states[state] for state in wanted]) if wanted else None
 
     def _run(self, ids: Tensor, cache: SlotCache, more: dict[str, Any]) -> Any:
         return self.model(input_ids=ids, use_cache=True, **{self._cache_name: as_transformers_cache(cache)}, **more)
@@ -129,15 +129,13 @@ class TransformersNetwork(ModelNetwork):
     def _check_mask(self, mask: Tensor) -> None:
         name, slots = self.check_maskable(), self._exact.slots
         if not self._exact.masks:
-            raise UserError(
-                f"{name} is wrong with masks and position_ids of ours: ragged rows and trees are not supported"
-            )
+            raise UserError(f"{name} is wrong with our masks and position_ids: ragged rows and trees are not supported")
         if slots is not None and mask.shape[-1] > slots:
             raise UserError(f"{name}: ragged rows beyond its window of {slots} tokens are not supported")
 
 
 def network_of(model: Any) -> Network:
-    """The fastest Network for `model`: itself if it is one, a hand-written pass where there is one."""
+    """The fastest Network for `model`: itself if it is one, else a hand-written pass where one fits."""
     if hasattr(model, "new_cache") and hasattr(model, "forward"):
         return cast(Network, model)
     from sampling.models import fused, llama

@@ -1,7 +1,6 @@
-"""What a compiled pass is handed (utils/kernels/kernels.h): a model's facts and weights, the memory that the pass works
-in, its rows.
+"""The record of a compiled pass (utils/kernels/kernels.h): a model's facts and weights, working memory, rows.
 
-Keeps alive whatever it gives the address of. One pass at a time is its owner's affair.
+Holds every tensor whose address is in the record. Its owner runs one pass at a time.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from utils.kernels.bindings import (
     Pass,
     Step,
     Weight,
+    run,
 )
 from utils.kernels.quantized_linear import PackedWeight, QuantizedExperts, QuantizedLinear
-from utils.kernels.team import run
 
 BLOCK = 16  # slots whose keys lie side by side
-MORE = 128  # slots whose scores there is room for at once
+STEP_OF_SCORES = 128  # slots by which the memory for scores grows
 
 
 def linears(layer: Any) -> dict[str, Any]:
-    """A decoder layer's linear maps by their fields in the pass; {} where there are others."""
+    """A decoder layer's linear maps by their fields in the pass; {} for a layer that lacks one."""
     attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
     maps = {name: getattr(attention, f"{name}_proj", None) for name in "qkvo"}
     joined = getattr(attention, "qkv_proj", None), getattr(mlp, "gate_up_proj", None)
@@ -57,10 +56,10 @@ def linears(layer: Any) -> dict[str, Any]:
 
 
 class PassRecord:
-    """A :class:`Pass` or :class:`Step` and what its addresses point to.
+    """A :class:`Pass` or :class:`Step` and the memory that its addresses point to.
 
-    `sizes`: numbers of a hidden state and of the inner one, heads, key heads, numbers of a head. `codes`: further
-    fields for rows of codes, and how many numbers a row has.
+    `sizes`: numbers of a hidden state and of the inner one, heads, key heads, numbers of a head. `codes`: more fields
+    for rows of codes, and the numbers of a row.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class PassRecord:
     ) -> None:
         self.record: Any = kind()
         self.held: list[Any] = []
-        self._floats = False  # whether a weight is of floats, whose product reads them
+        self._floats = False  # whether some weights are floats, whose products read float activations
         self._work = STEP if issubclass(kind, Step) else PASS
         self._sizes, self._codes = sizes, codes or {}
         self._scratch: dict[str, Tensor] = {}
@@ -82,12 +81,20 @@ class PassRecord:
         for name, value in values.items():
             setattr(self.record, name, value)
 
-    def run(self, threads: int) -> None:
-        """The pass that the record describes."""
-        run(self._work, self.record, threads)
+    def run_over(self, cache: Any, sizes: tuple[int, int, int], rows: int, logits: Tensor, begin: int = 0) -> None:
+        """Run the pass over the rows at the address `rows` and the slots of a `FusedCache` from `begin` on.
+
+        `sizes`: sequences, rows fed of each, rows of each that get logits.
+        """
+        record, skipped = self.record, begin * cache.size * cache.keys.element_size()
+        count, record.fed, record.kept = sizes
+        record.rows, record.row, record.logits = count * record.fed, rows, logits.data_ptr()
+        record.batch, record.slots = cache.keys.shape[1], cache.slots
+        record.keys, record.values = cache.keys.data_ptr() + skipped, cache.values.data_ptr() + skipped
+        run(self._work, record, torch.get_num_threads())
 
     def address(self, tensor: Tensor | None) -> int | None:
-        """Of its numbers in float32; None of None."""
+        """The address of a tensor's numbers in float32; None for None."""
         if tensor is None:
             return None
         self.held.append(tensor.detach().to(torch.float32).contiguous())
@@ -95,25 +102,23 @@ class PassRecord:
         return address
 
     def gain(self, norm: Any, family: Family) -> int | None:
-        """The address of a norm's gains; None of None."""
+        """The address of a norm's gains; None for None."""
         weight = getattr(norm, "weight", None)
         return self.address(1 + weight if family.gain_above_one and weight is not None else weight)
 
     def weight(self, linear: QuantizedLinear | Any) -> Weight:
-        """What a layer's weight and its bias say; one that is not packed is of floats."""
-        packed = getattr(linear, "packed", None)
-        if packed is None:
-            packed = PackedWeight.of("F32", linear.weight.detach().float().contiguous().view(torch.uint8).numpy())
+        """The record of a layer's weight and bias; a weight that is not packed is packed as floats."""
+        packed = getattr(linear, "packed", None) or PackedWeight.floats(linear.weight.float())
         return self.packed(packed, self.address(getattr(linear, "bias", None)))
 
     def packed(self, weight: PackedWeight, bias: int | None = None) -> Weight:
-        """The same of a packed weight."""
+        """The record of a packed weight."""
         self.held.append(weight)
         self._floats |= weight.kind in FLOATS
         return weight.described(bias)
 
     def mixture(self, entry: Any, mlp: Any) -> None:
-        """Set a layer's experts, the shared one behind the others, its gate and the router."""
+        """Set a layer's experts, the shared one after the others, its gate and the router."""
         shared = getattr(mlp, "shared_expert", None)
         table = (Expert * (len(mlp.experts.experts) + (shared is not None)))()
         for expert, weights in zip(table, mlp.experts.experts, strict=False):
@@ -134,7 +139,7 @@ class PassRecord:
         take: Callable[[Any], QuantizedLinear] = lambda linear: linear,
         family: Family = LLAMA,
     ) -> Any:
-        """Set decoder `layers`, of whose linear maps `take` makes packed ones, and the head; the layers' table."""
+        """Set the decoder `layers`, whose linear maps `take` packs, and the head; the layers' table."""
         table = (Layer * len(layers))()
         for entry, layer in zip(table, layers, strict=True):
             for name, linear in linears(layer).items():
@@ -151,12 +156,12 @@ class PassRecord:
         return table
 
     def prepare(self, rows: int, kept: int, seen: int) -> None:
-        """Memory for a pass of so many rows, `kept` of them with logits, of which one sees so many slots.
+        """Get memory for a pass of `rows` rows, `kept` of them with logits, that see up to `seen` slots.
 
-        Sizes are rounded up, so that most later passes need no new layout.
+        Sizes are rounded up, so that most later passes need no new memory.
         """
         rows = -(-max(rows, kept) // FEW) * FEW
-        threads, line = torch.get_num_threads(), -(-seen // MORE) * MORE + BLOCK
+        threads, line = torch.get_num_threads(), -(-seen // STEP_OF_SCORES) * STEP_OF_SCORES + BLOCK
         if self._prepared == (rows, threads, line):
             return
         self._prepared = rows, threads, line
@@ -167,34 +172,28 @@ class PassRecord:
         self.set(
             scores_row=line, scores_size=scores, buffer_size=buffer, normed_codes=normed, normed_floats=rows * hidden
         )
-        self._place("x", 4 * rows * hidden)
-        self._place("side", 4 * rows * hidden)
-        self._place("qkv", 4 * rows * (heads + 2 * shared) * size)
-        self._place("scores", 4 * threads * scores)
-        self._place("buffer", 4 * threads * buffer)
+        needed = {
+            **dict.fromkeys(("x", "side"), 4 * rows * hidden),
+            "qkv": 4 * rows * (heads + 2 * shared) * size,
+            "scores": 4 * threads * scores,
+            "buffer": 4 * threads * buffer,
+            **{name: rows * width // GROUP * CODES for name, width in self._codes.items()},
+        }
         inputs = {"normed": normed * (threads if rows <= FEW else 1) * GROUP, "mixed": rows * heads * size}
-        record = self.record
-        if record.experts:
-            each = record.chosen + bool(record.common)
-            picks = rows * each
-            self._place("route", 4 * rows * (record.experts + 2 * BLOCK))
-            self._place("picks", PICK * picks)
-            self._place("first", 8 * (record.experts + 2))
-            inputs |= {"routed": picks * hidden}
-            inner = max(inner, each * record.expert_inner)
+        if experts := self.record.experts:
+            each = self.record.chosen + bool(self.record.common)
+            needed |= {"route": 4 * rows * (experts + 2 * BLOCK), "first": 8 * (experts + 2)}
+            needed |= {"picks": PICK * rows * each}
+            inputs |= {"routed": rows * each * hidden}
+            inner = max(inner, each * self.record.expert_inner)
         for name, numbers in {**inputs, "gated": rows * inner}.items():
-            self._place(f"{name}.codes", numbers // GROUP * CODES)
-            if self._floats:
-                self._place(f"{name}.floats", 4 * numbers)
-        for name, width in self._codes.items():
-            self._place(name, rows * width // GROUP * CODES)
-
-    def _place(self, name: str, needed: int) -> None:
-        """Memory of `needed` bytes for a field, or for a part of one."""
-        if name not in self._scratch or self._scratch[name].numel() < needed:
-            self._scratch[name] = torch.zeros(needed + needed // 4, dtype=torch.uint8)
-            field, _, part = name.partition(".")
-            setattr(getattr(self.record, field) if part else self.record, part or field, self._scratch[name].data_ptr())
+            needed |= {f"{name}.codes": numbers // GROUP * CODES, f"{name}.floats": 4 * numbers * self._floats}
+        for name, count in needed.items():
+            if name not in self._scratch or self._scratch[name].numel() < count:
+                self._scratch[name] = torch.zeros(count + count // 4, dtype=torch.uint8)
+                field, _, part = name.partition(".")
+                owner = getattr(self.record, field) if part else self.record
+                setattr(owner, part or field, self._scratch[name].data_ptr())
 
     def rows(
         self,
@@ -204,10 +203,10 @@ class PassRecord:
         slots: np.ndarray,
         sequences: np.ndarray | None = None,
     ) -> tuple[np.ndarray, int]:
-        """What the pass must know of each row, and the most slots that one of them sees.
+        """The records of rows, and the most slots that a row sees.
 
         ids [B · T]; positions [B, T] and slots, the same for all sequences [T] or [B, T]; mask [B or 1, 1, T, S] and
-        sequences [B] as in :class:`sampling.types.Network`. Rows point to a list that is kept until the next call.
+        sequences [B] as in :class:`sampling.types.Network`. The rows point to a list that lives until the next call.
         """
         count, fed = positions.shape
         rows = np.zeros(len(ids), ROW)
@@ -220,8 +219,8 @@ class PassRecord:
             return rows, int(rows["seen"].max())
         seen = (mask > torch.finfo(mask.dtype).min / 2).expand(count, 1, fed, -1).reshape(count * fed, -1).numpy()
         rows["seen"] = np.where(seen.all(axis=1), seen.shape[1], seen.argmin(axis=1))
-        behind = seen & (np.arange(seen.shape[1]) >= rows["seen"][:, None])
-        rows["count"] = behind.sum(axis=1)
-        self._more = more = np.nonzero(behind)[1].astype(np.int64)
-        rows["more"] = more.ctypes.data + 8 * (np.cumsum(rows["count"]) - rows["count"])
+        others = seen & (np.arange(seen.shape[1]) >= rows["seen"][:, None])
+        rows["count"] = others.sum(axis=1)
+        self._more = np.nonzero(others)[1].astype(np.int64)
+        rows["more"] = self._more.ctypes.data + 8 * (np.cumsum(rows["count"]) - rows["count"])
         return rows, int((rows["seen"] + rows["count"]).max())

@@ -1,9 +1,9 @@
 """Positions that turn by the length of the text: which table of rotary frequencies a row's passes take.
 
-LongRoPE has two tables, for texts within the original context and for longer ones. What a table has turned is of no use
-to the other, so at the crossing the text is read again, and no draft reaches across it. Dynamic scaling has a table for
-every length beyond the limit, and keeps each token as it was turned when it was read: there a pass adds one token, as
-plain decoding does, and nothing is drafted. A prompt is read with the table of its whole length. Knows no sessions.
+LongRoPE has two tables, for texts within the original context and for longer ones. Keys turned by one do not fit the
+other, so the text is read again at the limit, and no draft crosses it. Dynamic scaling has a table for every length
+beyond the limit and keeps each token as it was turned when it was read: there a pass adds one token, as in plain
+decoding, and nothing is drafted. A prompt is read with the table of its whole length. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from utils.rotary import is_fixed
 
 
 class LengthTables:
-    """The tables of a transformers model whose rotary part looks at the length of the text.
+    """The tables of a transformers model whose rotary module looks at the length of the text.
 
-    Its module is told which table to take for the time of a pass, and left as it was.
+    :meth:`set` gives the module its table for one pass and restores it afterwards.
     """
 
     def __init__(self, model: Any, config: Any) -> None:
@@ -32,7 +32,7 @@ class LengthTables:
         self.limit = int(config.max_position_embeddings if self.dynamic else rope["original_max_position_embeddings"])
         kinds = [part for part in model.modules() if getattr(part, "rope_type", None) == rope["rope_type"]]
         self._parts = [part for part in kinds if self._is_known(part)]
-        self.context = context_of(config) if self._parts else self.limit  # another part chooses its tables by itself
+        self.context = context_of(config) if self._parts else self.limit  # unknown modules choose their tables
 
     def table(self, length: int) -> int:
         """The number of the table for texts of `length` tokens; 0 is the first."""
@@ -41,7 +41,7 @@ class LengthTables:
         return length if self.dynamic else 1
 
     def draftable(self, length: int) -> int | None:
-        """How many tokens a draft behind `length` tokens may have; None: any number."""
+        """The most tokens of a draft after `length` tokens; None: any number."""
         return max(0, self.limit - length) if self.dynamic or length <= self.limit else None
 
     @contextmanager
@@ -50,17 +50,17 @@ class LengthTables:
         before = [(part.rope_type, part.inv_freq, part.attention_scaling) for part in self._parts]
         try:
             for part in self._parts:
-                found = {length: self._of(part, length) for length in set(lengths)}
-                rows = torch.stack([found[length][0] for length in lengths])[:, None]  # [B, 1, D/2]
-                part.rope_type, part.inv_freq = "default", rows if len(found) > 1 else rows[0, 0]
-                part.attention_scaling = found[lengths[0]][1]
+                tables = {length: self._of(part, length) for length in set(lengths)}
+                rows = torch.stack([tables[length][0] for length in lengths])[:, None]  # [B, 1, D/2]
+                part.rope_type, part.inv_freq = "default", rows if len(tables) > 1 else rows[0, 0]
+                part.attention_scaling = tables[lengths[0]][1]
             yield
         finally:
             for part, (kind, frequency, scaling) in zip(self._parts, before, strict=True):
                 part.rope_type, part.inv_freq, part.attention_scaling = kind, frequency, scaling
 
     def _is_known(self, part: Any) -> bool:
-        """Whether a module takes the table that it is given, and begins with the first of the rule's."""
+        """Whether a module uses a table that is set on it, and begins with the rule's first table."""
         if not hasattr(part, "original_inv_freq") or hasattr(part, "rope_init_fn"):
             return False
         return torch.equal(self._of(part, self.limit)[0], part.original_inv_freq)
@@ -74,7 +74,7 @@ class LengthTables:
 
 
 def length_tables(model: Any, config: Any) -> LengthTables | None:
-    """The tables of a model that has several; None for others. UserError where its layers have tables of their own."""
+    """The tables of a model that has several; None for others. UserError if its kinds of layer have different ones."""
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(inner, Mapping) and not is_fixed(inner) for inner in rope.values()):
         raise UserError(

@@ -1,14 +1,18 @@
-"""Whether a transformers model computes the same in pieces as at once: tried on its small twin, once a configuration.
+"""Whether a transformers model computes the same in pieces as in one pass: tried on a small twin, once a configuration.
 
-A network of a family that no test covers asks for this. Text in pieces with rollbacks must give the logits of a pass
-without a cache, or the model is refused. Trees and ragged rows must give them too, or are left out. Knows no sampling.
+Text in pieces with rollbacks must give the logits of a pass without a cache, or the model is refused. Trees and ragged
+rows must give them too, or are not used. The twin is a random model with the arithmetic of the large one: its
+configuration with a layer of each kind, few heads, narrow widths and short windows. Knows no sampling.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import gcd
 from typing import Any, cast
 
 import torch
@@ -16,15 +20,15 @@ from torch import Tensor
 
 from sampling.models.cache import CrossCache
 from sampling.models.masks import additive, places
-from sampling.models.twin import WINDOW, small, twin, windows
 from sampling.types import Network, Rows
 from utils.errors import UserError
+from utils.loading.loaded import CONTEXTS, context_of
 
-_CLOSE = 1e-3  # of the largest logit: float32 differs by 1e-5, a token seen too much or too little by 0.1
-_PIECES = (5, 6, 14, 15, 21)  # where the passes over a text end, beyond the twin's windows too
+_CLOSE = 1e-3  # of the largest logit: rounding differs by 1e-5, a missing or an extra token by 0.1
+_PIECES = (5, 6, 14, 15, 21)  # ends of the passes over a text, some beyond the twin's windows
 _ROWS: Rows = [[(7 * at + 5 * at * at + row * 29) % 61 + 20 for at in range(_PIECES[-1])] for row in range(2)]
 _WRONG = [33, 28, 41]
-_SOURCES: Rows = [[30, 25, 30, 61, 1], [44, 61, 1]]  # what an encoder reads
+_SOURCES: Rows = [[30, 25, 30, 61, 1], [44, 61, 1]]  # for an encoder
 _PARENTS = torch.tensor([-1, 0, 0, -1])
 _PATHS = [[], [0], [0, 1], [0, 2], [3]]  # the nodes on the way to the row's end and to each node
 _NODES = [[24, 31, 47, 52], [66, 39, 21, 58]]
@@ -37,19 +41,19 @@ def takes(model: Any, argument: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The ways of a pass that give the right logits, beside a pass over the next tokens of one row."""
+    """The kinds of pass that give the right logits, beside a pass over the next tokens of one row."""
 
     batches: bool = True  # over rows of equal length
-    masks: bool = True  # with a mask of ours: trees, ragged rows
-    slots: int | None = None  # … of at most so many slots
-    singly: bool = False  # … only if recurrent layers read one token at a time
+    masks: bool = True  # with our masks: trees, ragged rows
+    slots: int | None = None  # the most slots of a mask; None: any number
+    singly: bool = False  # only if recurrent layers read one token at a time
 
 
 _known: dict[str, Exact | str] = {}
 
 
 def probe(model: Any, build: Callable[[Any, Exact], Network]) -> Exact:
-    """The ways in which a `build` network of `model` gives the right logits. UserError if there is none."""
+    """The kinds of pass in which a `build` network of `model` gives the right logits. UserError if there is none."""
     reason = ""
     for narrow in (True, False):
         try:
@@ -68,7 +72,7 @@ def probe(model: Any, build: Callable[[Any, Exact], Network]) -> Exact:
 
 
 def _tried(model: Any, small: Any, build: Callable[[Any, Exact], Network]) -> Exact | str:
-    """What holds for `model` as its twin shows, or why it cannot be used."""
+    """The kinds of pass that are right for the twin, and so for `model`; or why it cannot be used."""
     reason = ""
     from sampling.models.recurrent import recurrent_layers
 
@@ -88,7 +92,7 @@ def _tried(model: Any, small: Any, build: Callable[[Any, Exact], Network]) -> Ex
 
 
 def _with_limits(model: Any, small: Any, build: Callable[[Any, Exact], Network], exact: Exact) -> Exact:
-    """`exact` with how far masks hold."""
+    """`exact` with the limit within which masks hold."""
 
     def holds(start: int) -> bool:
         try:
@@ -104,7 +108,7 @@ def _with_limits(model: Any, small: Any, build: Callable[[Any, Exact], Network],
 
 @torch.inference_mode()
 def _uncached(model: Any, texts: Rows, sources: list[int]) -> Tensor:
-    """[B, T, V] logits of a pass without a cache over each text, beside the prompt of that number of an encoder."""
+    """[B, T, V] logits of a pass without a cache over each text; `sources`: the numbers of the encoder's prompts."""
     if not model.config.is_encoder_decoder:
         ids = torch.tensor(texts)
         named = takes(model, "position_ids")  # `generate` passes them then
@@ -123,8 +127,8 @@ def _near(logits: Tensor, right: Tensor) -> bool:
 
 @torch.inference_mode()
 def _in_pieces(model: Any, network: Network, rows: Rows) -> bool:
-    """Whether passes over pieces, each with a refused draft behind it, give the logits of single passes. Of a recurrent
-    model the draft is half accepted, so that a part of it is read again."""
+    """Whether passes over pieces, each with a rejected draft after it, give the logits of single passes. A recurrent
+    model's draft is half accepted, so that a part of it is read again."""
     cache, start, numbers = _cache(network, len(rows)), 0, list(range(len(rows)))
     right = _uncached(model, rows, numbers)
     for end in _PIECES:
@@ -142,7 +146,7 @@ def _in_pieces(model: Any, network: Network, rows: Rows) -> bool:
 
 @torch.inference_mode()
 def _with_masks(model: Any, network: Network, start: int) -> bool:
-    """Whether two rows that go on with 1 and 3 tokens after `start`, and trees behind them, get the right logits."""
+    """Whether two rows, fed 1 and 3 tokens from `start`, and trees after them get the right logits."""
     cache, count = _cache(network, 2), len(_PARENTS)
     network.forward(torch.tensor(_ROWS)[:, :start], torch.arange(start).expand(2, -1), None, cache, 1)
     lengths = [start, start]
@@ -160,8 +164,8 @@ def _with_masks(model: Any, network: Network, start: int) -> bool:
         ]
         padded = [text + [1] * (max(ends) + 2 - len(text)) for text in texts]
         right = _uncached(model, padded, [number for number in range(2) for _ in _PATHS])
-        behind = torch.stack([logits[len(text) - 1] for text, logits in zip(texts, right, strict=True)])
-        if not _near(logits.flatten(0, 1), behind):
+        expected = torch.stack([logits[len(text) - 1] for text, logits in zip(texts, right, strict=True)])
+        if not _near(logits.flatten(0, 1), expected):
             return False
         cache.shift(torch.tensor([[0], [before + width - 1], [start]]), max(ends))
         lengths = ends
@@ -173,3 +177,160 @@ def _cache(network: Any, rows: int) -> Any:
     if isinstance(cache, CrossCache):
         network.read(cache, _SOURCES[:rows])
     return cache
+
+
+# -- the small twin --------------------------------------------------------------------------------------
+
+VOCABULARY, WINDOW, FEW = 96, 12, 16
+LARGEST = 150_000_000  # parameters of a twin
+_LAYERS = re.compile(
+    r"((conf|t2u|speech)_)?(num_)?((en|de)coder_|hidden_)?layers(_per_stack)?|n_layers?|num_blocks|depth"
+)
+_HEADS = re.compile(
+    r"(swa_|(num_)?(en|de)coder_)?(num_)?(attention_|key_value_|kv_)?heads|n_heads?|kv_n_heads"
+    r"|mamba_(n|num)_heads|n_mamba_heads"
+)
+_GROUPS = re.compile(r"(mamba_)?n_?groups")  # groups that share heads of a recurrent layer
+_WIDTHS = re.compile(
+    r"(attention_)?hidden_size|d_model|n_embd|dim_model|emb_dim|embedding_size|word_embed_proj_dim|lru_width|mamba_d_ssm"
+)
+_INNER = re.compile(r".*intermediate_size(_mlp)?|.*ffn_dim|d_ff|dff|dim_ff|n_inner|.*ffn_hidden_size")
+_EXPERTS = re.compile(r"(moe_)?(num|n)_(local_|routed_)?experts|zero_expert_num")
+_WINDOWS = re.compile(  # names of the lengths of windows
+    r"sliding_window(_size)?|window_size|attention_chunk_size|local_attention(_window_len)?|attention_window"
+    r"|(keep|local)_window_size|local_radius|floor_scale|log_scaling_n_floor|rel_extent|index_topk|index_block_size"
+)
+# Numbers of layers, from the first or from the last, that are of another kind.
+_FROM_BELOW = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+_FROM_ABOVE = ("num_kv_shared_layers",)
+_NOT_SIZES = ("label2id", "id2label", "quantization_config")
+
+
+def twin(model: Any, config: Any) -> Any:
+    """A small model of the class of `model` and of a :func:`small` configuration: random float32 weights, on the CPU.
+
+    Raises whatever transformers raises for a configuration that it does not take.
+    """
+    attention = "eager" if model.config._attn_implementation == "eager" else "sdpa"
+    given = {"dtype": torch.float32, "attn_implementation": attention}
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in type(model)._from_config(config, **given).parameters())
+    if size > LARGEST:
+        raise ValueError(f"its small twin would have {size / 1e6:.0f} million parameters")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        small_model = type(model)._from_config(config, **given).eval()
+        for weight in small_model.parameters():  # so large that every token seen moves every logit
+            if weight.dim() > 1:
+                weight.normal_(0.0, 1.5 / weight.shape[-1] ** 0.5)
+    return small_model
+
+
+def small(config: Any, narrow: bool = True) -> Any:
+    """`config` with few layers, a small vocabulary and short windows; if `narrow` also with few heads.
+
+    Raises whatever transformers raises for a configuration that it does not take.
+    """
+    sizes = _small(config.to_dict(), windows(config), narrow)
+    for name in ("quantization_config", "transformers_version"):
+        sizes.pop(name, None)
+    return type(config).from_dict(sizes)
+
+
+def windows(config: Any) -> list[int]:
+    """The lengths of windows in tokens, within its context, in which a model of `config` looks back."""
+    text = config.get_text_config(decoder=True)
+    sizes = {size for name, size in text.to_dict().items() if _WINDOWS.fullmatch(name) and _counts(size)}
+    return [size for size in sizes if size < context_of(text)]
+
+
+def _counts(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size > 0
+
+
+def _small(sizes: dict[str, Any], short: list[int], narrow: bool) -> dict[str, Any]:
+    changed = {**sizes, **(_few_heads(sizes) if narrow else {})}
+    for name, size in sizes.items():
+        if isinstance(size, dict) and name not in _NOT_SIZES:
+            text = re.search("text|decoder|encoder$|attn_config|ffn_config", name) and "audio" not in name
+            changed[name] = _small(size, short, narrow and bool(text))
+        elif re.search("token_(id|index)$", name):
+            changed[name] = _small_ids(size)
+        elif narrow and _INNER.fullmatch(name):
+            if size is not None or name in ("n_inner", "intermediate_size"):
+                changed[name] = [4 * FEW] * len(size) if isinstance(size, list) else 4 * FEW
+        elif not _counts(size):
+            continue
+        elif re.fullmatch("(src_|tgt_|decoder_)?vocab_size(_per_layer_input)?|n_words", name):
+            changed[name] = VOCABULARY
+        elif name in (*CONTEXTS, "original_max_position_embeddings"):
+            changed[name] = max(size, 4 * FEW)
+        elif _EXPERTS.fullmatch(name):
+            changed[name] = min(size, FEW)
+        elif name == "index_topk_blocks":
+            changed[name] = 1
+        elif _WINDOWS.fullmatch(name) and size in short:
+            changed[name] = WINDOW
+    return changed | _few_layers(changed)
+
+
+def _small_ids(ids: Any) -> Any:
+    if isinstance(ids, list):
+        return [_small_ids(token) for token in ids]
+    return min(ids, VOCABULARY - 1) if isinstance(ids, int) else ids
+
+
+def _few_heads(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Heads and widths divided by the same number, so that the size of a head stays."""
+    heads = {name: size for name, size in sizes.items() if _HEADS.fullmatch(name) and _counts(size) and size > 1}
+    if not heads:
+        return {}
+    common, most = gcd(*heads.values()), max(heads.values())
+    several = [number for number in range(2, most // 4 + 1) if common % number == 0]
+    by = max(several, default=common if most > FEW else 1)
+    widths = {
+        name: size for name, size in sizes.items() if _WIDTHS.fullmatch(name) and _counts(size) and size % by == 0
+    }
+    fewer = {name: size // by for name, size in {**heads, **widths}.items()}
+    share = gcd(*(fewer[name] for name in heads if "mamba" in name or name == "num_heads"))
+    groups = {name: gcd(size, share) for name, size in sizes.items() if _GROUPS.fullmatch(name) and _counts(size)}
+    return fewer | groups
+
+
+def _few_layers(sizes: dict[str, Any]) -> dict[str, Any]:
+    """A layer of each kind, at least two; keys about single layers are reduced to these."""
+    counts = {name: size for name, size in sizes.items() if _LAYERS.fullmatch(name) and _counts(size)}
+    if kinds := sizes.get("attention_types"):  # GPT-Neo's
+        return {"attention_types": [[kinds[0][0], 1]], "attention_layers": kinds[0][0], "num_layers": len(kinds[0][0])}
+    if not counts:
+        return {}
+    total = max(counts.values())
+    if pattern := sizes.get("block_types"):  # RecurrentGemma's, repeated
+        return dict.fromkeys(counts, len(pattern))
+    if sizes.get("attn_layer_period"):  # Jamba's
+        return {**dict.fromkeys(counts, 2), "attn_layer_period": 2, "attn_layer_offset": 1}
+    lists = {name: each for name, each in sizes.items() if isinstance(each, list)}
+    indices = {
+        name: each
+        for name, each in lists.items()
+        if re.search("(layers|idxs|layer_ids)$", name)
+        and all(isinstance(layer, int) for layer in each)
+        and all(a < b for a, b in pairwise([-1, *each]))
+    }
+    listed = {name: each for name, each in lists.items() if name not in indices and len(each) == total > 2}
+    single = {int(layer): change for layer, change in (sizes.get("per_layer_config") or {}).items()}
+    bounds = {name: sizes[name] for name in _FROM_BELOW + _FROM_ABOVE if sizes.get(name)}
+    layers: dict[str, int] = {}
+    for layer in range(total):
+        beyond = [layer < count if name in _FROM_BELOW else layer >= total - count for name, count in bounds.items()]
+        kind = [[each[layer] for each in listed.values()], [layer in each for each in indices.values()], beyond]
+        layers.setdefault(repr([*kind, single.get(layer)]), layer)
+    kept = sorted(layers.values()) if len(layers) > 1 else list(range(min(total, 2)))
+    changed: dict[str, Any] = {name: min(size, len(kept)) for name, size in counts.items()}
+    changed |= {name: [each[layer] for layer in kept] for name, each in listed.items()}
+    changed |= {name: [kept.index(layer) for layer in each if layer in kept] for name, each in indices.items()}
+    for name, count in bounds.items():
+        changed[name] = sum(layer < count if name in _FROM_BELOW else layer >= total - count for layer in kept)
+    if single:
+        changed["per_layer_config"] = {str(kept.index(layer)): single[layer] for layer in kept if layer in single}
+    return changed

@@ -1,9 +1,9 @@
 """Models with recurrent layers: a cache whose states can go back, and passes that keep the states on the way.
 
-Keys and values can be cut at any token; the state of a recurrent layer (Mamba, gated delta rule, short convolution) has
-read all of them. So each such layer reads a pass in two steps: the committed tokens, whose state is kept, then the
-draft. If a part of the draft is refused, the next pass goes on from the kept state and reads what was accepted once
-more. A layer whose scan takes no state for several tokens reads them one by one. Knows no tokens and no sampling.
+Keys and values can be cut at any token; the state of a recurrent layer (Mamba, gated delta rule, short convolution)
+depends on all tokens read. So each such layer reads a pass in two steps: the committed tokens, whose state is kept,
+then the draft. If a part of the draft is rejected, the next pass starts from the kept state and reads the accepted
+tokens again. A layer whose scan takes no state for several tokens reads them one by one. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from transformers.cache_utils import (
 
 from sampling.models.cache import SlotCache, slot_layer
 
-EVERY = 256  # tokens between two states that are kept for long
-KEPT = 8  # states that are kept at most
+EVERY = 256  # tokens between two lasting states
+KEPT = 8  # the most states kept
 
 
 def recurrent_layers(config: Any) -> list[int]:
@@ -61,7 +61,7 @@ class Point(NamedTuple):
 
 
 def _copied(state: LinearAttentionLayer, rows: Tensor | None = None) -> LinearAttentionLayer:
-    """A state that changes independently; of some rows if they are named."""
+    """An independent copy of a state, of `rows` alone if given."""
     twin = copy(state)
     for name, value in vars(state).items():
         if isinstance(value, dict):
@@ -76,9 +76,9 @@ def _of_rows(part: Any, rows: Tensor | None) -> Any:
 
 
 class RecurrentCache(SlotCache):
-    """Slots of the attention layers, and the states of the recurrent ones as they are after all tokens fed.
+    """Slots of the attention layers, and the states of the recurrent layers after all tokens fed.
 
-    `crop` cuts the slots at once; the states go back when the next pass needs them to (`resume`).
+    `crop` cuts the slots at once; `resume` takes the states back before the next pass.
     """
 
     def __init__(self, config: Any) -> None:
@@ -119,7 +119,7 @@ class RecurrentCache(SlotCache):
         self._read_on(fed, drafted, this.kept)
 
     def _read_on(self, fed: int, drafted: int, kept: dict[int, LinearAttentionLayer]) -> None:
-        """A pass is over that fed so many tokens, the last of them drafted; `kept` are the states before these."""
+        """Keep states after a pass of `fed` tokens, the last `drafted` of them drafts; `kept`: before the drafts."""
         self._cut = self._read = self._cut + fed
         committed = self._cut - drafted
         last = self._points[-1].length if self._points else 0
@@ -168,7 +168,7 @@ class RecurrentCache(SlotCache):
 
 
 class _Pass:
-    """A pass that is running: where its layers stop to keep their states, and the states kept."""
+    """A running pass: where its layers stop to keep their states, and the states kept."""
 
     def __init__(self, cache: RecurrentCache, committed: int, singly: bool) -> None:
         self.cache, self.committed, self.singly = cache, committed, singly
@@ -186,7 +186,7 @@ _running: ContextVar[_Pass | None] = ContextVar("_running", default=None)
 
 
 def _part(value: Any, width: int, start: int, end: int) -> Any:
-    """What an argument of a layer says of some of its tokens."""
+    """The part of a layer's argument that belongs to the tokens from `start` to `end`."""
     if isinstance(value, tuple):
         return tuple(_part(each, width, start, end) for each in value)
     if isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == width:
@@ -196,7 +196,7 @@ def _part(value: Any, width: int, start: int, end: int) -> Any:
 
 @cache
 def _in_steps(kind: Any) -> Any:
-    """The class of recurrent layers `kind`, reading in steps where a pass of ours is running."""
+    """A subclass of the recurrent layer `kind` that reads in steps while a pass of ours is running."""
 
     class InSteps(kind):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,13 +223,13 @@ def keep_states(model: Any, cache: RecurrentCache, run: Callable[[], Any]) -> No
     """Make the recurrent layers of `model` read in steps. `run` is a pass into `cache`, which shows which they are."""
     if getattr(model, "_reads_in_steps", False):
         return
-    found: dict[int, Any] = {}
+    innermost: dict[int, Any] = {}  # by layer, the innermost module that leaves a state
 
     def look(module: Any, *_: Any) -> None:
         layer = module.layer_idx
         state = cache.states.get(layer)
-        if state is not None and layer not in found and any(state.has_previous_state.values()):
-            found[layer] = module  # the innermost module that left a state
+        if state is not None and layer not in innermost and any(state.has_previous_state.values()):
+            innermost[layer] = module
 
     handles = [module.register_forward_hook(look) for module in model.modules() if hasattr(module, "layer_idx")]
     try:
@@ -237,7 +237,7 @@ def keep_states(model: Any, cache: RecurrentCache, run: Callable[[], Any]) -> No
     finally:
         for handle in handles:
             handle.remove()
-    for module in found.values():
+    for module in innermost.values():
         kind: Any = type(module)
         module.__class__ = _in_steps(kind)
     model._reads_in_steps = True

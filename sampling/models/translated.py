@@ -1,12 +1,12 @@
 """A model of another vocabulary as an LM of the target's ids (Timor et al., "Accelerating LLM Inference with Lossless
 Speculative Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.05202).
 
-A :class:`Vocabulary` says which bytes an id adds to a text and which ids spell bytes; what a text is nobody here knows.
-:class:`Spelling` keeps what a row of the target's ids is in the model's own, token by token and back again.
-Token-level intersection: the session's logits are of the ids that both have, the reduced vocabulary of a
-:class:`TranslatedSession`, so its distributions are the model's, restricted and renormalised. Any distribution that
-drafts are drawn from is exact. The other way of that paper, to draft freely and write the draft anew in the target's
-tokens, is :class:`sampling.drafters.draft_model.RespelledDrafter`'s, on the same session. Knows no acceptance.
+A :class:`Vocabulary` says which bytes an id adds to a text and which ids spell bytes. :class:`Spelling` translates a
+growing row of the target's ids into the model's own. Token-level intersection: the session's logits are of the ids that
+both have, the reduced vocabulary of a :class:`TranslatedSession`, so its distributions are the model's, restricted and
+renormalised. Any distribution that drafts are drawn from is exact. The paper's other way, to draft freely and to spell
+the draft in the target's tokens, is :class:`sampling.drafters.draft_model.RespelledDrafter`, on the same session. Knows
+no acceptance.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from sampling.types import LM, Draft, Hidden, Rows, Session
 from sampling.vocabulary import spread
 from utils.timing import Stopwatch
 
-CHUNK = 24  # bytes behind which a space begins a chunk that is encoded by itself
+CHUNK = 24  # bytes after which a space begins a new chunk
 LONGEST = 256  # bytes of a chunk without such a space
-LEAST = 0.75  # of a sample's tokens must be the drafter's own for drafts to be made of shared ids
+LEAST = 0.75  # share of a sample's tokens that must be the drafter's own for drafts of shared ids
 _SPACE = b" \t\n\r"
 
 
 class Vocabulary(Protocol):
-    """One side's tokens. What joins pieces of a text to ids and back is behind it."""
+    """The tokens of one model."""
 
     by_bytes: dict[bytes, int]  # the one id for these bytes; no special token
     special: dict[str, int]  # special tokens by name, and by role ("eos", "bos") where they have one
-    lead: bytes  # what its tokenizer puts before a text
+    lead: bytes  # the bytes that its tokenizer puts before a text
     begin: tuple[int, ...]  # the ids that its texts begin with
 
-    def spelled(self, token: int) -> bytes: ...  # what the id adds to a text; of a special token its name
-    def ids(self, text: bytes) -> list[int]: ...  # ids that spell these bytes, as far as any do; no special ones
+    def spelled(self, token: int) -> bytes: ...  # the bytes that the id adds to a text; of a special token its name
+    def ids(self, text: bytes) -> list[int]: ...  # ids that spell these bytes, without those no id spells; not special
 
 
 @dataclass(frozen=True)
 class Translation:
-    """What a target's vocabulary and a drafter's have in common.
+    """The common part of a target's vocabulary and a drafter's.
 
     `ours`, `theirs` [n]: the ids that both have, the target's ascending. `mates`: the target's special tokens that the
-    drafter has. Of a sample text: `tokens` of the target's in it, `own` the share of them that are the drafter's own
-    tokens there, `spelled` the share of its bytes that the drafter can spell, `ratio` the drafter's tokens for one of
-    the target's, `seconds` a token's translation.
+    drafter has. Of a sample text: `tokens` the number of the target's tokens, `own` the share of them that are tokens
+    of the drafter's too, `spelled` the share of its bytes that the drafter can spell, `ratio` the drafter's tokens for
+    one of the target's, `seconds` to translate a token.
     """
 
     target: Vocabulary
@@ -67,23 +67,23 @@ class Translation:
 
     @staticmethod
     def of(target: Vocabulary, drafter: Vocabulary, sizes: tuple[int, int], sample: bytes = b"") -> Translation:
-        """Of vocabularies of which the models have the first `sizes` ids."""
+        """The translation between vocabularies whose models have the first `sizes` ids."""
         mates: dict[int, int] = {}
         for name, token in target.special.items():  # names come before roles
             if name in drafter.special:
                 mates.setdefault(token, drafter.special[name])
         pairs = {
-            drafter.by_bytes[one]: target.by_bytes[one] for one in target.by_bytes.keys() & drafter.by_bytes.keys()
+            drafter.by_bytes[text]: target.by_bytes[text] for text in target.by_bytes.keys() & drafter.by_bytes.keys()
         }
         for token, mate in mates.items():
             pairs.setdefault(mate, token)
         fitting = sorted((ours, theirs) for theirs, ours in pairs.items() if ours < sizes[0] and theirs < sizes[1])
         ours, theirs = torch.tensor(fitting, dtype=torch.long).view(-1, 2).unbind(1)
-        found = Translation(target, drafter, ours.contiguous(), theirs.contiguous(), mates)
-        return found if not sample else found.measured(sample)
+        translation = Translation(target, drafter, ours.contiguous(), theirs.contiguous(), mates)
+        return translation.measured(sample) if sample else translation
 
     def measured(self, sample: bytes) -> Translation:
-        """The same with what a sample text shares."""
+        """This translation with the figures of a sample text."""
         ids, spelling, watch = self.target.ids(sample), Spelling(self), Stopwatch(None)
         for count in range(1, len(ids) + 1):
             theirs = spelling.of(ids[:count])
@@ -101,31 +101,30 @@ class Translation:
 
     @property
     def by_text(self) -> bool:
-        """Whether drafts are better written anew in the target's tokens than made of shared ids."""
+        """Whether spelling drafts in the target's tokens is better than drafting shared ids."""
         return self.own < LEAST
 
 
 def _spans(vocabulary: Vocabulary, ids: list[int], at: int) -> list[tuple[int, int]]:
-    """(first byte, byte behind it) of each id, the first at byte `at`."""
+    """(first byte, byte after the last) of each id, the first id at byte `at`."""
     return [(at, at := at + len(vocabulary.spelled(token))) for token in ids]
 
 
 class Spelling:
-    """What a growing row of the target's ids is in the drafter's.
+    """The drafter's ids of a growing row of the target's ids.
 
-    The bytes of the row are cut into chunks, each encoded by itself: before a space behind CHUNK bytes, before and
-    behind a special token that both have, and at a character behind LONGEST bytes. Where chunks begin depends on the
-    row alone, so the ids do too, whatever was drafted and taken back in between; and only the last chunk of a
-    row that grows is encoded again.
+    The bytes of the row are cut into chunks that are encoded separately: before a space after CHUNK bytes, before and
+    after a special token that both have, and at a character after LONGEST bytes. The cuts depend on the row alone, so
+    the ids do too, whatever was drafted and rejected; and only the last chunk of a growing row is encoded again.
     """
 
     def __init__(self, translation: Translation) -> None:
         self._by = translation
         self._row: list[int] = []
         self._text = bytearray(translation.drafter.lead)
-        self._ends: list[int] = []  # bytes behind each id of the row
+        self._ends: list[int] = []  # the row's bytes up to the end of each id
         self._ids: list[int] = list(translation.drafter.begin)  # of closed chunks
-        self._chunks = [(len(self._ids), 0, True)]  # ids before it, its first byte, whether it begins at a special one
+        self._chunks = [(len(self._ids), 0, True)]  # ids before it, its first byte, whether it follows a special token
 
     def of(self, row: list[int]) -> list[int]:
         """The drafter's ids that spell `row`; at least one."""
@@ -135,13 +134,13 @@ class Spelling:
         for token in row[shared:]:
             self._append(token)
         count, start, _ = self._chunks[-1]
-        found = self._ids[:count] + self._by.drafter.ids(bytes(self._text[start:]))
-        return found or [self._by.drafter.special.get("bos", self._by.drafter.special.get("eos", 0))]
+        ids = self._ids[:count] + self._by.drafter.ids(bytes(self._text[start:]))
+        return ids or [self._by.drafter.special.get("bos", self._by.drafter.special.get("eos", 0))]
 
     def covered(self, count: int) -> int:
-        """How many ids of the row the first `count` ids of the drafter's spell at least."""
-        place = bisect_right(self._chunks, (count, len(self._text) + 1, True)) - 1
-        return 0 if place < 0 else bisect_right(self._ends, self._chunks[place][1])
+        """The least number of the row's ids that the drafter's first `count` ids spell."""
+        chunk = bisect_right(self._chunks, (count, len(self._text) + 1, True)) - 1
+        return 0 if chunk < 0 else bisect_right(self._ends, self._chunks[chunk][1])
 
     def __deepcopy__(self, memo: Any) -> Spelling:
         twin = copy(self)
@@ -150,7 +149,7 @@ class Spelling:
         return twin
 
     def _cut(self, count: int) -> None:
-        """Go back to the first `count` ids of the row."""
+        """Keep the first `count` ids of the row."""
         del self._row[count:], self._ends[count:]
         length = self._ends[-1] if self._ends else len(self._by.drafter.lead)
         del self._text[length:]
@@ -166,7 +165,7 @@ class Spelling:
         if mate is not None:
             if len(self._text) > self._chunks[-1][1]:
                 self._close(len(self._text))
-            if not (len(self._row) == 1 and (mate,) == self._by.drafter.begin):  # its texts begin with it already
+            if not (len(self._row) == 1 and (mate,) == self._by.drafter.begin):  # all its texts begin with it
                 self._ids.append(mate)
             self._text += added
             self._chunks.append((len(self._ids), len(self._text), True))
@@ -186,28 +185,28 @@ class Spelling:
 
 
 class TranslatedLM(LM):
-    """A causal model of another vocabulary, by the target's ids. `size`: how many ids the target has."""
+    """A causal model of another vocabulary in the target's ids. `size`: the number of the target's ids."""
 
-    reviews = False  # a draft's nodes are no tokens of it
+    reviews = False  # a draft's nodes are not its tokens
 
     def __init__(self, lm: CausalLM, translation: Translation, size: int) -> None:
         self.lm, self.translation, self.vocab_size = lm, translation, size
         self.name, self.device, self.network = lm.name, lm.device, lm.network
-        self.context, self.takes_trees = 1 << 30, False  # what outgrows its own is forgotten
+        self.context, self.takes_trees = 1 << 30, False  # the session cuts rows to the model's own context
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> TranslatedSession:
-        """A session for `prompt`, in the target's ids; what `previous` has in common with it is kept."""
+        """A session for `prompt`, in the target's ids; it keeps the common prefix with `previous`."""
         size = self.vocab_size if target is None else target.vocab_size
         known = previous if isinstance(previous, TranslatedSession) and previous.rows == len(prompt) else None
         return TranslatedSession(self, prompt, size, known)
 
 
 class TranslatedSession(Session):
-    """B rows of the target's ids; `inner` is the model's session of the same rows in its own.
+    """B rows of the target's ids; `inner` is the model's session of the same rows in its own ids.
 
-    `reduced_ids` [n]: the target's ids that the model has too. What outgrows the model's context is forgotten from its
+    `reduced_ids` [n]: the target's ids that the model has too. A row longer than the model's context loses its
     beginning, half a context at a time.
     """
 
@@ -226,24 +225,24 @@ class TranslatedSession(Session):
         return False
 
     def own(self, rows: Rows) -> Rows:
-        """The rows in the model's ids, as much of their ends as its context holds with room for more."""
-        return [self.fitted(one.of(row)) for one, row in zip(self._spellings, rows, strict=True)]
+        """The rows in the model's ids, cut to their ends where they are too long."""
+        return [self.fitted(spelling.of(row)) for spelling, row in zip(self._spellings, rows, strict=True)]
 
     def fitted(self, ids: list[int]) -> list[int]:
-        """Ids of the model's, without as many halves of its context as it takes to leave room for one more."""
+        """The model's `ids` without the halves of a context that must go to leave room for one more."""
         half = max(1, self.lm.context // 2)
         over = len(ids) + 1 - self.lm.context
         return ids if over <= 0 else ids[-(-over // half) * half :]
 
     def rollback(self, rows: Rows) -> list[int]:
-        """As any session's; of each row at least so many of the target's ids are cached."""
+        """Crop to the common prefix with `rows`; at least this many of the target's ids are cached of each row."""
         held = self.inner.rollback(self.own(rows))
-        return [one.covered(count) for one, count in zip(self._spellings, held, strict=True)]
+        return [spelling.covered(count) for spelling, count in zip(self._spellings, held, strict=True)]
 
     def score_own(self, rows: Rows) -> Tensor:
-        """[B, V of the model] its logits behind rows of its own ids."""
-        found: Tensor = self.inner.score(rows, Draft.empty(len(rows)))[:, 0]
-        return found
+        """[B, V of the model] the model's logits after rows of its own ids."""
+        logits: Tensor = self.inner.score(rows, Draft.empty(len(rows)))[:, 0]
+        return logits
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """[B, 1, n] logits of the ids in `reduced_ids`. ValueError for a draft that is not empty."""
@@ -252,7 +251,7 @@ class TranslatedSession(Session):
         return self.score_own(self.own(rows)).index_select(1, self._columns)[:, None]
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, 1, V]; -inf for what the model has no token for."""
+        """[B, 1, V] logits; -inf for ids that the model does not have."""
         return spread(self.score_reduced(rows, draft), self.reduced_ids, self.vocab_size, -torch.inf)
 
     def commit(self, path: Tensor) -> None:

@@ -15,7 +15,7 @@ from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.models.encoder_decoder import lm_of
-from sampling.models.twin import LARGEST, small
+from sampling.models.probe import LARGEST, small
 from sampling.types import Drafter, Rows
 from tests.support.runs import answers, greedy
 from tests.support.tiny import tiny_tokenizer

@@ -1,6 +1,8 @@
-"""The kernels as Python calls them: the structures of kernels.h once more, and the library that is loaded once.
+"""The kernels as Python calls them: the structures of kernels.h, the library, which is loaded once, and its threads.
 
-tests/utils/kernels/test_bindings.py holds sizes and offsets against the header. Knows nothing of what is computed.
+tests/utils/kernels/test_build.py compares sizes and offsets with the header. Threads that wait for each other collapse
+as soon as another process wants a core, so a team (team.c) gives way to one thread for a while (:class:`Pace`); results
+do not depend on their number.
 """
 
 from __future__ import annotations
@@ -8,27 +10,29 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from utils.kernels import instruction_sets
-from utils.kernels.build import BuildError, library
-from utils.kernels.instruction_sets import instruction_set
+from utils.kernels import build
 
 TYPES = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
     *("F32", "F16", "BF16"),
 )
-FLOATS = ("F32", "F16", "BF16")  # of these activations enter as floats
+FLOATS = ("F32", "F16", "BF16")  # weights that are multiplied with float activations
 ACTIVATIONS = ("silu", "gelu_tanh")
 PRODUCT, LOOK_UP, PASS, STEP = range(4)  # kinds of work
 COLUMNS, GROUP, TILE, FEW, TABLES, MOST_CHOSEN = 16, 32, 8, 4, 4, 32
 CODES = 2 * GROUP + 16  # bytes of a group of activations
 PICK = 16  # bytes of a row of an expert
 MOST, RIVALS, NOISE = 16, 256, 256
+HELD_UP = 1 / 3  # share of a run that a thread slept at barriers when others took its core
+SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is tried again
+CALM = 4  # runs without trouble after which trouble counts as new
 
 _whole, _real, _address = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -135,33 +139,33 @@ _library: Any = None
 
 
 def keep_in(folder: Path) -> None:
-    """The compiled library is kept in this folder of the user's own; without one it is compiled at every start."""
+    """Keep the compiled library in `folder`; without one it is compiled at every start."""
     global _folder
     _folder = folder
 
 
 def at_hand() -> bool:
-    """Whether the kernels are loaded: what only saves a little time is not worth compiling them."""
+    """Whether the kernels are loaded. Uses that save little time do not compile them."""
     return _library is not None
 
 
 def kernels() -> Any:
-    """The loaded library, compiled if it must be. ValueError where it cannot be had (`instruction_sets.why_not`)."""
+    """The loaded library, compiled if it must be. ValueError if there is none (`build.why_not`)."""
     if _library is None and not load():
-        raise ValueError(instruction_sets.why_not())
+        raise ValueError(build.why_not())
     return _library
 
 
 def load(report: Callable[[], None] = lambda: None) -> bool:
-    """Load the kernels; whether they are there. `report` is called before they are compiled."""
+    """Load the kernels; whether that succeeded. `report` is called before they are compiled."""
     global _library
     with _one_at_a_time:
-        row = instruction_set()
+        row = build.instruction_set()
         if _library is None and row is not None:
             try:
-                loaded = library(_folder, row, report)
-            except BuildError as error:
-                instruction_sets.failed(str(error))
+                loaded = build.library(_folder, row, report)
+            except build.BuildError as error:
+                build.failed(str(error))
                 return False
             for name, (result, arguments) in _SIGNATURES.items():
                 function = getattr(loaded, name)
@@ -169,3 +173,41 @@ def load(report: Callable[[], None] = lambda: None) -> bool:
             os.register_at_fork(after_in_child=loaded.forget_helpers)
             _library = loaded
     return _library is not None
+
+
+class Pace:
+    """The number of threads of the next run, from how long the threads of earlier runs slept at barriers.
+
+    Two runs in a row that were held up bring one thread for a while, longer each time that a new try fails.
+    """
+
+    def __init__(self) -> None:
+        self.trouble, self.pause, self.until = 0, SHORTEST, 0.0
+
+    def threads(self, team: int, now: float) -> int:
+        """The threads of a run that begins at `now`, in seconds."""
+        return 1 if now < self.until else team
+
+    def ran(self, slept: float, seconds: float, now: float) -> None:
+        """Learn from a team's run of `seconds` in which its threads slept for `slept` seconds."""
+        if slept < HELD_UP * seconds:
+            self.trouble -= 1
+            if self.trouble <= -CALM:
+                self.trouble, self.pause = -CALM, SHORTEST
+            return
+        self.trouble = max(0, self.trouble) + 1
+        if self.trouble > 1:
+            self.trouble, self.until, self.pause = 1, now + self.pause, min(2 * self.pause, LONGEST)
+
+
+_pace = Pace()
+
+
+def run(work: int, record: ctypes.Structure, threads: int) -> None:
+    """Do `work`, one of the kinds above, on up to `threads` threads, without the interpreter's lock."""
+    began = time.perf_counter()
+    threads = _pace.threads(threads, began)
+    slept = kernels().run(work, ctypes.addressof(record), threads)
+    if threads > 1:
+        ended = time.perf_counter()
+        _pace.ran(slept * 1e-9, ended - began, ended)

@@ -1,7 +1,8 @@
-"""The C files of this folder into a shared library, once a machine, by the compiler that `ziglang` brings.
+"""The C files of this folder as a shared library for this processor, compiled once a machine by `ziglang`.
 
-What is kept is found by the text of the sources, the processor's row and the flags, so that nothing stale is ever run.
-Where the kept folder cannot be written to or executed from, a temporary folder serves this process.
+:data:`INSTRUCTION_SETS` says how the kernels are compiled. Where no row fits there are no kernels, and torch's own
+operators compute. The name of a kept library has a hash of the sources, the processor's row and the flags, so a stale
+one is never run. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from utils.kernels.instruction_sets import InstructionSet
-
+OFF = "SPEC_KERNELS"  # "torch": no kernels; a name of the table: that row, if the processor has it
 FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fPIC", "-Wall", "-Wextra", "-g0")
 _SOURCES = Path(__file__).parent
-_UNITS = {  # object: source and what is defined for it
+_UNITS = {  # object: source and definition
     "products": ("products.c", "-DNARROW=0"),
     "narrow": ("products.c", "-DNARROW=1"),
     **{
@@ -30,81 +34,129 @@ _UNITS = {  # object: source and what is defined for it
 }
 
 
+@dataclass(frozen=True)
+class InstructionSet:
+    """A processor as the compiler knows it. Results do not depend on the row, only the speed does."""
+
+    name: str
+    machine: str
+    needs: frozenset[str]  # features by their Linux names
+    cpu: str  # the compiler's -mcpu
+
+
+_WIDE = frozenset({"avx2", "fma", "f16c"})
+INSTRUCTION_SETS = (  # the first that fits is taken
+    InstructionSet("avx512vnni", "x86_64", _WIDE | {"avx512bw", "avx512vl", "avx512_vnni"}, "x86_64_v4+avx512vnni"),
+    InstructionSet("avxvnni", "x86_64", _WIDE | {"avx_vnni"}, "x86_64_v3+avxvnni"),
+    InstructionSet("avx2", "x86_64", _WIDE, "x86_64_v3"),
+    InstructionSet("dotprod", "aarch64", frozenset({"asimddp"}), "generic+dotprod"),
+)
+_failure = ""
+
+
 class BuildError(Exception):
-    """The compiler's own words, in one line."""
+    """The compiler's message, in one line."""
+
+
+def instruction_set() -> InstructionSet | None:
+    """The table's row for this process; None if there are no kernels, for the reason of :func:`why_not`."""
+    return None if why_not() else _fitting()[0]
+
+
+def why_not() -> str:
+    """Why there are no kernels, in a few words; empty if there are."""
+    return _failure or _unfit()
+
+
+def failed(reason: str) -> None:
+    """Note that the kernels cannot be loaded in this process."""
+    global _failure
+    _failure = reason
+
+
+@functools.cache
+def _unfit() -> str:
+    if os.environ.get(OFF) == "torch":
+        return f"{OFF}=torch"
+    if not _fitting():
+        return f"no kernels for the processor, {platform.machine() or 'unknown'} on {sys.platform}"
+    return "" if importlib.util.find_spec("ziglang") else "ziglang is not installed"
+
+
+@functools.cache
+def _fitting() -> list[InstructionSet]:
+    machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+    known = features()
+    rows = [row for row in INSTRUCTION_SETS if row.machine == machine and row.needs <= known]
+    return [row for row in rows if row.name == os.environ.get(OFF)] or rows
+
+
+def features() -> set[str]:
+    """The processor's features by their Linux names, as far as the system lists them."""
+    if sys.platform == "darwin":
+        return {"asimddp"}  # every Apple processor of these machines
+    if sys.platform == "win32":
+        return set(_WIDE) if ctypes.windll.kernel32.IsProcessorFeaturePresent(40) else set()  # 40: AVX2
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return set()
+    return {word for line in lines if line.startswith(("flags", "Features")) for word in line.split(":")[-1].split()}
 
 
 def library(folder: Path | None, row: InstructionSet, report: Callable[[], None] = lambda: None) -> ctypes.CDLL:
-    """The kernels for a processor, from `folder` if they are kept there; `report` is called before a compilation.
+    """The kernels for a processor, kept in `folder`; `report` is called before they are compiled.
 
-    BuildError if they cannot be compiled or loaded.
+    Where `folder` cannot be written to or executed from, a temporary folder serves this process. BuildError if they
+    cannot be compiled or loaded.
     """
     if folder is not None:
+        from filelock import FileLock
+
         kept = kept_library(folder, row)
-        try:
+        with suppress(OSError):  # not writable, a full disk, or a folder whose files must not be executed
             if not kept.is_file():
-                _build_once(kept, row, report)
+                folder.mkdir(parents=True, exist_ok=True)
+                with FileLock(f"{kept}.lock"), tempfile.TemporaryDirectory(dir=folder, prefix="kernels-") as scratch:
+                    if not kept.is_file():  # another process may have compiled it meanwhile
+                        report()
+                        os.replace(compile_library(Path(scratch) / kept.name, row.cpu), kept)
             return ctypes.CDLL(str(kept))
-        except OSError:  # not writable, a full disk, or a folder whose files must not be executed
-            pass
     report()
     try:
-        with tempfile.TemporaryDirectory(prefix="kernels-") as place:
-            built = Path(place) / "kernels.so"
-            compile_library(built, row.cpu)
-            return ctypes.CDLL(str(built))
+        with tempfile.TemporaryDirectory(prefix="kernels-") as scratch:
+            return ctypes.CDLL(str(compile_library(Path(scratch) / "kernels.so", row.cpu)))
     except OSError as error:
         raise BuildError(f"the kernels cannot be loaded: {error}") from error
 
 
 def kept_library(folder: Path, row: InstructionSet) -> Path:
-    """Where the library of these sources is kept."""
-    return folder / f"kernels-{row.name}-{_version(row.cpu)}{'.dll' if sys.platform == 'win32' else '.so'}"
-
-
-@functools.cache
-def _version(cpu: str) -> str:
+    """The file in which the library of these sources is kept."""
     texts = [file.read_bytes() for file in sorted(_SOURCES.glob("*.[ch]"))]
-    return hashlib.sha256(b"\0".join([*texts, repr((cpu, FLAGS, sys.platform)).encode()])).hexdigest()[:16]
+    version = hashlib.sha256(b"\0".join([*texts, repr((row.cpu, FLAGS, sys.platform)).encode()])).hexdigest()[:16]
+    return folder / f"kernels-{row.name}-{version}{'.dll' if sys.platform == 'win32' else '.so'}"
 
 
-def _build_once(kept: Path, row: InstructionSet, report: Callable[[], None]) -> None:
-    """One process at a time; the library appears whole."""
-    from filelock import FileLock
+def compile_library(out: Path, cpu: str, *more: str) -> Path:
+    """Compile the library into the file `out`, whose folder also gets the objects; `out`. BuildError if that fails."""
+    cache = str(out.parent / "zig")
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
 
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{kept}.lock"):
-        if kept.is_file():
-            return
-        report()
-        with tempfile.TemporaryDirectory(dir=kept.parent, prefix="kernels-") as place:
-            built = Path(place) / kept.name
-            compile_library(built, row.cpu)
-            os.replace(built, kept)
-
-
-def compile_library(out: Path, cpu: str, *more: str) -> None:
-    """Compile into the file `out`, in whose folder the compiler works. BuildError: it failed."""
-    compiler = (sys.executable, "-m", "ziglang", "cc")
-    cache = out.parent / "zig"
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache), "ZIG_LOCAL_CACHE_DIR": str(cache)}
-
-    def called(*arguments: str) -> None:
-        run = subprocess.run(
-            [*compiler, *arguments], capture_output=True, text=True, errors="replace", env=environment, check=False
-        )
-        if run.returncode:
-            lines = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
+    def run_compiler(*arguments: str) -> None:
+        command = [sys.executable, "-m", "ziglang", "cc", f"-mcpu={cpu}", *more, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             raise BuildError(f"the kernels do not compile: {(lines or ['no message'])[0].strip()[:200]}")
 
     def compiled(unit: str) -> str:
-        source, defined = _UNITS[unit]
-        made = str(out.parent / f"{unit}.o")
-        called("-c", *FLAGS, f"-mcpu={cpu}", *more, defined, "-o", made, str(_SOURCES / source))
-        return made
+        (source, definition), result = _UNITS[unit], str(out.parent / f"{unit}.o")
+        run_compiler("-c", *FLAGS, definition, "-o", result, str(_SOURCES / source))
+        return result
 
-    with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compiled, _UNITS))
-    # On Linux what the kernels need of libc the process has already, so that none need be built for them.
+    # On Linux the process has loaded libc already, so none need be built for the kernels.
     bare = ["-nostdlib"] if sys.platform == "linux" and not more else []
-    called("-shared", f"-mcpu={cpu}", *more, *bare, "-s", "-o", str(out), *objects)
+    run_compiler("-shared", *bare, "-s", "-o", str(out), *objects)
+    return out

@@ -1,17 +1,17 @@
 """Layers whose weights stay as they are in their file: linear maps, embeddings and experts over blocks or floats.
 
-Same interface as `nn.Linear` and `nn.Embedding` for float32 on the CPU without gradients; for anything else a layer
-dequantises its weight and works as torch does. A row's result depends on that row alone, bit for bit: neither on the
-other rows nor on the number of threads. Knows no models.
+Packing lays a GGUF file's blocks out for the kernels without rounding (kernels.h). Layers have the interface of
+`nn.Linear` and `nn.Embedding`: fast for float32 on the CPU without gradients, else over a dequantised weight. A row's
+result depends on that row alone, bit for bit: neither on the other rows nor on the number of threads.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
-import threading
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,20 +27,64 @@ from utils.kernels.bindings import (
     GROUP,
     LOOK_UP,
     PRODUCT,
-    TILE,
     TYPES,
+    Input,
     LookUp,
     Product,
     Weight,
     at_hand,
     kernels,
+    run,
 )
-from utils.kernels.blocks import pack, width_of
-from utils.kernels.team import run
 
-KINDS = ("q4", "q8")  # what float weights are rounded to here, in groups of 32; "q4" leaves the table and head 8 bits
+FILE_BLOCKS = {  # numbers of a block in a file, and its bytes
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+}
+KINDS = ("q4", "q8")  # float weights are rounded to these in groups of 32; "q4" gives table and head 8 bits
 FLOAT_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-_PIECE = 4096  # rows of a weight that are rounded at a time
+_ROUNDED = 4096  # rows of a weight that are rounded at a time
+_PACKED = 1 << 24  # numbers that a thread packs at a time
+
+
+def width_of(kind: str, data: np.ndarray) -> int:
+    """The numbers of a row of `data` [N, bytes]."""
+    numbers, size = FILE_BLOCKS[kind]
+    return int(data.shape[1]) // size * numbers
+
+
+def pack(kind: str, data: np.ndarray, check: Callable[[], None] = lambda: None) -> np.ndarray:
+    """uint8 [N / 16 rounded up, bytes of 16 columns] of a weight whose rows are `data` [N, bytes] in a file.
+
+    `check` is called now and then; its exception ends the work.
+    """
+    data = np.ascontiguousarray(data)
+    count, number, width = len(data), TYPES.index(kind), width_of(kind, data)
+    blocks, size = -(-count // COLUMNS), kernels().packed_size(number, COLUMNS, width)
+    packed = torch.empty((blocks, size), dtype=torch.uint8).numpy()  # aligned to 64 bytes
+    step = max(1, _PACKED // (COLUMNS * width))
+
+    def pack_piece(first: int) -> None:
+        check()
+        last = min(blocks, first + step)
+        kernels().pack(number, data.ctypes.data, count, width, packed[first:].ctypes.data, first, last)
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(pack_piece, range(0, blocks, step)))
+    return packed
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,22 +103,22 @@ class PackedWeight:
 
     @staticmethod
     def floats(weight: Tensor) -> PackedWeight:
-        """Float weights [out, in], or of several maps [count, out, in], as they are."""
+        """Float weights [out, in], or [count, out, in] of several maps, without rounding."""
         rows = weight.detach().flatten(0, -2).contiguous()
         return PackedWeight.of(FLOAT_KINDS[weight.dtype], rows.view(torch.uint8).numpy())
 
     @staticmethod
     def rounded(weight: Tensor, kind: str) -> PackedWeight:
-        """Float weights [out, in] in the few bits of `kind`: each code is the nearest under the 16-bit scale (and
-        minimum) of its group. ValueError for weights that are no numbers, or too large for 16 bits."""
+        """Float weights [out, in] rounded to `kind`: each code is the nearest under the 16-bit scale (and minimum) of
+        its group. ValueError for weights that are no numbers, or too large for 16 bits."""
         layout, weight = "Q4_1" if kind == "q4" else "Q8_0", weight.flatten(0, -2)
-        pieces = [pack(layout, _rounded(weight[at : at + _PIECE], layout)) for at in range(0, len(weight), _PIECE)]
-        data = torch.cat([torch.from_numpy(piece) for piece in pieces]).numpy()  # 64-byte aligned
+        pieces = [pack(layout, _rounded(weight[at : at + _ROUNDED], layout)) for at in range(0, len(weight), _ROUNDED)]
+        data = torch.cat([torch.from_numpy(piece) for piece in pieces]).numpy()  # aligned to 64 bytes
         return PackedWeight(data, layout, *weight.shape)
 
     @staticmethod
     def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
-        """The weight whose outputs are those of the parts one after another, copied; None where they do not fit."""
+        """A copy of the parts as one weight, outputs concatenated; None if they do not fit."""
         unlike = any(part.kind != parts[0].kind for part in parts)
         if unlike or any(part.out_features % COLUMNS for part in parts[:-1]):
             return None
@@ -82,7 +126,7 @@ class PackedWeight:
         return PackedWeight(data, parts[0].kind, sum(part.out_features for part in parts), parts[0].in_features)
 
     def part(self, first: int, last: int) -> PackedWeight:
-        """Outputs `first` to `last` as a weight of their own, where they lie. `first` is a multiple of 16."""
+        """Outputs `first` to `last` as a weight over the same memory. `first` is a multiple of 16."""
         blocks = self.data[first // COLUMNS : -(-last // COLUMNS)]
         return PackedWeight(blocks, self.kind, last - first, self.in_features)
 
@@ -92,33 +136,26 @@ class PackedWeight:
         return len(self.data) * COLUMNS
 
     def described(self, bias: int | None = None) -> Weight:
-        """What the kernels are told of it; `bias` is an address."""
+        """Its record for the kernels; `bias` is an address."""
         return Weight(self.data.ctypes.data, TYPES.index(self.kind), self.out_features, self.in_features, bias)
 
     def dense(self) -> Tensor:
-        """float32 [out, in], made anew."""
+        """A new float32 [out, in]."""
         return self.rows(torch.arange(self.out_features))
-
-    @functools.cached_property
-    def _kept(self) -> dict[bool, _Product]:
-        return {}
 
     def product(self, x: Tensor, narrow: bool = False) -> Tensor:
         """x Wᵀ for contiguous float32 x [rows, in]; a view of [rows, out rounded up]. `narrow`: x in 8 bits, not 16."""
         result = torch.empty(len(x), self.width)
         if len(x):
-            kept = self._kept.get(narrow) or self._kept.setdefault(narrow, _Product(self, narrow))
-            if kept.free.acquire(blocking=False):
-                try:
-                    kept(x, result)
-                finally:
-                    kept.free.release()
-            else:  # another thread is at it
-                _Product(self, narrow)(x, result)
+            size = 0 if self.kind in FLOATS else self.in_features // GROUP * CODES
+            codes = torch.empty(len(x) * size, dtype=torch.uint8)
+            given = Input(codes.data_ptr() if size else None)
+            record = Product(self.described(), len(x), narrow, x.data_ptr(), result.data_ptr(), given)
+            run(PRODUCT, record, torch.get_num_threads())
         return result[:, : self.out_features]
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ids [n] of the weight, dequantised [n, in]. IndexError for one that it has not."""
+        """Rows ids [n] of the weight, dequantised [n, in]. IndexError for ids outside the weight."""
         ids = ids.to(torch.int64).contiguous()
         result = torch.empty(len(ids), self.in_features)
         if len(ids):
@@ -147,31 +184,8 @@ def _rounded(weight: Tensor, layout: str) -> np.ndarray:
     return torch.cat(parts, dim=-1).reshape(len(weight), -1).numpy()
 
 
-class _Product:
-    """A weight's record for the product, and memory for the activations of a few rows: both are kept between calls.
-    `free` is held by the thread that calls."""
-
-    def __init__(self, weight: PackedWeight, narrow: bool) -> None:
-        kernels()
-        self.free = threading.Lock()
-        self._row = 0 if weight.kind in FLOATS else weight.in_features // GROUP * CODES
-        self._codes = torch.empty(0, dtype=torch.uint8)
-        self._record = Product(weight.described(), narrow=narrow)
-
-    def __call__(self, x: Tensor, result: Tensor) -> None:
-        codes = self._codes
-        if codes.numel() < len(x) * self._row:
-            codes = torch.empty(max(len(x), TILE) * self._row, dtype=torch.uint8)
-            if len(x) <= TILE:
-                self._codes = codes
-        record = self._record
-        record.count, record.x, record.y = len(x), x.data_ptr(), result.data_ptr()
-        record.input.codes = codes.data_ptr() if self._row else None
-        run(PRODUCT, record, torch.get_num_threads())
-
-
 class _Quantized(nn.Module):
-    """What both layers share: a packed weight that shows itself dense."""
+    """A layer over a packed weight, with a dense `weight` to read."""
 
     def __init__(self, packed: PackedWeight) -> None:
         super().__init__()
@@ -179,7 +193,7 @@ class _Quantized(nn.Module):
 
     @property
     def weight(self) -> nn.Parameter:
-        """A dense copy of the weight, made anew at every access: writing to it changes nothing."""
+        """A new dense copy of the weight at every access: writing to it changes nothing."""
         return nn.Parameter(self.packed.dense(), requires_grad=False)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -212,7 +226,7 @@ class QuantizedLinear(_Quantized):
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def parts(self, *sizes: int) -> list[QuantizedLinear]:
-        """Layers that make so many of the outputs each, over the same memory; [] where no part may begin there."""
+        """Layers of `sizes` outputs each, over the same memory; [] where a part cannot begin at such an output."""
         ends = list(itertools.accumulate(sizes))
         if any(end % COLUMNS for end in ends[:-1]):
             return []
@@ -249,8 +263,8 @@ class QuantizedEmbedding(_Quantized):
 
 
 class QuantizedExperts(nn.Module):
-    """The experts of a mixture, whose weights are packed: `gate`, `up` and `down` of each. `plain` is transformers'
-    module without weights, which says the activation."""
+    """The experts of a mixture over packed weights: `gate`, `up` and `down` of each. `plain` is transformers' module
+    without weights, which has the activation."""
 
     def __init__(self, experts: Sequence[tuple[PackedWeight, PackedWeight, PackedWeight]], plain: Any = None) -> None:
         super().__init__()
@@ -258,7 +272,7 @@ class QuantizedExperts(nn.Module):
 
     @staticmethod
     def of(weights: Mapping[str, PackedWeight], count: int, plain: Any = None) -> QuantizedExperts:
-        """Of weights that hold all experts' outputs one after another, under transformers' names or a GGUF file's."""
+        """Split weights of all experts, outputs concatenated, under transformers' names or a GGUF file's."""
 
         def each(name: str, part: int = 0, parts: int = 1) -> list[PackedWeight]:
             size = weights[name].out_features // count // parts
@@ -270,7 +284,7 @@ class QuantizedExperts(nn.Module):
         return QuantizedExperts(list(zip(gate, up, each("down_proj"), strict=True)), plain)
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """x [rows, in], of each row the chosen experts and their shares [rows, K] → [rows, in]."""
+        """x [rows, in] through the chosen experts of each row, weighted by their shares [rows, K]: [rows, in]."""
         result = torch.zeros_like(x)
         for number in chosen.unique().tolist():
             rows, nth = torch.where(chosen == number)
@@ -290,13 +304,12 @@ class QuantizedExperts(nn.Module):
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether the product of this float weight [out, in] can be had in 8 bits, without compiling the kernels for it."""
+    """Whether this float weight [out, in] can be rounded, with kernels that are loaded already."""
     return weight.device.type == "cpu" and weight.shape[1] % GROUP == 0 and at_hand()
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
-    """Replace those linear maps, embeddings and experts of `model` that are named by layers over these weights, in
-    place. Biases stay as they are."""
+    """Replace the named linear maps, embeddings and experts of `model` by layers over `weights`. Biases stay."""
     mixtures: dict[str, dict[str, PackedWeight]] = {}
     for name, packed in weights.items():
         parent_name, _, own = name.rpartition(".")
@@ -318,7 +331,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
 
 
 def narrow_activations(model: nn.Module) -> None:
-    """What enters this model's packed linear maps has 8 bits from now on, instead of 16: llama.cpp's arithmetic."""
+    """Round the activations of this model's packed linear maps to 8 bits instead of 16, as llama.cpp does."""
     for part in model.modules():
         if isinstance(part, QuantizedLinear | QuantizedExperts):
             part.narrow = True

@@ -1,12 +1,11 @@
-"""A GGUF file's weights without expanding them: laid out for the kernels once, kept beside the converted model, mapped.
+"""A GGUF file's weights without expanding them: packed for the kernels once, kept in the cache and mapped.
 
-The first load reads the file's blocks (utils/kernels/blocks.py) and writes one file of packed weights; later ones map
-it, so weights are read from disk as they are used and shared between processes. A file with a tensor of a type, or a
-model of a kind, that the kernels do not know is loaded as float32, as ever; one whose tensors are not those of its
-configuration is refused.
+The first load reads the file's blocks (utils/kernels/quantized_linear.py) and writes one file of packed weights; later
+loads map it, so weights are read from disk when they are used and shared between processes. A file whose architecture
+or types the kernels do not know is loaded as float32; one whose tensors do not fit its configuration is refused.
 
-What is loaded is a model's parts and what its configuration file says: all that the compiled pass reads. transformers,
-whose model classes take longer to import than all else, comes in where somebody asks for its own pass.
+A packed model has the parts and the configuration that the compiled pass reads. transformers, whose model classes take
+longer to import than all else, is imported only for its own pass.
 """
 
 from __future__ import annotations
@@ -29,10 +28,16 @@ from utils.families import FAMILIES, UnfitError, facts_of, head_size, rules_of
 from utils.files import replacing, write_text
 from utils.gguf.header import GgufHeader, TensorInfo, read_header
 from utils.kernels.bindings import TYPES, keep_in, load
-from utils.kernels.blocks import pack, width_of
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
-from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedExperts, QuantizedLinear
+from utils.kernels.quantized_linear import (
+    PackedWeight,
+    QuantizedEmbedding,
+    QuantizedExperts,
+    QuantizedLinear,
+    pack,
+    width_of,
+)
 from utils.loading.accounting import check_tensors
 from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch, writing
 from utils.loading.gguf import gguf_digest

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UsageError, UserError
-from utils.kernels.instruction_sets import why_not
+from utils.kernels.build import why_not
 from utils.kernels.quantized_linear import KINDS
 
 BITSANDBYTES = ("int8", "nf4", "fp4")

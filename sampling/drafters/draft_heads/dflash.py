@@ -51,7 +51,7 @@ class BlockNetwork(StudentNetwork):
         x = self.embed(ids)
         rotation = self._angles(positions, x)
         for index, layer in enumerate(self._layers):
-            x = layer.think(layer.attend(x, rotation, seen[self.config.windows[index]], cache, index))
+            x = layer.mlp(layer.attend(x, rotation, seen[self.config.windows[index]], cache, index))
         return self._norm(x)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -248,7 +248,7 @@ class StudentNetwork:
             x = layer.attend(x, rotation, bias, cache, index)
             if seen is not None:
                 x = self._cross[index].read(x, turning, seen, index, positions)
-            x = layer.think(x)
+            x = layer.mlp(x)
         return self._leave(x)
 
     def _near(self, mask: Tensor, positions: Tensor, cached: int) -> Tensor:

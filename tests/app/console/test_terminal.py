@@ -16,7 +16,7 @@ import pytest
 
 from app.console.answer import FIRST
 from tests.support.screen import ROOT, Terminal
-from utils.kernels.instruction_sets import instruction_set
+from utils.kernels.build import instruction_set
 
 SAME = "identical by construction" if instruction_set() else "same output"
 READY = 240.0  # seconds that loading may take on a busy machine

@@ -35,7 +35,7 @@ from sampling.types import Budget, Tree
 from tests.support.tiny import TinyPair
 from utils.catalogue.specs import PUBLISHED_KINDS, spec_from_argument
 from utils.errors import UsageError
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import expanded
 from utils.progress import never
@@ -284,7 +284,7 @@ def test_where_nothing_is_compiled_the_default_is_float32_and_says_why(monkeypat
 def test_why_a_files_bits_are_not_left_as_they_are(
     options: LoadOptions, told: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("utils.kernels.instruction_sets.why_not", lambda: "")
+    monkeypatch.setattr("utils.kernels.build.why_not", lambda: "")
     target = SimpleNamespace(
         name="m",
         quantization=told.get("quantization", "none"),

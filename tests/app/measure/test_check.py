@@ -14,7 +14,7 @@ from app.command_line.main import main
 from app.lanes.pairing import catalogue_in
 from tests.support.tiny import tiny_model, tiny_pair
 from tests.support.warm import run
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 
 ROOT = Path(__file__).parents[3]
 

@@ -15,7 +15,7 @@ import transformers
 from sampling.models.fused import FusedNetwork, supports
 from tests.support.quantized import keep_code
 from utils.families import FAMILIES
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, put_weights
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")

@@ -25,7 +25,7 @@ from sampling.models.masks import additive, places
 from sampling.models.network import TransformersNetwork
 from sampling.types import Draft
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
-from utils.kernels.instruction_sets import INSTRUCTION_SETS, features, instruction_set, why_not
+from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set, why_not
 from utils.kernels.quantized_linear import narrow_activations
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
@@ -241,7 +241,7 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
         if not other.needs <= features():
             continue
         code = (
-            "from utils.kernels.instruction_sets import instruction_set; from tests.sampling.models import test_fused;"
+            "from utils.kernels.build import instruction_set; from tests.sampling.models import test_fused;"
             "print(instruction_set().name, *test_fused.digests())"
         )
         done = subprocess.run(
@@ -479,8 +479,8 @@ def test_two_threads_of_the_interpreter_take_turns(model: Any) -> None:
 
 
 def passes_beside_trouble(passes: int) -> None:
-    """So many passes beside two busy processes, by one to three threads, with forks, Ctrl-C and a second thread that
-    asks at the same time. AssertionError if a result is another."""
+    """Run `passes` passes beside two busy processes, by one to three threads, after a fork, with Ctrl-C and a second
+    thread that runs passes at the same time. AssertionError if a result differs."""
     network, text = FusedNetwork(quantized_model("llama, three queries a key", layers=1)), tokens(4)
     want = feed(network, network.new_cache(1), text)
     stop, may, main = threading.Event(), [False], threading.get_ident()
@@ -501,8 +501,16 @@ def passes_beside_trouble(passes: int) -> None:
             may[0] = False
             raise KeyboardInterrupt
 
+    child = os.fork()  # the kernels' threads stay in the parent
+    if child == 0:
+        try:
+            ask(2)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
     signal.signal(signal.SIGINT, interrupt)
-    other, children, interrupts, done = threading.Thread(target=disturb), list[int](), 0, 0
+    other, interrupts, done = threading.Thread(target=disturb), 0, 0
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         other.start()
@@ -514,22 +522,13 @@ def passes_beside_trouble(passes: int) -> None:
                 may[0] = False
             except KeyboardInterrupt:
                 interrupts += 1
-            if done % 300 == 0:
-                children.append(os.fork())
-                if children[-1] == 0:
-                    try:
-                        ask(2)
-                        os._exit(0)
-                    finally:
-                        os._exit(1)
             done += 10
     finally:
         stop.set()
-        for one in busy:
-            one.kill()
-            one.wait()
+        for process in busy:
+            process.kill()
+            process.wait()
     other.join()
-    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 
 
 def test_no_pass_hangs_whatever_happens_beside_it() -> None:

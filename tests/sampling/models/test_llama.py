@@ -27,7 +27,7 @@ from transformers import (
 
 from sampling.models import llama
 from sampling.models.llama import LlamaNetwork
-from utils.kernels.instruction_sets import instruction_set
+from utils.kernels.build import instruction_set
 from utils.kernels.packed_linear import pack
 
 SIZES: dict[str, Any] = {

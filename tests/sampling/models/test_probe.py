@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sampling.models import probe
 from sampling.models.encoder_decoder import lm_of
 from sampling.models.network import TransformersNetwork
-from sampling.models.twin import small, twin
+from sampling.models.probe import small, twin
 from tests.support.architectures import architecture, differing
 from utils.errors import UserError
 

@@ -9,9 +9,8 @@ from gguf import quants
 
 from tests.support.quantized import keep_code
 from utils.kernels.bindings import COLUMNS, FLOATS, TYPES
-from utils.kernels.blocks import FILE_BLOCKS, pack
-from utils.kernels.instruction_sets import instruction_set, why_not
-from utils.kernels.quantized_linear import PackedWeight
+from utils.kernels.build import instruction_set, why_not
+from utils.kernels.quantized_linear import FILE_BLOCKS, PackedWeight, pack
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
 

@@ -1,8 +1,9 @@
-"""The library is compiled once and found again; what Python says of its structures is what the header says."""
+"""The library is compiled once, its structures are those of the header, and without it torch computes."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,27 +13,16 @@ import numpy as np
 import pytest
 
 from utils.kernels import bindings, build
-from utils.kernels.build import BuildError, kept_library, library
-from utils.kernels.instruction_sets import InstructionSet, instruction_set, why_not
+from utils.kernels.bindings import LONGEST, SHORTEST, Pace
+from utils.kernels.build import BuildError, InstructionSet, instruction_set, kept_library, library, why_not
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
 
 SOURCES = Path(build.__file__).parent
 STRUCTURES = ["Weight", "Input", "Product", "LookUp", "Expert", "Layer", "Pass", "Step", "Walk"]
 ENUMERATIONS = (
-    "COLUMNS",
-    "GROUP",
-    "TILE",
-    "FEW",
-    "TABLES",
-    "MOST_CHOSEN",
-    "MOST",
-    "RIVALS",
-    "NOISE",
-    "PRODUCT",
-    "LOOK_UP",
-    "PASS",
-    "STEP",
+    *("COLUMNS", "GROUP", "TILE", "FEW", "TABLES", "MOST_CHOSEN", "MOST", "RIVALS", "NOISE"),
+    *("PRODUCT", "LOOK_UP", "PASS", "STEP"),
 )
 
 
@@ -123,13 +113,84 @@ def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.M
     for file in SOURCES.glob("*.[ch]"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.setattr(build, "_SOURCES", tmp_path)
-    build._version.cache_clear()
-    try:
-        assert kept_library(tmp_path, row()) == before
-        (tmp_path / "vectors.h").write_text("")
-        build._version.cache_clear()
-        assert kept_library(tmp_path, row()) != before
-        with pytest.raises(BuildError, match=r"^the kernels do not compile: .*error: "):
-            library(tmp_path / "kept", row())
-    finally:
-        build._version.cache_clear()
+    assert kept_library(tmp_path, row()) == before
+    (tmp_path / "vectors.h").write_text("")
+    assert kept_library(tmp_path, row()) != before
+    with pytest.raises(BuildError, match=r"^the kernels do not compile: .*error: "):
+        library(tmp_path / "kept", row())
+
+
+# -- without kernels ---------------------------------------------------------------------------------
+
+ASK = """
+import torch
+from utils.kernels.bindings import load
+from utils.kernels.build import instruction_set, why_not
+print(load(), instruction_set(), why_not(), sep="|")
+"""
+PLAIN = """
+import sys, transformers
+from sampling.models.network import network_of
+from utils.kernels.bindings import at_hand
+size = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=9, num_hidden_layers=1, **size))
+print(type(network_of(model)).__name__, at_hand())
+"""
+
+
+def said(program: str, **environment: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "SPEC_KERNELS"} | environment
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    return run.stdout.strip()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other names for it")
+def test_a_compiler_that_fails_is_as_good_as_none_and_its_words_are_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "ziglang").mkdir()
+    (tmp_path / "ziglang" / "__init__.py").touch()
+    (tmp_path / "ziglang" / "__main__.py").write_text("raise SystemExit('error: out of luck\\nand more')")
+    assert said(ASK, PYTHONPATH=str(tmp_path)) == "False|None|the kernels do not compile: error: out of luck"
+
+
+def test_kernels_can_be_switched_off() -> None:
+    assert said(ASK, SPEC_KERNELS="torch") == "False|None|SPEC_KERNELS=torch"
+
+
+def test_a_model_without_packed_weights_loads_no_kernels() -> None:
+    assert said(PLAIN) == "LlamaNetwork False"
+
+
+# -- threads -------------------------------------------------------------------------------------------
+
+
+def test_a_quiet_machine_keeps_the_team() -> None:
+    pace = Pace()
+    for now in range(100):
+        pace.ran(slept=0.0002, seconds=0.002, now=now)
+        assert pace.threads(2, now) == 2
+
+
+def test_two_runs_that_mostly_slept_bring_one_thread_for_a_while() -> None:
+    pace = Pace()
+    pace.ran(slept=0.05, seconds=0.06, now=0.0)
+    assert pace.threads(2, 0.0) == 2, "one slow run may be an accident"
+    pace.ran(slept=0.05, seconds=0.06, now=1.0)
+    assert pace.threads(2, 1.0 + SHORTEST / 2) == 1
+    assert pace.threads(2, 1.0 + SHORTEST) == 2
+
+
+def test_each_try_that_fails_waits_longer_and_calm_runs_end_that() -> None:
+    pace, now, waits = Pace(), 0.0, list[float]()
+    pace.ran(slept=1, seconds=1, now=now)
+    for _ in range(8):
+        pace.ran(slept=1, seconds=1, now=now)
+        waits.append(pace.until - now)
+        now = pace.until
+    assert waits == sorted(waits)
+    assert waits[-1] == LONGEST
+    for _ in range(8):
+        pace.ran(slept=0, seconds=1, now=now)
+    pace.ran(slept=1, seconds=1, now=now)
+    assert pace.threads(2, now) == 2
+    pace.ran(slept=1, seconds=1, now=now)
+    assert pace.until - now == SHORTEST

@@ -27,10 +27,9 @@ from tests.support.quantized import SHAPES, quantized_model
 from tests.utils.kernels.test_blocks import bytes_of
 from tests.utils.kernels.test_quantized_linear import rounded
 from utils.kernels import build
-from utils.kernels.bindings import COLUMNS, FLOATS, TYPES
-from utils.kernels.instruction_sets import instruction_set
+from utils.kernels.bindings import COLUMNS, FLOATS, TYPES, run
+from utils.kernels.build import instruction_set
 from utils.kernels.quantized_linear import PackedWeight
-from utils.kernels.team import run
 
 SOURCES = Path(build.__file__).parent
 DRIVER = Path(__file__).parents[2] / "support" / "kernel_driver.c"

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.quantized import keep_code
 from utils.kernels import packed_linear
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 from utils.kernels.packed_linear import pack, unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 

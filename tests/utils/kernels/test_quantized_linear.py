@@ -16,7 +16,7 @@ from gguf import quants
 from tests.support.quantized import keep_code
 from tests.utils.kernels.test_blocks import bytes_of
 from utils.kernels.bindings import FLOATS, GROUP, TYPES
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 from utils.kernels.packed_linear import quantize
 from utils.kernels.quantized_linear import KINDS, PackedWeight, QuantizedEmbedding, QuantizedLinear
 

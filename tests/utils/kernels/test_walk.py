@@ -15,7 +15,7 @@ from sampling.verify import distributions
 from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import verify
 from tests.support.quantized import keep_code
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 from utils.logits_processors import LogitsProcessor
 

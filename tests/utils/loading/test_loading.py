@@ -20,7 +20,7 @@ from sampling.models.network import network_of
 from tests.support.tiny import tiny_model, tiny_pair
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UsageError, UserError
-from utils.kernels.instruction_sets import instruction_set
+from utils.kernels.build import instruction_set
 from utils.kernels.quantized_linear import QuantizedLinear
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions

@@ -14,7 +14,7 @@ from sampling.models.fused import FusedNetwork
 from tests.support.tiny import tiny_model, tiny_pair
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UsageError
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import QuantizedLinear
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair

@@ -16,7 +16,7 @@ from sampling.models.fused import FusedCache
 from sampling.types import Draft
 from tests.support.quantized import keep_code
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
