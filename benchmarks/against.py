@@ -563,8 +563,8 @@ def onnx_rivals(
 
 def onnx_folder(folder: Path, precision: str, version: str, progress: Progress, cancelled: Callable[[], bool]) -> Path:
     """The ONNX model that the package's builder makes of the model in `folder`, kept in the cache; made if missing."""
-    from utils.child import run_child
     from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch
+    from utils.progress import run_child
 
     weights = [
         (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.safetensors"))

@@ -1,34 +1,36 @@
-"""How long work reports back and is stopped: two callables and one error. Knows no screen."""
+"""Long work: how it reports its progress and is stopped, also in a helper process. Knows no screen."""
 
 from __future__ import annotations
 
+import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from utils.errors import UserError
 
 Progress = Callable[[str, float | None], None]
-"""(what is being done, fraction done 0..1 or None where it is not known)"""
-
+"""(the stage, the fraction done 0..1 or None if it is not known)"""
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
 
 
 class Cancelled(UserError):  # noqa: N818  # not a failure
-    """The user stopped it; nothing half-done is left behind."""
+    """The user stopped the work; nothing half-done stays."""
 
     exit_code = INTERRUPTED
 
 
 class Remaining:
-    """Says how far long work is and how long it will take: " 43%, 25 s left"."""
+    """The text for the progress of long work: " 43%, 25 s left"."""
 
     def __init__(self) -> None:
         self._stage, self._begun, self._first = "", 0.0, 0.0
 
     def text(self, stage: str, fraction: float | None) -> str:
-        """What stands after the stage; the time left where it can be told and is worth a word."""
+        """The fraction done of `stage`, and the time left once it can be estimated and is 3 s or more."""
         if stage != self._stage:
             self._stage, self._begun, self._first = stage, time.monotonic(), fraction or 0.0
         if fraction is None:
@@ -49,6 +51,61 @@ def never() -> bool:
 
 
 def check(cancelled: Callable[[], bool]) -> None:
-    """Raise :class:`Cancelled` if the user asked to stop."""
+    """Raise :class:`Cancelled` if `cancelled` is true."""
     if cancelled():
         raise Cancelled("loading was cancelled")
+
+
+def run_child(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    on_tick: Callable[[], None],
+    cancelled: Callable[[], bool],
+    on_line: Callable[[str], None] = lambda line: None,
+) -> tuple[int, str]:
+    """Run `command` until it ends; (exit status, its stderr).
+
+    `on_line` gets each line of its stdout (from another thread), `on_tick` is called at once and every 0.1 s, and
+    `cancelled` after each tick. If that is true, and on any exception, the process is killed. It has a separate
+    session, so a Ctrl-C in the terminal does not reach it.
+    """
+    process = subprocess.Popen(
+        list(command),
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    errors: list[str] = []
+    readers = [
+        threading.Thread(target=_drain, args=(process.stdout, on_line), daemon=True),
+        threading.Thread(target=_drain, args=(process.stderr, errors.append), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        running = True
+        while running:
+            on_tick()
+            check(cancelled)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+                running = False
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        deadline = time.monotonic() + 2
+        for reader in readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+    return process.returncode, "".join(errors)
+
+
+def _drain(pipe: Iterable[str], sink: Callable[[str], None]) -> None:
+    for line in pipe:
+        sink(line)

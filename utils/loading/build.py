@@ -22,6 +22,7 @@ from utils.families import UnfitError, facts_of
 from utils.kernels.packed_linear import lean, pack, quantize
 from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, narrow_activations
 from utils.loading.accounting import check_loaded, check_said, check_written
+from utils.loading.cache import check_memory
 from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
 from utils.loading.packed_gguf import (
     ONE_AT_A_TIME,
@@ -33,7 +34,6 @@ from utils.loading.packed_gguf import (
 )
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_libraries, quiet_warnings
-from utils.loading.room import check_memory
 from utils.loading.sources import model_folder
 from utils.loading.weight_files import weight_files
 from utils.processes import meet

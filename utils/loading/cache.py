@@ -1,7 +1,7 @@
-"""The folder of fetched and converted models, and how one knows that an entry is whole.
+"""The folder of fetched and converted models, whether an entry is whole, and whether memory and disk have room.
 
-An entry is a folder with a manifest: what it was made from, and size, time and sha256 of each
-file. It appears by one rename, so a folder without a manifest never counts. Knows no models.
+An entry is a folder with a manifest: its source, and size, time and sha256 of each file. It appears by one rename, so a
+folder without a manifest never counts. Knows no models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def cache_folder() -> Path:
 
 
 def sha256(*files: Path, cancelled: Callable[[], bool] = never) -> str:
-    """Hex digest of the files' content, one behind the other; can be stopped by `cancelled`."""
+    """Hex digest of the files' content, concatenated; `cancelled` can stop it."""
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
@@ -44,7 +44,7 @@ def sha256(*files: Path, cancelled: Callable[[], bool] = never) -> str:
 
 
 def remembered_sha256(path: Path, cancelled: Callable[[], bool] = never) -> str:
-    """The digest of a large file, read again only after its size or time has changed."""
+    """The digest of a large file, read again only if its size or time has changed."""
     notes = cache_folder() / "hashes.json"
     stat = path.stat()
     key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
@@ -68,7 +68,7 @@ def _read_json(path: Path) -> dict[str, object]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what the file system refuses into one line that says what helps."""
+    """Turn errors of the file system into one line that says what helps."""
     try:
         yield
     except OSError as error:
@@ -83,7 +83,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(name: Path, progress: Progress, cancelled: Callable[[], bool]) -> Iterator[None]:
-    """Only one process at a time makes the entry `name`; others wait and can be cancelled."""
+    """Let only one process create the entry `name`; others wait and can be cancelled."""
     from filelock import FileLock, Timeout
 
     with writing(name.parent):
@@ -103,9 +103,9 @@ def locked(name: Path, progress: Progress, cancelled: Callable[[], bool]) -> Ite
 
 
 def is_whole(entry: Path, source: dict[str, object], *, thorough: bool = False) -> bool:
-    """Whether the entry was made from `source` and no file of it has been cut, changed or lost.
+    """Whether the entry was made from `source` and all its files are as they were.
 
-    Sizes are always compared; contents only where a file's time has changed since, or if `thorough`.
+    Sizes are always compared; contents only if a file's time has changed, or if `thorough`.
     """
     manifest = _read_json(entry / MANIFEST)
     files = manifest.get("files")
@@ -120,29 +120,26 @@ def _same(path: Path, noted: dict[str, object], thorough: bool) -> bool:
     return (not thorough and stat.st_mtime_ns == noted["mtime_ns"]) or sha256(path) == noted["sha256"]
 
 
-def publish(made: Path, entry: Path, source: dict[str, object]) -> None:
-    """Write the manifest of the folder `made`, flush it to disk and rename it to `entry`."""
+def publish(folder: Path, entry: Path, source: dict[str, object]) -> None:
+    """Write the manifest of `folder`, flush its files to disk and rename it to `entry`."""
     with writing(entry.parent):
         files = {}
-        for path in sorted(p for p in made.rglob("*") if p.is_file()):
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
             stat = path.stat()
             noted = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256(path)}
-            files[path.relative_to(made).as_posix()] = noted
-        write_json(made / MANIFEST, {"source": source, "made": time.time(), "files": files})
+            files[path.relative_to(folder).as_posix()] = noted
+        write_json(folder / MANIFEST, {"source": source, "made": time.time(), "files": files})
         real = os.path.realpath(entry)  # a link stays
         if os.path.exists(real):
             shutil.rmtree(real)
-        shutil.move(made, real)
+        shutil.move(folder, real)
 
 
 @contextmanager
 def scratch(entry: Path) -> Iterator[Path]:
-    """An empty folder beside `entry` to make it in; removed afterwards, like those of dead processes.
-
-    To be used under :func:`locked`.
-    """
+    """An empty folder beside `entry`, removed afterwards, like those of dead processes; use it under :func:`locked`."""
     with writing(entry.parent):
         for left in entry.parent.glob(f"{entry.name}.partial-*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -152,3 +149,23 @@ def scratch(entry: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_memory(what: str, needed: float, instead: str) -> None:
+    """UserError if `needed` bytes are not free; `what` needs them, `instead` is the way out."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(f"{what} needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free: {instead}")
+
+
+def check_disk(what: str, needed: float, folder: Path) -> None:
+    """UserError if the disk of `folder`, in the cache, has not `needed` bytes."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise UserError(
+            f"{what} needs {needed / 1e9:.1f} GB of disk, {free / 1e9:.1f} GB are free in {cache_folder()}: free some, "
+            "or set SPEC_CACHE_DIR"
+        )

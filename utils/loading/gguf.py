@@ -20,14 +20,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from utils.child import run_child
 from utils.errors import UserError
 from utils.gguf.facts import check_said, complete, end_ids, facts_of, teach_families
 from utils.gguf.header import GgufHeader, read_header, write_joined
 from utils.loading.accounting import check_loaded
-from utils.loading.cache import cache_folder, is_whole, locked, publish, remembered_sha256, scratch, writing
-from utils.loading.room import check_disk, check_memory
-from utils.progress import Progress
+from utils.loading.cache import (
+    cache_folder,
+    check_disk,
+    check_memory,
+    is_whole,
+    locked,
+    publish,
+    remembered_sha256,
+    scratch,
+    writing,
+)
+from utils.progress import Progress, run_child
 
 FORMAT = 3  # raised whenever the same file would be converted differently
 _EXPANDING = 2  # memory that expanding takes, over the float32 weights

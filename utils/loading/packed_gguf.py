@@ -39,10 +39,9 @@ from utils.kernels.quantized_linear import (
     width_of,
 )
 from utils.loading.accounting import check_tensors
-from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch, writing
+from utils.loading.cache import cache_folder, check_disk, check_memory, is_whole, locked, publish, scratch, writing
 from utils.loading.gguf import gguf_digest
 from utils.loading.quiet import quiet_libraries, quiet_warnings
-from utils.loading.room import check_disk, check_memory
 from utils.loading.sources import gguf_file
 from utils.progress import Progress, check
 from utils.rotary import frequencies

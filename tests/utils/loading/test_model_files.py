@@ -51,7 +51,7 @@ def warm_converters(monkeypatch) -> None:
     def started(command, **how):
         return (Warm if any("utils.loading.gguf" in word for word in command) else subprocess.Popen)(command, **how)
 
-    monkeypatch.setattr("utils.child.subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": started}))
+    monkeypatch.setattr("utils.progress.subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": started}))
 
 
 # ---- a file out of a package -------------------------------------------------------------------
