@@ -1,6 +1,4 @@
-"""Errors that a user can mend, and checks of single values that raise them. Shown as one line; a traceback only with
---verbose. Knows nothing of what the values are for.
-"""
+"""Errors that a user can mend, in one line, and checks of single values that raise them."""
 
 from __future__ import annotations
 
@@ -10,17 +8,17 @@ from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 
 COLDEST = 2.0**-126
-"""The smallest number that float32 can divide by: its reciprocal is the largest one that it can multiply by."""
+"""The smallest number that float32 can divide by; its reciprocal is the largest that it can multiply by."""
 
 
 class UserError(Exception):
-    """One line that names what is wrong, the value given and what is allowed."""
+    """One line that names the mistake, the value and the allowed values."""
 
     exit_code = 1
 
 
 class LogitsError(UserError, ValueError):
-    """What a model gives for the next token is no distribution."""
+    """A model's logits give no distribution."""
 
 
 class UsageError(UserError):
@@ -30,7 +28,7 @@ class UsageError(UserError):
 
 
 def number(name: str, value: object, fits: Callable[[float], bool], allowed: str) -> float:
-    """`value` as a float; UserError where it is no finite number or does not fit."""
+    """`value` as a float; UserError if it is no finite number or does not fit."""
     try:
         read = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:
@@ -41,25 +39,25 @@ def number(name: str, value: object, fits: Callable[[float], bool], allowed: str
 
 
 def whole(name: str, value: object, least: int, allowed: str) -> int:
-    """`value` as an int; UserError where it is no whole number from `least` on."""
+    """`value` as an int; UserError if it is no whole number from `least` on."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UserError(f"{name} must be {allowed}, got {shown(value)}")
     return int(value)
 
 
 def shown(value: object) -> str:
-    """A value as an error names it: short, on one line."""
+    """A value for an error message: short, on one line."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else text[:39] + "…"
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name most like `word`, or None when nothing is near; slashes and dashes in front do not count."""
+    """The name most like `word`, or None if none is near; leading slashes and dashes do not count."""
     bare = {name.lstrip("/-"): name for name in sorted(set(names))}
     wanted = word.lstrip("/-").casefold()
-    begun = [name for name in bare if len(wanted) > 1 and name.startswith(wanted)]
+    starting = [name for name in bare if len(wanted) > 1 and name.startswith(wanted)]
     close = difflib.get_close_matches(wanted, list(bare), 1, 0.6)
-    return next((bare[name] for name in (wanted, *begun, *close) if name in bare), None)
+    return next((bare[name] for name in (wanted, *starting, *close) if name in bare), None)
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
-"""What the compiled pass must know of a model beside its weights: a table of facts by family, read from configurations.
+"""The facts about a model that the compiled pass needs beside its weights: a table of families, and configurations.
 
-A row of :data:`FAMILIES` says how a family's layers are put together; numbers come from the configuration. A model that
-says something no fact expresses has no row, or is refused by :func:`facts_of`. Knows no modules and no files.
+A row of :data:`FAMILIES` says how a family's layers are built; numbers come from the configuration. :func:`facts_of`
+refuses a configuration that no facts express. Knows no modules and no files.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _UNKNOWN = ("clip_qkv", "use_bidirectional_attention")  # a configuration that s
 
 
 class UnfitError(Exception):
-    """The compiled pass cannot compute this model, for the reason said."""
+    """The compiled pass cannot compute this model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's layers are put together.
+    """How a family's layers are built.
 
-    `norms`: where it has them, by the field that they are in the pass. `gain_above_one`: a norm's gain is 1 + w.
-    `qk_norm`: whether queries and keys are normed: "" not, "head" each head by itself, "all" all heads together.
-    `scaled_embeddings`: by √hidden. `qkv_bias`: queries, keys and values always have one. `joined`: one map makes
-    queries, keys and values, another gate and up.
+    `norms`: their names in a layer, by their fields in the pass. `gain_above_one`: a norm's gain is 1 + w. `qk_norm`:
+    the norm of queries and keys: "" none, "head" each head separately, "all" all heads together. `scaled_embeddings`:
+    by √hidden. `qkv_bias`: queries, keys and values always have one. `joined`: one map makes queries, keys and values,
+    another gate and up.
     """
 
     norms: Mapping[str, str] = field(default_factory=lambda: PRE)
@@ -57,8 +57,8 @@ FAMILIES = {  # by the configuration's model_type
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`scalars` are fields of the pass; of each layer its window (0: none) and its `kind`, by which a family that turns
-    layers differently names the rotary table; None: it turns none; and whether it is a mixture of experts."""
+    """The facts about a model: `scalars`, fields of the pass; of each layer its window (0: none), the kind whose rotary
+    table turns it ("" for a single table, None: it turns nothing), and whether it is a mixture of experts."""
 
     family: Family
     scalars: Mapping[str, float]
@@ -78,13 +78,13 @@ def head_size(config: Any) -> int:
 
 
 def rules_of(config: Any) -> dict[str, Any]:
-    """The rules by which positions turn, by the kind of layer where these differ, else under an empty name."""
+    """The rotary rules by the kind of layer; a single rule under an empty name."""
     rope = getattr(config, "rope_parameters", None) or {}
     return {"": rope} if "rope_type" in rope or not rope else {kind: rule for kind, rule in rope.items() if rule}
 
 
 def facts_of(config: Any) -> Facts:
-    """The facts of a causal model of `config`. UnfitError where the compiled pass does not compute it."""
+    """The facts about a causal model of `config`. UnfitError if the compiled pass does not compute it."""
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise UnfitError(f"no compiled pass computes {config.model_type}")

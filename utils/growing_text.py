@@ -1,10 +1,9 @@
 """The text of a growing sequence of token ids, by difference of decoded prefixes over a bounded window of tokens.
 
 Leading spaces and characters split over several tokens come out right, at a cost per token that does not grow with the
-text. Some tokenizers (byte fallback) have a token for every byte and decode a run of them only as a whole: one byte too
-many or too few, at either end, and each of the run becomes a replacement. So no window begins inside a character, and
-a run that is spoilt after its text was handed out is let go. Knows no models and no screen; control characters pass
-through.
+text. Some tokenizers (byte fallback) have a token for every byte and decode a run of them only as a whole: with a byte
+too many or too few at either end, all of the run become replacements. So no window begins inside a character, and a
+run that is spoilt after its text was returned is dropped. Control characters pass through.
 """
 
 from __future__ import annotations
@@ -19,35 +18,35 @@ NO_TEXT = "∎"  # stands for a refused token without text: a stop or another sp
 _CONTEXT = 8  # tokens before the newest ones that decode() sees as context
 _WINDOW = 24  # the window slides when it is longer than this
 _SPLIT = 3  # tokens of a character that is not complete, at most
-_WAITING = 12  # more waiting tokens than any character has bytes: they are garbage, let them go
+_WAITING = 12  # more waiting tokens than a character has bytes are garbage
 
 
 class Window:
-    """Text of a growing token sequence, token by token. `base` is the text already handed out."""
+    """Text of a growing token sequence, token by token."""
 
     def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
         self._decode = decode
         self._ids = self._last(list(context), _WINDOW)
         self._settled = len(self._ids)  # tokens whose text is complete
-        self._base = self._complete(self._ids)
+        self._base = self._complete(self._ids)  # the text already returned
 
     def _beyond(self, text: str) -> str | None:
-        """What `text` adds to the text handed out; None while an earlier part of it may still change."""
+        """The part of `text` after the returned text; None while an earlier part may still change."""
         return text[len(self._base) :] if text.startswith(self._base) else None
 
     def push(self, token: int) -> str:
-        """Commit a token; returns the text that is complete now (often "" inside a character)."""
+        """Commit a token; the text that is complete now (often "" inside a character)."""
         self._ids.append(token)
         text = self._decode(self._ids)
         new = self._beyond(text)
-        if new is None:  # text that was handed out reads otherwise now: until the character is complete, or for good
+        if new is None:  # the returned text reads otherwise now, until the character is complete or for good
             if len(self._ids) - self._settled <= _WAITING:
                 return ""
             self._ids = self._ids[self._settled :]
             self._settled, self._base = 0, ""
             text = new = self._decode(self._ids)
         if len(self._ids) - self._settled > _WAITING and text.endswith(REPLACEMENT):
-            return self._let_go(text)
+            return self._drop(text)
         whole = new.rstrip(REPLACEMENT)
         self._base += whole
         if whole == new:
@@ -55,8 +54,8 @@ class Window:
             self._slide()
         return whole
 
-    def _let_go(self, text: str) -> str:
-        """Hand out garbage up to a cut that cannot fall inside a character: the halves read like the whole."""
+    def _drop(self, text: str) -> str:
+        """Return garbage up to a cut outside any character: the halves read like the whole."""
         for cut in range(len(self._ids) - 4, self._settled, -1):
             head = self._decode(self._ids[:cut])
             if len(head) > len(self._base) and head + self._decode(self._ids[cut:]) == text:
@@ -67,22 +66,22 @@ class Window:
         return ""
 
     def rest(self) -> str:
-        """What was not handed out, as it stands: of a character that will not be completed a replacement."""
+        """The text that was not returned, with a replacement for an incomplete character."""
         new = self._beyond(self._decode(self._ids))
         return self._decode(self._ids[self._settled :]) if new is None else new
 
     def _last(self, ids: list[int], count: int) -> list[int]:
-        """The last `count` ids, or those from the first of them on that does not begin inside a character."""
-        found = ids[-count:]
-        if len(found) == len(ids):
-            return found
-        tails = (found[start:] for start in range(len(found)))
-        return next((tail for tail in tails if self._complete(tail)[:1] not in ("", REPLACEMENT)), found)
+        """The last `count` ids, without those at their beginning that are part of a character."""
+        last = ids[-count:]
+        if len(last) == len(ids):
+            return last
+        tails = (last[start:] for start in range(len(last)))
+        return next((tail for tail in tails if self._complete(tail)[:1] not in ("", REPLACEMENT)), last)
 
     def _complete(self, ids: list[int]) -> str:
-        """The text of `ids` without a character at their end that is not complete."""
+        """The text of `ids` without an incomplete character at their end."""
         whole = self._decode(ids) if ids else ""
-        if not whole.endswith(REPLACEMENT):  # a session log has no other texts than those it was asked for
+        if not whole.endswith(REPLACEMENT):  # a session log has only the texts that were decoded
             return whole
         ends = range(max(1, len(ids) - _SPLIT), len(ids))
         texts = [whole, *(self._decode(ids[:end]) for end in ends)]
@@ -95,7 +94,7 @@ class Window:
             self._base = self._complete(self._ids)
 
     def ahead(self, tokens: Iterable[int]) -> list[str]:
-        """What further tokens would read like, one text each, without committing them."""
+        """The texts of further tokens, one each, without committing them."""
         texts, ids, base = [], list(self._ids), self._base
         for token in tokens:
             ids.append(token)

@@ -37,45 +37,45 @@ def penalise(scores: Tensor, penalty: float, prefixes: Sequence[Sequence[int]]) 
     """Divide the positive scores of ids in the prefix by `penalty` and multiply the negative ones, in place.
 
     scores [M, V] with M prefixes; penalty above 0, above 1 discourages (Keskar et al., arXiv 1909.05858, section 4.1).
-    What is finite stays finite: a penalty makes no id impossible.
+    Finite scores stay finite: a penalty makes no id impossible.
     """
     import torch
 
     penalty, most = min(max(penalty, COLDEST), 1 / COLDEST), torch.finfo(scores.dtype).max
-    at, flat = _places(scores, (set(prefix) for prefix in prefixes)), scores.view(-1)
-    said = flat[at]
-    changed = torch.where(said < 0, said * penalty, said / penalty).clamp_(-most, most)
-    flat[at] = torch.where(said.isfinite(), changed, said)
+    at, flat = _flat_indices(scores, (set(prefix) for prefix in prefixes)), scores.view(-1)
+    before = flat[at]
+    changed = torch.where(before < 0, before * penalty, before / penalty).clamp_(-most, most)
+    flat[at] = torch.where(before.isfinite(), changed, before)
 
 
 def ban_repeats(scores: Tensor, n: int, prefixes: Sequence[Sequence[int]]) -> None:
     """Give -inf to every id that would end an n-gram the prefix already holds, in place; scores [M, V].
 
-    Where that would leave no id at all nothing is banned: there is always a distribution to draw from.
+    A row that would keep no id stays as it is: there is always a distribution to draw from.
     """
     banned = scores.clone()
-    banned.view(-1)[_places(scores, (followers(prefix, n) for prefix in prefixes))] = -math.inf
+    banned.view(-1)[_flat_indices(scores, (followers(prefix, n) for prefix in prefixes))] = -math.inf
     left = (banned > -math.inf).any(dim=-1, keepdim=True)
     scores.copy_(banned.where(left, scores))
 
 
 def followers(prefix: Sequence[int], n: int) -> set[int]:
-    """The ids that stand behind an earlier occurrence of the prefix's last n - 1 tokens."""
+    """The ids after earlier occurrences of the prefix's last n - 1 tokens."""
     tail = list(prefix[len(prefix) - n + 1 :])
     if len(prefix) < n or not tail:
         return set(prefix) if len(prefix) >= n else set()
-    found: set[int] = set()
+    ids: set[int] = set()
     end = n - 2
     with suppress(ValueError):
         while True:
             end = prefix.index(tail[-1], end, len(prefix) - 1) + 1
             if list(prefix[end - n + 1 : end]) == tail:
-                found.add(prefix[end])
-    return found
+                ids.add(prefix[end])
+    return ids
 
 
-def _places(scores: Tensor, ids: Iterable[Iterable[int]]) -> Tensor:
-    """Indices into scores.view(-1) of these ids of each row; what is no id of the vocabulary (-1) is left out."""
+def _flat_indices(scores: Tensor, ids: Iterable[Iterable[int]]) -> Tensor:
+    """Indices into scores.view(-1) of these ids of each row, without ids outside the vocabulary (-1)."""
     import torch
 
     size = scores.shape[-1]
@@ -120,17 +120,17 @@ def _normalised(probs: Tensor) -> Tensor:
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """The `count` largest of values [..., V], the largest first; on a CPU numpy finds them many times as fast as torch,
-    which sorts places too."""
+    """The `count` largest of values [..., V], descending; on a CPU numpy is many times as fast as torch, which sorts
+    indices too."""
     import numpy as np
     import torch
 
     if values.device.type != "cpu":
         return values.topk(count, dim=-1).values
-    found = values.detach().numpy()
+    top = values.detach().numpy()
     if count < values.shape[-1]:
-        found = np.partition(found, -count, axis=-1)[..., -count:]
-    return torch.from_numpy(np.sort(found, axis=-1)).flip(-1)
+        top = np.partition(top, -count, axis=-1)[..., -count:]
+    return torch.from_numpy(np.sort(top, axis=-1)).flip(-1)
 
 
 def _tops(scores: Tensor) -> Tensor:
@@ -140,13 +140,13 @@ def _tops(scores: Tensor) -> Tensor:
 
 
 def check_finite(figures: Tensor) -> None:
-    """LogitsError unless all these figures, made of whole rows of logits, are finite."""
+    """LogitsError unless all these figures, each of a whole row of logits, are finite."""
     if not bool(figures.isfinite().all()):
         check_number(math.nan)
 
 
 def check_number(figure: float) -> None:
-    """The same of one figure."""
+    """LogitsError unless this figure of a row of logits is finite."""
     if not math.isfinite(figure):
         raise LogitsError(
             "a model's logits hold NaN, +inf or no finite value: no probabilities can be made of them "
@@ -154,15 +154,15 @@ def check_number(figure: float) -> None:
         )
 
 
-# -- the numbers, and what is made of them -------------------------------------------------------------
+# -- the numbers and the processors ---------------------------------------------------------------------
 
 
 class Argument(NamedTuple):
     """A number that shapes a distribution."""
 
     off: float  # leaves the distribution as it is
-    check: Callable[[str, Any], Any]  # its name and what was given → the value; UserError outside its range
-    letter: str  # stands for it where it is shown how a processor is written
+    check: Callable[[str, Any], Any]  # its name and value → the value; UserError outside its range
+    letter: str  # stands for it in the usage of a processor
     help: str
     on_prefixes: Callable[[Tensor, Any, Sequence[Sequence[int]]], None] | None = None  # changes scores [M, V] in place
     on_scores: Callable[[Tensor, Any], Tensor] | None = None
@@ -215,7 +215,7 @@ ARGUMENTS: Mapping[str, Argument] = {
 
 
 class Rules(TypedDict, total=False):
-    """What every processor takes besides its own numbers; see :class:`LogitsProcessor`."""
+    """The numbers that every processor takes besides its own; see :class:`LogitsProcessor`."""
 
     repetition_penalty: float
     no_repeat_ngram: int
@@ -226,8 +226,8 @@ class LogitsProcessor:
     """All numbers in one record; the named processors below set parts of it.
 
     Args:
-        temperature: divides the logits; 0, or what is too small to divide by, puts all mass on the largest logit (the
-            first of equals); what is too large makes all ids that the filters leave alike.
+        temperature: divides the logits; 0, or a number too small to divide by, puts all mass on the largest logit (the
+            first of equals); a number too large makes all ids that the filters leave equally likely.
         top_k: keep the k most probable ids, 0 = all. Ids that tie with the k-th are kept.
         top_p: keep the smallest set of most probable ids whose mass reaches top_p, 1 = all.
         min_p: drop ids less probable than min_p × the most probable one, 0 = none.
@@ -294,7 +294,7 @@ class LogitsProcessor:
         return probs
 
     def ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
-        """The scores after the rules about the tokens before them."""
+        """The scores after the rules about their prefixes."""
         flat = scores.reshape(-1, scores.shape[-1]).clone()
         given = len(prefixes or ())
         if prefixes is None or given != len(flat):
@@ -344,7 +344,7 @@ class NucleusProcessor(LogitsProcessor):
 
 
 class TopKNucleusProcessor(LogitsProcessor):
-    """Top-k first, then the nucleus of what is left."""
+    """Top-k first, then the nucleus of the rest."""
 
     def __init__(self, temperature: float = 1.0, top_k: int = 50, top_p: float = 0.9, **rules: Unpack[Rules]) -> None:
         super().__init__(temperature=temperature, top_k=top_k, top_p=top_p, **rules)
@@ -358,14 +358,14 @@ class MinPProcessor(LogitsProcessor):
 
 
 class Named(NamedTuple):
-    """A processor that has a name: its class, what it takes (numbers of ARGUMENTS), what it does."""
+    """A processor with a name: its class, the numbers of ARGUMENTS that it takes, and help."""
 
     kind: Callable[..., LogitsProcessor]
     takes: tuple[str, ...]
     help: str
 
     def usage(self, name: str) -> str:
-        """How it is written, for example "top_k_nucleus T K P"."""
+        """Its usage, for example "top_k_nucleus T K P"."""
         return " ".join([name, *(ARGUMENTS[part].letter for part in self.takes)])
 
 

@@ -1,6 +1,4 @@
-"""What a figure needs beside it to be quoted: the machine it was measured on and the program's version; and how memory
-is asked of the machine. Measures nothing.
-"""
+"""The machine on which figures are measured, the program's version, and how memory is allocated."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ _TRIM, _MAPPED = -1, -3  # what mallopt(3) calls them
 
 
 def machine(loaded: Any) -> dict[str, Any]:
-    """The facts a figure of a loaded pair needs beside it to be quoted."""
+    """The facts about the machine and the loaded pair that belong to a figure."""
     target = loaded.target
     return {**facts(target.device), "dtype": target.dtype_text, "quantization": target.quantization}
 
 
 def facts(device: Any) -> dict[str, Any]:
-    """Those that hold of everything measured on a torch.device now."""
+    """The facts about the machine that belong to a figure measured on a torch.device now."""
     import torch
     import transformers
 
@@ -46,7 +44,7 @@ def facts(device: Any) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name, from the system."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -55,8 +53,8 @@ def cpu_name() -> str:
 
 
 def keep_memory() -> None:
-    """What is freed stays with the process from now on. Passes over many rows take and free tens of megabytes each
-    time, and to have them cleared anew each time is up to half of what they take."""
+    """Keep freed memory in the process. Passes over many rows allocate and free tens of megabytes each time, and
+    clearing fresh memory takes up to half of their time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # glibc
         mallopt(_TRIM, (1 << 31) - 1)

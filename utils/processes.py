@@ -1,9 +1,9 @@
-"""Several processes that share a target: which one this is, as torchrun says, and the first one's decisions on all.
+"""Several processes that share a target under torchrun: this process's rank, and the first one's decisions on all.
 
-Every process runs the same program; transformers splits the target's layers (its tensor-parallel plan). The first one
-drafts and chooses, and :func:`agreed` hands that to the others, through torchrun's own store: nobody's patience ends
-there while the first one drafts. Passes meet in torch.distributed. When a process dies torchrun ends the others on its
-machine; on other machines their pass fails, at the latest after :data:`IN_A_PASS`. Knows no models and prints nothing.
+Every process runs the same program; transformers splits the target's layers (its tensor-parallel plan). The first
+process drafts and chooses, and :func:`agreed` gives that to the others through torchrun's store, which waits as long as
+the first one drafts. Passes meet in torch.distributed. When a process dies torchrun ends the others on its machine; on
+other machines their pass fails after :data:`IN_A_PASS` at the latest. Knows no models and prints nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from utils.errors import UsageError
 
 T = TypeVar("T")
 IN_A_PASS, AT_A_MEETING, LONG = timedelta(seconds=50), timedelta(minutes=30), timedelta(days=365)
-_TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -38,15 +38,16 @@ class World:
 
     @staticmethod
     def of(environ: Mapping[str, str]) -> World:
-        """What torchrun wrote; where any part of it is missing this process is alone."""
+        """The process that torchrun's variables describe; alone if one is missing."""
         numbers = [environ.get(name, default) for name, default in _NUMBERS.items()]
-        complete = all(environ.get(name, "").strip() for name in _TOLD) and all(number.isdigit() for number in numbers)
+        complete = all(environ.get(name, "").strip() for name in _NEEDED)
+        complete = complete and all(number.isdigit() for number in numbers)
         return World(*map(int, numbers)) if complete else World()
 
 
 @functools.cache
 def world() -> World:
-    """This process among the others."""
+    """This process."""
     return World.of(os.environ)
 
 
@@ -71,7 +72,7 @@ _messages = itertools.count()
 
 
 def meet(name: str) -> None:
-    """Wait until every process has come here."""
+    """Wait until every process calls this with the same name."""
     _store().set(f"{name}/{world().rank}", "")
     _store().wait([f"{name}/{rank}" for rank in range(world().size)], AT_A_MEETING)
 
@@ -99,20 +100,20 @@ def join(device: str) -> str:
         raise UsageError(f"device must be auto, cpu or cuda where processes share a target, got '{device}'")
     if device != "cpu" and 0 < have < world().local_size:
         raise UsageError(f"{world().local_size} processes on a machine with {have} GPUs: one GPU each, or --device cpu")
-    place = f"cuda:{world().local_rank}" if have and device != "cpu" else "cpu"
+    own = f"cuda:{world().local_rank}" if have and device != "cpu" else "cpu"
     if not dist.is_initialized():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if not os.environ.get("OMP_NUM_THREADS"):
             torch.set_num_threads(max(1, cores // world().local_size))
         dist.init_process_group(
-            "gloo" if place == "cpu" else "cpu:gloo,cuda:nccl",
+            "gloo" if own == "cpu" else "cpu:gloo,cuda:nccl",
             store=_store(),
             rank=world().rank,
             world_size=world().size,
             timeout=IN_A_PASS,
-            device_id=None if place == "cpu" else torch.device(place),
+            device_id=None if own == "cpu" else torch.device(own),
         )
-    return place
+    return own
 
 
 def check_command(command: str, sharing: tuple[str, ...] = ("run", "bench")) -> None:
@@ -124,20 +125,20 @@ def check_command(command: str, sharing: tuple[str, ...] = ("run", "bench")) -> 
 
 
 def hush(verbose: bool) -> IO[str]:
-    """Take input and output from a process that is not the first; `verbose` leaves it its standard error.
+    """Close input and output of a process that is not the first; `verbose` keeps its standard error.
 
-    What is returned takes a last word all the same.
+    The returned file still writes to standard error, for a last message.
     """
-    word = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
+    last_message = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1) if verbose else (0, 1, 2):
         os.dup2(nothing, descriptor)
-    return word
+    return last_message
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End the process without the interpreter's end, which would wait for threads that cannot be called off; among
-    them gloo's, which may still hold the last collective (pytorch pull request 179291)."""
+    """End the process without the interpreter's shutdown, which waits for threads that cannot be stopped, such as
+    gloo's with the last collective (pytorch pull request 179291)."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()

@@ -1,6 +1,6 @@
 """A matplotlib drawing as SVG: one look for every picture, colours that colour-blind eyes tell apart, text as text.
 
-Knows the library, not what is drawn. It is imported only when something is drawn; no window and no global figure.
+matplotlib is imported with the first drawing; no window and no global figure.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def colours(count: int) -> list[str]:
 
 
 def svg(draw: Callable[[Figure], None], width: float, height: float, name: str = "plot") -> str:
-    """What `draw` draws on a white figure of `width` × `height` inches, as an <svg> element.
+    """The drawing of `draw` on a white figure of `width` × `height` inches, as an <svg> element.
 
     Its ids begin with `name`, so that several may stand in one page. UserError where matplotlib is not installed.
     """
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells stderr of its font cache
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it writes to stderr about its font cache
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""A clock that waits for the device, so that seconds mean compute that has really happened."""
+"""A clock that waits for the device, so that seconds are finished compute."""
 
 from __future__ import annotations
 

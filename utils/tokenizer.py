@@ -1,8 +1,8 @@
-"""A tokenizer that is one file, read by itself: what this program asks of a tokenizer, without importing transformers.
+"""A tokenizer that is one file, read without importing transformers.
 
-The same ids and texts as transformers' `TokenizersBackend` of the same folder, whose names it has. What is asked for
-beyond that comes from transformers' own, which is loaded then. A folder with nothing but a sentencepiece model gets the
-transformers class that splits text as that model does. Knows no models.
+It has the names, ids and texts of transformers' `TokenizersBackend` of the same folder; for everything else it loads
+that one. A folder with nothing but a sentencepiece model gets the transformers class that splits text as that model
+does.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _WITHOUT_EFFECT = {"backend", "tokenizer_class", "model_max_length"}
 _BEYOND = re.compile(r"\b(dict|namespace|tojson|strftime_now|raise_exception|generation|break|continue)\b")
 PIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _SAMPLE = "The river is long. Hello, world! 12"
-_LARGEST = 100_000  # ids; of larger vocabularies transformers mends some
+_LARGEST = 100_000  # ids; transformers mends some larger vocabularies
 
 
 class Encoded(dict[str, Any]):
-    """What comes of a text, as an item and as an attribute."""
+    """The ids of a text, as an item and as an attribute."""
 
     @property
     def input_ids(self) -> list[int]:
@@ -32,9 +32,9 @@ class Encoded(dict[str, Any]):
 
 
 class FileTokenizer:
-    """The tokenizer of a folder that :func:`file_tokenizer` takes. `load` is called for what it cannot do itself."""
+    """The tokenizer of a folder that :func:`file_tokenizer` takes. `load` makes transformers' own when it is needed."""
 
-    response_template = None  # how channels are told apart: `file_tokenizer` takes no tokenizer that says
+    response_template = None  # `file_tokenizer` takes no tokenizer that has one
 
     def __init__(self, backend: Any, tokens: Mapping[str, str], template: str | None, load: Callable[[], Any]) -> None:
         self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, dict(tokens), template
@@ -58,7 +58,7 @@ class FileTokenizer:
         return int(self.backend_tokenizer.get_vocab_size())
 
     def __call__(self, text: Any, add_special_tokens: bool = True, **more: Any) -> Any:
-        """`input_ids` of a text; of several, or with more to be said of them, as transformers has it."""
+        """`input_ids` of a text; several texts and other arguments go to transformers."""
         if more or not isinstance(text, str):
             return self.whole(text, add_special_tokens=add_special_tokens, **more)
         return Encoded(input_ids=self.encode(text, add_special_tokens))
@@ -69,12 +69,15 @@ class FileTokenizer:
     def decode(
         self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> Any:
-        """The text of ids, or of one."""
+        """The text of an id or of several."""
         listed = [ids] if isinstance(ids, int) else ids
-        ours = isinstance(listed, list | tuple) and all(isinstance(one, int) for one in listed)
+        ours = isinstance(listed, list | tuple) and all(isinstance(token, int) for token in listed)
         if clean_up_tokenization_spaces or not ours:
-            how = {"clean_up_tokenization_spaces": clean_up_tokenization_spaces}
-            return self.whole.decode(ids, skip_special_tokens=skip_special_tokens, **how)
+            return self.whole.decode(
+                ids,
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
+            )
         return self.backend_tokenizer.decode(list(listed), skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
@@ -89,23 +92,23 @@ class FileTokenizer:
     def convert_ids_to_tokens(self, ids: Any) -> Any:
         if isinstance(ids, int):
             return self.backend_tokenizer.id_to_token(ids)
-        return [self.backend_tokenizer.id_to_token(int(one)) for one in ids]
+        return [self.backend_tokenizer.id_to_token(int(token)) for token in ids]
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if not isinstance(tokens, str):
-            return [self.convert_tokens_to_ids(one) for one in tokens]
-        found = self.backend_tokenizer.token_to_id(tokens)
-        return self.unk_token_id if found is None else found
+            return [self.convert_tokens_to_ids(token) for token in tokens]
+        token_id = self.backend_tokenizer.token_to_id(tokens)
+        return self.unk_token_id if token_id is None else token_id
 
-    def apply_chat_template(self, messages: Any, chat_template: str | None = None, **more: Any) -> Any:
-        """The chat as text. A template with words that are transformers' own, or a call for ids, is left to those."""
-        template = chat_template or self.chat_template
-        asked = dict(more)
-        as_text, begun = asked.pop("tokenize", True) is False, asked.pop("add_generation_prompt", False)
-        if asked or not as_text or not messages or template is None or _BEYOND.search(template):
-            return self.whole.apply_chat_template(messages, chat_template=chat_template, **more)
-        given = {"tools": None, "documents": None, **self.special_tokens_map}
-        return _compiled(template).render(messages=messages, add_generation_prompt=begun, **given)
+    def apply_chat_template(self, messages: Any, chat_template: str | None = None, **options: Any) -> Any:
+        """The chat as text. Templates with transformers' own words, and calls for ids, go to transformers."""
+        template, own = chat_template or self.chat_template, {"tokenize", "add_generation_prompt"}
+        ours = options.keys() <= own and options.get("tokenize") is False
+        if not ours or not messages or template is None or _BEYOND.search(template):
+            return self.whole.apply_chat_template(messages, chat_template=chat_template, **options)
+        names = {"tools": None, "documents": None, **self.special_tokens_map}
+        begin = options.get("add_generation_prompt", False)
+        return _compiled(template).render(messages=messages, add_generation_prompt=begin, **names)
 
 
 @functools.cache
@@ -116,36 +119,32 @@ def _compiled(template: str) -> Any:
 
 
 def file_tokenizer(folder: Path, load: Callable[[], Any]) -> FileTokenizer | None:
-    """The tokenizer in a converted model's folder; None where transformers does more than to read `tokenizer.json`.
+    """The tokenizer in a converted model's folder; None if transformers does more than read `tokenizer.json`.
 
-    `load` makes transformers' own. Raises what reading a file raises.
+    `load` makes transformers' own. Raises OSError and ValueError for a file that cannot be read.
     """
-    file, said, model = (folder / f"{name}.json" for name in ("tokenizer", "tokenizer_config", "config"))
-    if not (file.is_file() and said.is_file() and model.is_file()):
+    file, *configs = (folder / f"{name}.json" for name in ("tokenizer", "tokenizer_config", "config"))
+    if not all(path.is_file() for path in (file, *configs)):
         return None
-    stored, kind = (json.loads(one.read_text(encoding="utf-8")) for one in (said, model))
+    stored, model = (json.loads(path.read_text(encoding="utf-8")) for path in configs)
     tokens = {role: stored[role] for role in ROLES if role in stored}
-    plain = stored.get("tokenizer_class") == "TokenizersBackend" and kind.get("model_type") == "llama"
-    if (
-        not plain
-        or stored.keys() - {*ROLES, *_WITHOUT_EFFECT}
-        or not all(isinstance(one, str) for one in tokens.values())
-    ):
+    plain = stored.get("tokenizer_class") == "TokenizersBackend" and model.get("model_type") == "llama"
+    known = not stored.keys() - {*ROLES, *_WITHOUT_EFFECT} and all(isinstance(token, str) for token in tokens.values())
+    if not (plain and known):
         return None
     from tokenizers import Tokenizer
 
     backend: Any = Tokenizer.from_file(str(file))
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    if backend.truncation or backend.padding or not {*tokens.values()} <= special:
-        return None
-    if backend.get_vocab_size() > _LARGEST:
+    changed = backend.truncation or backend.padding or not {*tokens.values()} <= special
+    if changed or backend.get_vocab_size() > _LARGEST:
         return None
     template = folder / "chat_template.jinja"
     return FileTokenizer(backend, tokens, template.read_text(encoding="utf-8") if template.is_file() else None, load)
 
 
 def sentence_pieces(folder: Path) -> list[str] | None:
-    """The pieces of a sample text by the sentencepiece model in `folder`; None without one, or beside a better file."""
+    """A sample text's pieces by the sentencepiece model in `folder`; None without one, or with a tokenizer.json."""
     file = next((folder / name for name in PIECE_FILES if (folder / name).is_file()), None)
     if file is None or (folder / "tokenizer.json").is_file():
         return None

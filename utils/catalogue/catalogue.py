@@ -1,7 +1,6 @@
-"""models.yaml → validated pairs; an error names file, line, key and, where it can, the key meant.
+"""models.yaml → validated pairs; an error names file, line, key and, if one is near, the right key.
 
-What kind of draft head lies in a folder is told by its configuration and the names of its weights. Knows neither what
-the settings do that a catalogue may preset, nor how models are loaded. Imports no torch.
+Also finds the kind of the draft head in a folder. Imports no torch.
 """
 
 from __future__ import annotations
@@ -31,13 +30,12 @@ from utils.catalogue.specs import (
     source_of,
     unknown_member,
 )
-from utils.catalogue.yaml_lines import YamlError, YamlTree, place, read_yaml
+from utils.catalogue.yaml_lines import YamlError, YamlTree, line_and_column, read_yaml
 from utils.errors import UsageError, did_you_mean
 
 FORMAT = "speculative-console student"
 _GLIDE = "large_num_attention_heads"  # a Llama configuration with this key is a published GLIDE drafter's
-# What weights with these names are, whatever their configuration says.
-_TOLD_BY = {
+_KIND_BY_WEIGHT = {  # kinds by the names of their weights
     "glide": re.compile(rb"model\.layers\.0\.cross_attn\.q_proj\.weight"),
     "peagle": re.compile(rb"(?<![\w.])(model\.)?mask_hidden"),
     "eagle": re.compile(rb"(?<![\w.])(model\.)?fc\.weight"),
@@ -72,7 +70,7 @@ class Catalogue(BaseModel):
 def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
     """Read and validate a catalogue; relative paths in it start at its folder.
 
-    Raises UsageError in one line: `FILE:LINE: pair 'x': what is wrong`.
+    Raises UsageError in one line: `FILE:LINE: pair 'x': the mistake`.
     """
     file = Path(os.path.expanduser(path))
     try:
@@ -80,7 +78,7 @@ def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
     except FileNotFoundError as error:
         raise UsageError(f"no catalogue {file}: name an existing file with --models") from error
     except UnicodeDecodeError as error:
-        line, at = place(error.object.decode("latin-1"), error.start)
+        line, at = line_and_column(error.object.decode("latin-1"), error.start)
         raise UsageError(f"{file}:{line}: byte {at} is 0x{error.object[error.start]:02x}, which is no UTF-8") from error
     except OSError as error:
         raise UsageError(f"cannot read the catalogue {file}: {' '.join(str(error).split())}") from error
@@ -102,8 +100,8 @@ class _Reader:
     def catalogue(self) -> Catalogue:
         data = self.tree.data
         if not isinstance(data, dict):
-            told = f"a catalogue is a mapping with `pairs`, got {_shown(data)}"
-            raise self.wrong((), "the file is empty: a catalogue needs `pairs`" if data is None else told)
+            other = f"a catalogue is a mapping with `pairs`, got {_shown(data)}"
+            raise self.wrong((), "the file is empty: a catalogue needs `pairs`" if data is None else other)
         if (key := next((key for key in data if key not in self._TOP), None)) is not None:
             raise self.wrong((key,), f"unknown key '{key}'{did_you_mean(key, self._TOP)}")
         listed = data.get("pairs")
@@ -141,7 +139,7 @@ class _Reader:
         return pair.model_copy(update={"defaults": {**defaults, **pair.presets, **own}})
 
     def members(self, path: Where, data: list[Any], label: str) -> list[Any]:
-        """The drafters of a cascade; a text that is nearly one of the words is refused."""
+        """The drafters of a cascade; refuses a text that is nearly one of the words."""
         for at, value in enumerate(data):
             near = unknown_member(value, self.known.members) if isinstance(value, str) else None
             if near is not None and not os.path.isdir(resolved(value, self.file.parent)):
@@ -156,10 +154,10 @@ class _Reader:
             self.checked(self.presets, data, path, label)
         return self.mapping(path, data, label, "defaults must map settings to values")
 
-    def mapping(self, path: Where, data: Any, label: str, told: str) -> dict[str, Any]:
-        """What stands under `path`: a mapping in which every key has a value."""
+    def mapping(self, path: Where, data: Any, label: str, rule: str) -> dict[str, Any]:
+        """The mapping under `path`, in which every key has a value."""
         if not isinstance(data, dict):
-            raise self.wrong(path, f"{label}: {told}, got {_shown(data)}")
+            raise self.wrong(path, f"{label}: {rule}, got {_shown(data)}")
         for key, value in data.items():
             if value is None:
                 inside = f"{path[-1]}." if path[-1] == "students" else ""
@@ -167,7 +165,7 @@ class _Reader:
         return dict(data)
 
     def model(self, value: Any, words: Collection[str]) -> Any:
-        """A short form made long, and a relative path made absolute; one of the `words` stays."""
+        """A model with its short form expanded and its relative path absolute; one of the `words` stays."""
         if isinstance(value, str):
             return value if value in words else source_of(value, self.file.parent)
         if not isinstance(value, dict):
@@ -175,11 +173,11 @@ class _Reader:
         return {key: self.absolute(part) if key in ("path", "gguf") else part for key, part in value.items()}
 
     def absolute(self, value: Any) -> Any:
-        """A relative path made absolute; what is no text stays, and is refused later."""
+        """A relative path as an absolute one; other values stay and are refused later."""
         return str(resolved(value, self.file.parent)) if isinstance(value, str) else value
 
     def checked(self, kind: type[BaseModel], data: Any, path: Where, label: str) -> Any:
-        """The record; fails with the first thing pydantic found, at its line."""
+        """The record; raises the first error of pydantic, with its line."""
         try:
             return kind.model_validate(data)
         except ValidationError as error:
@@ -187,10 +185,10 @@ class _Reader:
         for part in first["loc"]:  # union tags are no keys
             if (*where, part) in self.tree.lines or first["type"] == "missing":
                 where = (*where, part)
-        raise self.wrong(where, f"{label}: {_told(first, where[len(path) :], kind)}")
+        raise self.wrong(where, f"{label}: {_line_for(first, where[len(path) :], kind)}")
 
     def wrong(self, path: Where, text: str) -> UsageError:
-        """What is wrong at a place of the file, as one line."""
+        """The error for a mistake under `path`, in one line."""
         return UsageError(f"{self.file}:{self.tree.line(path)}: {_printable(text)}")
 
 
@@ -207,23 +205,23 @@ _KINDS = {
 }
 
 
-def _told(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
-    """One pydantic error in the house's words."""
-    key, last, found = ".".join(map(str, where)), str(where[-1]) if where else "", error["type"]
-    if found == "extra_forbidden":
+def _line_for(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
+    """A pydantic error in our words."""
+    key, last, mistake = ".".join(map(str, where)), str(where[-1]) if where else "", error["type"]
+    if mistake == "extra_forbidden":
         inside: type[BaseModel] = HeadFolders if where[0] == "students" else ModelSpec
         names = inside.model_fields if len(where) > 1 else kind.model_fields
         return f"unknown key '{last}'{did_you_mean(last, names)}"
-    if found == "missing":
+    if mistake == "missing":
         return f"needs a {last}"
-    if found == "value_error":
+    if mistake == "value_error":
         return f"{key}: {error['ctx']['error']!s}" if key else str(error["ctx"]["error"])
-    allowed = _KINDS.get(found, error["msg"].removeprefix("Input should be ").replace("a valid ", "a "))
+    allowed = _KINDS.get(mistake, error["msg"].removeprefix("Input should be ").replace("a valid ", "a "))
     return f"{key} must be {allowed}, got {_shown(error['input'])}"
 
 
 def _printable(text: str) -> str:
-    """The text on one line, as a key of several lines or with an escape sequence is shown, too."""
+    """The text on one line, with escape sequences spelled out."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
@@ -235,9 +233,9 @@ def _shown(value: Any) -> str:
 
 
 def head_kind(folder: str | Path) -> str | None:
-    """The kind of draft head that lies in `folder`, one of HEAD_KINDS; None for anything else.
+    """The kind of the draft head in `folder`, one of HEAD_KINDS; None for anything else.
 
-    A head of *speculators* of a kind that is not known is taken for an EAGLE head: who reads it says that it is none.
+    A *speculators* head of an unknown kind counts as an EAGLE head, which its reader then refuses.
     """
     try:
         config: Any = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
@@ -246,13 +244,13 @@ def head_kind(folder: str | Path) -> str | None:
     if not isinstance(config, dict):
         return None
     if config.get("student") != FORMAT and _GLIDE not in config:
-        return _told_by_config(config) or _told_by_weights(Path(folder))
+        return _kind_by_config(config) or _kind_by_weights(Path(folder))
     kind = config.get("kind", "glide" if _GLIDE in config else "plain")
     return kind if kind in HEAD_KINDS else None
 
 
-def _told_by_config(config: dict[str, Any]) -> str | None:
-    """The kind of published draft head that a configuration describes; None where it says nothing of one."""
+def _kind_by_config(config: dict[str, Any]) -> str | None:
+    """The kind of published draft head that a configuration describes; None if it describes none."""
     theirs, nested = config.get("speculators_model_type"), config.get("dflash_config")
     if theirs is not None:
         return theirs if theirs in BLOCK_KINDS else "eagle"
@@ -264,20 +262,20 @@ def _told_by_config(config: dict[str, Any]) -> str | None:
 
 
 def ships_mtp(folder: str | Path) -> bool:
-    """Whether multi-token prediction layers lie beside a target's weights in `folder`."""
+    """Whether `folder` has multi-token prediction layers beside a target's weights."""
     return any(_SHIPPED.search(names) for names in _weight_names(Path(folder)))
 
 
-def _told_by_weights(folder: Path) -> str | None:
-    """The kind of published draft head in `folder`."""
+def _kind_by_weights(folder: Path) -> str | None:
+    """The kind of published draft head in `folder`, by the names of its weights."""
     for names in _weight_names(folder):
-        if (kind := next((kind for kind, told in _TOLD_BY.items() if told.search(names)), None)) is not None:
+        if (kind := next((kind for kind, name in _KIND_BY_WEIGHT.items() if name.search(names)), None)) is not None:
             return kind
     return None
 
 
 def _weight_names(folder: Path) -> Iterator[bytes]:
-    """The part of each weight file, or of an index, that has the tensors' names; no tensor is read."""
+    """The part of each weight file, or of an index, that has the tensors' names; reads no tensor."""
     for file in (*folder.glob("*.index.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")):
         try:
             with file.open("rb") as opened:

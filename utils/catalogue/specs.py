@@ -1,7 +1,7 @@
-"""What a model and a pair are, as plain validated records, and whether a pair's keys go together.
+"""A model and a pair as validated records, and whether a pair's keys go together.
 
-The words for drafters and the settings that a catalogue may hold are told by whoever loads it (:class:`KnownNames`).
-Knows no files of pairs and no torch.
+The caller gives the words for drafters and the settings that a catalogue may hold (:class:`KnownNames`). Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Method = Literal["spec", "glide", "feature", "cascade", "chain", "tables", "maxgram"]
 
 CASCADES = ("cascade", "chain")  # the drafters of a cascade, with and without reviews between them
-TRAINED_METHODS = ("glide", "feature")  # methods whose drafter cannot be a model of its own
-OWN_METHODS = ("tables", "maxgram", *CASCADES)  # methods that are their own drafter's word
+TRAINED_METHODS = ("glide", "feature")  # methods whose drafter must be a draft head
+OWN_METHODS = ("tables", "maxgram", *CASCADES)  # methods that are also the word of their drafter
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\{\d{1,4}\.\.\d{1,4}\}[A-Za-z0-9._-]*)?==[A-Za-z0-9.+!]+")
 _SEVERAL = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_PART = re.compile(r"-\d{5}-of-(\d{5})$")  # behind the name of a split GGUF file, before .gguf
+_PART = re.compile(r"-\d{5}-of-(\d{5})$")  # after the name of a split GGUF file, before .gguf
 FROZEN = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class KnownNames(NamedTuple):
-    """What a catalogue may say: the words of `drafter`, those in a `cascade`, which of these can review what comes
+    """The words and keys of a catalogue: those of `drafter`, those in a `cascade`, those that can review the drafters
     after them, and the type of every setting by its name."""
 
     drafters: Collection[str]
@@ -54,21 +54,21 @@ def _unlike(pattern: re.Pattern[str], text: str | None) -> bool:
 class ModelSpec(BaseModel):
     """One model and where it comes from: exactly one of `id`, `path`, `gguf`, `package` and `url`.
 
-    A `package` holds the GGUF `file`, or each of several (`name-part{1..22}==1.0`) a part of it; `repository` names a
-    place on the hub that has the same file. `sha256` is that of the whole file. A `url` is a server's, which knows the
-    model as `model` and takes the key in the environment variable `key_env`.
+    A `package` holds the GGUF `file`, or each of several (`name-part{1..22}==1.0`) a part of it; `repository` has the
+    same file on the hub. `sha256` is that of the whole file. A `url` is a server's, which knows the model as `model`
+    and takes the key in the environment variable `key_env`.
     """
 
     model_config = FROZEN
 
-    name: str = ""  # how it is shown; made from the source if not given
+    name: str = ""  # for the screen; by default from the source
     id: str | None = None  # on the hub
     path: str | None = None  # a folder
     gguf: str | None = None  # a GGUF file
     package: str | None = None  # name==version, with `file` and `sha256`
     file: str | None = None
     sha256: str | None = None
-    size: int | None = Field(default=None, ge=1)  # of the file, in bytes: for what is shown and checked beforehand
+    size: int | None = Field(default=None, ge=1)  # of the file, in bytes: for progress, and to check the disk before
     repository: str | None = None  # on the hub; `revision` is its
     url: str | None = None  # of a server that speaks OpenAI's protocol, to /v1
     model: str | None = None
@@ -127,11 +127,11 @@ class ModelSpec(BaseModel):
 
     @property
     def source(self) -> str:
-        """Where it comes from, in a word: the id, path, URL or package with its file."""
+        """The id, the path, the URL, or the package with its file."""
         return self.url or self.id or self.path or self.gguf or f"{self.package}:{self.file}"
 
     def weights(self, revision: str | None = None) -> str:
-        """What tells its weights from others of the same name: hub id and revision, or what the files hold."""
+        """A mark of its weights: hub id and revision, or a hash of the files."""
         if self.url is not None:
             return f"{self.url}#{self.model or ''}"
         if self.id is not None:
@@ -139,19 +139,19 @@ class ModelSpec(BaseModel):
         return self.sha256 or weights_at(self.path or self.gguf or "")
 
 
-def weights_at(place: str) -> str:
-    """What tells the weights in a file, or in a folder with their configuration, from others; "" where there are none.
+def weights_at(source: str) -> str:
+    """A hash of the weights in a file, or in a folder with their configuration; "" if there are none.
 
     UserError if they cannot be read.
     """
-    path = Path(os.path.expanduser(place))
-    known = [one for one in path.glob("*") if one.suffix in _WEIGHTS or one.name == "config.json"]
+    path = Path(os.path.expanduser(source))
+    known = [file for file in path.glob("*") if file.suffix in _WEIGHTS or file.name == "config.json"]
     files = [file for file in sorted(known) or gguf_parts(path) if file.is_file()]
     return hash_of(files, sampled=True)
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do, whatever its name."""
+    """Whether a file begins as GGUF files do."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
@@ -198,7 +198,7 @@ class PairSpec(BaseModel):
     name: str
     target: ModelSpec
     drafter: ModelSpec | str = "ngram"  # a model, or a drafter's word
-    beside: Literal["match", "tables"] | None = None  # what is looked up beside a drafter model
+    beside: Literal["match", "tables"] | None = None  # a table that drafts beside a drafter model
     tables: str | None = None  # the file that the drafter `tables` looks up in
     students: HeadFolders = HeadFolders()
     cascade: list[ModelSpec | str] | None = None  # drafters, large to small
@@ -234,34 +234,35 @@ class PairSpec(BaseModel):
         raise UsageError(f"no {kind} drafter: pair '{self.name}' {why} ({how})")
 
     def weights(self, revision: str | None = None) -> dict[str, str]:
-        """What tells the weights of its models, draft heads and tables from others, by what they are to the pair.
+        """Marks of the weights of its models, draft heads and tables, by their roles in the pair.
 
         `revision` is the target's. UserError for a file that cannot be read.
         """
         members = dict(zip(self.cascade_names, self.cascade or (), strict=True))
-        models = {name: one for name, one in {"drafter": self.drafter, **members}.items() if not isinstance(one, str)}
-        places = {**self.students.model_dump(exclude_none=True), **({"tables": self.tables} if self.tables else {})}
+        drafters = {"drafter": self.drafter, **members}
+        models = {name: model for name, model in drafters.items() if not isinstance(model, str)}
+        sources = {**self.students.model_dump(exclude_none=True), **({"tables": self.tables} if self.tables else {})}
         return {
             "target": self.target.weights(revision),
             **{name: model.weights() for name, model in models.items()},
-            **{name: weights_at(place) for name, place in places.items()},
+            **{name: weights_at(source) for name, source in sources.items()},
         }
 
     @property
     def presets(self) -> dict[str, Any]:
-        """The settings that it presets by its keys of the same names."""
-        compare = OWN if self.target.url else None
-        found = {
-            "compare": compare,
+        """The settings that its keys of the same names preset."""
+        settings = {
+            "compare": OWN if self.target.url else None,
             "cascade": ",".join(self.cascade_names),
             "k_matrix": self.k_matrix,
             "lenience": self.lenience,
+            "template": self.template,
         }
-        return {name: value for name, value in {**found, "template": self.template}.items() if value}
+        return {name: value for name, value in settings.items() if value}
 
 
 def head_kind_of(drafter: object) -> str | None:
-    """The kind of draft head that a drafter's word asks for, alone or behind a `+`; None for the others."""
+    """The kind of draft head that a drafter's word names, alone or after a `+`; None for the others."""
     kind = drafter.rpartition("+")[2] if isinstance(drafter, str) else ""
     return kind if kind in HEAD_KINDS else None
 
@@ -306,7 +307,7 @@ def resolved(text: str, folder: Path) -> Path:
 
 
 class Problem(NamedTuple):
-    """A contradiction, and the key of the pair that it is under."""
+    """A contradiction, and its key in the pair."""
 
     key: tuple[str | int, ...]
     text: str
@@ -331,9 +332,9 @@ def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     for key, model in (("drafter", drafter), *(("cascade", model) for model in pair.cascade_models)):
         if isinstance(model, ModelSpec) and model.url is not None:
             yield Problem((key,), f"{key}: a server cannot draft, got {model.url}")
-    for place, name in enumerate(members):
-        if (problem := _member_problem(pair, place, name, known, method)) is not None:
-            yield Problem(("cascade", place), problem)
+    for index, name in enumerate(members):
+        if (problem := _member_problem(pair, index, name, known, method)) is not None:
+            yield Problem(("cascade", index), problem)
     if pair.k_matrix is not None and pair.cascade is None:
         yield Problem(("k_matrix",), "k_matrix needs a cascade: [DRAFTER, …] beside it")
     checks: dict[str, Callable[[Any], object]] = {
@@ -361,18 +362,18 @@ def _matrix_of(members: tuple[str, ...]) -> Callable[[list[list[int]]], None]:
     return check
 
 
-def _member_problem(pair: PairSpec, place: int, name: str, known: KnownNames, method: str | None) -> str | None:
+def _member_problem(pair: PairSpec, index: int, name: str, known: KnownNames, method: str | None) -> str | None:
     names = pair.cascade_names
-    if name in names[:place]:
+    if name in names[:index]:
         return f"cascade names {name} twice"
-    if not isinstance((pair.cascade or [])[place], str):  # figures tell models by their names
+    if not isinstance((pair.cascade or [])[index], str):  # figures name models
         taken = "," in name or name in (*known.members, "target")
         return f"cascade: the model {name} needs another name (name: …)" if taken else None
     if name == "model" and isinstance(pair.drafter, str) and head_kind_of(pair.drafter) != "plain":
         return f"cascade: model is the pair's drafter model, and the drafter is {pair.drafter_name}"
     if name in HEAD_KINDS and getattr(pair.students, name) is None:
         return f"cascade: {name} needs its folder in students, as {name}: DIR"
-    if method == "cascade" and place < len(names) - 1 and name not in known.reviewers:
+    if method == "cascade" and index < len(names) - 1 and name not in known.reviewers:
         return f"cascade: {name} cannot review, so it must come last"
     return None
 

@@ -1,4 +1,4 @@
-"""Chat templates by name, for tokenizers that carry none, and what ends an answer under each.
+"""Chat templates by name, for tokenizers that carry none, and the tokens that end an answer under each.
 
 A tokenizer's own template holds unless a name is given ("auto"); "plain" means none at all. Knows a tokenizer by its
 `chat_template`, its vocabulary and `apply_chat_template`; knows no models. Imports no torch and no transformers.
@@ -16,7 +16,7 @@ from utils.errors import UsageError, did_you_mean
 
 AUTO, PLAIN = "auto", "plain"
 
-# Sets `system` and `turns`; where a template has no place for a system prompt it goes before the first message.
+# Sets `system` and `turns`; templates without a system prompt put it before the first message.
 _SPLIT = (
     "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = messages[1:] %}"
     "{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
@@ -95,7 +95,7 @@ def carries_template(tokenizer: Any, name: str = AUTO) -> bool:
 
 
 def render(tokenizer: Any, messages: list[dict[str, str]], name: str = AUTO) -> str:
-    """The chat as the model reads it, up to where its answer begins; whatever the template raises passes through."""
+    """The chat as the model reads it, up to its answer. Raises whatever the template raises."""
     return _rendered(tokenizer, messages, name, add_generation_prompt=True)
 
 
@@ -119,7 +119,7 @@ def _in_parts(messages: list[dict[str, str]], roles: frozenset[str]) -> list[dic
 
 @functools.lru_cache(maxsize=8)
 def _roles_in_parts(tokenizer: Any, template: str) -> frozenset[str]:
-    """The roles whose content the tokenizer's own template takes as a list of parts only: it leaves a text out."""
+    """The roles whose content the tokenizer's own template takes only as a list of parts."""
     listed: frozenset[str] = frozenset()
     for role, chat in _PROBES.items():
         messages = [{"role": each, "content": f"{each}-0"} for each in chat]
@@ -165,14 +165,14 @@ def thinking_marks(tokenizer: Any, name: str = AUTO) -> Thinking | None:
 
 
 def end_ids(tokenizer: Any, name: str = AUTO) -> frozenset[int]:
-    """The id of the token that the template writes behind an answer, where the vocabulary has such a token."""
+    """The id of the token that the template writes after an answer, if the vocabulary has it."""
     if not carries_template(tokenizer, name):
         return frozenset()
     try:
         text = _rendered(tokenizer, _CHAT, name)
     except Exception:  # a template may refuse any chat, in any way
         return frozenset()
-    _, answered, behind = text.rpartition(_ANSWER)
+    _, answered, rest = text.rpartition(_ANSWER)
     added = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
-    ends = [token for token in added if answered and behind.lstrip().startswith(token)]
+    ends = [token for token in added if answered and rest.lstrip().startswith(token)]
     return frozenset([added[max(ends, key=len)]] if ends else [])

@@ -1,4 +1,4 @@
-"""YAML text → plain data and the line of every key, duplicates noticed. Knows nothing of its meaning."""
+"""YAML text → plain data and the line of every key; refuses duplicate keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import yaml
 
 Path = tuple[str | int, ...]
 
-_NO_TEXT = re.compile("[\\0\\ud800-\\udfff]")  # written as an escape
+_NO_TEXT = re.compile("[\\0\\ud800-\\udfff]")  # no file name can have them
 
 
 class YamlError(Exception):
-    """Something wrong with the text itself, at a line (counted from 1)."""
+    """A mistake in the text, at a line (counted from 1)."""
 
     def __init__(self, line: int, text: str) -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ def read_yaml(text: str) -> YamlTree:
     try:
         loader = yaml.SafeLoader(text)
     except yaml.reader.ReaderError as error:
-        (line, column), code = place(text, error.position), ord(text[error.position])
+        (line, column), code = line_and_column(text, error.position), ord(text[error.position])
         raise YamlError(line, f"character {column} is U+{code:04X}, which YAML does not allow") from error
     try:
         node = loader.get_single_node()
@@ -55,17 +55,17 @@ def read_yaml(text: str) -> YamlTree:
     return tree
 
 
-def place(text: str, at: int) -> tuple[int, int]:
+def line_and_column(text: str, at: int) -> tuple[int, int]:
     """The line and the character in it of `text[at]`, both counted from 1."""
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
 def _broken(error: yaml.MarkedYAMLError) -> YamlError:
-    mark, begun = error.problem_mark or error.context_mark, error.context_mark
+    mark, context = error.problem_mark or error.context_mark, error.context_mark
     line = 1 if mark is None else mark.line + 1
     text = f"broken YAML: {error.problem}"
-    if begun is not None and begun.line + 1 != line:
-        text += f" ({error.context} that began on line {begun.line + 1})"
+    if context is not None and context.line + 1 != line:
+        text += f" ({error.context} that began on line {context.line + 1})"
     return YamlError(line, text)
 
 
@@ -101,6 +101,6 @@ def _scalar(loader: Any, node: Any) -> Any:
         raise
     except Exception as error:  # yaml raises whatever comes: IndexError of '!!int', KeyError of '!!bool x'
         raise YamlError(line, f"broken YAML: {node.value[:40]!r} is no {kind}") from error
-    if isinstance(value, str) and (found := _NO_TEXT.search(value)) is not None:  # no file can have it in its name
-        raise YamlError(line, f"broken YAML: {value[:40]!r} holds U+{ord(found[0]):04X}, which is no text")
+    if isinstance(value, str) and (wrong := _NO_TEXT.search(value)) is not None:
+        raise YamlError(line, f"broken YAML: {value[:40]!r} holds U+{ord(wrong[0]):04X}, which is no text")
     return value

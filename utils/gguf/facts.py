@@ -1,7 +1,7 @@
-"""What a GGUF file says of a model beside its sizes → the model's configuration, by llama.cpp's rules.
+"""A GGUF file's metadata beside the sizes → the model's configuration, by llama.cpp's rules.
 
-transformers reads sizes and weights. Positions, windows, soft caps and what ends an answer are read here, and a file
-that says more about its architecture than both of them know is refused: it would be another model, without a word.
+transformers reads sizes and weights. This file reads positions, windows, soft caps and the ends of answers, and refuses
+a file with keys of its architecture that neither knows, since it would silently be another model.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ Numbers = list[float]
 _CONTROL = 3  # among tokenizer.ggml.token_type
 _PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
 
-# Of the configuration, where it has such an attribute.
-_ATTRIBUTES = {
+_ATTRIBUTES = {  # keys, and attributes of the configuration of which it has one at most
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "expert_count": ("num_local_experts", "num_experts"),
@@ -32,10 +31,9 @@ _ATTRIBUTES = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
 }
-_WINDOWED = ("gemma2", "gemma3", "phi3")  # those whose windows are where transformers has them
+_WINDOWED = ("gemma2", "gemma3", "phi3")  # families whose windowed layers are those of transformers
 
-# Read below, by transformers from the tensors, or of no effect on a pass.
-_READ = {
+_READ = {  # keys that this file reads, that transformers gets from the tensors, or without effect on a pass
     *("context_length", "block_count", "embedding_length", "feed_forward_length", "vocab_size", "tensor_data_layout"),
     *(
         "attention.head_count_kv",
@@ -51,11 +49,11 @@ _READ = {
     ),
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 }
-# Without these the format has a default, or the tensors' shapes tell.
+# Keys with a default in the format, or known from the tensors' shapes.
 _OPTIONAL = {"vocab_size", "attention.head_count_kv", "rope.dimension_count", "attention.key_length"}
 _OPTIONAL |= {"decoder_start_token_id", "feed_forward_length"}
-_NO_BASE = ("falcon", "gemma2", "nemotron")  # families whose files never say the base of their positions
-# Of no effect, as is whatever is 0, empty or false. Gemma 3's every sixth layer looks at everything.
+_NO_BASE = ("falcon", "gemma2", "nemotron")  # families whose files never have the base of their positions
+# Values without effect, as are 0, empty and false ones. Every sixth layer of Gemma 3 has full attention.
 _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "attention.sliding_window_pattern": 6}
 
 # Tokens that end an answer wherever llama.cpp meets them in a vocabulary.
@@ -68,20 +66,20 @@ _ENDS = (
 class Header(NamedTuple):
     """A GGUF file's metadata, and its rotary factors by the tensors' names."""
 
-    said: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     factors: Mapping[str, Numbers]
 
     @property
     def architecture(self) -> str:
-        return str(self.said.get("general.architecture"))
+        return str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """What the file says under its architecture's name."""
-        return self.said.get(f"{self.architecture}.{key}", default)
+        """The value of a key under the architecture's name."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
 def facts_of(header: GgufHeader) -> Header:
-    """The facts of a file whose header is read."""
+    """The metadata and the rotary factors of a file."""
     named = [tensor for tensor in header.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
     if other := next((tensor for tensor in named if tensor.kind != "F32"), None):
         raise UserError(f"{other.file.name}: {other.name} is {other.kind}, where factors of positions are F32")
@@ -89,27 +87,27 @@ def facts_of(header: GgufHeader) -> Header:
 
 
 def check_said(header: Header, name: str) -> None:
-    """UserError if the file `name` does not say what transformers would else fill in with another model's value."""
+    """UserError if the file `name` lacks a key for which transformers would fill in another model's value."""
     family, needed = header.architecture, {key for key, known in _mapped(header).items() if known} - _OPTIONAL
     if header.get("expert_count"):
         needed.add("expert_used_count")
     if header.get("attention.layer_norm_epsilon") is not None:
         needed.discard("attention.layer_norm_rms_epsilon")
     # Files from before the key was written are Llama's, whose vocabulary is sentencepiece.
-    if family in _NO_BASE or (family == "llama" and header.said.get("tokenizer.ggml.model") == "llama"):
+    if family in _NO_BASE or (family == "llama" and header.metadata.get("tokenizer.ggml.model") == "llama"):
         needed.discard("rope.freq_base")
     keys = ["general.architecture", *(f"{family}.{key}" for key in sorted(needed))]
-    if missing := [key for key in keys if key not in header.said]:
+    if missing := [key for key in keys if key not in header.metadata]:
         more = f" (and {len(missing) - 3} more keys)" if len(missing) > 3 else ""
         raise UserError(f"{name} does not say {', '.join(missing[:3])}{more}")
-    tokens = header.said.get(TOKENS, ())
+    tokens = header.metadata.get(TOKENS, ())
     for role in ("bos", "eos", "eot", "eom", "unknown", "padding"):
-        if not 0 <= (token := header.said.get(f"tokenizer.ggml.{role}_token_id", 0)) < max(1, len(tokens)):
+        if not 0 <= (token := header.metadata.get(f"tokenizer.ggml.{role}_token_id", 0)) < max(1, len(tokens)):
             raise UserError(f"{name} has {len(tokens)} tokens, and tokenizer.ggml.{role}_token_id is {token}")
 
 
 def teach_families() -> None:
-    """Add families to transformers' table of those whose files it reads."""
+    """Add families to those whose GGUF files transformers reads."""
     from transformers import modeling_gguf_pytorch_utils as reader
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
@@ -128,14 +126,14 @@ def teach_families() -> None:
 
 
 def complete(config: Any, header: Header) -> None:
-    """Add to a transformers configuration what the file says; UserError, in one line, for what has no place in it."""
+    """Complete a transformers configuration from the file; UserError, in one line, for a key that it cannot express."""
     _check_known(config, header)
     heads = getattr(config, "num_attention_heads", None)
     for key, names in _ATTRIBUTES.items():
         name = next((name for name in names if hasattr(config, name)), None)
         if name is not None and (value := header.get(key)) is not None:
             setattr(config, name, value)
-    if config.model_type in ("phi3", "mistral"):  # whose own default is no file's
+    if config.model_type in ("phi3", "mistral"):  # their default is no file's
         config.sliding_window = header.get("attention.sliding_window") or None
     if not heads or not getattr(config, "rope_parameters", None):
         return
@@ -143,7 +141,7 @@ def complete(config: Any, header: Header) -> None:
     for key in ("attention.key_length", "attention.value_length"):
         if header.get(key, size) != size:
             raise UserError(f"{header.architecture}.{key} is {header.get(key)}, where its heads have {size}")
-    if hasattr(config, "query_pre_attn_scalar"):  # llama.cpp knows the largest of each family by its layers
+    if hasattr(config, "query_pre_attn_scalar"):  # llama.cpp recognises the largest of each family by its layers
         large = config.num_hidden_layers == {"gemma2": 46, "gemma3": 62}.get(header.architecture)
         config.query_pre_attn_scalar = config.hidden_size // heads if large else size
     _set_rope(config, header, size)
@@ -166,7 +164,7 @@ def _check_known(config: Any, header: Header) -> None:
     prefix = f"{header.architecture}."
     unknown = [
         f"{key} = {value}"
-        for key, value in header.said.items()
+        for key, value in header.metadata.items()
         if key.startswith(prefix)
         and (short := key.removeprefix(prefix)) not in known
         and value
@@ -174,12 +172,12 @@ def _check_known(config: Any, header: Header) -> None:
     ]
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-        raise UserError(f"it says what this program does not know of: {', '.join(unknown[:3])}{more}")
+        raise UserError(f"it has keys that this program does not know: {', '.join(unknown[:3])}{more}")
 
 
 def _set_rope(config: Any, header: Header, size: int) -> None:
-    """Positions. A family that turns part of a head says which in its configuration; layers with a window turn by a
-    base of their own."""
+    """Set the rotary positions. A family that turns part of a head names the part in its configuration; layers with a
+    window have a separate base."""
     rope = config.rope_parameters
     bases = {key: header.get(key) for key in ("rope.freq_base", "rope.freq_base_swa")}
     for name, values in {**{key: [base] for key, base in bases.items() if base is not None}, **header.factors}.items():
@@ -208,11 +206,11 @@ def _original(config: Any, header: Header) -> int:
 
 
 def _scaling(config: Any, header: Header, pairs: int) -> dict[str, Any]:
-    """How positions are stretched, as transformers says it, for so many pairs of dimensions.
+    """The stretching of positions as transformers' rope parameters, for `pairs` pairs of dimensions.
 
-    A frequency is base^(−2i/D), divided by its factor where the file has one for each; cos and sin are multiplied by
-    the attention factor. A list of factors, such as Llama 3's, is a "longrope" whose lists for short and long texts
-    are the same.
+    A frequency is base^(−2i/D), divided by its factor if the file has one for each; cos and sin are multiplied by the
+    attention factor. A list of factors, such as Llama 3's, is a "longrope" whose lists for short and long texts are the
+    same.
     """
     factor = header.get("rope.scaling.factor") or header.get("rope.scale_linear") or 1.0
     kind = header.get("rope.scaling.type", "linear")
@@ -250,14 +248,13 @@ def _scaling(config: Any, header: Header, pairs: int) -> dict[str, Any]:
 
 
 def end_ids(header: Header) -> list[int]:
-    """The ids that end an answer: those the file names for the end of a text, a turn or a message, and control tokens
-    that are known as such."""
-    named = (header.said.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
+    """The ids that end an answer: the file's ends of a text, a turn and a message, and known control tokens."""
+    named = (header.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
     ids: set[int] = {token for token in named if token is not None}
-    tokens: Sequence[str] = header.said.get(TOKENS, ())
-    kinds = header.said.get("tokenizer.ggml.token_type", [_CONTROL] * len(tokens))
+    tokens: Sequence[str] = header.metadata.get(TOKENS, ())
+    kinds = header.metadata.get("tokenizer.ggml.token_type", [_CONTROL] * len(tokens))
     known = {token: at for at, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == _CONTROL}
     ends = {name for name in _ENDS if name in known}
-    if "<|return|>" in ends:  # there it ends a message of several
+    if "<|return|>" in ends:  # then <|end|> ends one message of several
         ends -= {"<|end|>"}
     return sorted(ids | {known[name] for name in ends})

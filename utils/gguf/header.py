@@ -1,7 +1,7 @@
 """A GGUF file's header: its metadata and the table of its tensors, over all parts of a split file.
 
-A file that ends too early, a part that is not there and tensors that do not lie where the format puts them are refused
-by name. Knows no models, and reads a tensor only when asked.
+Refuses by name a file that ends too early, a missing part, and tensors at other places than the format says. Reads a
+tensor only in :meth:`TensorInfo.read`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from utils.catalogue.specs import gguf_parts, is_gguf
 from utils.errors import UserError
 
-_ALIGNMENT = 32  # of a file that does not say
+_ALIGNMENT = 32  # of a file that names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 TOKENS = "tokenizer.ggml.tokens"
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor lies: in `file` from `start` on, `size` bytes. `shape` as torch has it, `kind` such as Q4_K."""
+    """A tensor in a file: `size` bytes of `file` from `start` on, with torch's `shape` and a `kind` such as Q4_K."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,13 +35,12 @@ class TensorInfo(NamedTuple):
     size: int
 
     def read(self) -> np.ndarray:
-        """Its bytes, uint8 [size], in memory of their own: a mapped file would count as resident."""
+        """Its bytes, uint8 [size], copied: a mapped file would count as resident."""
         return np.fromfile(self.file, np.uint8, self.size, offset=self.start)
 
 
 class GgufHeader(NamedTuple):
-    """What a file says before its tensors. Of an array of texts `metadata` holds the length, but the
-    tokens themselves."""
+    """A file's header. In place of an array of texts other than the tokens `metadata` has its length."""
 
     metadata: dict[str, Any]
     tensors: tuple[TensorInfo, ...]
@@ -58,7 +57,7 @@ class GgufHeader(NamedTuple):
 
 
 def read_header(file: Path) -> GgufHeader:
-    """The header of a GGUF file, of all parts where `file` is one of several. UserError names what is wrong."""
+    """The header of a GGUF file, of all parts if `file` is one of several. UserError names the mistake."""
     metadata, tensors = _header_of(file)
     count = metadata.get("split.count", 1)
     if count <= 1:
@@ -66,18 +65,18 @@ def read_header(file: Path) -> GgufHeader:
     parts = gguf_parts(file)
     if len(parts) != count:
         raise UserError(f"{file} is one of {count} parts: name it …-00001-of-{count:05}.gguf, as it was")
-    found: dict[str, TensorInfo] = {}
+    named: dict[str, TensorInfo] = {}
     for number, part in enumerate(parts):
         if not part.is_file():
             raise UserError(f"{file.name} is one of {count} parts, and {part} is missing")
-        said, held = _header_of(part)
-        if (said.get("split.no"), said.get("split.count")) != (number, count):
+        part_metadata, held = _header_of(part)
+        if (part_metadata.get("split.no"), part_metadata.get("split.count")) != (number, count):
             raise UserError(f"{part} is not part {number + 1} of {count}, as its name says")
-        metadata = said if number == 0 else metadata
-        found |= {tensor.name: tensor for tensor in held}
+        metadata = part_metadata if number == 0 else metadata
+        named |= {tensor.name: tensor for tensor in held}
         tensors = held if number == 0 else (*tensors, *held)
-    if len(found) != len(tensors) or metadata.get("split.tensors.count", len(tensors)) != len(tensors):
-        raise UserError(f"the parts of {file} hold {len(found)} tensors, not those that the first one counts")
+    if len(named) != len(tensors) or metadata.get("split.tensors.count", len(tensors)) != len(tensors):
+        raise UserError(f"the parts of {file} hold {len(named)} tensors, not those that the first one counts")
     return GgufHeader(metadata, tensors, parts)
 
 
@@ -136,7 +135,7 @@ def _text(data: mmap.mmap, at: int) -> tuple[str, int]:
 
 
 def _value(data: mmap.mmap, at: int, kind: int, keep: bool = False) -> tuple[Any, int]:
-    """A value and where it ends; of an array of texts its length, unless it is to be kept."""
+    """A value and its end; for an array of texts its length unless `keep`."""
     if kind == _TEXT:
         return _text(data, at)
     if kind != _ARRAY:
@@ -163,13 +162,13 @@ def _value(data: mmap.mmap, at: int, kind: int, keep: bool = False) -> tuple[Any
 def _tensors(
     file: Path, size: int, alignment: int, table: list[tuple[str, tuple[int, ...], int, int]], end: int
 ) -> tuple[TensorInfo, ...]:
-    """The table's tensors where the format puts them: one after another, each aligned, and nothing behind the last."""
+    """The table's tensors at the places of the format: one after another, each aligned, and nothing after the last."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if alignment < 1:
         raise UserError(f"{file} is damaged: an alignment of {alignment}")
     start = -(-end // alignment) * alignment
-    found, expected, last = [], 0, 0
+    tensors, expected, last = [], 0, 0
     for name, shape, number, offset in table:
         try:
             kind = GGMLQuantizationType(number)
@@ -180,14 +179,14 @@ def _tensors(
             raise UserError(f"{file} is damaged: {name} {shape}, {kind.name}, at {offset} of {expected}")
         last = offset + prod(shape) // codes * width
         expected = -(-last // alignment) * alignment
-        found.append(TensorInfo(name, shape, kind.name, file, start + offset, last - offset))
+        tensors.append(TensorInfo(name, shape, kind.name, file, start + offset, last - offset))
     if size < start + last:
         raise UserError(f"{file} is incomplete: {_mb(size)} of {_mb(start + last)} MB")
     if size - start - last >= alignment:
         raise UserError(f"{file} is damaged: no tensor claims its last {size - start - last} bytes")
-    if len({tensor.name for tensor in found}) < len(found):
+    if len({tensor.name for tensor in tensors}) < len(tensors):
         raise UserError(f"{file} is damaged: two tensors have one name")
-    return tuple(found)
+    return tuple(tensors)
 
 
 def _mb(size: int) -> str:

@@ -1,7 +1,6 @@
-"""Whether every tensor of a model is accounted for: none is missing, none of another shape, none that nothing reads.
+"""Whether every tensor of a model is read, none is missing or of another shape, and its configuration is complete.
 
-A loader that fills what is missing, or leaves out what it does not know, gives another model without a word. Knows no
-files.
+A loader that fills in missing values or ignores unknown ones would silently give another model. Knows no files.
 """
 
 from __future__ import annotations
@@ -21,30 +20,32 @@ def check_tensors(
     unexpected: Collection[str] = (),
     mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]] = (),
 ) -> None:
-    """UserError that names up to three tensors, unless there are none to name. `mismatched`: name, shape, expected."""
-    said = [f"it lacks {tensor}" for tensor in sorted(missing)]
-    said += [f"{tensor} is {(*shape,)}, not {(*expected,)}" for tensor, shape, expected in sorted(mismatched)]
-    said += [f"it has {tensor}, which nothing reads" for tensor in sorted(unexpected)]
-    if said:
-        more = f" (and {len(said) - _SHOWN} more)" if len(said) > _SHOWN else ""
-        raise UserError(f"{name} does not fit its configuration: {'; '.join(said[:_SHOWN])}{more}")
+    """UserError that names up to three of these tensors, if there are any. `mismatched`: name, shape, expected."""
+    mistakes = [f"it lacks {tensor}" for tensor in sorted(missing)]
+    mistakes += [f"{tensor} is {(*shape,)}, not {(*expected,)}" for tensor, shape, expected in sorted(mismatched)]
+    mistakes += [f"it has {tensor}, which nothing reads" for tensor in sorted(unexpected)]
+    if mistakes:
+        more = f" (and {len(mistakes) - _SHOWN} more)" if len(mistakes) > _SHOWN else ""
+        raise UserError(f"{name} does not fit its configuration: {'; '.join(mistakes[:_SHOWN])}{more}")
 
 
 def check_loaded(name: str, reported: dict[str, Any], unexpected: Collection[str] = (), config: Any = None) -> None:
-    """The same from what transformers' `output_loading_info` reports; `unexpected` names more that nothing reads. The
-    multi-token prediction layers that `config` counts may be there: a drafter reads them."""
+    """`check_tensors` of transformers' `output_loading_info`, with more `unexpected` tensors.
+
+    The multi-token prediction layers that `config` counts may be there: a drafter reads them.
+    """
     surplus = {key for key in reported["unexpected_keys"] if config is None or not _predicts_ahead(key, config)}
     check_tensors(name, reported["missing_keys"], {*surplus, *unexpected}, reported["mismatched_keys"])
 
 
 def _predicts_ahead(key: str, config: Any) -> bool:
-    """Whether a tensor belongs to a layer behind the last, of those that `config` counts."""
+    """Whether a tensor belongs to one of the layers after the last that `config` counts."""
     text, layer = config.get_text_config(decoder=True), re.match(r"model\.layers\.(\d+)\.", key)
     more = getattr(text, "num_nextn_predict_layers", None) or 0
     return layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < more
 
 
-# Of these families a configuration says everything; what is left out would be a default's, another model's value.
+# Families whose configurations have every key; a missing one would get the default, another model's value.
 _COMPLETE = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2")
 _EPS, _CAPS = "rms_norm_eps", ("attn_logit_softcapping", "final_logit_softcapping")
 _MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
@@ -79,7 +80,7 @@ _SCALARS = {*_CAPS, *_MULTIPLIERS, "logit_scale", "num_experts_per_tok", "query_
 
 
 def check_said(name: str, stored: Mapping[str, Any]) -> None:
-    """UserError if config.json, `stored`, leaves out what no tensor's shape tells."""
+    """UserError if config.json, `stored`, lacks a key that no tensor's shape implies."""
     family, positions = str(stored.get("model_type")), _positions(stored)
     needed = (*_NEEDED.get(family, ()), *(() if _ROPE[0] in stored else _NEEDED_BEFORE.get(family, ())))
     missing = [key for key in needed if key not in stored]
@@ -96,10 +97,10 @@ def check_said(name: str, stored: Mapping[str, Any]) -> None:
 
 def check_written(name: str, stored: Mapping[str, Any], config: Any) -> None:
     """UserError if config.json, `stored`, lacks a key that its release wrote for the class of `config`, or has a number
-    of another family that this one leaves out.
+    that only other families read.
 
-    A release writes every key of its class, but for those of a part of it, which may be the default's. What an older
-    file lacks came after it, with a default that changed nothing. Heads and parts are as old as their families.
+    A release writes every key of its class, but for those of a part of it, which may be the default's. Keys that an
+    older file lacks came later, with a default that changed nothing. Heads and parts are as old as their families.
     """
     from transformers import PreTrainedConfig
 
@@ -112,10 +113,10 @@ def check_written(name: str, stored: Mapping[str, Any], config: Any) -> None:
     spelled = {kind.attribute_map.get(key, key) for key in stored} | stored.keys()
     heads = kind.attribute_map.get("num_attention_heads", "num_attention_heads")
     needed = {heads, *([] if heads in spelled else ["text_config"])} & usual.keys()
-    said = str(stored.get("transformers_version"))
-    if _release(said) >= _FIRST_WITH_POSITIONS:
+    version = str(stored.get("transformers_version"))
+    if _release(version) >= _FIRST_WITH_POSITIONS:
         own = usual.keys() - PreTrainedConfig().to_dict().keys()
-        same = said == usual["transformers_version"]
+        same = version == usual["transformers_version"]
         needed |= {key for key in own if not _NO_EFFECT.search(key) and (same or usual[key] is not None)}
     if spelled & {_ROPE[1], _BASE}:  # where older files have them
         needed.discard(_ROPE[0])
@@ -130,18 +131,18 @@ def _refuse(name: str, missing: Collection[str]) -> None:
         raise UserError(f"the config.json of {name} does not say {', '.join(missing)}")
 
 
-def _release(said: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", said)[:2]))
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _positions(stored: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """How positions turn: one mapping, or one for each kind of layer."""
-    said = [stored[key] for key in _ROPE if isinstance(stored.get(key), Mapping)]
-    return [part for rope in said for part in [v for v in rope.values() if isinstance(v, Mapping)] or [rope]]
+    """The rotary parameters: one mapping, or one for each kind of layer."""
+    ropes = [stored[key] for key in _ROPE if isinstance(stored.get(key), Mapping)]
+    return [part for rope in ropes for part in [v for v in rope.values() if isinstance(v, Mapping)] or [rope]]
 
 
 def _unsaid(rope: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    """The keys without which positions would be turned by another rule."""
+    """The missing keys without which another rule would turn positions."""
     kind = rope.get(_KIND, rope.get("type"))
     if kind is None:
         return [_KIND] if rope.keys() - _UNSCALED else []
@@ -150,7 +151,7 @@ def _unsaid(rope: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
 
 
 def _is_old(stored: Mapping[str, Any]) -> bool:
-    """Whether it is a Llama's from before the base of its positions was written."""
+    """Whether it is a Llama's from before configurations had the base of its positions."""
     release = _release(str(stored.get("transformers_version", "")))
     old = release < _FIRST_WITH_BASE if release else stored.get("vocab_size") == 32000
     return stored.get("model_type") == "llama" and old

@@ -1,4 +1,4 @@
-"""A folder → a model and its tokenizer on a device, quantized or packed. Imports torch, transformers where it must."""
+"""A folder → a model and its tokenizer on a device, quantized or packed. Imports transformers only if it must."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def load_model(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> LoadedModel:
-    """Build the model in `folder`, causal or encoder-decoder, and put it on `device`. Of a GGUF file `folder` may hold
-    the configuration alone: its weights are expanded where they cannot stay as they are.
+    """Build the model in `folder`, causal or encoder-decoder, on `device`.
 
-    float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part,
+    The `folder` of a GGUF file may have only the configuration: its weights are expanded if they cannot stay as they
+    are. float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part,
     unpacked. Raises UserError in one line, Cancelled when stopped.
     """
     started, expanded = time.perf_counter(), ""
@@ -68,11 +68,11 @@ def load_model(
     progress(f"loading {spec.name}", None)
     with quiet_warnings(), _in_one_line(spec.name, folder, place):
         if as_is and place.type == "cpu" and pick_dtype(wanted, place, None) == torch.float32:
-            said = config_in(folder) if of_gguf else None
-            if said is not None:
+            own = config_in(folder) if of_gguf else None
+            if own is not None:
                 try:
-                    model, kind = load_packed(spec, said, folder, options, progress, cancelled)
-                    return _loaded(spec.name, model, said, place, torch.float32, kind, started, None, options)
+                    model, kind = load_packed(spec, own, folder, options, progress, cancelled)
+                    return _loaded(spec.name, model, own, place, torch.float32, kind, started, None, options)
                 except UnfitError as error:
                     expanded = str(error)
         if of_gguf:
@@ -83,7 +83,7 @@ def load_model(
         stored = _stored(folder / "config.json")
         check_said(spec.name, stored)
         if (ends := folder / "generation_config.json").is_file():
-            _stored(ends)  # transformers leaves a broken one out, and what ends an answer with it
+            _stored(ends)  # transformers ignores a broken one, and the ends of answers in it
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
         check_written(spec.name, stored, config)
         encodes = bool(config.is_encoder_decoder)
@@ -101,10 +101,10 @@ def load_model(
         packs = in_float32 and spread is None
         unfit = _why_transformers(config, attention, progress) if packs else ""
         expanded, one_pass = expanded or unfit, packs and not unfit
-        kept = config.dtype if one_pass and config.dtype in FLOAT_KINDS else dtype  # weights stay at their own size
+        kept = config.dtype if one_pass and config.dtype in FLOAT_KINDS else dtype  # weights keep their size
         if plain and place.type == "cpu" and spread is None:
             _check_memory(spec.name, folder, kept, config.dtype)
-        given = {
+        optional = {
             "attn_implementation": attention,
             "quantization_config": quantized,
             "device_map": {"": str(place)} if spread is None and quantized is not None else spread,
@@ -118,9 +118,9 @@ def load_model(
                 dtype=kept,
                 trust_remote_code=options.trust_remote_code,
                 local_files_only=True,
-                ignore_mismatched_sizes=True,  # else they are reported in many lines
+                ignore_mismatched_sizes=True,  # else transformers reports them in many lines
                 output_loading_info=True,
-                **{name: value for name, value in given.items() if value is not None},
+                **{name: value for name, value in optional.items() if value is not None},
             )
         check_loaded(spec.name, reported, config=config)
         if hasattr(config, "quantization_config") and getattr(model, "hf_quantizer", None) is None:
@@ -157,14 +157,14 @@ def _why_transformers(config: Any, attention: str | None, progress: Progress) ->
 
 
 def _stored(file: Path) -> dict[str, Any]:
-    """What a configuration file says. UserError if it is no JSON object."""
+    """The content of a configuration file. UserError if it is no JSON object."""
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{file} is damaged: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{file} is damaged: it holds no JSON object")
-    return said
+    return content
 
 
 def _loaded(
@@ -178,8 +178,8 @@ def _loaded(
     parameters: int | None,
     options: LoadOptions,
 ) -> LoadedModel:
-    """What is known of a model once it lies in memory; `parameters` unless they can be counted now. The model itself
-    carries what was asked for of a compiled pass to what makes one."""
+    """The record of a model in memory; `parameters` if packing has hidden them. Sets the model's `kv_dtype` and the
+    size of its activations, which a compiled pass reads."""
     model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if kind == "none" else None)
     if options.activations == "q8":
         narrow_activations(model)
@@ -200,34 +200,34 @@ def _loaded(
 
 
 def _check_memory(name: str, folder: Path, dtype: torch.dtype, own: torch.dtype | None) -> None:
-    """Refuse what cannot fit: the system would end the whole program without a word."""
+    """UserError if the model cannot fit in memory: the system would kill the program."""
     needed = _weights(folder) * dtype.itemsize / (own or dtype).itemsize
     what = f"{name} in {str(dtype).removeprefix('torch.')}"
     check_memory(what, needed, "try --quantization nf4, --dtype bfloat16 or a smaller model")
 
 
 def _weights(folder: Path) -> int:
-    """Bytes of the weight files in `folder` that are read."""
+    """The bytes of the weight files in `folder`."""
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
 @contextmanager
 def _in_one_line(name: str, folder: Path, place: torch.device) -> Iterator[None]:
-    """Turns what goes wrong while building a model into one line."""
+    """Turn errors of building a model into one line."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())
-        why = f"cannot load {name} from {folder}: {said[:200] or type(error).__name__}"
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said:
+        text = " ".join(str(error).split())
+        why = f"cannot load {name} from {folder}: {text[:200] or type(error).__name__}"
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
             left, total = torch.cuda.mem_get_info(place) if place.type == "cuda" else (0, 0)
             free = f", {left / 1e9:.1f} of {total / 1e9:.1f} GB free on {place}" if total else ""
             weights = f"{_weights(folder) / 1e9:.1f} GB of weights{free}"
             why = f"out of memory loading {name} ({weights}): try --quantization nf4 or a smaller model"
-        elif "trust_remote_code" in said:
-            why = f"{name} needs code of its own: allow it with --trust-remote-code"
+        elif "trust_remote_code" in text:
+            why = f"{name} needs its own code: allow it with --trust-remote-code"
         raise UserError(why) from error
 
 
@@ -252,17 +252,16 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
             kinds = ("AutoTokenizer", "LlamaTokenizer", "T5Tokenizer")
             return splitting_so(pieces, [partial(whole, kind) for kind in kinds])
         return file_tokenizer(folder, whole) or whole()
-    except Exception as error:  # its kinds of failure are not documented; all end here as one line
+    except Exception as error:  # the libraries raise many errors; all become one line
         raise UserError(f"cannot load the tokenizer in {folder}: {' '.join(str(error).split())[:200]}") from error
 
 
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """All ids that end an answer: the generation configuration's, the model's, the tokenizer's and its template's."""
     configs = (model.generation_config, model.config, tokenizer)
-    named = (getattr(one, "eos_token_id", None) for one in configs)
-    ends = frozenset(
-        one for ids in named for one in (ids if isinstance(ids, list | tuple) else [ids]) if one is not None
-    )
+    named = [getattr(config, "eos_token_id", None) for config in configs]
+    lists = [ids if isinstance(ids, list | tuple) else [ids] for ids in named if ids is not None]
+    ends = frozenset(token for ids in lists for token in ids)
     if others := [end for end in ends if not isinstance(end, int)]:
         raise UserError(f"eos_token_id is {others[0]!r}, not the id of a token")
     return ends | end_ids(tokenizer)
@@ -270,8 +269,8 @@ def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def pick_device(name: str) -> torch.device:
     """ "auto" is cuda, else mps, else cpu. Raises UsageError for a device this machine does not have."""
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    have = [kind for kind, there in here.items() if there]
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    have = [kind for kind, exists in available.items() if exists]
     if name == "auto":
         return torch.device(have[0])
     kind, _, index = name.partition(":")
@@ -297,9 +296,9 @@ def pick_dtype(name: str, device: torch.device, own: torch.dtype | None) -> torc
 
 
 def sharing(name: str, config: Any, kind: str, count: int) -> dict[str, Any]:
-    """The arguments of `from_pretrained` that split a target among `count` processes; none for one.
+    """The arguments of `from_pretrained` that split a target among `count` processes; {} for one.
 
-    UsageError, with the reason, where they cannot share it.
+    UsageError, with the reason, if they cannot share it.
     """
     if count == 1:
         return {}

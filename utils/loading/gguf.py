@@ -1,7 +1,7 @@
-"""GGUF file → a folder that loads in a second: tokenizer and configurations, and if asked for float32 safetensors.
+"""GGUF file → a folder that loads in a second: tokenizer, configurations and, on request, float32 safetensors.
 
-Weights are expanded only where nothing computes with the file's bits as they are. Conversion runs once, in a process of
-its own: it can be stopped at once, its memory is given back, and nothing a library writes reaches the screen.
+Weights are expanded only if no kernel computes with the file's bits. Conversion runs once, in a separate process: it
+can be stopped at once, its memory is freed, and the libraries' messages do not reach the screen.
 `python -m utils.loading.gguf FILE FOLDER WEIGHTS` is that process (WEIGHTS: 1 with, 0 without); it reports one JSON
 object a line. Knows nothing of catalogues and packages.
 """
@@ -37,25 +37,25 @@ from utils.loading.cache import (
 )
 from utils.progress import Progress, run_child
 
-FORMAT = 3  # raised whenever the same file would be converted differently
-_EXPANDING = 2  # memory that expanding takes, over the float32 weights
+FORMAT = 3  # raised whenever a file is converted differently
+_EXPANDING = 2  # memory for expanding, over the float32 weights
 
-# Shares of the time, measured on the default model: reading the header, the tensors, tokenizer and saving.
+# Shares of the time, measured on the default model, until the header, the tensors and the tokenizer are done.
 _HEADER, _TENSORS, _TOKENIZER = 0.5, 0.75, 0.9
 
 # Vocabularies that split off every digit before anything else; transformers leaves this out for GGUF files.
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 
-# Those that split as GPT-2's does, as llama.cpp has it, or as files did before they said how.
+# Those that split as GPT-2's does, by llama.cpp's list; None: files from before the key.
 _AS_GPT2 = {None, "default", "gpt-2", "phi-2", "jina-es", "jina-de", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo"}
 _AS_GPT2 |= {"jais", "trillion", "granite-docling"}
 
-# Vocabularies in which a word that is a token is that token, whatever merges would make of it.
+# Vocabularies in which a word that is a token is that token, without merges.
 _WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
 
 
 def gguf_digest(file: Path, cancelled: Callable[[], bool]) -> str:
-    """The sha256 that tells a GGUF file from others; of a split one that of its parts' digests."""
+    """The sha256 of a GGUF file; of a split one that of its parts' digests."""
     digests = [remembered_sha256(part, cancelled) for part in read_header(file).parts]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
@@ -91,7 +91,7 @@ def converted(
 
 
 def converted_entry(digest: str, *, weights: bool = True) -> tuple[Path, dict[str, object]]:
-    """Where the conversion of the file with this sha256 lies, and what its manifest must say."""
+    """The cache entry of the file with this sha256, and the source in its manifest."""
     return cache_folder() / ("converted" if weights else "described") / digest[:16], {
         "sha256": digest,
         "format": FORMAT,
@@ -116,7 +116,7 @@ def _convert(source: Path, folder: Path, weights: bool, progress: Progress, canc
 
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    status, said = run_child(
+    status, errors = run_child(
         [sys.executable, "-m", "utils.loading.gguf", str(source.resolve()), str(folder), str(int(weights))],
         env=env,
         on_line=read,
@@ -129,7 +129,7 @@ def _convert(source: Path, folder: Path, weights: bool, progress: Progress, canc
     if "refused" in reported:
         raise UserError(reported["refused"])
     if status:
-        last = said.strip().splitlines()[-1:] or [f"the converter ended with status {status}"]
+        last = errors.strip().splitlines()[-1:] or [f"the converter ended with status {status}"]
         hint = ": out of memory?" if status == -9 else ""
         raise UserError(f"cannot convert {source.name}: {str(reported.get('error', last[0]))[:200]}{hint}")
     progress(stage, 1.0)
@@ -138,7 +138,7 @@ def _convert(source: Path, folder: Path, weights: bool, progress: Progress, canc
 def main(source: Path, folder: Path, weights: bool) -> int:
     """The converter process: writes `folder`, reports on stdout, 0 if all went well."""
     reports = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is no report
+    os.dup2(2, 1)  # libraries print to stderr
 
     def report(**what: object) -> None:
         reports.write(json.dumps(what) + "\n")
@@ -149,7 +149,7 @@ def main(source: Path, folder: Path, weights: bool) -> int:
     except UserError as error:
         report(refused=str(error))
         return 1
-    except Exception as error:  # whatever it is, it ends this process and is told in one line
+    except Exception as error:  # any error ends this process with one line
         number = {"errno": error.errno} if isinstance(error, OSError) and error.errno else {}
         report(error=" ".join(str(error).split()) or type(error).__name__, **number)
         return 1
@@ -221,7 +221,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
 
 
 def _whole(header: GgufHeader, folder: Path, weights: bool) -> Path:
-    """The file itself, or the parts of a split one joined in `folder`; without `weights` their bytes are a hole."""
+    """The file itself, or the parts of a split one joined in `folder`; without `weights` the tensors are a hole."""
     if len(header.parts) == 1:
         return header.parts[0]
     joined = folder / "joined.gguf"
@@ -230,23 +230,23 @@ def _whole(header: GgufHeader, folder: Path, weights: bool) -> Path:
     return joined
 
 
-# Of these a configuration is made, or follows what is in them.
+# Tensors that the configuration holds already.
 _NO_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 
 
 def _unread(header: GgufHeader, names: Mapping[str, str]) -> set[str]:
-    """The file's tensors that transformers' loader leaves out, which it does without a word. `names`: its table from
-    the file's names to its own; empty where it has another loader, which reports them itself."""
+    """The file's tensors that transformers' loader silently ignores. `names`: its table from the file's names to its
+    own; empty for families whose loader reports them itself."""
     if not names:
         return set()
     ours = {tensor.name for tensor in header.tensors if not _NO_PARAMETERS.fullmatch(tensor.name)}
     if header.architecture == "gpt2":
-        ours.discard("output.weight")  # taken past the table
+        ours.discard("output.weight")  # read without the table
     return {name for name in ours if name not in names and name.removesuffix(".weight") not in names}
 
 
 def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:
-    """What transformers leaves out when it builds a tokenizer from a GGUF file."""
+    """Add the settings that transformers leaves out when it builds a tokenizer from a GGUF file."""
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS, get_gguf_tokenizer
 
@@ -268,18 +268,18 @@ def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:
 
 @dataclass
 class _Watched:
-    """What transformers' loader is seen to do: its table from the file's names to its own, the tensor it reads."""
+    """The state of transformers' loader: its table from the file's names to its own, and the tensor that it reads."""
 
     names: dict[str, str] = field(default_factory=dict)
     tensor: str = ""
 
 
 def _watch(gguf: Any, legacy: Any, end: int, report: Callable[[float], None]) -> _Watched:
-    """Have transformers' loader report, and spare it most of its work: 10 s instead of 25 s. `end`: of the header.
+    """Let transformers' loader report, and skip work that does not change the result: 10 s instead of 25 s.
 
-    It parses the file once for the configuration and once for the tensors, each time with every
-    token and merge as a Python object (the tokenizer is read by other code), and builds the table
-    of tensor names anew for every module. None of this changes the result.
+    The loader parses the file once for the configuration and once for the tensors, each time with every token and
+    merge as a Python object (other code reads the tokenizer), and builds the table of tensor names for every module.
+    `end`: of the header.
     """
     import numpy as np
 
@@ -314,12 +314,12 @@ def _watch(gguf: Any, legacy: Any, end: int, report: Callable[[float], None]) ->
         seen.tensor = ""
 
     gguf.GGUFReader = functools.cache(Reader)
-    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)  # else built anew for every module
+    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
     legacy.tqdm = bar
 
     def noted(*args: Any, **named: Any) -> dict[str, str]:
         names: dict[str, str] = own(*args, **named)
-        seen.names.update(names)  # calls of itself for parts of the model find the same names
+        seen.names.update(names)
         return names
 
     legacy.get_gguf_hf_weights_map = noted

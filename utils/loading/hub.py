@@ -1,6 +1,6 @@
-"""A model of the hub → its folder in the hub's own cache. HF_HOME, HF_TOKEN, HF_ENDPOINT are honoured.
+"""A model of the hub → its folder in the hub's own cache, or one line that says why it cannot be fetched.
 
-Says in one line why a model cannot be had; knows nothing of what is in its files.
+Follows HF_HOME, HF_TOKEN and HF_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from utils.loading.cache import remembered_sha256
 from utils.progress import Cancelled, Progress, check
 
 _SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
-_WEIGHTS = ("*.safetensors", "*.bin")  # the first kind a repository has is the one wanted
-_UNWANTED = ["*/*", "consolidated*", "training_args.bin"]  # other formats, and the same weights once more
+_WEIGHTS = ("*.safetensors", "*.bin")  # the first kind that a repository has is fetched
+_UNWANTED = ["*/*", "consolidated*", "training_args.bin"]  # other formats and copies of the weights
 
 
 def hub_folder(
@@ -41,7 +41,7 @@ def hub_folder(
         return _snapshot(name, revision, offline, kinds, _bar(f"fetching {name}", total, progress, cancelled))
     except UserError:
         raise
-    except Exception as error:  # connection libraries have errors of their own; all end here as one line
+    except Exception as error:  # connection libraries raise many errors; all become one line
         unreached = "and offline mode forbids fetching it" if offline else "and the hub cannot be reached"
         known = {
             errors.GatedRepoError: f"{name} is gated: accept its terms on the hub and set HF_TOKEN",
@@ -70,7 +70,7 @@ def hub_file(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> Path | None:
-    """The file out of the hub's cache, else fetched; None where neither has it with this sha256. Raises Cancelled."""
+    """The file from the hub's cache, else fetched; None if neither has it with this sha256. Raises Cancelled."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
     def right(path: object) -> bool:
@@ -87,13 +87,13 @@ def hub_file(
         fetched = hf_hub_download(name, file, revision=revision, tqdm_class=bar)
     except Cancelled:
         raise
-    except Exception:  # whatever keeps the hub from giving it: there is another place
+    except Exception:  # the packages have the file too
         return None
     return Path(fetched) if right(fetched) else None
 
 
 def _reachable() -> bool:
-    """Whether the hub's name can be resolved: asking a hub that cannot be reached takes half a minute of retries."""
+    """Whether the hub's name can be resolved: an unreachable hub costs half a minute of retries."""
     from huggingface_hub import constants
 
     address = urlsplit(constants.ENDPOINT)
@@ -107,14 +107,14 @@ def _reachable() -> bool:
 
 
 def is_cached(name: str, revision: str | None) -> bool:
-    """Whether a snapshot of `name` has been begun in the hub's cache. Asks no network."""
+    """Whether the hub's cache has a snapshot of `name`, perhaps incomplete. Uses no network."""
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
 
 
 def _snapshot(name: str, revision: str | None, offline: bool, kinds: tuple[str, ...], bar: Any) -> Path:
-    """With the first kind of weights that is there: what a snapshot lacks offline of another kind is nothing amiss."""
+    """The snapshot with the first kind of weights that it has; offline it may lack the other kinds."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -147,7 +147,7 @@ def _kinds(name: str, revision: str | None) -> tuple[tuple[str, ...], int]:
     except HfHubHTTPError as error:
         if (status := error.response.status_code) < 500 and status != 429:
             raise
-        return _WEIGHTS, 0  # the hub fails, or wants no more questions: as without a connection
+        return _WEIGHTS, 0  # the hub fails or limits requests: as without a connection
     except Exception:  # no connection: the cache may still have it
         return _WEIGHTS, 0
     files = [file for file in listed if not any(fnmatch(file.rfilename, pattern) for pattern in _UNWANTED)]
@@ -160,7 +160,7 @@ def _bar(stage: str, total: int, progress: Progress, cancelled: Callable[[], boo
     """A progress bar class for the hub's downloads that reports bytes instead of drawing; cancelling raises in it."""
     from tqdm.auto import tqdm
 
-    most = 0.0  # of the two bars of bytes, received and written, the one that is ahead
+    most = 0.0  # the larger of two bars of bytes, received and written
 
     class Reporting(tqdm):
         def __init__(self, *args: Any, **named: Any) -> None:

@@ -1,7 +1,4 @@
-"""What loading yields, as frozen records: a model in memory, a pair, and the options it was loaded with.
-
-Knows not how anything is loaded. Imports no torch.
-"""
+"""The results of loading as frozen records: a model in memory, a pair, and the options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,20 +22,20 @@ CONTEXTS = (
     "max_seq_len",
     "max_target_positions",
 )
-UNSAID = ("auto", "none")  # what asks for no bits of our own: as the pair and its file have them, or all of them
+UNSAID = ("auto", "none")  # quantizations that round nothing: the pair's and file's own, or floats
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the command line says about loading; it outranks the catalogue where it is not a default."""
+    """The command line's options for loading; they outrank the catalogue unless they are defaults."""
 
     device: str = "auto"
     drafter_device: str | None = None
     dtype: str = "auto"
     quantization: str = "none"
     drafter_quantization: str = "none"
-    kv_dtype: str = "auto"  # of the cache, where a model runs as one compiled pass
-    activations: str = "q16"  # what such a pass multiplies weights with: 16 bits, or 8
+    kv_dtype: str = "auto"  # of the cache of a compiled pass
+    activations: str = "q16"  # the activations of a compiled pass: 16 bits, or 8
     attn_implementation: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
@@ -47,13 +44,13 @@ class LoadOptions:
 
     @property
     def for_drafters(self) -> LoadOptions:
-        """The same for what drafts: no process shares it, and the revision speaks of the target's repository."""
+        """The options for drafters: one process, and no revision, which is the target's."""
         return replace(self, revision=None, tp_size=1)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run. `bytes` are really held, `parameters` as designed, `seconds` to load it."""
+    """A model ready to run. `bytes` in memory, `parameters` by its shapes, `seconds` to load it."""
 
     model: Any  # transformers', or of a GGUF file its parts (utils/loading/packed_gguf.py)
     name: str
@@ -65,9 +62,9 @@ class LoadedModel:
     context: int
     vocab_size: int  # the number of logits, padding included
     seconds: float
-    encodes: bool = False  # an encoder reads the prompt, by itself
-    vocabulary: Any = None  # of a drafter whose tokens are not its target's: what spells them
-    expanded: str = ""  # why no compiled pass runs it, and a GGUF file's bits did not stay as they are
+    encodes: bool = False  # whether an encoder reads the prompt
+    vocabulary: Any = None  # the `TokenBytes` of a drafter whose tokens are not its target's
+    expanded: str = ""  # why no compiled pass runs it, and a GGUF file was expanded
 
     @property
     def dtype_text(self) -> str:
@@ -76,12 +73,12 @@ class LoadedModel:
 
     @property
     def precision(self) -> str:
-        """What rounds its products: the quantization, or else the dtype."""
+        """The quantization, else the dtype."""
         return self.dtype_text if self.quantization == "none" else self.quantization
 
 
 def context_of(config: Any) -> int:
-    """The tokens that a text may have; a configuration that names none has no end. Dynamic scaling multiplies them."""
+    """The most tokens of a text; no limit if the configuration names none. Dynamic scaling multiplies it."""
     named = (getattr(config, name, None) for name in CONTEXTS)
     own = next((value for value in named if isinstance(value, int) and value > 0), NO_LIMIT)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -95,18 +92,18 @@ def limit_text(context: int) -> str:
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """A target, what drafts for it, and what they share. `notes` are lines worth showing once.
+    """A target, its drafter, and what they share. `notes` are lines to show once.
 
-    Of a trained drafter (see HEAD_KINDS) only the folder is known here: what decodes builds it.
+    A draft head (see HEAD_KINDS) is only a folder here: the lane builds it.
     """
 
     spec: PairSpec
     target: LoadedModel
     drafter: LoadedModel | None
-    drafter_kind: str  # "model", or the word of a drafter that is none
+    drafter_kind: str  # "model", or the word of another drafter
     tokenizer: Any
     stop_ids: frozenset[int]
-    vocab_size: int  # of the target, as far as its tokenizer knows them
+    vocab_size: int  # the target's ids that its tokenizer knows
     context: int
     notes: tuple[str, ...] = ()
     draft_head: Path | None = None  # the trained drafter's folder
@@ -114,7 +111,7 @@ class LoadedPair:
 
     @property
     def drafts_by(self) -> str:
-        """The word of what drafts in the lane `spec`."""
+        """The drafter's word in the lane `spec`."""
         beside = self.spec.beside if self.drafter_kind == "model" and self.drafter is not None else None
         return f"{beside}+model" if beside else self.drafter_kind
 

@@ -1,7 +1,6 @@
 """A pair's specification → models in memory, from the hub, a folder, a GGUF or a package file.
 
-The one place that builds models. Says in one line what cannot be loaded and why; knows no decoding
-and no screen. Importing it is cheap: torch and transformers come in with the first load.
+Errors are one line. Importing it is cheap: torch and transformers are imported with the first load.
 """
 
 from __future__ import annotations
@@ -66,16 +65,15 @@ def load_pair(
         vocab_size=spoken_ids(target, tokenizer),
         context=target.context,
     )
-    found = _with_drafter(pair, spec.drafter, options, progress, cancelled)
+    complete = _with_drafter(pair, spec.drafter, options, progress, cancelled)
     from utils.device_map import spread_note
 
     spread = filter(None, [spread_note(target.name, target.model)])
-    return replace(found, notes=(*expanded(spec.target, options, target), *spread, *found.notes))
+    return replace(complete, notes=(*expanded(spec.target, options, target), *spread, *complete.notes))
 
 
 def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
-    """Why `auto` did not leave a GGUF file's bits as they are, or why torch runs another model on the CPU, in a line;
-    nothing where it does or was not asked to."""
+    """One line on why `auto` expanded a GGUF file, or why torch runs another model on the CPU; [] otherwise."""
     if not spec.of_gguf and target.expanded and not options.attn_implementation:
         return [f"{target.name} runs in torch: {target.expanded}"]
     if options.quantization != "auto" or target.quantization != "none" or not spec.of_gguf:
@@ -99,7 +97,7 @@ def load_drafter(
 ) -> LoadedPair:
     """The same target with the drafter of another specification of the pair.
 
-    Raises as :func:`load_pair`; `pair` itself stays usable whatever happens.
+    Raises as :func:`load_pair`; `pair` itself stays usable.
     """
     return _with_drafter(replace(pair, spec=spec), spec.drafter, options, progress, cancelled)
 
@@ -115,7 +113,7 @@ def _with_drafter(
     if isinstance(drafter, str):
         if (kind := head_kind_of(drafter)) is not None:
             folder = getattr(pair.spec.students, kind)
-            return _with_student(pair, drafter, Path(folder) if folder else pair.spec.head_folder(kind), options)
+            return _with_head(pair, drafter, Path(folder) if folder else pair.spec.head_folder(kind), options)
         if drafter in CASCADES:
             return _with_cascade(pair, drafter, options, progress, cancelled)
         return _beside(pair, drafter, notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else ())
@@ -125,7 +123,7 @@ def _with_drafter(
     if method in TRAINED_METHODS and kind != method:
         raise UserError(f"{drafter.name} is no {method} drafter: {folder / 'config.json'} does not describe one")
     if kind is not None:
-        return _with_student(pair, kind, folder, options)
+        return _with_head(pair, kind, folder, options)
     loaded, notes = _fitting(pair, drafter, folder, options, progress, cancelled)
     return _beside(pair, "model", drafter=loaded, notes=notes)
 
@@ -133,7 +131,7 @@ def _with_drafter(
 def _with_cascade(
     pair: LoadedPair, word: str, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> LoadedPair:
-    """The pair with the models of its cascade in memory; what the words in it stand for is built by what decodes."""
+    """The pair with the models of its cascade in memory; the lane builds the other drafters in it."""
     options = options.for_drafters
     models: dict[str, LoadedModel] = {}
     notes: list[str] = []
@@ -159,13 +157,13 @@ def _fitting(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> tuple[LoadedModel, list[str]]:
-    """A model that can draft for the pair's target, with what is worth a line; UserError if nothing is shared."""
+    """A model that can draft for the pair's target, and notes on it; UserError if they share no tokens."""
     device = options.drafter_device or options.device
     loaded, tokenizer = _load(spec, options, device, options.drafter_quantization, progress, cancelled, folder)
     if loaded.encodes != pair.target.encodes:
-        one, other = (loaded, pair.target) if loaded.encodes else (pair.target, loaded)
+        encoding, other = (loaded, pair.target) if loaded.encodes else (pair.target, loaded)
         raise UserError(
-            f"{loaded.name} cannot draft for {pair.target.name}: {one.name} is an encoder-decoder model, "
+            f"{loaded.name} cannot draft for {pair.target.name}: {encoding.name} is an encoder-decoder model, "
             f"{other.name} is none"
         )
     tokenizers = (pair.tokenizer, tokenizer)
@@ -187,23 +185,26 @@ def _beside(
     cascade_models: Mapping[str, LoadedModel] | None = None,
     draft_head: Path | None = None,
 ) -> LoadedPair:
-    """The pair with what drafts for it, cut to the context that all models have."""
+    """The pair with its drafter, and the context that all models have."""
     models: dict[str, Any] = {"drafter": drafter, "cascade_models": cascade_models or {}}
-    found = replace(pair, drafter_kind=kind, draft_head=draft_head, notes=tuple(notes), **models)
-    bounds = [model.context for model in found.drafting_models if model.vocabulary is None]
-    return replace(found, context=min([pair.target.context, *bounds]))
+    complete = replace(pair, drafter_kind=kind, draft_head=draft_head, notes=tuple(notes), **models)
+    bounds = [model.context for model in complete.drafting_models if model.vocabulary is None]
+    return replace(complete, context=min([pair.target.context, *bounds]))
 
 
-def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOptions) -> LoadedPair:
+def _with_head(pair: LoadedPair, kind: str, folder: Path, options: LoadOptions) -> LoadedPair:
     if pair.target.encodes:
         raise UserError(
             f"drafter {kind}: {pair.target.name} is an encoder-decoder model, which has no trained drafters"
         )
     device, quantization = options.drafter_device, options.drafter_quantization
-    where = f"a trained drafter runs where its target does: --drafter-device {device} is unused"
-    how = f"a trained drafter is not quantized: --drafter-quantization {quantization} is unused"
-    unused = {where: device not in (None, options.device), how: quantization not in UNSAID}
-    return _beside(pair, kind, draft_head=folder, notes=[note for note, given in unused.items() if given])
+    notes = {
+        f"a trained drafter runs where its target does: --drafter-device {device} is unused": device
+        not in (None, options.device),
+        f"a trained drafter is not quantized: --drafter-quantization {quantization} is unused": quantization
+        not in UNSAID,
+    }
+    return _beside(pair, kind, draft_head=folder, notes=[note for note, holds in notes.items() if holds])
 
 
 def _load(
@@ -215,9 +216,9 @@ def _load(
     cancelled: Callable[[], bool],
     folder: Path | None = None,
 ) -> tuple[LoadedModel, Any | None]:
-    """One model and its tokenizer (None without tokenizer files); a damaged conversion is made again, once.
+    """One model and its tokenizer (None without tokenizer files); converts a damaged conversion again, once.
 
-    `folder` is where it lies, if that is known.
+    `folder`: the model's, if it is known.
     """
     from utils.loading.build import load_model, load_tokenizer
 

@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from utils.catalogue.specs import ModelSpec
     from utils.loading.loaded import LoadOptions
 
-FORMAT = 3  # raised whenever the same file would be packed differently
-ARCHITECTURES = {  # as a file says it → as the configuration does
+FORMAT = 3  # raised whenever a file is packed differently
+ARCHITECTURES = {  # a file's name → those of the configuration
     "llama": ("llama", "mistral", "mixtral"),
     **{name: (name,) for name in ("qwen2", "qwen3", "phi3", "gemma2", "granite", "olmo2", "smollm3", "olmoe")},
     **{"qwen2moe": ("qwen2_moe",), "qwen3moe": ("qwen3_moe",), "gemma3": ("gemma3_text",)},
 }
-_TURNED = ("llama", "granite", "smollm3")  # whose queries and keys a file has in llama.cpp's order
+_TURNED = ("llama", "granite", "smollm3")  # files of these have queries and keys in llama.cpp's order
 _SMALLER = "take a file of it with fewer bits, or a smaller model"
 _GROWTH = 1.05  # bytes of a packed weight over the file's, at most
 _ALIGNED = 64  # where a weight may begin
@@ -80,14 +80,10 @@ for _part in ("gate", "up", "down"):
 _AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA = {**_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
 _OTHERWISE = {"gemma2": _GEMMA, "gemma3": _GEMMA, "olmo2": _AFTER, "phi3": {"ffn_up": "mlp.gate_up_proj"}}
-_SMALL = ("mlp.gate", "mlp.shared_expert_gate")  # whose few numbers are kept as float32
+_SMALL = ("mlp.gate", "mlp.shared_expert_gate")  # few numbers, kept as float32
 _EXPERTS = ".mlp.experts"
-_IGNORED = (
-    "rope_freqs.weight",
-    "rope_factors_long.weight",
-    "rope_factors_short.weight",
-)  # in the converted model's configuration
-_SAID = {  # without which a configuration file is read by transformers, who knows what it leaves out
+_IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # in the configuration
+_REQUIRED = {  # transformers reads a configuration file without one of these, and adds the defaults
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"),
     *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters"),
 }
@@ -98,7 +94,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 
 class FileConfig(SimpleNamespace):
-    """What a configuration file says, by attributes, as transformers' configurations have it. Nothing is filled in."""
+    """A configuration file's content as attributes, as transformers' configurations have it, without defaults."""
 
     is_encoder_decoder = False
 
@@ -110,20 +106,18 @@ class FileConfig(SimpleNamespace):
 
 
 def config_in(folder: Path) -> FileConfig | None:
-    """The configuration of a converted model; None where it does not say all that the compiled pass must know."""
+    """The configuration of a converted model; None if it lacks keys that the compiled pass needs."""
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    said = isinstance(stored, dict) and stored.keys() >= _SAID and stored.keys() & {"hidden_act", "hidden_activation"}
-    return FileConfig(**stored) if said else None
+    complete = isinstance(stored, dict) and stored.keys() >= _REQUIRED
+    return FileConfig(**stored) if complete and stored.keys() & {"hidden_act", "hidden_activation"} else None
 
 
 def load_packed(
     spec: ModelSpec, config: Any, folder: Path, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> tuple[PackedModel, str]:
-    """The model of a GGUF file over its own bits, and their commonest type. UnfitError where it is to be loaded as
-    float32.
+    """The model of a GGUF file over its own bits, and their commonest type. `folder`: of the converted model.
 
-    `folder` holds the converted model, whose `config` it is. Raises UserError, one for tensors that are not the
-    configuration's, or Cancelled.
+    Raises UnfitError if it must be loaded as float32, UserError, also for tensors that do not fit `config`, Cancelled.
     """
     facts_of(config)
     make_kernels(progress)
@@ -137,15 +131,17 @@ def load_packed(
 
 
 def make_kernels(progress: Progress) -> None:
-    """Load the kernels, compiled behind a line of progress unless this machine's user has them. UnfitError without."""
+    """Load the kernels, compiled once with a line of progress. UnfitError if there are none."""
     keep_in(cache_folder() / "compiled")
     if instruction_set() is None or not load(lambda: progress("compiling the kernels, once on this machine", None)):
         raise UnfitError(why_not())
 
 
 def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, cancelled: Callable[[], bool]) -> Path:
-    """Where the packed weights of the GGUF file with sha256 `digest` lie; made if missing, UnfitError if that cannot
-    be."""
+    """The cache entry with the packed weights of the GGUF file with sha256 `digest`, created if missing.
+
+    UnfitError if the file cannot be packed.
+    """
     entry = cache_folder() / "packed" / digest[:16]
     made_from: dict[str, object] = {"sha256": digest, "format": FORMAT}
     if is_whole(entry, made_from):
@@ -173,14 +169,13 @@ def module_name(name: str, architecture: str = "llama") -> tuple[str, str]:
 
 
 def halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows [heads · D, …] of a query or key map as llama.cpp turns them, neighbours in pairs → halves, as transformers
-    does."""
+    """Rows [heads · D, …] of a query or key map from llama.cpp's order, in pairs, to transformers' halves."""
     shaped = rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:])
     return np.ascontiguousarray(shaped.swapaxes(1, 2)).reshape(rows.shape)
 
 
 class _Tensor(NamedTuple):
-    """A tensor of a GGUF file and its place in the model; `vector`: its numbers are kept as float32."""
+    """A tensor of a GGUF file and its name in the model; `vector`: kept as float32 numbers."""
 
     info: TensorInfo
     name: str
@@ -200,12 +195,12 @@ class _Tensor(NamedTuple):
 
 
 def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
-    """Of how many heads those maps are whose rows a GGUF file has in llama.cpp's order; its tensors. UnfitError where
-    one of them is of no use here."""
-    said, architecture = header.metadata, header.architecture
+    """The heads of the maps that a GGUF file has in llama.cpp's order, and its tensors. UnfitError for a tensor that
+    the kernels cannot use."""
+    metadata, architecture = header.metadata, header.architecture
     if architecture not in ARCHITECTURES:
         raise UnfitError(f"no compiled pass computes {architecture}")
-    found = []
+    tensors = []
     for info in header.tensors:
         if info.name in _IGNORED:
             continue
@@ -215,20 +210,20 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
         sizes = 3 if _EXPERTS in name else 2
         if not vector and not (info.kind in TYPES and len(info.shape) == sizes and part == "weight"):
             raise UnfitError(f"no kernel for {info.kind}, the type of {info.name}")
-        found.append(_Tensor(info, name, part, vector))
-    if twice := [name for name, count in Counter(tensor[1:3] for tensor in found).items() if count > 1]:
+        tensors.append(_Tensor(info, name, part, vector))
+    if twice := [name for name, count in Counter(tensor[1:3] for tensor in tensors).items() if count > 1]:
         raise UnfitError(f"two tensors are {'.'.join(twice[0])}")
     if architecture not in _TURNED:
-        return {}, found
-    heads = said[f"{architecture}.attention.head_count"]
-    return {"attn_q": heads, "attn_k": said.get(f"{architecture}.attention.head_count_kv", heads)}, found
+        return {}, tensors
+    heads = metadata[f"{architecture}.attention.head_count"]
+    return {"attn_q": heads, "attn_k": metadata.get(f"{architecture}.attention.head_count_kv", heads)}, tensors
 
 
 def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> None:
-    """`weights.bin`: packed weights and float32 vectors one after another; `index.json` says what lies where."""
+    """Write `weights.bin`, packed weights and float32 vectors one after another, and their places in `index.json`."""
     header = read_header(source)
     heads, tensors = _tensors(header)
-    above_one = FAMILIES[ARCHITECTURES[header.architecture][0]].gain_above_one  # a file says 1 + w
+    above_one = FAMILIES[ARCHITECTURES[header.architecture][0]].gain_above_one  # a file has 1 + w
     needed = _GROWTH * sum(tensor.info.size for tensor in tensors)
     check_memory(source.name, needed, _SMALLER)
     check_disk(f"packing {source.name}", needed, folder)
@@ -269,10 +264,10 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
 
 
 class PackedModel(nn.Module):
-    """The parts of a Llama-like model over packed weights, under the names that transformers has for them.
+    """The parts of a Llama-like model over packed weights, under transformers' names.
 
-    Nothing here computes: sampling/models/fused.py runs them as one compiled pass. `whole` is transformers' own model
-    over the same layers, `unpacked()` the plain one with the same numbers; both are built when they are asked for.
+    sampling/models/fused.py runs them as one compiled pass. `whole` is transformers' own model over the same layers,
+    `unpacked()` the plain one with the same numbers; both are built at their first use.
     """
 
     def __init__(
@@ -329,7 +324,7 @@ class PackedModel(nn.Module):
 
     @functools.cached_property
     def _own(self) -> list[Any]:
-        """transformers' model, in a list: a module that is an attribute would be a part."""
+        """transformers' model, in a list: as an attribute it would be a part of this module."""
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -352,7 +347,7 @@ class PackedModel(nn.Module):
 
     @property
     def whole(self) -> Any:
-        """The same in transformers, over the same layers."""
+        """transformers' model over the same layers."""
         return self._own[0]
 
     def forward(self, *given: Any, **named: Any) -> Any:
@@ -365,8 +360,7 @@ class PackedModel(nn.Module):
 
 
 class _Rotary(nn.Module):
-    """Turns queries and keys by frequencies [D/2] and a factor, by the kind of layer, under the names that transformers
-    has for them."""
+    """Rotary frequencies [D/2] and a factor by the kind of layer, under transformers' names."""
 
     def __init__(self, tables: Mapping[str, Any]) -> None:
         super().__init__()
@@ -377,8 +371,10 @@ class _Rotary(nn.Module):
 
 
 def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tuple[PackedModel, str]:
-    """The model of `config` over the packed weights in `entry`, and their commonest type. UserError if its tensors are
-    not the configuration's. `folder` is the converted model's, for what is said about generation."""
+    """The model of `config` over the packed weights in `entry`, and their commonest type.
+
+    `folder`: of the converted model, with its generation configuration. UserError if the tensors do not fit `config`.
+    """
     index = json.loads((entry / "index.json").read_text(encoding="utf-8"))
     if config.model_type not in ARCHITECTURES[index["architecture"]]:
         raise UnfitError(f"the file says {index['architecture']}, its configuration {config.model_type}")
@@ -386,24 +382,24 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tu
     check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
     vectors, weights = {}, {}
-    for tensor, said in index["vectors"].items():
-        numbers = data[said["at"] : said["at"] + 4 * math.prod(said["shape"])].view(np.float32)
-        vectors[tensor] = torch.from_numpy(numbers.reshape(said["shape"]).copy())
-    for tensor, said in index["weights"].items():
-        blocks, size, *sizes = said["shape"]
-        part = data[said["at"] : said["at"] + blocks * size].reshape(blocks, size)
-        weights[tensor] = PackedWeight(part, said["kind"], *sizes)
+    for tensor, span in index["vectors"].items():
+        numbers = data[span["at"] : span["at"] + 4 * math.prod(span["shape"])].view(np.float32)
+        vectors[tensor] = torch.from_numpy(numbers.reshape(span["shape"]).copy())
+    for tensor, span in index["weights"].items():
+        blocks, size, *sizes = span["shape"]
+        part = data[span["at"] : span["at"] + blocks * size].reshape(blocks, size)
+        weights[tensor] = PackedWeight(part, span["kind"], *sizes)
     weights.setdefault(_HEAD, weights[_TABLE])
     file = folder / _GENERATION
-    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return PackedModel(config, FileConfig(**said), folder, weights, vectors), str(index["type"])
+    generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return PackedModel(config, FileConfig(**generation), folder, weights, vectors), str(index["type"])
 
 
 def _check(name: str, config: FileConfig, index: Mapping[str, Any]) -> None:
-    """UserError unless weights and vectors are those of a model of `config`; biases of queries, keys and values may
-    be there, and so may a head."""
-    have: dict[str, tuple[int, ...]] = {tensor: tuple(said["shape"]) for tensor, said in index["vectors"].items()}
-    have |= {f"{tensor}.weight": tuple(said["shape"][2:]) for tensor, said in index["weights"].items()}
+    """UserError unless weights and vectors are those of a model of `config`, with or without a head and biases of
+    queries, keys and values."""
+    have: dict[str, tuple[int, ...]] = {tensor: tuple(entry["shape"]) for tensor, entry in index["vectors"].items()}
+    have |= {f"{tensor}.weight": tuple(entry["shape"][2:]) for tensor, entry in index["weights"].items()}
     table = {f"{_TABLE}.weight": (config.vocab_size, config.hidden_size), "model.norm.weight": (config.hidden_size,)}
     needed, known = dict(table), {f"{_HEAD}.weight": table[f"{_TABLE}.weight"]}
     for layer, mixture in enumerate(facts_of(config).mixtures):
@@ -423,7 +419,7 @@ _Shapes = dict[str, tuple[int, ...]]
 
 
 def _layer_shapes(config: FileConfig, mixture: bool) -> tuple[_Shapes, _Shapes]:
-    """The shapes of a layer's tensors that must be there, and of biases that may be."""
+    """The shapes of a layer's required tensors, and of optional biases."""
     facts, size, width, inner = facts_of(config), head_size(config), config.hidden_size, config.intermediate_size
     queries, keys = size * config.num_attention_heads, size * config.num_key_value_heads
 
@@ -453,13 +449,13 @@ def _layer_shapes(config: FileConfig, mixture: bool) -> tuple[_Shapes, _Shapes]:
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of a model's packed weights, shared ones once."""
-    return sum(one.data.nbytes for one in _packed(model))
+    """The bytes of a model's packed weights, shared ones once."""
+    return sum(weight.data.nbytes for weight in _packed(model))
 
 
 def weight_count(model: Any) -> int:
-    """How many weights they are."""
-    return sum(one.in_features * one.out_features for one in _packed(model))
+    """The number of a model's packed weights, shared ones once."""
+    return sum(weight.in_features * weight.out_features for weight in _packed(model))
 
 
 def _packed(model: Any) -> set[PackedWeight]:

@@ -1,7 +1,5 @@
-"""4 and 8 bit weights: q4 and q8 by our kernels on the CPU; the others through bitsandbytes, on CPU and CUDA, which
-this file alone knows.
-
-Also counts what a model really holds, since packed 4-bit weights hide their true number.
+"""4 and 8 bit weights: q4 and q8 by our kernels on the CPU; the others by bitsandbytes, on CPU and CUDA. Also counts a
+model's bytes and parameters, since packed 4-bit weights hide their true number.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ QUANTIZATIONS = ("none", *KINDS, *BITSANDBYTES)
 
 
 def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> Any | None:
-    """The transformers configuration for `kind`; None for "none" and what our kernels do. 4 bit computes in `dtype`.
+    """The transformers configuration for `kind`; None for "none" and for our kernels. 4 bit computes in `dtype`.
 
-    Raises UsageError for a kind or device that cannot be, UserError without bitsandbytes.
+    Raises UsageError for an impossible kind or device, UserError without bitsandbytes.
     """
     if kind not in QUANTIZATIONS:
         raise UsageError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got '{kind}'")
@@ -51,13 +49,13 @@ def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> 
 def held_bytes(model: nn.Module) -> int:
     """Bytes of all parameters and buffers, shared ones once, scales and code books included."""
     tensors: list[Any] = [*model.parameters(), *model.buffers(), *chain.from_iterable(map(_states, model.modules()))]
-    # Of a tensor that several processes share, this one holds its own part.
+    # Of a tensor that several processes share, this process holds a part.
     tensors = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return sum({_key(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Weights of the model as designed: shared ones once, 4-bit ones unpacked."""
+    """The number of weights: shared ones once, 4-bit ones unpacked."""
     counted = {}
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
@@ -67,21 +65,21 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:
-    where: Any = id(tensor)
-    return (where,) if tensor.is_meta or tensor.is_mkldnn else (tensor.data_ptr() or where, tensor.numel())
+    without_memory = tensor.is_meta or tensor.is_mkldnn
+    return (id(tensor),) if without_memory else (tensor.data_ptr() or id(tensor), tensor.numel())
 
 
 def _states(module: nn.Module) -> list[Tensor]:
     """The tensors bitsandbytes keeps beside a layer's weight."""
-    found: list[Tensor] = []
-    weight = module._parameters.get("weight")  # not the attribute: a packed layer would unpack its weight to show it
+    tensors: list[Tensor] = []
+    weight = module._parameters.get("weight")  # not the attribute, for which a packed layer unpacks its weight
     queue: list[Any] = [getattr(weight, "quant_state", None), getattr(weight, "SCB", None)]
     state = getattr(module, "state", None)
     queue += [getattr(state, name, None) for name in ("SCB", "CB")]
     while queue:
         item = queue.pop()
         if isinstance(item, torch.Tensor):
-            found.append(item)
+            tensors.append(item)
         elif item is not None and not isinstance(item, (str, int, float, bool, torch.dtype, torch.Size)):
             queue += [getattr(item, name, None) for name in ("absmax", "code", "offset", "state2")]
-    return found
+    return tensors

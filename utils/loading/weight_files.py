@@ -1,4 +1,4 @@
-"""Which files of a folder hold its weights, and whether they are whole. Reads their headers alone; knows no models."""
+"""The files of a folder that hold its weights, and whether they are whole. Reads only their headers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which tra
 _POINTER = b"version https://git-lfs"
 _SPELLED = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NUMBERS = tuple(_SPELLED.values())
-_LONGEST_HEADER = 100_000_000  # of a safetensors file, as its library has it
+_LONGEST_HEADER = 100_000_000  # of a safetensors file, by its library
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that are read: of the first format that is there, one file or the parts that its index names.
+    """The weight files that are read: one file of the first format there is, or the parts in its index.
 
-    UserError for a folder without weights, and where a part is not there.
+    UserError for a folder without weights, and for a missing part.
     """
     for name in _NAMES:
         if (folder / name).is_file():
@@ -47,7 +47,7 @@ def _parts(folder: Path, index: Path) -> list[Path]:
 
 def check_weights(folder: Path, *, quantized: bool) -> None:
     """UserError if the weights in `folder` are not whole, are in two of its parts, or, unless `quantized`, are integers
-    or bytes, which mean nothing without their scales."""
+    or bytes, which need scales."""
     parts: dict[str, Path] = {}
     for file in weight_files(folder):
         for tensor, dtype in check_whole(file).items():
@@ -61,8 +61,7 @@ def check_weights(folder: Path, *, quantized: bool) -> None:
 
 
 def check_whole(file: Path) -> dict[str, str]:
-    """The dtypes of a weight file's tensors by their names. UserError if it has been cut off, or is a pointer that Git
-    LFS left in its stead."""
+    """The dtypes of a weight file's tensors by their names. UserError if it is cut off, or a Git LFS pointer."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         begin = opened.read(len(_POINTER))
@@ -91,16 +90,16 @@ def check_whole(file: Path) -> dict[str, str]:
 
 
 def _pickled(file: Path) -> dict[str, str]:
-    """The dtypes of the tensors in a .bin file, as a safetensors file spells them."""
+    """The dtypes of the tensors in a .bin file, spelled as in a safetensors file."""
     import torch
 
     with file.open("rb") as opened:
         mapped = is_zipfile(opened)
     try:
-        held = torch.load(file, map_location="meta", weights_only=True, mmap=mapped)
-    except Exception as error:  # pickle's kinds of failure are its own
+        tensors = torch.load(file, map_location="meta", weights_only=True, mmap=mapped)
+    except Exception as error:  # pickle raises many errors
         raise UserError(f"{file} is damaged: {' '.join(str(error).split())[:100]}") from error
     dtypes = {
-        name: str(tensor.dtype).removeprefix("torch.") for name, tensor in held.items() if hasattr(tensor, "dtype")
+        name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items() if hasattr(tensor, "dtype")
     }
     return {name: _SPELLED.get(dtype, dtype.upper()) for name, dtype in dtypes.items()}
