@@ -95,37 +95,6 @@ def check_said(name: str, stored: Mapping[str, Any]) -> None:
     _refuse(name, missing)
 
 
-def check_written(name: str, stored: Mapping[str, Any], config: Any) -> None:
-    """UserError if config.json, `stored`, lacks a key that its release wrote for the class of `config`, or has a number
-    that only other families read.
-
-    A release writes every key of its class, but for those of a part of it, which may be the default's. Keys that an
-    older file lacks came later, with a default that changed nothing. Heads and parts are as old as their families.
-    """
-    from transformers import PreTrainedConfig
-
-    kind, usual = type(config), config.to_dict()
-    if not kind.__module__.startswith("transformers."):
-        return  # the model's own code, of any age
-    unread = [key for key, value in stored.items() if key in _SCALARS and value and not hasattr(kind, key)]
-    if unread:
-        raise UserError(f"the config.json of {name} says what its family does not read: {', '.join(unread)}")
-    spelled = {kind.attribute_map.get(key, key) for key in stored} | stored.keys()
-    heads = kind.attribute_map.get("num_attention_heads", "num_attention_heads")
-    needed = {heads, *([] if heads in spelled else ["text_config"])} & usual.keys()
-    version = str(stored.get("transformers_version"))
-    if _release(version) >= _FIRST_WITH_POSITIONS:
-        own = usual.keys() - PreTrainedConfig().to_dict().keys()
-        same = version == usual["transformers_version"]
-        needed |= {key for key in own if not _NO_EFFECT.search(key) and (same or usual[key] is not None)}
-    if spelled & {_ROPE[1], _BASE}:  # where older files have them
-        needed.discard(_ROPE[0])
-    rope, whole = stored.get(_ROPE[0]) or {}, usual.get(_ROPE[0]) or {}
-    parts = [(rope.get(key), part) for key, part in whole.items() if isinstance(part, Mapping)] or [(rope, whole)]
-    turned = {key for rope, whole in parts if rope for key in ({_BASE, _SHARE} & whole.keys()) - rope.keys()}
-    _refuse(name, sorted((needed | turned) - spelled))
-
-
 def _refuse(name: str, missing: Collection[str]) -> None:
     if missing:
         raise UserError(f"the config.json of {name} does not say {', '.join(missing)}")

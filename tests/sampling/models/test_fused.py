@@ -157,33 +157,6 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torc
             assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("then", ["a pass", "more room", "a copy", "a crop"])
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
-def test_moves_wait_for_whoever_reads_the_cache_next(model: Any, dtype: torch.dtype, then: str) -> None:
-    network, text, path = FusedNetwork(model, dtype), tokens(20, 1), tokens(4, 2)
-    cache, bare = network.new_cache(1), network.new_cache(1)
-    feed(network, cache, text)
-    feed(network, bare, [*text, *path])
-    tree(network, cache, [9, path[0], 8, path[1], 7], [-1, -1, 0, 1, 1], 20)
-    cache.shift(torch.tensor([[0, 0], [21, 23], [20, 21]]), 22)
-    tree(network, cache, [6, path[2], path[3]], [-1, -1, 1], 22)
-    cache.shift(torch.tensor([[0], [23], [22]]), 23)
-    cache.shift(torch.tensor([[0], [24], [23]]), 24)  # twice before anybody reads
-    assert cache.moves
-    if then == "more room":
-        cache.reserve(1, 1000)
-    elif then == "a copy":
-        cache = cache.fork()
-    elif then == "a crop":
-        cache.crop(23)
-        feed(network, cache, path[3:])
-    assert torch.equal(feed(network, cache, [3]), feed(network, bare, [3]))
-    assert not cache.moves
-    for layer in range(network.layers):
-        for got, expected in zip(cache.layer(layer), bare.layer(layer), strict=True):
-            assert torch.equal(got, expected)
-
-
 @pytest.mark.parametrize("cached", [0, 15, 130])
 @pytest.mark.parametrize("branches", ["none", "chain", "first children", "any"])
 def test_a_row_and_its_draft_told_as_numbers_are_the_same_as_tensors(model: Any, cached: int, branches: str) -> None:
@@ -393,25 +366,6 @@ def test_a_text_that_spoils_the_numbers_spoils_itself_alone(model: Any) -> None:
     assert feed(good, good.new_cache(1), tokens(5)).isfinite().all()
 
 
-def test_rows_that_end_leave_the_others_bits_as_they_are(model: Any) -> None:
-    """The pass over fewer rows than its cache has room for, before and after that grows."""
-
-    def fed(cache: Any, rows: list[list[int]]) -> Tensor:
-        places = torch.arange(cache.length, cache.length + len(rows[0])).expand(len(rows), -1)
-        return cast(Tensor, network.forward(torch.tensor(rows), places, None, cache, len(rows[0]))[0])
-
-    network, texts = FusedNetwork(model), [tokens(9, seed) for seed in range(3)]
-    together, alone = network.new_cache(3), [network.new_cache(1) for _ in texts]
-    fed(together, texts)
-    for cache, text in zip(alone, texts, strict=True):
-        fed(cache, [text])
-    together.select(torch.tensor([0, 2]))
-    for more in (tokens(1, 3), tokens(700, 4)):
-        now = fed(together, [more, more])
-        assert torch.equal(now[0], fed(alone[0], [more])[0])
-        assert torch.equal(now[1], fed(alone[2], [more])[0])
-
-
 def drafted(chance: random.Random, rows: list[list[int]], trees: bool) -> tuple[Draft, list[list[int]]]:
     """A random draft behind the rows, a tree now and then, and a path of its nodes for each of them."""
     count = chance.randrange(7)
@@ -463,24 +417,9 @@ def test_whatever_a_session_went_through_its_logits_are_those_of_a_fresh_one(
                 session = chance.choice((session, twin))
 
 
-def test_two_threads_of_the_interpreter_take_turns(model: Any) -> None:
-    network, text = FusedNetwork(model), tokens(30)
-    want, found = feed(network, network.new_cache(1), text), []
-
-    def ask() -> None:
-        found.append(all(torch.equal(feed(network, network.new_cache(1), text), want) for _ in range(20)))
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert found == [True] * 3
-
-
 def passes_beside_trouble(passes: int) -> None:
-    """Run `passes` passes beside two busy processes, by one to three threads, after a fork, with Ctrl-C and a second
-    thread that runs passes at the same time. AssertionError if a result differs."""
+    """Run `passes` passes beside two busy processes, by one to three threads, with Ctrl-C and a second thread that
+    runs passes at the same time. AssertionError if a result differs."""
     network, text = FusedNetwork(quantized_model("llama, three queries a key", layers=1)), tokens(4)
     want = feed(network, network.new_cache(1), text)
     stop, may, main = threading.Event(), [False], threading.get_ident()
@@ -501,14 +440,6 @@ def passes_beside_trouble(passes: int) -> None:
             may[0] = False
             raise KeyboardInterrupt
 
-    child = os.fork()  # the kernels' threads stay in the parent
-    if child == 0:
-        try:
-            ask(2)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
     signal.signal(signal.SIGINT, interrupt)
     other, interrupts, done = threading.Thread(target=disturb), 0, 0
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]

@@ -256,13 +256,6 @@ def test_cached_keys_and_values_are_transformers_own() -> None:
         close(values, theirs.layers[index].values)
 
 
-def test_a_long_prompt_in_one_piece_equals_transformers() -> None:
-    oracle, network = make("llama")
-    ids = some_ids(2, 200)
-    close(fed(network, ids, [200]), expected(oracle, ids)[0])
-    close(fed(network, ids, [100, 100]), expected(oracle, ids)[0])
-
-
 def test_bfloat16_is_as_near_the_float32_truth_as_transformers_is() -> None:
     truth, _ = make("llama")
     oracle, network = make("llama", torch.bfloat16)

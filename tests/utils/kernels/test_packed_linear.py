@@ -54,48 +54,6 @@ def test_packed_products_equal_plain_ones_for_every_number_of_tokens(out: int, i
             torch.testing.assert_close(packed(x), plain(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(31,), (0, 31), (2, 3, 31), (2, 1, 4, 31)])
-def test_any_leading_shape_is_taken(shape: tuple[int, ...]) -> None:
-    plain, x = linear(20, 31), torch.randn(shape)
-    with torch.no_grad():
-        torch.testing.assert_close(packed_of(plain)(x), plain(x), rtol=1e-5, atol=1e-5)
-
-
-def test_strided_input_is_taken_as_it_is_seen() -> None:
-    plain = linear(20, 16)
-    for x in (torch.randn(16, 5).t(), torch.randn(5, 32)[:, ::2], torch.randn(2, 6, 16)[:, -2:]):
-        with torch.no_grad():
-            torch.testing.assert_close(packed_of(plain)(x), plain(x), rtol=1e-5, atol=1e-5)
-
-
-def test_another_dtype_is_computed_in_that_dtype() -> None:
-    plain = linear(20, 16)
-    packed, wide = packed_of(plain), copy.deepcopy(plain).double()
-    x = torch.randn(4, 16, dtype=torch.float64)
-    with torch.no_grad():
-        torch.testing.assert_close(packed(x), wide(x), rtol=1e-12, atol=1e-12)
-
-
-def test_a_gradient_flows_back_to_the_input() -> None:
-    plain = linear(20, 16)
-    packed, x = packed_of(plain), torch.randn(4, 16, requires_grad=True)
-    (wanted,) = torch.autograd.grad(plain(x).square().sum(), x)
-    (got,) = torch.autograd.grad(packed(x).square().sum(), x)
-    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_the_dense_weight_can_still_be_read() -> None:
-    plain = linear(20, 16)
-    assert torch.equal(packed_of(plain).weight, plain.weight)
-
-
-def test_state_dicts_look_like_plain_ones() -> None:
-    plain = linear(20, 16)
-    packed = packed_of(plain)
-    assert packed.state_dict().keys() == plain.state_dict().keys()
-    assert torch.equal(packed.state_dict()["weight"], plain.weight)
-
-
 def test_weights_of_64_bits_stay() -> None:
     assert pack(nn.Sequential(nn.Linear(4, 4)).double()) == 0
 

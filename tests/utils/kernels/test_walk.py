@@ -16,31 +16,11 @@ from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import verify
 from tests.support.quantized import keep_code
 from utils.kernels.build import instruction_set, why_not
-from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 from utils.logits_processors import LogitsProcessor
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 
 keep_code()
-
-
-@pytest.mark.parametrize("count", [16, 37])
-def test_a_rounded_layer_is_near_its_weight_and_rounding_again_changes_nothing(count: int) -> None:
-    def rounded(weight: torch.Tensor) -> QuantizedLinear:
-        return QuantizedLinear(PackedWeight.rounded(weight, "q8"))
-
-    source = torch.Generator().manual_seed(1)
-    weight, x = torch.randn(count, 96, generator=source), torch.randn(2, 7, 96, generator=source)
-    weight[3, 32:64] = 0.0
-    layer = rounded(weight)
-    step = weight.unflatten(1, (-1, 32)).abs().amax(dim=-1) / 127
-    off = (layer.weight - weight).unflatten(1, (-1, 32)).abs().amax(dim=-1)
-    assert (off <= 0.6 * step + 1e-9).all()  # half a step, and the 16-bit scale's own rounding
-    assert torch.equal(rounded(layer.weight).weight, layer.weight)
-    exact = x.double() @ layer.weight.double().T
-    assert (layer(x) - exact).abs().max() < 1e-4 * exact.abs().max()
-    assert layer(x).shape == (2, 7, count)
-    assert torch.equal(layer(x[0, :1]), layer(x)[0, :1])
 
 
 @pytest.mark.parametrize("shape", ["peaked", "flat", "certain", "two"])
