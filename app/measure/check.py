@@ -25,6 +25,7 @@ from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import limit_text
+from utils.progress import never, silent
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -143,11 +144,10 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
 
 
 def _source(model: ModelSpec, given: LoadOptions) -> str:
-    """What another program loads the model by: an id, a folder or a file."""
+    """The id, folder or file by which another program loads the model."""
     from utils.loading.sources import gguf_file
 
-    file = gguf_file(model, given, lambda stage, fraction: None, lambda: False)
-    return model.source if file is None else str(file)
+    return str(gguf_file(model, given, silent, never)) if model.of_gguf else model.source
 
 
 def _table(*columns: str) -> Table:

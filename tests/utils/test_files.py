@@ -65,7 +65,7 @@ def test_a_full_disk_is_told_with_what_the_file_holds(file: Path) -> None:
 
 def test_a_file_whose_folder_takes_none_stays_and_is_refused_before_hours_of_work(file: Path) -> None:
     with read_only(file.parent):
-        with pytest.raises(UsageError, match="is not there or cannot be written to"):
+        with pytest.raises(UsageError, match="cannot be written: Permission denied"):
             writable(file)
         with pytest.raises(WriteError, match=r"Permission denied \(nothing was saved, the old content stays\)"):
             write_bytes(file, b"new")
@@ -124,7 +124,7 @@ def test_a_write_protected_file_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"old")
     file.chmod(0o444)
-    with modes_count(), pytest.raises(UsageError, match="is there and cannot be written to"):
+    with modes_count(), pytest.raises(UsageError, match="cannot be written: Permission denied"):
         writable(file)
     with modes_count(), pytest.raises(WriteError, match=r"Permission denied \(nothing was saved, the old content"):
         write_bytes(file, b"new")
@@ -236,7 +236,7 @@ def test_a_line_is_appended_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "log"
     with file.open("ab", buffering=0) as out:
         append(out, b"first\n", file)
-        with largest_file(10), pytest.raises(WriteError, match=r"log: File too large \(what it holds is kept\)"):
+        with largest_file(10), pytest.raises(WriteError, match=r"log: File too large \(its content is kept\)"):
             append(out, b"second, which is longer\n", file)
         append(out, b"third\n", file)
     assert file.read_bytes() == b"first\nthird\n"

@@ -31,7 +31,7 @@ from utils.catalogue.specs import (
     unknown_member,
 )
 from utils.catalogue.yaml_lines import YamlError, YamlTree, line_and_column, read_yaml
-from utils.errors import UsageError, did_you_mean
+from utils.errors import UsageError, did_you_mean, shown
 
 FORMAT = "speculative-console student"
 _GLIDE = "large_num_attention_heads"  # a Llama configuration with this key is a published GLIDE drafter's
@@ -226,10 +226,7 @@ def _printable(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return "nothing" if value is None else shown(value)
 
 
 def head_kind(folder: str | Path) -> str | None:

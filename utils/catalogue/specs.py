@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from utils.catalogue.k_matrix import check_lenience, check_shape
+from utils.catalogue.k_matrix import check_fit, check_lenience
 from utils.catalogue.templates import check_template
 from utils.errors import UsageError, UserError, nearest
 from utils.files import hash_of
@@ -338,7 +339,7 @@ def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     if pair.k_matrix is not None and pair.cascade is None:
         yield Problem(("k_matrix",), "k_matrix needs a cascade: [DRAFTER, …] beside it")
     checks: dict[str, Callable[[Any], object]] = {
-        "k_matrix": _matrix_of(members),
+        "k_matrix": partial(check_fit, drafters=len(members)),
         "lenience": check_lenience,
         "template": check_template,
     }
@@ -348,18 +349,6 @@ def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
                 check(getattr(pair, key))
         except UserError as error:
             yield Problem((key,), f"template: {error}" if key == "template" else str(error))
-
-
-def _matrix_of(members: tuple[str, ...]) -> Callable[[list[list[int]]], None]:
-    """The check of a K matrix for these drafters."""
-
-    def check(matrix: list[list[int]]) -> None:
-        check_shape(matrix)
-        if len(matrix) != len(members):
-            names = ",".join(members)
-            raise UserError(f"k_matrix must have {len(members)} rows for the cascade {names}, got {len(matrix)}")
-
-    return check
 
 
 def _member_problem(pair: PairSpec, index: int, name: str, known: KnownNames, method: str | None) -> str | None:

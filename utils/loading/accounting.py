@@ -74,9 +74,7 @@ _STRETCHES = _UNSCALED | {
     *("truncate", "short_factor", "long_factor", "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor"),
     *("finetuned", "max_position_embeddings"),
 }
-_FIRST_WITH_BASE, _FIRST_WITH_POSITIONS = (4, 33), (5, 0)  # releases of transformers that began to write them
-_NO_EFFECT = re.compile(r"drop|init|^(bos|pad|sep|cls|mask)_token_id$|loss|^(use_cache|pretraining_tp)$|^output_router")
-_SCALARS = {*_CAPS, *_MULTIPLIERS, "logit_scale", "num_experts_per_tok", "query_pre_attn_scalar", "no_rope_layers"}
+_FIRST_WITH_BASE = (4, 33)  # the release of transformers that began to write it
 
 
 def check_said(name: str, stored: Mapping[str, Any]) -> None:

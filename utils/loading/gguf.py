@@ -61,7 +61,7 @@ def gguf_digest(file: Path, cancelled: Callable[[], bool]) -> str:
 
 
 def converted(
-    source: Path,
+    source: Callable[[], Path],
     digest: str,
     progress: Progress,
     cancelled: Callable[[], bool],
@@ -69,33 +69,31 @@ def converted(
     weights: bool = True,
     thorough: bool = False,
 ) -> Path:
-    """The converted folder of the GGUF file `source` with sha256 `digest`; made if missing or damaged.
+    """The converted folder of the GGUF file with sha256 `digest`, created from `source` if missing or damaged.
 
     Without `weights` tokenizer and configurations are enough. Raises UserError if the file cannot be converted,
     Cancelled when stopped.
     """
-    for kind in (True,) if weights else (True, False):
-        entry, made_from = converted_entry(digest, weights=kind)
-        if is_whole(entry, made_from, thorough=thorough):
+    for entry, origin in converted_entries(digest, weights):
+        if is_whole(entry, origin, thorough=thorough):
             return entry
+    file = source()
     with locked(entry, progress, cancelled):
-        if is_whole(entry, made_from, thorough=thorough):  # another process was faster
+        if is_whole(entry, origin, thorough=thorough):  # another process was faster
             return entry
-        header = read_header(source)
+        header = read_header(file)
         if weights:
-            _check_room(header, source.name, entry.parent)
+            _check_room(header, file.name, entry.parent)
         with scratch(entry) as folder:
-            _convert(source, folder, weights, progress, cancelled)
-            publish(folder, entry, made_from)
+            _convert(file, folder, weights, progress, cancelled)
+            publish(folder, entry, origin)
     return entry
 
 
-def converted_entry(digest: str, *, weights: bool = True) -> tuple[Path, dict[str, object]]:
-    """The cache entry of the file with this sha256, and the source in its manifest."""
-    return cache_folder() / ("converted" if weights else "described") / digest[:16], {
-        "sha256": digest,
-        "format": FORMAT,
-    }
+def converted_entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]:
+    """The cache entries that serve for the file with this sha256, and the source in their manifests."""
+    origin: dict[str, object] = {"sha256": digest, "format": FORMAT}
+    return [(cache_folder() / name / digest[:16], origin) for name in ("converted", "described")[: 2 - weights]]
 
 
 def _check_room(header: GgufHeader, name: str, folder: Path) -> None:

@@ -16,9 +16,10 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,9 +41,8 @@ from utils.kernels.quantized_linear import (
 )
 from utils.loading.accounting import check_tensors
 from utils.loading.cache import cache_folder, check_disk, check_memory, is_whole, locked, publish, scratch, writing
-from utils.loading.gguf import gguf_digest
 from utils.loading.quiet import quiet_libraries, quiet_warnings
-from utils.loading.sources import gguf_file
+from utils.loading.sources import digest_of, gguf_file
 from utils.progress import Progress, check
 from utils.rotary import frequencies
 
@@ -121,12 +121,8 @@ def load_packed(
     """
     facts_of(config)
     make_kernels(progress)
-
-    def fetched() -> Path:
-        return cast(Path, gguf_file(spec, options, progress, cancelled))
-
-    digest = spec.sha256 or gguf_digest(Path(str(spec.gguf)), cancelled)
-    entry = packed_entry(fetched, digest, progress, cancelled)
+    source = partial(gguf_file, spec, options, progress, cancelled)
+    entry = packed_entry(source, digest_of(spec, cancelled), progress, cancelled)
     return packed_model(config, entry, folder, spec.name)
 
 
@@ -143,16 +139,16 @@ def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, ca
     UnfitError if the file cannot be packed.
     """
     entry = cache_folder() / "packed" / digest[:16]
-    made_from: dict[str, object] = {"sha256": digest, "format": FORMAT}
-    if is_whole(entry, made_from):
+    origin: dict[str, object] = {"sha256": digest, "format": FORMAT}
+    if is_whole(entry, origin):
         return entry
     with locked(entry, progress, cancelled):
-        if is_whole(entry, made_from):
+        if is_whole(entry, origin):
             return entry
         with scratch(entry) as folder:
             with writing(folder):
                 _write(source(), folder, progress, cancelled)
-            publish(folder, entry, made_from)
+            publish(folder, entry, origin)
     return entry
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UserError
 from utils.gguf.header import read_header
 from utils.loading.cache import MANIFEST, is_whole
-from utils.loading.gguf import converted, converted_entry, gguf_digest
+from utils.loading.gguf import converted, converted_entries, gguf_digest
 from utils.loading.hub import hub_file, hub_folder, is_cached
 from utils.loading.loaded import LoadOptions
 from utils.loading.package_file import kept_file, package_file
@@ -34,34 +35,27 @@ def model_folder(
     if spec.url is not None:
         raise UserError(f"{spec.url} is a server: its model is not loaded here")
     check(cancelled)
-    if spec.package is not None and spec.sha256 is not None:
-        for entry, made_from in _entries(spec.sha256, weights):
-            if is_whole(entry, made_from, thorough=thorough):
-                return entry
-        source = gguf_file(spec, options, progress, cancelled)
-        assert source is not None
-        return converted(source, spec.sha256, progress, cancelled, weights=weights, thorough=thorough)
-    if spec.gguf is not None:
-        file = Path(spec.gguf)
-        read_header(file)
-        progress(f"reading {file.name}", None)
-        digest = gguf_digest(file, cancelled)
-        return converted(file, digest, progress, cancelled, weights=weights, thorough=thorough)
+    if spec.of_gguf:
+        if spec.gguf is not None:
+            read_header(Path(spec.gguf))
+            progress(f"reading {Path(spec.gguf).name}", None)
+        source, digest = partial(gguf_file, spec, options, progress, cancelled), digest_of(spec, cancelled)
+        return converted(source, digest, progress, cancelled, weights=weights, thorough=thorough)
     if spec.path is not None:
         return _local_folder(Path(spec.path), weights)
     revision = options.revision or spec.revision
     return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress, cancelled), weights)
 
 
-def _entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]:
-    """The cache entries that may be used, with weights or without."""
-    return [converted_entry(digest, weights=kind) for kind in ((True,) if weights else (True, False))]
+def digest_of(spec: ModelSpec, cancelled: Callable[[], bool]) -> str:
+    """The sha256 of the GGUF file that `spec` names."""
+    return spec.sha256 or gguf_digest(Path(str(spec.gguf)), cancelled)
 
 
-def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> Path | None:
-    """The GGUF file that `spec` names, fetched if need be; None where it names none. Raises UserError or Cancelled."""
-    if spec.package is None or spec.file is None or spec.sha256 is None:
-        return None if spec.gguf is None else Path(spec.gguf)
+def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> Path:
+    """The GGUF file that `spec` names, fetched if need be. Raises UserError or Cancelled."""
+    if spec.file is None or spec.sha256 is None:
+        return Path(str(spec.gguf))
     packages, offline = spec.packages, options.offline
     kept = kept_file(packages, spec.file, spec.sha256, cancelled)
     if kept is None and spec.repository is not None:
@@ -76,9 +70,9 @@ def mended_folder(
     spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> Path | None:
     """The folder of a model that did not load, converted again if its files are damaged; None if they are whole."""
-    if spec.package is None and spec.gguf is None:
+    if not spec.of_gguf:
         return None
-    entries = _entries(spec.sha256 or gguf_digest(Path(str(spec.gguf)), cancelled), weights=False)
+    entries = converted_entries(digest_of(spec, cancelled), weights=False)
 
     def times() -> list[int]:
         return [file.stat().st_mtime_ns for entry, _ in entries if (file := entry / MANIFEST).is_file()]
@@ -111,7 +105,7 @@ def _local_folder(folder: Path, weights: bool) -> Path:
 def is_here(spec: ModelSpec) -> bool:
     """Whether the model can be loaded without any network, by its folders."""
     if spec.package is not None and spec.sha256 is not None:
-        return any(is_whole(*entry) for entry in _entries(spec.sha256, weights=False))
+        return any(is_whole(*entry) for entry in converted_entries(spec.sha256, weights=False))
     if spec.id is None:
         return Path(spec.path or spec.gguf or "").exists()
     return is_cached(spec.id, spec.revision)

@@ -264,7 +264,7 @@ def test_another_recording_is_not_gone_on_with(
     assert record(other) == 2
     assert "holds something else: name a new file" in capsys.readouterr().err
     assert record(tmp_path / "none" / "r.jsonl") == 2
-    assert "is not there or cannot be written to" in capsys.readouterr().err
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 def test_nothing_recorded_is_no_success(

@@ -182,7 +182,7 @@ drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2], [0, -4]]
 drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2], [0, 4.5]]
     :12: pair 'b': k_matrix.1.1 must be an integer, got 4.5
 drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[5]]
-    :12: pair 'b': k_matrix must have 2 rows for the cascade small,maxgram, got 1
+    :12: pair 'b': k_matrix must have a row for each of the 2 drafters, got 1
 drafter: none -> k_matrix: [[5]]
     :11: pair 'b': k_matrix needs a cascade: [DRAFTER, …] beside it
 drafter: none -> lenience: 0.5

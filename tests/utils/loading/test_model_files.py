@@ -29,7 +29,7 @@ from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
 from utils.loading import cache as model_cache
 from utils.loading.cache import is_whole, sha256
-from utils.loading.gguf import converted, converted_entry
+from utils.loading.gguf import converted, converted_entries
 from utils.loading.package_file import DamagedError, package_file, unpack
 from utils.loading.sources import model_folder
 from utils.progress import Cancelled, never, silent
@@ -189,12 +189,12 @@ def test_each_kind_of_damage_is_noticed_alone(tmp_path, cache):
 def test_an_interrupted_conversion_leaves_nothing_and_the_next_one_cleans_up(gguf_file, cache):
     told: list[str] = []
     with pytest.raises(Cancelled):
-        converted(gguf_file, "d" * 64, lambda stage, _: told.append(stage), lambda: bool(told))
+        converted(lambda: gguf_file, "d" * 64, lambda stage, _: told.append(stage), lambda: bool(told))
     folder = cache / "converted"
     assert [path.name for path in folder.iterdir()] == [f"{'d' * 16}.lock"]
     left = folder / f"{'d' * 16}.partial-1"  # as a killed process leaves it
     left.mkdir()
-    converted(gguf_file, "d" * 64, silent, never)
+    converted(lambda: gguf_file, "d" * 64, silent, never)
     assert sorted(path.name for path in folder.iterdir()) == ["d" * 16, f"{'d' * 16}.lock"]
 
 
@@ -202,7 +202,7 @@ CONVERT = """
 import sys
 from pathlib import Path
 from utils.loading.gguf import converted
-print(converted(Path(sys.argv[1]), "e" * 64, lambda s, f: print(s, flush=True), lambda: False), flush=True)
+print(converted(lambda: Path(sys.argv[1]), "e" * 64, lambda s, f: print(s, flush=True), lambda: False), flush=True)
 """
 
 
@@ -213,7 +213,7 @@ def test_two_processes_converting_at_once_make_one_whole_entry(gguf_file, cache)
     assert [process.returncode for process in both] == [0, 0]
     assert sum("waiting: another process" in text for text in said) == 1
     assert sum("converting tiny.gguf" in text for text in said) == 1
-    assert is_whole(*converted_entry("e" * 64), thorough=True)
+    assert is_whole(*converted_entries("e" * 64, weights=True)[0], thorough=True)
 
 
 @pytest.mark.parametrize(("left", "told"), [(3000, "it has 0.003 MB and ends within its header"), (-4000, "of 1.")])

@@ -119,7 +119,7 @@ def test_a_conversion_without_room_is_refused_with_figures(
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
     for begin in (
-        lambda: converted(file, "a" * 64, silent, never),
+        lambda: converted(lambda: file, "a" * 64, silent, never),
         lambda: packed_entry(lambda: file, "a", silent, never),
     ):
         with pytest.raises(
@@ -130,7 +130,7 @@ def test_a_conversion_without_room_is_refused_with_figures(
     with pytest.raises(
         UserError, match=r"^expanding m.gguf to float32 needs 0.0 GB of memory, 0.0 GB are free: leave ou"
     ):
-        converted(file, "a" * 64, silent, never)
+        converted(lambda: file, "a" * 64, silent, never)
     with pytest.raises(
         UserError, match=r"^m.gguf needs 0.0 GB of memory, 0.0 GB are free: take a file of it with fewer"
     ):
