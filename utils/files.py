@@ -143,11 +143,14 @@ def drop_half_line(path: Path) -> None:
 def writable(path: Path, flag: str = "--out") -> None:
     """UsageError if the file of `flag` cannot be written."""
     target = os.path.realpath(path)
+    if _stream(path) is not None:
+        return
+    if os.path.ismount(target):
+        raise UsageError(f"{flag} {path} cannot be written: it is a mount point")
     try:
-        if _stream(path) is None and os.path.lexists(target):
+        if os.path.lexists(target):
             os.close(os.open(target, os.O_WRONLY))
-        if _stream(path) is None:
-            tempfile.TemporaryFile(dir=os.path.dirname(target)).close()
+        tempfile.TemporaryFile(dir=os.path.dirname(target)).close()
     except OSError as error:
         raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from None
 
