@@ -9,7 +9,7 @@ Keeps no state between passes. The draft heads' pass (sampling/drafters/draft_he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -49,14 +49,14 @@ def _one_token(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, sca
     return (scores.softmax(dim=-1) @ values).view(q.shape)
 
 
-def supports(model: object, families: Collection[str] = FAMILIES) -> bool:
+def supports(model: object) -> bool:
     """Whether `LlamaNetwork` computes exactly what `model` does.
 
     True for the families above on one device, with SiLU, full attention in every layer and
     rotary frequencies that do not depend on the length.
     """
     config: Any = getattr(model, "config", None)
-    if type(model).__name__ not in families or not type(model).__module__.startswith("transformers."):
+    if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return False
     windowed = type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1

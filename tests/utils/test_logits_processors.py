@@ -48,31 +48,6 @@ def test_greedy_is_one_hot_at_the_best(row: list[float]) -> None:
     agree(GreedyProcessor(), NaiveLaw(temperature=0), row)
 
 
-@given(ROWS, TEMPERATURES)
-def test_multinomial(row: list[float], temperature: float) -> None:
-    agree(MultinomialProcessor(temperature), NaiveLaw(temperature), row)
-
-
-@given(ROWS, TEMPERATURES, st.integers(1, 40))
-def test_top_k(row: list[float], temperature: float, top_k: int) -> None:
-    agree(TopKProcessor(temperature, top_k), NaiveLaw(temperature, top_k), row)
-
-
-@given(ROWS, TEMPERATURES, TOP_PS)
-def test_nucleus(row: list[float], temperature: float, top_p: float) -> None:
-    agree(NucleusProcessor(temperature, top_p), NaiveLaw(temperature, top_p=top_p), row)
-
-
-@given(ROWS, TEMPERATURES, st.integers(1, 12), TOP_PS)
-def test_top_k_then_nucleus(row: list[float], temperature: float, top_k: int, top_p: float) -> None:
-    agree(TopKNucleusProcessor(temperature, top_k, top_p), NaiveLaw(temperature, top_k, top_p), row)
-
-
-@given(ROWS, TEMPERATURES, st.sampled_from([0.0, 0.03, 0.2, 0.9]))
-def test_min_p(row: list[float], temperature: float, min_p: float) -> None:
-    agree(MinPProcessor(temperature, min_p), NaiveLaw(temperature, min_p=min_p), row)
-
-
 @given(ROWS, TEMPERATURES, st.integers(0, 12), TOP_PS, st.sampled_from([0.0, 0.03, 0.2]))
 def test_all_together(row: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     settings_ = (temperature, top_k, top_p, min_p)

@@ -90,16 +90,8 @@ def check_said(name: str, stored: Mapping[str, Any]) -> None:
         unknown |= {key for key, value in stored.items() if key.startswith("rope_") and value} - {*_ROPE, _BASE}
     if unknown:
         raise UserError(f"the config.json of {name} says of positions what nothing reads: {', '.join(sorted(unknown))}")
-    _refuse(name, missing)
-
-
-def _refuse(name: str, missing: Collection[str]) -> None:
     if missing:
         raise UserError(f"the config.json of {name} does not say {', '.join(missing)}")
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _positions(stored: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -119,6 +111,6 @@ def _unsaid(rope: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
 
 def _is_old(stored: Mapping[str, Any]) -> bool:
     """Whether it is a Llama's from before configurations had the base of its positions."""
-    release = _release(str(stored.get("transformers_version", "")))
+    release = tuple(map(int, re.findall(r"\d+", str(stored.get("transformers_version", "")))[:2]))
     old = release < _FIRST_WITH_BASE if release else stored.get("vocab_size") == 32000
     return stored.get("model_type") == "llama" and old

@@ -102,7 +102,9 @@ def load_model(
         expanded, one_pass = expanded or unfit, packs and not unfit
         kept = config.dtype if one_pass and config.dtype in FLOAT_KINDS else dtype  # weights keep their size
         if plain and place.type == "cpu" and spread is None:
-            _check_memory(spec.name, folder, kept, config.dtype)
+            what = f"{spec.name} in {str(kept).removeprefix('torch.')}"
+            instead = "try --quantization nf4, --dtype bfloat16 or a smaller model"
+            check_memory(what, _weights(folder) * kept.itemsize / (config.dtype or kept).itemsize, instead)
         optional = {
             "attn_implementation": attention,
             "quantization_config": quantized,
@@ -196,13 +198,6 @@ def _loaded(
         seconds=time.perf_counter() - started,
         encodes=bool(config.is_encoder_decoder),
     )
-
-
-def _check_memory(name: str, folder: Path, dtype: torch.dtype, own: torch.dtype | None) -> None:
-    """UserError if the model cannot fit in memory: the system would kill the program."""
-    needed = _weights(folder) * dtype.itemsize / (own or dtype).itemsize
-    what = f"{name} in {str(dtype).removeprefix('torch.')}"
-    check_memory(what, needed, "try --quantization nf4, --dtype bfloat16 or a smaller model")
 
 
 def _weights(folder: Path) -> int:

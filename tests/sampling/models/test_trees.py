@@ -258,14 +258,3 @@ def test_the_cache_after_keep_equals_a_fresh_one(paths: tuple[list[int], list[in
 
 
 # -- who takes them --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_models_say_whether_they_take_trees(name: str) -> None:
-    assert not TransformersNetwork(CASES[name][0]()).takes_trees
-
-
-def test_a_usual_model_takes_trees() -> None:
-    from tests.sampling.models.test_cache_audit import build
-
-    assert TransformersNetwork(build("qwen2")).takes_trees

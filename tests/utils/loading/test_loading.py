@@ -4,7 +4,6 @@ built one at a time, whoever asks: a load that was called off may still run whil
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from utils.kernels.quantized_linear import QuantizedLinear
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
-from utils.loading.sources import model_folder
 from utils.progress import Cancelled, never, silent
 
 ROOT = Path(__file__).parents[3]
@@ -174,26 +172,6 @@ def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
         assert "\n" not in str(raised.value)
 
 
-def test_damaged_weights_of_a_folder_are_one_line(tiny, tmp_path):
-    broken = tiny_pair(tmp_path).target
-    file = broken / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(UserError, match=rf"^{file} is incomplete: 0\.\d+ of 0\.\d+ MB$") as raised:
-        load_pair(PairSpec(name="x", target=spec_from_argument(str(broken))), CPU)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_model_larger_than_the_memory_is_refused_before_it_is_read(tiny, monkeypatch):
-    import psutil
-
-    class Little:
-        available = free = 1000
-
-    monkeypatch.setattr(psutil, "virtual_memory", Little)
-    with pytest.raises(UserError, match=r"target in float32 needs 0.0 GB of memory, 0.0 GB are free: try --quant"):
-        load_pair(spec_of(tiny), CPU)
-
-
 @pytest.mark.parametrize(
     "last", ["starting the model libraries", "loading target", "packing target", "loading drafter"]
 )
@@ -256,13 +234,3 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path):
     assert load_from_hub(tmp_path, "http://127.0.0.1:9", offline=True) == (
         "error: org/tiny is not in the hub's cache and offline mode forbids fetching it: name a folder or connect once"
     )
-
-
-def test_a_missing_gguf_file_and_one_that_is_none_are_told(tmp_path):
-    from utils.progress import never, silent
-
-    with pytest.raises(UserError, match="no GGUF file"):
-        model_folder(spec_from_argument(str(tmp_path / "x.gguf")), CPU, silent, never)
-    (tmp_path / "y.gguf").write_text(json.dumps({}))
-    with pytest.raises(UserError, match="is no GGUF file: it does not begin with GGUF"):
-        model_folder(spec_from_argument(str(tmp_path / "y.gguf")), CPU, silent, never)

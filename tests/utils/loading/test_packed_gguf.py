@@ -291,12 +291,3 @@ def test_names_that_have_no_place_are_unfit() -> None:
     for name in ("blk.0.ffn_gate.0.weight", "token_types.weight", "output.scale"):
         with pytest.raises(UnfitError):
             module_name(name)
-
-
-def test_what_is_no_gguf_file_loads_as_ever(tmp_path: Path) -> None:
-    from tests.support.tiny import tiny_pair
-
-    spec = spec_from_argument(str(tiny_pair(tmp_path, hidden=64).target))
-    options = LoadOptions(device="cpu")
-    model = load_model(spec, model_folder(spec, options, silent, never), options, "cpu", "auto", silent, never)
-    assert model.quantization == "none"
