@@ -7,7 +7,7 @@ enum { QUERIES = 8 };
 #else
 enum { QUERIES = 4 };
 #endif
-static const float HIDDEN = -1e30f; /* the score of what is not there */
+static const float HIDDEN = -1e30f; /* the score of an absent slot */
 enum { CHUNK = 64, MOST_QUERIES = 64 }; /* slots that stay in the first cache for all queries of a tile */
 
 /* The queries of a tile, [row][head], and what they work in. */
@@ -53,7 +53,7 @@ INLINE void score_some(int count, int half, const uint8_t *keys, const float *co
         score_blocks(count, 1, half, keys + bytes * block, queries, scores, WIDTH * block, size);
 }
 
-/* sums += weight · value of `count` queries over so many slots, one after another, 16 · `parts` dimensions at once. */
+/* sums += weight · value of `count` queries over the slots in order, 16 · `parts` dimensions at once. */
 INLINE void mix_part(int count, int parts, int half, const uint8_t *values, float *const *weights, float *const *sums,
                      int64_t slots, int64_t size, int64_t first) {
     const int64_t bytes = half ? 2 : 4;
@@ -149,7 +149,7 @@ static int64_t begin_of(const Row *row, int64_t window) {
     return begin < row->seen ? begin : row->seen;
 }
 
-/* Slots [from, to) of those that every row of the tile sees, weights in the scores behind `zero`. */
+/* Slots [from, to) of those that every row of the tile sees, weights in the scores from `zero` on. */
 static void mix_tile(const Tiles *t, const Row *row, int64_t rows, const int64_t *begin, const uint8_t *values,
                      int64_t slot_bytes, int64_t zero) {
     int64_t from = begin[0], to = row[0].seen, most = 0;
@@ -173,7 +173,7 @@ static void mix_tile(const Tiles *t, const Row *row, int64_t rows, const int64_t
             mix(t, r * t->group, (r + 1) * t->group, values + to * slot_bytes, to - zero, row[r].seen - to);
 }
 
-/* The scores of what a row sees beyond its first slots, in their places behind them; how many they are. */
+/* The scores of the slots that a row sees after its first ones, stored after theirs; their number. */
 static int64_t score_more(const Tiles *t, const Row *row, int64_t r, int64_t skipped, const uint8_t *keys,
                           int64_t slot_bytes, int64_t place, float *spare) {
     const int64_t line = t->p->scores_row;

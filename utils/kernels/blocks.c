@@ -144,7 +144,7 @@ static void pack_row(enum Type type, const uint8_t *file, int64_t width, uint8_t
     }
 }
 
-/* Up to 16 rows of numbers of so many bytes. */
+/* Up to 16 rows of numbers of `bytes` bytes each. */
 INLINE void pack_numbers(size_t bytes, const uint8_t *file, int64_t rows, int64_t width, uint8_t *data) {
     for (int64_t at = 0; at < width; at++)
         for (int64_t row = 0; row < rows; row++)

@@ -1,10 +1,10 @@
-/* What the kernels' files share among themselves. */
+/* Declarations that the kernels' files share. */
 #ifndef INTERNAL_H
 #define INTERNAL_H
 #include "kernels.h"
 #include "vectors.h"
 
-/* How a type's groups lie; kernels.h says where what is. */
+/* The layout of a type's groups, described in kernels.h. */
 typedef struct {
     int low, high, bits;  /* bits of a code: in the low lines, in the high ones, as a product takes them */
     int bias;             /* added to each code, so that none is negative */

@@ -82,7 +82,7 @@ typedef struct {
 typedef struct {
     Weight q, k, v, o, gate, up, down, router, shared_gate;
     const float *before, *after_attention, *between, *after_mlp, *q_norm, *k_norm;
-    const Expert *experts; /* NULL: gate, up and down; behind the routed ones the shared expert, whose gate is shared_gate */
+    const Expert *experts; /* NULL: gate, up and down; after the routed ones the shared expert, whose gate is shared_gate */
     float *states;         /* where to keep what enters the layer; NULL: nowhere */
     int64_t window;        /* tokens seen at most; 0: all */
     int64_t table;         /* of the rotary angles; -1: none */
@@ -141,7 +141,7 @@ typedef struct {
 
 enum { MOST = 16, RIVALS = 256, NOISE = 256 };
 
-/* What a round must know of one position's logits. */
+/* The facts about one position's logits that a round needs. */
 typedef struct {
     const float *logits;
     int64_t count, most, draws;

@@ -1,4 +1,4 @@
-/* What enters a product and what takes it apart: rows into codes, products of any type, rows of a packed weight. */
+/* Rows into codes, products of any type, rows of a packed weight. */
 #include "internal.h"
 
 /* 16 columns of `rows` rows, from the input's row `first` on, which begins a tile. */

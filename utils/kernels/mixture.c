@@ -58,7 +58,7 @@ static Input rows_of(const Input *all, int64_t first, int64_t size) {
     return (Input){all->codes ? all->codes + first * size / GROUP : 0, all->floats ? all->floats + first * size : 0};
 }
 
-/* What enters the experts: of every pick its row, normed. */
+/* The input of the experts: of every pick its row, normed. */
 static void gather(const Pass *p, const Layer *layer, int64_t experts, Member *member) {
     Share mine = share(p->first[experts], member);
     for (int64_t expert = 0; expert < experts; expert++) {

@@ -1,9 +1,9 @@
 /* The whole pass of a decoder model, run by every member of a team; barriers part its stages.
 
    The stages of a layer: norm | q, k, v, rotary, keys and values into the cache | attention | o, added to x | norm |
-   gate, up, activation | down, added to x. Each ends in codes where a product follows. What is computed for a row never
-   depends on the other rows, the threads or the slots that its tokens lie in. A few rows are normed by every thread for
-   itself, which costs less than a barrier. What a model is stands in the facts of Pass and Layer; a norm or a weight
+   gate, up, activation | down, added to x. Each ends in codes where a product follows. A row's results never
+   depend on the other rows, the threads or the slots that its tokens lie in. A few rows are normed by every thread for
+   itself, which costs less than a barrier. Pass and Layer hold the facts about a model; a norm or a weight
    that is NULL is not there. */
 #include "internal.h"
 #include <math.h>
@@ -64,7 +64,7 @@ static Input norm(const Pass *p, const float *weight, Member *member) {
     return to;
 }
 
-/* The same of the rows that get logits; of all rows where their states are asked for. */
+/* The same of the rows that get logits; of all rows if their states are wanted. */
 static void last_norm(const Pass *p, Member *member) {
     Share rows = share(p->rows, member);
     for (int64_t row = rows.first; row < rows.last; row++) {
@@ -172,7 +172,7 @@ static const Weight *weight_of(const Pass *p, const Layer *layer, int64_t head, 
     return head < p->heads ? &layer->q : head < p->heads + p->shared ? &layer->k : &layer->v;
 }
 
-/* Norms of all heads' queries and of all heads' keys together, then what `place` does. */
+/* Norms of all heads' queries and of all heads' keys together, then `place`. */
 static void place_rows(const Pass *p, const Layer *layer, int64_t index, Member *member) {
     const int64_t every = p->heads + 2 * p->shared, keys = p->heads * p->size;
     meet(member);
@@ -256,7 +256,7 @@ INLINE Reals activated(Reals gate, Reals up, int64_t activation) {
     return gate * 0.5f * (hyperbolic_tangent(inner) + 1.0f) * up;
 }
 
-/* activation(gate) · up of one group of 32 columns: what enters `down`. */
+/* activation(gate) · up of a group of 32 columns: the input of `down`. */
 void gate_up(const Pass *p, const Weight *gate, const Weight *up, const Input *input, const Input *to, int64_t group,
              int64_t rows, const Member *member) {
     float *buffer = p->buffer + member->thread * p->buffer_size;

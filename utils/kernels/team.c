@@ -2,7 +2,7 @@
 
    Waiting spins for a bounded time: between the stages of a pass some 50 µs, then in naps, whose time is counted, since
    a wait far longer than any stage means that a thread was taken off its core; between passes some 100 µs, then asleep
-   until there is work. Where the team is at work for somebody else, a run takes one thread: results are the same.
+   until there is work. While the team works for another run, a run takes one thread: results are the same.
 
    On Linux torch shares its operators out among libgomp's threads, which spin as well when they are done. A second team
    would wait for the cores that these spin on, so a run takes libgomp's team where the process has it. */
@@ -35,7 +35,7 @@ typedef void (*Function)(void *record, Member *member);
 static const Function FUNCTIONS[WORKS] = {work_product, work_look_up, work_pass, work_step};
 
 typedef struct {
-    _Alignas(64) atomic_long asked;
+    _Alignas(64) atomic_long wanted;
     _Alignas(64) atomic_long done;
     atomic_int asleep;
     pthread_mutex_t lock;
@@ -80,11 +80,11 @@ void meet(Member *member) {
 static void *help(void *argument) {
     Helper *helper = argument;
     for (long turn = 1;; turn++) {
-        for (int looks = 0; atomic_load(&helper->asked) < turn && looks < IDLE; looks++) pause_briefly();
-        if (atomic_load(&helper->asked) < turn) {
+        for (int looks = 0; atomic_load(&helper->wanted) < turn && looks < IDLE; looks++) pause_briefly();
+        if (atomic_load(&helper->wanted) < turn) {
             pthread_mutex_lock(&helper->lock);
             atomic_store(&helper->asleep, 1);
-            while (atomic_load(&helper->asked) < turn) pthread_cond_wait(&helper->wake, &helper->lock);
+            while (atomic_load(&helper->wanted) < turn) pthread_cond_wait(&helper->wake, &helper->lock);
             atomic_store(&helper->asleep, 0);
             pthread_mutex_unlock(&helper->lock);
         }
@@ -94,7 +94,7 @@ static void *help(void *argument) {
     return 0;
 }
 
-/* To be called in a process that was forked: the helpers and libgomp's threads stayed behind. */
+/* For a forked process, in which the helpers and libgomp's threads do not exist. */
 void forget_helpers(void) {
     helper_count = 0, forked = 1;
     pthread_mutex_init(&busy, 0);
@@ -122,7 +122,7 @@ static int start_helper(void) {
 }
 
 static void ask(Helper *helper, long turn) {
-    atomic_store(&helper->asked, turn);
+    atomic_store(&helper->wanted, turn);
     if (atomic_load(&helper->asleep)) {
         pthread_mutex_lock(&helper->lock);
         pthread_cond_signal(&helper->wake);
@@ -177,7 +177,7 @@ static int run_torch_team(Function function, void *record, int64_t threads, Meet
 }
 #endif
 
-/* Run the function on up to so many threads; returns when all are done, with the nanoseconds that they slept. */
+/* Run the function on up to `threads` threads; the nanoseconds that they slept, once all are done. */
 int64_t run(int64_t work, void *record, int64_t threads) {
     Meeting meeting = {0};
     const Function function = FUNCTIONS[work];

@@ -1,4 +1,4 @@
-/* What a round must know of one position's logits, in one call: the largest few, what the softmax divides by, and which
+/* The facts about one position's logits that a round needs, in one call: the largest few, what the softmax divides by, and which
    id a draw with known noise takes.
 
    The noise is the SplitMix64 stream of sampling/sampler.py, the draw the largest p / E of its exponential race. Here p
