@@ -194,14 +194,14 @@ class CausalSession(Session):
 
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         if len(feed) > 1 or not self.network.ragged:
-            return self._of_rows(feed, nodes, parents)
+            return self._together(feed, nodes, parents)
         network, states = cast(RaggedNetwork, self.network), None if self._hidden is None else self._hidden.room
         tree = above(parents, len(nodes[0]))
         logits = network.of_one_row(feed[0], nodes[0], tree, self._cache, self.keeps_hidden, states)
-        return self._noted(logits, None, feed, nodes, parents is None)
+        return self._took(logits, None, feed, nodes, parents is None)
 
     @torch.inference_mode()
-    def _of_rows(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
+    def _together(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         """A pass over several rows, or by a network that takes tensors only."""
         start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
         lengths, mask = self.held(), None
@@ -218,9 +218,9 @@ class CausalSession(Session):
         padded = [[0] * (width - len(new)) + new + row for new, row in zip(feed, nodes, strict=True)]
         ids = torch.tensor(padded, device=self.device).clamp_(0, self.network.vocab_size - 1)
         logits, hidden = self._run(ids, positions.to(self.device), mask, count + 1)
-        return self._noted(logits, hidden, feed, nodes, parents is None)
+        return self._took(logits, hidden, feed, nodes, parents is None)
 
-    def _noted(self, logits: Tensor, hidden: Tensor | None, feed: Rows, nodes: Rows, chain: bool) -> Tensor:
+    def _took(self, logits: Tensor, hidden: Tensor | None, feed: Rows, nodes: Rows, chain: bool) -> Tensor:
         """`logits`; remembers the states and slots of a pass whose new tokens lie after the longest row."""
         if self._hidden is not None and hidden is not None:
             self._hidden.append(hidden[:, None].to(self.device))
