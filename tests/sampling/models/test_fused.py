@@ -16,14 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling.api import autoregressive_generate, speculative_generate
-from sampling.models import fused
 from sampling.models.cache import Buffer
-from sampling.models.causal import CausalLM
-from sampling.models.fused import CACHE_DTYPES, FusedCache, FusedNetwork, supports
+from sampling.models.fused import CACHE_DTYPES, FusedNetwork, supports
 from sampling.models.masks import additive, places
 from sampling.models.network import TransformersNetwork
-from sampling.types import Draft
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
 from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set, why_not
 from utils.kernels.quantized_linear import narrow_activations
@@ -257,60 +253,6 @@ def test_the_number_of_threads_changes_nothing(model: Any) -> None:
     assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_rounds_of_ragged_rows_move_nothing_and_give_each_rows_own_bits(model: Any, monkeypatch: Any) -> None:
-    """Three rows that keep 0 to 2 drafts a round, the third silent now and then; over the cache's growth."""
-    network = FusedNetwork(model)
-    rows = [tokens(20, 1), tokens(11, 2), tokens(140, 3)]
-    session = CausalLM(network).open(rows, hidden=(0, 1))
-    session.score(rows, Draft.empty(3))
-    moved: list[Tensor] = []
-    monkeypatch.setattr(FusedCache, "shift", lambda self, moves, length: moved.append(moves))
-    for turn in range(40):
-        nodes = [tokens(2, 10 * turn + row) for row in range(3)]
-        if turn % 3 == 0:
-            nodes[2] = [-1, -1]
-        found = session.score(rows, Draft(torch.tensor(nodes)))
-        if turn % 8 == 0:
-            for row, text in enumerate(rows):
-                drafted = [node for node in nodes[row] if node >= 0]
-                own = CausalLM(network).open([text])
-                alone = own.score([text], Draft(torch.tensor([drafted], dtype=torch.long)))[0]
-                assert torch.equal(found[row, : len(drafted) + 1], alone), (turn, row)
-        kept = [(turn + row) % 3 if nodes[row][0] >= 0 else 0 for row in range(3)]
-        session.commit(torch.tensor([[place if place < count else -1 for place in range(2)] for count in kept]))
-        for row, (text, count) in enumerate(zip(rows, kept, strict=True)):
-            text += [*nodes[row][:count], 100 + turn + row]
-    assert not moved
-    assert len({len(row) for row in rows}) == 3
-    states, held = session.hidden(), session.held()
-    keys, values, lengths = session.kv(1)
-    assert lengths.tolist() == held
-    for row, text in enumerate(rows):
-        own = CausalLM(network).open([text], hidden=(0, 1))
-        own.score([text], Draft.empty(1))
-        count = held[row]
-        assert torch.equal(states[row, :count], own.hidden()[0, :count])
-        for mine, theirs in zip((keys, values), own.kv(1)[:2], strict=True):
-            assert torch.equal(mine[row, :, :count], theirs[0, :, :count])
-
-
-def test_prompts_of_a_batch_are_read_without_padding(model: Any, monkeypatch: Any) -> None:
-    network, forward = FusedNetwork(model), FusedNetwork.forward
-    fed: list[tuple[int, ...]] = []
-
-    def counted(self: FusedNetwork, ids: Tensor, *rest: Any) -> Any:
-        fed.append(tuple(ids.shape))
-        return forward(self, ids, *rest)
-
-    monkeypatch.setattr(FusedNetwork, "forward", counted)
-    rows = [tokens(20, 1), tokens(300, 2), tokens(20, 3), tokens(5, 4)]
-    session = CausalLM(network).open(rows)
-    found = session.score(rows, Draft.empty(4))
-    assert sorted(fed) == [(1, 5), (1, 300), (2, 20)]
-    for row, text in enumerate(rows):
-        assert torch.equal(found[row], CausalLM(network).open([text]).score([text], Draft.empty(1))[0])
-
-
 def test_rows_of_any_length_beside_each_other_are_as_if_each_were_alone(model: Any) -> None:
     network = FusedNetwork(model)
     texts = [tokens(count, count) for count in (20, 3, 37)]
@@ -336,17 +278,6 @@ def test_rows_of_any_length_beside_each_other_are_as_if_each_were_alone(model: A
         rows.reserve(5, 10)
 
 
-def test_text_with_drafts_is_the_text_without(model: Any) -> None:
-    network, prompt = FusedNetwork(model), tokens(30)
-    other = FusedNetwork(quantized_model("llama, three queries a key", kinds=("Q8_0",)))
-    plain = autoregressive_generate(prompt, network, max_gen_len=40)
-    assert len(plain) == 40
-    for gamma in (1, 3, 7):
-        text, rate = speculative_generate(prompt, other, network, gamma=gamma, max_gen_len=40)
-        assert text == plain
-        assert 0 < rate < 1
-
-
 def test_what_cannot_be_said_to_a_kernel_is_refused(model: Any) -> None:
     network = FusedNetwork(model)
     with pytest.raises(IndexError):
@@ -364,57 +295,6 @@ def test_a_text_that_spoils_the_numbers_spoils_itself_alone(model: Any) -> None:
     assert logits.isnan().all()
     good = FusedNetwork(model)
     assert feed(good, good.new_cache(1), tokens(5)).isfinite().all()
-
-
-def drafted(chance: random.Random, rows: list[list[int]], trees: bool) -> tuple[Draft, list[list[int]]]:
-    """A random draft behind the rows, a tree now and then, and a path of its nodes for each of them."""
-    count = chance.randrange(7)
-    nodes = [chance.choices(range(VOCAB), k=count) for _ in rows]
-    parents = [chance.randrange(-1, node) if trees else node - 1 for node in range(count)]
-    paths = []
-    for _ in rows:
-        node, path = chance.randrange(-1, count), list[int]()
-        while node >= 0:
-            path.insert(0, node)
-            node = parents[node]
-        paths.append(path)
-    return Draft(
-        torch.tensor(nodes).view(len(rows), count).long(), parents=torch.tensor(parents) if trees else None
-    ), paths
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("count", [1, 2])
-def test_whatever_a_session_went_through_its_logits_are_those_of_a_fresh_one(
-    model: Any, monkeypatch: pytest.MonkeyPatch, count: int, seed: int
-) -> None:
-    """Score, commit, select, fork and go back in any order, while the cache grows and a batch shrinks to one row."""
-    monkeypatch.setattr(fused, "GROW", 16)  # often, that is
-    chance, lm = random.Random(10 * count + seed), CausalLM(FusedNetwork(model))
-    rows = [tokens(chance.choice((3, 16, 17)), row) for row in range(count)]
-    session = lm.open(rows, hidden=(0, -1))
-    for turn in range(40):
-        draft, paths = drafted(chance, rows, trees=chance.random() < 0.6)
-        logits = session.score(rows, draft)
-        row = chance.randrange(len(rows))
-        alone = Draft(draft.tokens[row : row + 1], parents=draft.parents)
-        assert torch.equal(logits[row], lm.open([rows[row]]).score([rows[row]], alone)[0])
-        width = max(map(len, paths))
-        session.commit(
-            torch.tensor([path + [-1] * (width - len(path)) for path in paths]).view(len(rows), width).long()
-        )
-        for row, path in enumerate(paths):
-            rows[row] = [*rows[row], *draft.tokens[row, path].tolist(), *tokens(1 + turn % 10, turn)]
-        match chance.randrange(4):
-            case 0:
-                rows = [row[: len(row) - chance.randrange((len(row) + 5) // 6)] for row in rows]
-            case 1 if turn > 1:
-                stay = sorted(chance.sample(range(len(rows)), max(1, len(rows) - 1)))
-                session.select(torch.tensor(stay))
-                rows = [rows[row] for row in stay]
-            case 2:
-                twin = session.fork()
-                session = chance.choice((session, twin))
 
 
 def passes_beside_trouble(passes: int) -> None:

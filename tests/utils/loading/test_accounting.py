@@ -4,7 +4,6 @@ logits of the untouched one, or is refused in one line; it is never another mode
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,24 +15,19 @@ import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
-from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers import modeling_gguf_pytorch_utils as legacy
 
-from tests.support.tiny import tiny_pair
-from utils.catalogue.specs import PairSpec, gguf_parts, spec_from_argument
+from utils.catalogue.specs import gguf_parts, spec_from_argument
 from utils.errors import UserError
 from utils.families import UnfitError
 from utils.gguf.header import read_header
 from utils.loading.build import load_model
 from utils.loading.gguf import gguf_digest, write_folder
 from utils.loading.loaded import LoadOptions
-from utils.loading.loading import load_drafter, load_pair
 from utils.loading.packed_gguf import config_in, packed_entry, packed_model
-from utils.loading.sources import model_folder
 from utils.progress import never, silent
 
 IDS = torch.tensor([[1, 70, 80, 90, 100, 20, 7]])
@@ -263,225 +257,6 @@ def test_a_gguf_file_whose_numbers_are_text_is_refused(key: str, tmp_path: Path)
     path.write_bytes(held.replace(old, new))
     with pytest.raises(UserError, match=f"m.gguf is damaged: {key} is 'x+'$"):
         read_header(path)
-
-
-# -- folders -----------------------------------------------------------------------------------------------
-
-
-def loaded_logits(folder: Path) -> Tensor:
-    spec = spec_from_argument(str(folder))
-    model_folder(spec, LoadOptions(), silent, never)
-    return logits_of(load_model(spec, folder, LoadOptions(), "cpu", "none", silent, never).model)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_folder_with_other_tensors_is_refused_by_name(family: str, tmp_path: Path) -> None:
-    random_model(family).save_pretrained(tmp_path)
-    file, untouched = tmp_path / "model.safetensors", loaded_logits(tmp_path)
-    assert torch.allclose(untouched, logits_of(random_model(family)), atol=2e-5)
-    whole = load_file(file)
-    for change, name, tensors in changes(whole):
-        save_file({name: value.contiguous() for name, value in tensors.items()}, file)
-        with pytest.raises(UserError, match=REFUSED) as raised:
-            loaded_logits(tmp_path)
-        assert name in refusal(raised.value), change
-    save_file({f"other.{name}": value for name, value in whole.items()}, file)
-    with pytest.raises(UserError, match=r"it lacks lm_head.weight; it lacks .*; it lacks .* \(and \d+ more\)$"):
-        loaded_logits(tmp_path)
-    save_file({name.removeprefix("model."): value for name, value in whole.items()}, file)
-    assert torch.equal(loaded_logits(tmp_path), untouched)  # transformers knows this spelling
-
-
-@pytest.mark.parametrize("change", ["drop", "rename"])
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_folder_that_says_less_is_the_same_model_or_refused(family: str, change: str, tmp_path: Path) -> None:
-    random_model(family).save_pretrained(tmp_path)
-    file, untouched, refused = tmp_path / "config.json", loaded_logits(tmp_path), set()
-    stored = json.loads(file.read_text())
-    for key, value in stored.items():
-        said = {name: kept for name, kept in stored.items() if name != key}
-        file.write_text(json.dumps({**said, f"{key}x": value} if change == "rename" else said))
-        outcome = logits_or_line(partial(loaded_logits, tmp_path))
-        assert isinstance(outcome, str) or torch.equal(outcome, untouched), key
-        refused |= {key} if isinstance(outcome, str) else set()
-    assert refused >= {"model_type", "num_hidden_layers", "rms_norm_eps", "rope_parameters", "intermediate_size"}
-
-
-STRETCHED = {
-    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
-    "linear": {"factor": 4.0},
-    "longrope": {"short_factor": [1.5] * 16, "long_factor": [2.5] * 16, "original_max_position_embeddings": 128},
-}
-
-
-@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
-@pytest.mark.parametrize("kind", STRETCHED)
-def test_positions_that_say_less_are_refused(kind: str, spelling: str, tmp_path: Path) -> None:
-    random_model("llama").save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    stored = json.loads(file.read_text())
-    del stored["rope_parameters"]
-    rope, bases = {"rope_type": kind, **STRETCHED[kind]}, {"rope_theta": 5e5}
-    if spelling == "rope_parameters":
-        rope, bases = rope | bases, {}
-    file.write_text(json.dumps({**stored, **bases, spelling: rope}))
-    loaded_logits(tmp_path)
-    for key, value in rope.items():
-        others = {name: kept for name, kept in rope.items() if name != key}
-        for said in ({spelling: others}, {spelling: {**others, f"{key}x": value}}, {f"{spelling}x": rope}):
-            file.write_text(json.dumps({**stored, **bases, **said}))
-            assert isinstance(logits_or_line(partial(loaded_logits, tmp_path)), str), (key, said)
-
-
-@pytest.mark.parametrize(
-    ("said", "fits"),
-    [
-        ({"transformers_version": "4.31.0"}, True),  # before the base was written
-        ({"transformers_version": "4.43.0"}, False),
-        ({"transformers_version": "4.43.0", "rope_scaling": None, "rope_theta": 10000.0}, True),
-        ({"transformers_version": "4.43.0", "rope_theta": 10000.0, "rope_interleaved": False}, True),
-        ({"transformers_version": "5.0.0", "rope_parameters": {}}, False),
-    ],
-)
-def test_a_llama_may_leave_out_its_base_only_where_none_was_written(said: Any, fits: bool, tmp_path: Path) -> None:
-    random_model("llama").save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    stored = {key: value for key, value in json.loads(file.read_text()).items() if key != "rope_parameters"}
-    file.write_text(json.dumps({**stored, **said}))
-    assert isinstance(logits_or_line(partial(loaded_logits, tmp_path)), Tensor) == fits
-
-
-SCALARS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Granite": ("GraniteConfig", {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
-    "Cohere": ("CohereConfig", {"logit_scale": 0.5, "layer_norm_eps": 1e-3}),
-    "Gemma2": ("Gemma2Config", {"sliding_window": 4, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}),
-    "Gemma3": ("Gemma3TextConfig", {"sliding_window": 4, "query_pre_attn_scalar": 16}),
-    "Mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 1}),
-    "SmolLM3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
-}
-
-
-@pytest.mark.parametrize("family", SCALARS)
-def test_numbers_that_no_shape_tells_are_said_or_the_folder_is_refused(family: str, tmp_path: Path) -> None:
-    config, scalars = SCALARS[family]
-    sizes = {key: value for key, value in SIZES.items() if key not in ("rope_parameters", "rms_norm_eps", "head_dim")}
-    model = getattr(transformers, f"{family}ForCausalLM")(
-        getattr(transformers, config)(**sizes | scalars, pad_token_id=0)
-    )
-    model.float().eval().save_pretrained(tmp_path)
-    loaded_logits(tmp_path)
-    file = tmp_path / "config.json"
-    stored = json.loads(file.read_text())
-    for key in scalars.keys() - {"num_local_experts"}:
-        file.write_text(json.dumps({name: kept for name, kept in stored.items() if name != key}))
-        with pytest.raises(UserError, match=f"does not say {key}$"):
-            loaded_logits(tmp_path)
-
-
-INTEGERS = {"int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool, "fp8": torch.float8_e4m3fn}
-
-
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_numbers_that_mean_nothing_without_their_scales_are_refused(dtype: str, tmp_path: Path) -> None:
-    random_model("llama").save_pretrained(tmp_path)
-    file, name = tmp_path / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
-    whole = load_file(file)
-    save_file({**whole, name: (50 * whole[name]).to(INTEGERS[dtype])}, file)
-    with pytest.raises(UserError, match=f"{name} is .*, and config.json has no quantization_config to read it by$"):
-        loaded_logits(tmp_path)
-    config = tmp_path / "config.json"
-    unknown = {"quantization_config": {"quant_method": "unheard of"}}
-    config.write_text(json.dumps(json.loads(config.read_text()) | unknown))
-    with pytest.raises(UserError, match="is quantized in a way that transformers does not know"):
-        loaded_logits(tmp_path)
-
-
-def pickled(folder: Path) -> None:
-    """Turn the folder's weights into .bin files."""
-    for file in [*folder.glob("model*.safetensors"), *folder.glob("model.safetensors.index.json")]:
-        name = file.name.replace("model", "pytorch_model").replace("safetensors", "bin")
-        if file.suffix == ".json":
-            (folder / name).write_text(
-                file.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
-            )
-        else:
-            torch.save(load_file(file), folder / name)
-        file.unlink()
-
-
-@pytest.mark.parametrize("form", ["safetensors", "bin"])
-def test_a_tensor_in_two_parts_is_refused(form: str, tmp_path: Path) -> None:
-    random_model("llama").save_pretrained(tmp_path, max_shard_size="100KB")
-    if form == "bin":
-        pickled(tmp_path)
-        assert torch.allclose(loaded_logits(tmp_path), logits_of(random_model("llama")), atol=2e-5)
-    first, *_, last = sorted(tmp_path.glob(f"*model-*.{form}"))
-    read, write = (load_file, save_file) if form == "safetensors" else (torch.load, torch.save)
-    name, value = read(first).popitem()
-    write({**read(last), name: value + 1}, last)
-    with pytest.raises(UserError, match=f"{name} is in two parts, {first.name} and {last.name}$"):
-        loaded_logits(tmp_path)
-    last.write_bytes(last.read_bytes()[:1000])
-    with pytest.raises(UserError, match=f"{last} is incomplete: "):
-        loaded_logits(tmp_path)
-
-
-@pytest.mark.parametrize("beside", [True, False])
-def test_an_adapter_is_not_left_out(beside: bool, tmp_path: Path) -> None:
-    if beside:
-        random_model("llama").save_pretrained(tmp_path)
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(UserError, match=r"holds an adapter \(LoRA\), which is not read: merge it into its model"):
-        loaded_logits(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_damaged_generation_config_is_refused_with_the_ends_it_names(text: str, tmp_path: Path) -> None:
-    random_model("llama").save_pretrained(tmp_path)
-    (tmp_path / "generation_config.json").write_text(text)
-    with pytest.raises(UserError, match=r"generation_config.json is damaged: "):
-        loaded_logits(tmp_path)
-
-
-def test_a_tied_head_may_be_left_out(tmp_path: Path) -> None:
-    model = random_model("llama")
-    model.config.tie_word_embeddings = True
-    model.tie_weights()
-    model.save_pretrained(tmp_path)
-    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-    assert torch.allclose(loaded_logits(tmp_path), logits_of(model), atol=2e-5)
-
-
-def test_parts_of_a_folder_are_all_there_or_it_is_refused(tmp_path: Path) -> None:
-    random_model("llama").save_pretrained(tmp_path, max_shard_size="100KB")
-    parts = sorted(tmp_path.glob("model-*.safetensors"))
-    assert len(parts) > 2
-    untouched = loaded_logits(tmp_path)
-    assert torch.allclose(untouched, logits_of(random_model("llama")), atol=2e-5)
-    tensors = load_file(parts[1])
-    name, value = tensors.popitem()
-    save_file(tensors, parts[1])
-    with pytest.raises(UserError, match=f"does not fit its configuration: it lacks {name}$"):
-        loaded_logits(tmp_path)
-    save_file({**tensors, name: value}, parts[1])
-    assert torch.equal(loaded_logits(tmp_path), untouched)
-    parts[1].unlink()
-    with pytest.raises(UserError, match=f"^{tmp_path} is incomplete: {parts[1].name} is missing$"):
-        loaded_logits(tmp_path)
-
-
-def test_a_drafter_with_other_tensors_is_refused_by_name(tmp_path: Path) -> None:
-    folders = tiny_pair(tmp_path)
-    file = folders.drafter / "model.safetensors"
-    whole = load_file(file)
-    pair = load_pair(PairSpec(name="x", target=spec_from_argument(str(folders.target)), drafter="none"), LoadOptions())
-    for _, name, tensors in [*changes(whole)][::5]:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, file)
-        with pytest.raises(UserError, match=f"^drafter does not fit its configuration: .*{name}"):
-            load_drafter(
-                pair, pair.spec.model_copy(update={"drafter": spec_from_argument(str(folders.drafter))}), LoadOptions()
-            )
 
 
 # -- split files ---------------------------------------------------------------------------------------------
