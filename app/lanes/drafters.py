@@ -15,6 +15,7 @@ import torch
 
 from app.settings.table import Settings
 from sampling.drafters import registry
+from sampling.drafters.draft_heads.assistant import AssistantLM, is_assistant
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.pard import PardLM, mask_of
@@ -227,6 +228,8 @@ class PairDrafters:
     def _lm(self, model: LoadedModel, name: str) -> LM:
         """A drafter model by the target's ids, whatever its own are."""
         if model.vocabulary is None:
+            if is_assistant(model.model):
+                return AssistantLM(model.model, self.target, name)
             if (mask := mask_of(model.model)) is not None:
                 return PardLM(model.model, mask, name, self._loaded.vocab_size)
             return lm_of(model.model, name, self._loaded.vocab_size)

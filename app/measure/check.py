@@ -81,7 +81,7 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
             if not (would and args.forecast) or isinstance(error, UsageError):
                 raise
             raise UserError(f"{error}; {would}") from None
-        found = [*_shared(loaded), *_translated(engine)]
+        found = [*_shared(loaded), *_wide_passes(engine), *_translated(engine)]
         found += rounding_lines(engine, given, args.speed, progress, interrupted)
     console = screen(settings, sys.stdout, _WIDE)
     console.print(_models(loaded))
@@ -236,6 +236,25 @@ def _shared(loaded: LoadedPair) -> list[str]:
         f"context of the pair: {limit_text(loaded.context)}",
         f"the pair fits: {fits}",
     ]
+
+
+def _wide_passes(engine: PairEngine) -> list[str]:
+    """Why a pass of the target over several tokens costs more than in other models, in sentences."""
+    network: Any = engine.target.network
+    config: Any = getattr(engine.loaded.target.model, "config", None)
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    experts = max(getattr(text, name, None) or 0 for name in _EXPERTS)
+    lines = []
+    if getattr(network, "reads_singly", False):
+        lines.append("recurrent layers read one token at a time: a pass over drafts costs as many, so they cannot pay")
+    elif getattr(network, "recurrent", False):
+        lines.append("recurrent layers read twice in a pass with drafts: v(n) is higher than of attention alone")
+    if experts > 1:
+        lines.append(f"a mixture of {experts} experts: more tokens in a pass read more of them, so v(n) grows")
+    return lines
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configurations call their number
 
 
 def _translated(engine: PairEngine) -> list[str]:

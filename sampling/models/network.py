@@ -93,6 +93,11 @@ class TransformersNetwork(ModelNetwork):
         return self.maskable and self._exact.masks and self._exact.slots is None
 
     @property
+    def reads_singly(self) -> bool:
+        """Whether its recurrent layers read a pass token by token, as their scan takes no state for several."""
+        return self._exact.singly
+
+    @property
     def takes_batches(self) -> bool:
         """Whether several rows can be decoded together."""
         return self._exact.batches

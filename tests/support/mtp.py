@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from tests.support.architectures import architecture, loaded, save
+from utils.loading.build import admit_readers
 
 _QWEN = {
     "eh_proj": "mtp.fc",
@@ -117,3 +119,28 @@ def drafted(name: str, row: list[int], count: int) -> tuple[list[Tensor], list[i
         path.append(int(logits[-1].argmax()))
         states = torch.cat((states, own[:, -1:]), dim=1)
     return logits, path[len(row) :]
+
+
+def gemma() -> Any:
+    """A small Gemma 4 of which two layers share keys and values of those before."""
+    return architecture("gemma4_text", num_kv_shared_layers=2)
+
+
+def assistant_folder(folder: Path, **changes: Any) -> Path:
+    """A random assistant for :func:`gemma` with its tokenizer. transformers 5.23 itself builds none (utils/loading)."""
+    target = gemma().config.to_dict()
+    same = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window", "rope_parameters", "vocab_size")
+    text = {name: target[name] for name in same} | {
+        **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_kv_shared_layers": 2},
+        **{"layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0},
+        **{"vocab_size_per_layer_input": 0, "max_position_embeddings": 512},
+    }
+    config = Gemma4AssistantConfig(text_config=text, backbone_hidden_size=target["hidden_size"], **changes)
+    admit_readers(type(config.get_text_config()))
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model: Any = Gemma4AssistantForCausalLM(config).eval()
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.data.normal_(0.0, 1.5 / weight.shape[-1] ** 0.5)
+    return save(model, folder)

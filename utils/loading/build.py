@@ -85,6 +85,8 @@ def load_model(
         if (ends := folder / "generation_config.json").is_file():
             _stored(ends)  # transformers ignores a broken one, and the ends of answers in it
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
+        if config.model_type.endswith("_assistant"):
+            admit_readers(type(config.get_text_config()))
         encodes = bool(config.is_encoder_decoder)
         dtype = pick_dtype(wanted, place, config.dtype)
         quantized = quantization_config(kind, place, dtype)
@@ -143,6 +145,19 @@ def load_model(
             lean(model.float())
     loaded = _loaded(spec.name, model, config, place, dtype, kind, started, parameters, options)
     return replace(loaded, expanded=expanded)
+
+
+def admit_readers(kind: Any) -> None:
+    """Let transformers 5.23 build models all of whose layers read another model's keys: it looks for those that store
+    some, and refuses them."""
+    own = kind.kv_sharing_modes.fget
+    if own.__module__ != __name__:
+
+        def modes(config: Any) -> list[str | None]:
+            stores = config.num_kv_shared_layers < config.num_hidden_layers
+            return own(config) if stores else ["reuse"] * config.num_hidden_layers
+
+        kind.kv_sharing_modes = property(modes)
 
 
 def _why_transformers(config: Any, attention: str | None, progress: Progress) -> str:

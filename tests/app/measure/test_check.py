@@ -12,6 +12,7 @@ import pytest
 
 from app.command_line.main import main
 from app.lanes.pairing import catalogue_in
+from tests.support.architectures import architecture, save
 from tests.support.tiny import tiny_model, tiny_pair
 from tests.support.warm import run
 from utils.kernels.build import instruction_set, why_not
@@ -124,3 +125,18 @@ def test_check_says_what_rounding_at_load_costs(tmp_path, capsys):
         assert 0 < float(said[3]) <= 1
     assert list(found) == ["q8", "q4", "q8, q8 activations,"]
     assert 0 < found["q8"] < found["q8, q8 activations,"] < found["q4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("jamba", "recurrent layers read one token at a time: a pass over drafts costs as many, so they cannot pay"),
+        ("lfm2", "recurrent layers read twice in a pass with drafts: v(n) is higher than of attention alone"),
+        ("qwen3_moe", "a mixture of 16 experts: more tokens in a pass read more of them, so v(n) grows"),
+    ],
+)
+def test_check_says_what_makes_wide_passes_dear(name, said, tmp_path, capsys):
+    folder = save(architecture(name), tmp_path / name)
+    done = here(capsys, "check", "--target", str(folder), "--drafter", "ngram", "--device", "cpu")
+    assert said in done.stdout.splitlines()
+    assert done.returncode == 0

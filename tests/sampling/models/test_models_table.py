@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.models_table import table, written
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.events import Step
+from sampling.models.encoder_decoder import lm_of
+from tests.support.architectures import PROMPTS, architecture, differing
+from tests.support.models_table import NAMES, row_of, table, written
+from tests.support.runs import decode, greedy
+from utils.errors import UserError
 
 PAGE = Path("docs/models.md")
 
@@ -16,3 +22,21 @@ PAGE = Path("docs/models.md")
 def test_the_table_of_models_is_what_they_show() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == written(page, table())
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMES)
+def test_64_tokens_are_those_of_generate_at_every_gamma_and_its_own_drafts_are_all_accepted(name: str) -> None:
+    model = architecture(name)
+    if "refused" in row_of(name):
+        with pytest.raises(UserError):
+            lm_of(model)
+        return
+    target = lm_of(model)
+    for gamma in (1, 4, 7):
+        assert differing(model, model, ("ngram", "model"), 64, gamma) == []
+    events = decode(target, PROMPTS[1:], ModelDrafter(lm_of(model, "drafter")), greedy(), length=64, gamma=4)
+    steps = [event for event in events if isinstance(event, Step) and event.drafted]
+    assert steps
+    assert all(len(step.path) == len(step.drafted) for step in steps)

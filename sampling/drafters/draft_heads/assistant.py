@@ -1,0 +1,144 @@
+"""Gemma 4's assistants: models of queries alone, which read their target's keys and values (transformers'
+`gemma4_assistant`).
+
+A draft reads the embedding of the token before it beside a state: first the target's last one, then what the assistant
+made of the draft before. Its layers attend to what the target's last layer of their kind holds; its position stays the
+last token's. So it keeps nothing between rounds and reads no prompt. Knows no distributions.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from sampling.models.causal import CausalLM, CausalSession
+from sampling.models.network import TransformersNetwork
+from sampling.rows import common_prefix
+from sampling.types import LM, Draft, Hidden, Rows, Session
+from utils.errors import UserError
+from utils.loading.loaded import context_of
+
+
+def is_assistant(model: Any) -> bool:
+    """Whether a loaded model drafts from its target's keys and values."""
+    return str(getattr(getattr(model, "config", None), "model_type", "")).endswith("_assistant")
+
+
+class _Chain(NamedTuple):
+    """What was computed behind the tokens that the target holds: the tokens read, logits [V] and a state [1, 1, H] of
+    each."""
+
+    held: list[int]
+    read: list[int]
+    logits: list[Tensor]
+    states: list[Tensor]
+
+
+class AssistantSession(Session):
+    """B rows of an assistant beside the session of its target."""
+
+    def __init__(self, lm: AssistantLM, prompt: Rows, target: CausalSession) -> None:
+        self.lm, self.initial, self.target = lm, prompt, target
+        self.vocab_size, self.device = target.vocab_size, lm.device
+        self._chains = [_Chain([], [], [], []) for _ in prompt]
+
+    def rollback(self, rows: Rows) -> list[int]:
+        """Nothing has to be cropped."""
+        return [len(row) - 1 for row in rows]
+
+    def score(self, rows: Rows, draft: Draft) -> Tensor:
+        """[B, 1, V] logits behind each row. UserError for a draft: there is nothing to review with."""
+        if draft.tokens.shape[1]:
+            raise UserError(f"{self.lm.name} cannot review drafts: it reads what its target holds")
+        return torch.stack([self._behind(index, row) for index, row in enumerate(rows)])[:, None, : self.vocab_size]
+
+    @torch.inference_mode()
+    def _behind(self, index: int, row: list[int]) -> Tensor:
+        count = max(1, min(self.target.held()[index], len(row) - 1))
+        held, steps = row[:count], row[count:]
+        chain = self._chains[index]
+        if chain.held != held:
+            chain = self._chains[index] = _Chain(held, [], [], [])
+        known = common_prefix(chain.read, steps)
+        for made in (chain.read, chain.logits, chain.states):
+            del made[known:]
+        begun = self.target.hidden((-1,))[index : index + 1, count - 1 : count]
+        for token in steps[known:]:
+            logits, state = self.lm.step(token, chain.states[-1] if chain.states else begun, self._seen(index, count))
+            chain.read.append(token)
+            chain.logits.append(logits)
+            chain.states.append(state)
+        return chain.logits[-1]
+
+    def _seen(self, index: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Keys and values [1, H_kv, count, D] of the target's first tokens, by the kind of layer."""
+        own, like = slice(index, index + 1), self.lm.model.dtype
+        held = {kind: self.target.kv(layer)[:2] for kind, layer in self.lm.reads.items()}
+        return {kind: (k[own, :, :count].to(like), v[own, :, :count].to(like)) for kind, (k, v) in held.items()}
+
+    def commit(self, path: Tensor) -> None:
+        """Nothing is kept of a draft."""
+
+    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """ValueError: it has none of its own."""
+        raise ValueError(f"{self.lm.name} has no keys and values")
+
+    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
+        """ValueError: it keeps none."""
+        raise ValueError(f"{self.lm.name} keeps no hidden states")
+
+    def select(self, rows: Tensor) -> None:
+        self._chains = [_Chain([], [], [], []) for _ in rows.tolist()]
+
+    def fork(self) -> Self:
+        """An independent session."""
+        twin = copy(self)
+        twin._chains = [_Chain([], [], [], []) for _ in self._chains]
+        return twin
+
+
+class AssistantLM(LM):
+    """An assistant by name, beside its target. UserError for a target of another width or that keeps no such layers."""
+
+    encodes, reads_kv, reviews, block = False, True, False, 0
+    reads_hidden: Hidden = (-1,)
+
+    def __init__(self, model: Any, target: CausalLM, name: str = "drafter") -> None:
+        network, own = target.network, model.config
+        if not isinstance(network, TransformersNetwork):
+            raise UserError(f"{name} reads keys and values of a Gemma 4 target, which this one is not")
+        config, size = network.config, own.backbone_hidden_size
+        if size != config.hidden_size:
+            raise UserError(f"{name} is for a target of hidden size {size}, this one has {config.hidden_size}")
+        kinds = list(getattr(config, "layer_types", None) or [])
+        kinds = kinds[: len(kinds) - (getattr(config, "num_kv_shared_layers", 0) or 0)]
+        wanted = {*own.get_text_config().layer_types}
+        if not wanted <= {*kinds}:
+            raise UserError(f"{name} reads layers of {', '.join(sorted(wanted))}, which its target has not all")
+        self.reads = {kind: len(kinds) - 1 - kinds[::-1].index(kind) for kind in {*wanted, *kinds}}
+        self.model, self.name, self.vocab_size = model, name, target.vocab_size
+        self.context, self.device = context_of(own.get_text_config()), model.device
+        self._embed = network.model.get_input_embeddings()
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
+    ) -> AssistantSession:
+        """A session beside `target`, which must keep its last hidden states."""
+        if not isinstance(target, CausalSession) or -1 not in target.keeps_hidden:
+            raise UserError(f"{self.name} reads its target's session: it cannot run alone")
+        return AssistantSession(self, prompt, target)
+
+    def step(self, token: int, state: Tensor, seen: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Behind `token` beside a state [1, 1, H]: logits [V], and the state that stands beside the next token."""
+        first = next(iter(seen.values()))[0]
+        embedded = self._embed(torch.tensor([[token]], device=state.device)).to(state)
+        out = self.model(
+            inputs_embeds=torch.cat((embedded, state), dim=-1).to(self.model.dtype),
+            position_ids=torch.tensor([[first.shape[2]]], device=self.device),
+            shared_kv_states=seen,
+            use_cache=False,
+        )
+        return out.logits[0, 0], out.last_hidden_state
