@@ -112,6 +112,8 @@ class PairDrafters:
                 raise UsageError(
                     f"lane {kind}: {target.name} is an encoder-decoder model, which has no trained drafters"
                 )
+            if self._loaded.spec.target.url is not None:
+                raise UsageError(f"lane {kind}: {target.name} runs in a server, a trained drafter reads its states")
             self._heads[kind] = make()
         return self._heads[kind]
 

@@ -37,6 +37,7 @@ from utils.logits_processors import ARGUMENTS, LogitsProcessor
 from utils.processes import world
 from utils.progress import never
 from utils.remote.pieces import Pieces, PieceTokenizer
+from utils.remote.scoring import scorer_of
 from utils.remote.server import OWN, Server, is_server
 
 if TYPE_CHECKING:
@@ -150,7 +151,8 @@ class Lane:
         alternatives: int = 0,
     ) -> Iterator[Event]:
         how: Any = {"session": session, "interrupt": interrupt}
-        how["alternatives"] = max(alternatives, self.settings.log_top)
+        # A server names a few tokens of each position: no entropy and no rank is made of those.
+        how["alternatives"] = 0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top)
         return generate(self.lm, rows, drafter, make_sampler(self.settings), self.limits, pace=pace, **how)
 
 
@@ -194,13 +196,21 @@ class PairEngine:
         known = loaded.tokenizer
         self.pieces = known.pieces if isinstance(known, PieceTokenizer) else Pieces()
         target: Any = loaded.target.model
-        target = RemoteLM(target) if self.server else lm_of(target, "target", loaded.vocab_size)
+        target = self._remote() if self.server else lm_of(target, "target", loaded.vocab_size)
         self.target: CausalLM = target
         self.drafters = PairDrafters(loaded, self.target)
         self._kept: dict[str, _Kept] = {}  # by lane
         self._paces: dict[tuple[str, Any], Controller] = {}  # by lane and what its drafter depends on
         self._own: Session | None = None  # the draft lane's session
         self.measured: Measured | None = None  # costs here, if it was warmed up
+
+    def _remote(self) -> RemoteLM:
+        """The server's model; without a tokenizer of its ids it answers in text alone."""
+        if self.server is None or self.reads_text:
+            return RemoteLM(None)
+        own = self.tokenizer.eos_token_id
+        end_id = own if own in self.stop_ids else min(self.stop_ids, default=0)
+        return RemoteLM(scorer_of(self.server, self.tokenizer, end_id), self.loaded.vocab_size, self.context)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -252,7 +262,12 @@ class PairEngine:
         if is_server(name):
             return self._server_lane(name, settings)  # type: ignore[return-value]  # what a Lane is to its users
         if self.reads_text and self.server is not None:
-            raise UsageError(f"lane {name} does not run in a server: lanes with {self.server.address} are server, URL")
+            raise UsageError(
+                f"lane {name}: {self.server.address} answers in text, lanes are server, URL (--pair or --tokenizer: "
+                "drafts are made here)"
+            )
+        if self.server is not None and name != "draft":
+            self._check_greedy(name, settings)
         limits = self.limits(settings)
         if name == "draft":
             if self.drafter is None:
@@ -266,6 +281,14 @@ class PairEngine:
         kept = self._drafting(name, settings)
         pace = kept.pace if settings.gamma == "auto" else None
         return Lane(name, self.target, kept.drafter, settings, limits, pace=pace)
+
+    def _check_greedy(self, name: str, settings: Settings) -> None:
+        """UsageError for settings under which a server's likeliest token is not the one to say."""
+        wrong = [one for one in ("temperature", "no_repeat_ngram") if getattr(settings, one)]
+        wrong += ["repetition_penalty"] if settings.repetition_penalty != 1 else []
+        if name == "beam" or wrong:
+            why = f"{wrong[0]} {settings.show(wrong[0])}" if wrong else "a beam search"
+            raise UsageError(f"lane {name}: drafts for a server are verified by its likeliest tokens, without {why}")
 
     def _server_lane(self, name: str, settings: Settings) -> ServerLane:
         """The lane of the pair's own server, or of the one at a URL."""

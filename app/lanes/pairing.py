@@ -16,6 +16,7 @@ from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, LANES, MEMBERS, REVIEWERS, ROWS
 from utils.catalogue.specs import (
     HEAD_KINDS,
+    HeadFolders,
     KnownNames,
     ModelSpec,
     PairSpec,
@@ -69,17 +70,17 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
         return known.pair(name)
     pair, drafter = known.pair(options.pair), options.drafter
     tables = {} if options.tables is None else {"tables": os.path.expanduser(options.tables)}
-    if options.model is not None and (options.target is None or not is_url(options.target)):
-        raise UsageError("--model is a name that a server knows: it goes with --target http://HOST:PORT/v1")
+    for flag in ("model", "tokenizer"):
+        if getattr(options, flag) is not None and (options.target is None or not is_url(options.target)):
+            raise UsageError(f"--{flag} is a server's: it goes with --target http://HOST:PORT/v1")
     if options.target is not None:
         target = spec_from_argument(options.target)
         if target.url is not None:
-            target = ModelSpec(url=target.url, model=options.model)
-        if options.pair is not None:
+            pair = _served(pair, target.url, options)
+        elif options.pair is not None:
             pair = pair.model_copy(update={"target": target})
         else:
-            pair = PairSpec(name=target.name, target=target)
-            pair = pair.model_copy(update={"defaults": {**known.defaults, **pair.presets}})
+            pair = PairSpec(name=target.name, target=target, defaults=known.defaults)
     elif drafter == pair.method:
         return pair.model_copy(update=tables)
     pair = pair if drafter is None else with_drafter(pair, drafter)
@@ -87,6 +88,25 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     if (options.target or drafter) and (kind := head_kind_of(pair.drafter)) is not None:
         pair.head_folder(kind)  # UsageError where it has none
     return pair
+
+
+def _served(pair: PairSpec, url: str, options: ModelOptions) -> PairSpec:
+    """A server's pair: with --pair what drafts for that pair's target drafts for the server, with its tokenizer. Heads
+    do not, since they read the target's states.
+    """
+    tokenizer = None if options.tokenizer is None else spec_from_argument(options.tokenizer)
+    if options.pair is not None:
+        tokenizer = tokenizer or pair.target
+    target = ModelSpec(url=url, model=options.model, tokenizer=tokenizer)
+    changes: dict[str, Any] = {"target": target}
+    if options.pair is None:
+        changes |= {"name": target.name, "drafter": "ngram", "beside": None, "tables": None, "students": HeadFolders()}
+        changes |= {"cascade": None, "k_matrix": None, "lenience": None, "template": None, "notes": ""}
+    if options.pair is None or head_kind_of(pair.drafter) is not None:
+        word = pair.drafter if isinstance(pair.drafter, str) and options.pair is not None else ""
+        changes |= {"drafter": word.rpartition("+")[0] or "ngram", "method": "spec"}
+    changed = pair.model_copy(update=changes)
+    return changed.model_copy(update={"defaults": {**pair.defaults, **changed.presets}})
 
 
 def with_drafter(pair: PairSpec, text: str) -> PairSpec:
@@ -134,10 +154,13 @@ def drafter_words(pair: PairSpec) -> Iterator[None]:
 
 def load(spec: PairSpec, options: LoadOptions, *job: Any) -> LoadedPair:
     """The pair in memory, or with its server at hand. Imports the loader."""
-    from app.lanes.server_lane import served_pair
     from utils.loading.loading import load_pair
 
-    return load_pair(spec, options, *job) if spec.target.url is None else served_pair(spec)
+    if spec.target.url is None:
+        return load_pair(spec, options, *job)
+    from utils.loading.served import load_served
+
+    return load_served(spec, options, *job)
 
 
 def load_options(options: ModelOptions) -> LoadOptions:

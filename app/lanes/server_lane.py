@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from sampling.events import Event, Finished, Step
 from utils.errors import UsageError
-from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadedPair
+from utils.loading.loaded import NO_LIMIT
 from utils.progress import never
-from utils.remote.pieces import Pieces, PieceTokenizer
+from utils.remote.pieces import Pieces
 from utils.remote.server import ChatAnswer, Message, Server
 
 if TYPE_CHECKING:
     from app.settings.table import Settings
-    from utils.catalogue.specs import PairSpec
 
 SENT = ("temperature", "top_p", "seed")
-UNSENT = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "no_repeat_ngram": 0, "chat": True}
-"""Settings that the protocol has no field for, by the value that changes nothing."""
+FURTHER = {"top_k": ("top_k", 0), "min_p": ("min_p", 0.0), "repetition_penalty": ("repetition_penalty", 1.0)}
+"""Settings that the protocol has no field for: the field of engines that have one, and the value that is off."""
+
+ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
+"""Engines that take those fields, and how each spells that every token may be drawn. Left out, an engine's own
+defaults would hold."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,7 @@ class ServerLane:
         **_: Any,
     ) -> Iterator[Event]:
         """The server's answer to the chat. UserError where it fails before the first piece."""
-        options = {name: getattr(self.settings, name) for name in SENT}
-        options["max_tokens"] = self.settings.max_new_tokens
-        answer = ChatAnswer(self.server, messages, options, interrupt)
+        answer = ChatAnswer(self.server, messages, options_for(self.server, self.settings), interrupt)
         for text, seconds in answer:
             yield piece(self.pieces.id_of(text), seconds)
         yield Finished(0, answer.reason, answer.report)
@@ -68,39 +69,24 @@ def piece(token: int, seconds: float) -> Step:
     return Step(0, gamma=0, token=token, top2_gap=None, draft_s=0.0, verify_s=seconds, sample_s=0.0, **nothing)
 
 
+def options_for(server: Server, settings: Settings) -> dict[str, Any]:
+    """The settings as a request has them. UsageError for one that the server has no field for."""
+    options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
+    if server.kind in ALL:
+        fields = {field: getattr(settings, name) for name, (field, _) in FURTHER.items()}
+        fields["top_k"] = fields["top_k"] or ALL[server.kind]
+        if server.kind.startswith("llama"):
+            fields["repeat_penalty"] = fields.pop("repetition_penalty")
+        return {**options, "extra_body": fields}
+    for name, (_, off) in FURTHER.items():
+        if getattr(settings, name) != off:
+            raise UsageError(f"{server.address} has no field for {name} (now {settings.show(name)})")
+    return options
+
+
 def server_lane(name: str, server: Server, settings: Settings, pieces: Pieces) -> ServerLane:
-    """The lane of a server. UsageError for a setting that its protocol cannot carry."""
-    for unsent, off in UNSENT.items():
-        if getattr(settings, unsent) != off:
-            raise UsageError(f"lane {name}: OpenAI's protocol has no {unsent} (now {settings.show(unsent)})")
+    """The lane of a server. UsageError for a setting that no server has."""
+    if settings.no_repeat_ngram or not settings.chat:
+        setting = "chat" if not settings.chat else "no_repeat_ngram"
+        raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
     return ServerLane(name, server, settings, pieces)
-
-
-def served_pair(spec: PairSpec) -> LoadedPair:
-    """The pair whose target a server runs. UserError for a server that is absent or refuses."""
-    import torch
-
-    target = spec.target
-    server = Server(str(target.url), target.model, target.key_env)
-    model = LoadedModel(
-        model=server,
-        name=server.chosen or target.name,
-        parameters=0,
-        bytes=0,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        quantization="none",
-        context=NO_LIMIT,
-        vocab_size=0,
-        seconds=0.0,
-    )
-    return LoadedPair(
-        spec=spec,
-        target=model,
-        drafter=None,
-        drafter_kind="none",
-        tokenizer=PieceTokenizer(Pieces(0)),
-        stop_ids=frozenset(),
-        vocab_size=0,
-        context=NO_LIMIT,
-    )

@@ -169,6 +169,12 @@ class ModelOptions(_Record):
         "target instead of the pair's; http://HOST:PORT/v1 is a server that speaks OpenAI's protocol",
         MODELS,
     )
+    tokenizer: str | None = row(
+        None,
+        _name("ID|DIR|GGUF", "a hub id, folder or GGUF file"),
+        "a server's tokenizer, for drafts made here; with --pair that pair's is taken",
+        MODELS,
+    )
     model: str | None = row(None, _name("NAME", "a name"), "the server's name for the model, if it has several", MODELS)
     drafter: str | None = row(
         None,

@@ -81,11 +81,13 @@ class ScriptedServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, chat: Act | list[dict[str, Any]], models: Iterable[str] = ("m",), **acts: Act) -> None:
+    def __init__(
+        self, chat: Act | list[dict[str, Any]], models: Iterable[str] = ("m",), owner: str = "x", **acts: Act
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Reply)
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.left = threading.Event()
-        listed = {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "me"} for name in models]}
+        listed = {"object": "list", "data": [{"id": name, "object": "model", "owned_by": owner} for name in models]}
         self.acts: dict[str, Act] = {
             "/v1/models": lambda reply, _: reply.json(listed),
             "/v1/chat/completions": chat if callable(chat) else lambda reply, _: reply.events(chat),

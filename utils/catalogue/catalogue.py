@@ -172,7 +172,8 @@ class _Reader:
             return value if value in words else source_of(value, self.file.parent)
         if not isinstance(value, dict):
             return value
-        return {key: self.absolute(part) if key in ("path", "gguf") else part for key, part in value.items()}
+        known = {key: self.absolute(part) if key in ("path", "gguf") else part for key, part in value.items()}
+        return {**known, "tokenizer": self.model(value["tokenizer"], ())} if "tokenizer" in value else known
 
     def absolute(self, value: Any) -> Any:
         """A relative path as an absolute one; other values stay and are refused later."""

@@ -74,6 +74,7 @@ class ModelSpec(BaseModel):
     url: str | None = None  # of a server that speaks OpenAI's protocol, to /v1
     model: str | None = None
     key_env: str | None = None
+    tokenizer: ModelSpec | None = None  # the model that has the server's tokenizer, where drafts are made here
     revision: str | None = None
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
@@ -89,7 +90,8 @@ class ModelSpec(BaseModel):
             "a package needs file and sha256 beside it": packed and None in beside,
             "file, sha256, size and repository belong to a package only": not packed
             and (*beside, self.size, self.repository) != (None,) * 4,
-            "model and key_env belong to a url only": self.url is None and (self.model, self.key_env) != (None, None),
+            "model, key_env and tokenizer belong to a url only": self.url is None
+            and (self.model, self.key_env, self.tokenizer) != (None, None, None),
             f"url must begin with http:// or https://, got '{self.url}'": self.url is not None and not is_url(self.url),
             f"package must be name==version, got '{self.package}'": _unlike(_PACKAGE, self.package),
             f"sha256 must be 64 hexadecimal digits, got '{self.sha256}'": _unlike(_SHA256, self.sha256),
@@ -252,8 +254,10 @@ class PairSpec(BaseModel):
     @property
     def presets(self) -> dict[str, Any]:
         """The settings that its keys of the same names preset."""
+        drafts = self.target.tokenizer is not None
+        compare = (f"{OWN},spec" if drafts else OWN) if self.target.url else None
         settings = {
-            "compare": OWN if self.target.url else None,
+            "compare": compare,
             "cascade": ",".join(self.cascade_names),
             "k_matrix": self.k_matrix,
             "lenience": self.lenience,

@@ -27,6 +27,7 @@ _COUNTERS = {  # of /metrics, by what they count; vLLM's, then SGLang's, which c
     "passes": "vllm:spec_decode_num_drafts_total",
     "verified": "sglang:spec_verify_calls_total",
 }
+_KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
 
 Result = TypeVar("Result")
 Message = Mapping[str, str]
@@ -87,16 +88,44 @@ class Server:
         return OpenAI(**self.arguments)
 
     @cached_property
+    def _models(self) -> list[Any]:
+        """What the server lists; nothing where it has no list. UserError if it is absent or refuses."""
+        from openai import NotFoundError
+
+        with self.reading():
+            try:
+                return list(self._client.models.list().data)
+            except NotFoundError:
+                return []
+
+    @property
+    def kind(self) -> str:
+        """Which program it is, by the owner that it names for its models; "" where that says nothing."""
+        return next((_KINDS.get(getattr(model, "owned_by", ""), "") for model in self._models), "")
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens that a text may have, where the server says so (vLLM does)."""
+        lengths = (getattr(model, "max_model_len", None) for model in self._models)
+        return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
+    @property
     def chosen(self) -> str | None:
         """The model to ask for; None where the server names none. UserError for several, or no server."""
         if given := self.model or self.url.partition("#")[2]:
             return given
-        with self.reading():
-            names = [str(model.id) for model in self._client.models.list().data]
+        names = [str(model.id) for model in self._models]
         if len(names) > 1:
             shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise UsageError(f"{self.address} has several models: --model names one of {shown}")
         return names[0] if names else None
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that comes back for a body of JSON; a path with two slashes begins at the server's root."""
+        path = self.arguments["base_url"].removesuffix("/v1") + path[1:] if path.startswith("//") else path
+        named = {} if self.chosen is None else {"model": self.chosen}
+        with self.reading():
+            return self._client.post(path, body={**named, **body}, cast_to=object)
 
     def reading(self) -> Reading:
         """A context in which whatever a server does wrong is a UserError."""

@@ -1,0 +1,156 @@
+"""Drafts made here for a target in a server: the server's own greedy text, one request a round, by three formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.lanes.answers import run_lane
+from app.lanes.lane import PairEngine
+from app.prompts.questions import conversation
+from app.screen.output import load_engine
+from app.settings.table import ModelOptions, Settings
+from tests.support.scoring_server import SAYING, Sayer, llama_cpp_python, sglang, vllm
+from tests.support.scripted import run_lines
+from tests.support.scripted_server import ScriptedServer, said
+from tests.support.tiny import START, TinyPair, tiny_tokenizer
+from utils.errors import UserError
+from utils.progress import never
+
+SETTINGS = Settings(quiet=True, max_new_tokens=60, gamma=4)
+
+
+@pytest.fixture(scope="module")
+def sayer() -> Sayer:
+    return Sayer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer alone, without a model."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer().save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(sayer: Sayer) -> Iterator[dict[str, ScriptedServer]]:
+    begin = sayer.tokenizer.convert_tokens_to_ids(START)
+    with ExitStack() as stack:
+        made = {
+            "vllm": vllm(sayer),
+            "sglang": sglang(sayer),
+            "llama-cpp-python": llama_cpp_python(sayer),
+            "llama-cpp-python, chats begin as texts do": llama_cpp_python(sayer, begin),
+        }
+        yield {name: stack.enter_context(server) for name, server in made.items()}
+
+
+def engine_of(server: ScriptedServer, folder: Path, drafter: str = "ngram") -> PairEngine:
+    options = ModelOptions(target=server.url, tokenizer=str(folder), drafter=drafter)
+    return load_engine(SETTINGS, options, never, servers=True)
+
+
+NAMES = ["vllm", "sglang", "llama-cpp-python", "llama-cpp-python, chats begin as texts do"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [60, 13])
+def test_the_text_is_the_servers_own_and_drafts_are_accepted(
+    name: str, length: int, servers: dict[str, ScriptedServer], folder: Path, sayer: Sayer
+) -> None:
+    engine, settings = engine_of(servers[name], folder), SETTINGS.changed(max_new_tokens=length)
+    if "begin" in name:
+        engine.tokenizer.bos_token = START
+        engine = PairEngine(engine.loaded)
+    prompt = conversation(engine, settings).plan("anything").prompt
+    lane = engine.lane("spec", settings)
+    asked = len(servers[name].requests)
+    answer = run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never)
+    assert list(answer.ids) == sayer.answer(prompt, length)
+    stats = answer.stats
+    assert stats.stop_reason == ("eos" if length == 60 else "length")
+    if length == 60:
+        assert stats.draft_n_accepted > 8
+        assert stats.draft_n_rejected > 0
+    if "llama" not in name:
+        assert len(servers[name].requests) - asked == stats.target_passes + 1  # the opening round's too
+
+
+def test_examined_drafts_have_the_servers_probabilities(
+    servers: dict[str, ScriptedServer], folder: Path, sayer: Sayer
+) -> None:
+    engine = engine_of(servers["vllm"], folder)
+    prompt = conversation(engine, SETTINGS).plan("anything").prompt
+    steps = [event for event in engine.lane("spec", SETTINGS).run(prompt) if getattr(event, "target_p", ())]
+    chances = {round(p, 3) for step in steps for p in step.target_p}
+    assert 0.6 in chances
+    assert all(step.top2_gap > 0 for step in steps)
+
+
+def test_the_console_shows_the_servers_answer_beside_the_drafts(
+    servers: dict[str, ScriptedServer], folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        f"pairs:\n  far:\n    target: {{url: '{servers['vllm'].url}', tokenizer: {folder}}}\n    drafter: ngram\n",
+        encoding="utf-8",
+    )
+    settings = {"compare": ("server", "spec"), "max_new_tokens": 60}
+    ran = run_lines(file, "say it", "again", "/trace 2", "/temperature 0.5", settings=settings)
+    assert ran.text.count("for looking, not for speed") == 1
+    assert ran.text.count("same output") == 2
+    assert [turn.text for turn in ran.state.chat.turns] == [SAYING, SAYING]
+    assert "accepted" in ran.after("again")
+    assert ran.errors == [
+        "error: lane spec: drafts for a server are verified by its likeliest tokens, without temperature 0.5"
+    ]
+
+
+@pytest.mark.parametrize("owner", ["llamacpp", "huggingface"])
+def test_a_server_without_a_prompts_log_probabilities_is_refused_by_name(owner: str, folder: Path) -> None:
+    with ScriptedServer(said("x"), owner=owner) as server, pytest.raises(UserError) as caught:
+        engine_of(server, folder)
+    assert f"{server.address} " in str(caught.value)
+    assert "gives no log-probabilities of a prompt's tokens" in str(caught.value)
+
+
+def test_trained_drafters_are_refused_and_models_draft(
+    servers: dict[str, ScriptedServer], folder: Path, pair: TinyPair
+) -> None:
+    with pytest.raises(UserError, match="no feature drafter"):
+        engine_of(servers["vllm"], folder, "feature")
+    engine = engine_of(servers["vllm"], folder, str(pair.drafter))
+    prompt = conversation(engine, SETTINGS).plan("x").prompt
+    settings = SETTINGS.changed(max_new_tokens=4)
+    answer = run_lane(engine.lane("spec", settings), prompt, engine.tokenizer.decode, interrupt=never)
+    assert (answer.text, answer.stats.calls["drafter"] > 0) == (
+        engine.tokenizer.decode(engine.tokenizer(SAYING)["input_ids"][:4]),
+        True,
+    )
+
+
+def wrong(change: Callable[[Any], Any]) -> Callable[..., None]:
+    return lambda reply, body: reply.json(change(body))
+
+
+@pytest.mark.parametrize(
+    ("owner", "path", "answer"),
+    [
+        ("vllm", "v1__completions", {"choices": []}),
+        ("vllm", "v1__completions", {"choices": [{"logprobs": None, "prompt_logprobs": None}]}),
+        ("sglang", "generate", {"meta_info": {}}),
+        ("me", "v1__completions", {"choices": [{"logprobs": {"top_logprobs": []}}], "usage": {"prompt_tokens": 3}}),
+    ],
+)
+def test_an_answer_without_log_probabilities_is_one_line(owner: str, path: str, answer: Any, folder: Path) -> None:
+    with ScriptedServer(said("x"), owner=owner, **{path: wrong(lambda _: answer)}) as server:
+        engine = engine_of(server, folder)
+        prompt = conversation(engine, SETTINGS).plan("x").prompt
+        with pytest.raises(UserError, match=f"^{server.address} "):
+            run_lane(engine.lane("spec", SETTINGS), prompt, engine.tokenizer.decode, interrupt=never)
