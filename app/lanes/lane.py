@@ -218,7 +218,7 @@ class PairEngine:
         name, found = self.loaded.target.name, list(self.loaded.notes)
         if self.drafters.ships_mtp and "mtp" not in self.loaded.drafter_kind:
             found.append(f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it")
-        if not self.target.takes_trees and self.loaded.drafter_kind != "none":
+        if not (self.target.takes_trees or self.server) and self.loaded.drafter_kind != "none":
             found.append(f"{name} takes no token trees: drafts are chains")
         return tuple(found)
 
