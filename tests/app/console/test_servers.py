@@ -66,9 +66,25 @@ def test_a_chat_of_three_turns_with_a_server(catalogue: Path, servers: Any) -> N
 
 def test_the_settings_that_the_protocol_has_are_sent(catalogue: Path, servers: Any) -> None:
     run(catalogue, "/set temperature=0.5 top_p=0.9 seed=3", "hello")
-    sent = servers[0].requests[-1][2]
+    sent = [body for path, _, body in servers[0].requests if "chat" in path][-1]
     wanted = {"temperature": 0.5, "top_p": 0.9, "seed": 3, "max_tokens": 6}
     assert {name: sent[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("owner", "fields"),
+    [
+        ("vllm", {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.1}),
+        ("llamacpp", {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.1}),
+    ],
+)
+def test_an_engine_that_has_a_field_for_a_setting_gets_it(owner: str, fields: dict[str, float], tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    with ScriptedServer(echo, owner=owner) as server:
+        file.write_text(f"pairs:\n  a: {{target: {{url: '{server.url}'}}}}\n", encoding="utf-8")
+        run(file, "hello", repetition_penalty=1.1)
+        sent = next(body for path, _, body in server.requests if "chat" in path)
+    assert {name: sent[name] for name in fields} == fields
 
 
 def test_two_servers_are_compared_by_their_texts(catalogue: Path, servers: Any) -> None:
@@ -113,8 +129,9 @@ def test_a_pair_whose_server_is_absent_is_refused_in_a_line(catalogue: Path, tmp
 @pytest.mark.parametrize(
     ("lines", "error"),
     [
-        (["one", "/compare ar,server"], "lane ar does not run in a server"),
-        (["one", "/set top_k=5"], "lane server: OpenAI's protocol has no top_k"),
+        (["one", "/compare ar,server"], "answers in text, lanes are server, URL"),
+        (["/set top_k=5", "one"], "has no field for top_k"),
+        (["one", "/set no_repeat_ngram=2"], "a server has no no_repeat_ngram"),
         (["/drafter ngram"], "is a server: nothing drafts for it here"),
         (["a b c d e f g", "/continue"], "nothing to continue"),
         (["cut", "/continue"], "a server answers whole messages"),
@@ -146,5 +163,5 @@ def test_a_saved_chat_goes_on_with_another_server(catalogue: Path, servers: Any,
 def test_a_server_is_named_on_the_command_line_with_its_model() -> None:
     pair = choose_pair(ModelOptions(target="http://127.0.0.1:8000/v1", model="m"))
     assert (pair.target.url, pair.target.model, pair.defaults["compare"]) == ("http://127.0.0.1:8000/v1", "m", "server")
-    with pytest.raises(UsageError, match="--model is a name that a server knows"):
+    with pytest.raises(UsageError, match="--model is a server"):
         choose_pair(ModelOptions(model="m"))

@@ -206,7 +206,7 @@ drafter: none -> cascade: [org/target, maxgram]
 path: models/b -> url: x
     :10: pair 'b': target: url must begin with http:// or https://, got 'x'
 path: models/b -> path: x, key_env: K
-    :10: pair 'b': target: model and key_env belong to a url only
+    :10: pair 'b': target: model, key_env and tokenizer belong to a url only
 drafter: none -> drafter: {url: "http://x/v1"}
     :11: pair 'b': drafter: a server cannot draft, got http://x/v1
 drafter: none -> cascade: [model, maxgram]
