@@ -49,6 +49,7 @@ INSTRUCTION_SETS = (  # the first that fits is taken
     InstructionSet("avx512vnni", "x86_64", _WIDE | {"avx512bw", "avx512vl", "avx512_vnni"}, "x86_64_v4+avx512vnni"),
     InstructionSet("avxvnni", "x86_64", _WIDE | {"avx_vnni"}, "x86_64_v3+avxvnni"),
     InstructionSet("avx2", "x86_64", _WIDE, "x86_64_v3"),
+    InstructionSet("i8mm", "aarch64", frozenset({"asimddp", "i8mm"}), "generic+dotprod+i8mm"),
     InstructionSet("dotprod", "aarch64", frozenset({"asimddp"}), "generic+dotprod"),
 )
 _failure = ""

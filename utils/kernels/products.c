@@ -65,6 +65,11 @@ INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
     Sums upper = quads(_mm256_and_si256(_mm256_srli_epi16((__m256i)codes, 4), low), four);
     return sums + quads(_mm256_and_si256((__m256i)codes, low), four) + (upper << 4);
 }
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
+    (void)bits;
+    return (Sums)vusdotq_s32((int32x4_t)sums, (uint8x16_t)codes, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+}
 #elif defined(__ARM_FEATURE_DOTPROD)
 INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
     if (bits == 8) codes ^= 128; /* signed, see bias_of */
@@ -83,7 +88,7 @@ INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
 
 /* What was added to every code so that none is negative, as `dot` takes them. */
 INLINE int32_t bias_of(const Shape *shape) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
     if (shape->bits == 8) return 0;
 #endif
     return shape->bias;
@@ -166,6 +171,21 @@ INLINE void scales_of(const Shape *shape, const uint8_t *header, const uint8_t *
 
 /* -- tiles ------------------------------------------------------------------------------------------------------- */
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+/* The sums of two rows in one: a matrix of two columns by eight codes times one of eight bytes by two rows. */
+INLINE void two_rows(const Octets quads[8], const int8_t *first, const int8_t *second, int from, int to, Sums sums[2]) {
+    int32x4_t left = vdupq_n_s32(0), right = left; /* columns 0 and 1, columns 2 and 3 */
+    UNROLLED for (int q = from; q < to; q += 2) {
+        const uint32x4_t codes = (uint32x4_t)quads[q], next = (uint32x4_t)quads[q + 1];
+        const int8x16_t bytes = vcombine_s8(vld1_s8(first + 4 * q), vld1_s8(second + 4 * q));
+        left = vusmmlaq_s32(left, vreinterpretq_u8_u32(vzip1q_u32(codes, next)), bytes);
+        right = vusmmlaq_s32(right, vreinterpretq_u8_u32(vzip2q_u32(codes, next)), bytes);
+    }
+    sums[0] = (Sums)vuzp1q_s32(left, right);
+    sums[1] = (Sums)vuzp2q_s32(left, right);
+}
+#endif
+
 /* Σ codes · codes over quads `from` to `to`, exact. The rows' chains of sums run beside each other: of one or two rows two
    chains each, of more one. */
 INLINE void exact(const Shape *shape, int narrow, const Octets quads[8], const Codes *x, int from, int to, int rows,
@@ -173,17 +193,26 @@ INLINE void exact(const Shape *shape, int narrow, const Octets quads[8], const C
     const int32_t bias = bias_of(shape), two = rows <= 2 && !narrow;
     Sums low[TILE];
     int32_t four;
-    for (int row = 0; row < rows; row++) whole[row] = low[row] = (Sums){0};
+    int first = 0; /* the first row that is multiplied by itself */
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    for (; first + 1 < rows; first += 2) {
+        two_rows(quads, x[first].high, x[first + 1].high, from, to, whole + first);
+        if (narrow) continue;
+        two_rows(quads, x[first].low, x[first + 1].low, from, to, low + first);
+        for (int row = first; row < first + 2; row++) whole[row] = (whole[row] << 8) + low[row];
+    }
+#endif
+    for (int row = first; row < rows; row++) whole[row] = low[row] = (Sums){0};
     UNROLLED for (int q = from; q < to; q++)
-        UNROLLED for (int row = 0; row < rows; row++) {
+        UNROLLED for (int row = first; row < rows; row++) {
             memcpy(&four, x[row].high + 4 * q, sizeof four);
             whole[row] = dot(whole[row], quads[q], four, shape->bits);
             memcpy(&four, x[row].low + 4 * q, sizeof four);
             if (two) low[row] = dot(low[row], quads[q], four, shape->bits);
         }
-    for (int row = 0; row < rows && !narrow; row++) whole[row] = two ? (whole[row] << 8) + low[row] : whole[row] << 8;
+    for (int row = first; row < rows && !narrow; row++) whole[row] = two ? (whole[row] << 8) + low[row] : whole[row] << 8;
     UNROLLED for (int q = from; q < to && !two && !narrow; q++)
-        UNROLLED for (int row = 0; row < rows; row++) {
+        UNROLLED for (int row = first; row < rows; row++) {
             memcpy(&four, x[row].low + 4 * q, sizeof four);
             whole[row] = dot(whole[row], quads[q], four, shape->bits);
         }

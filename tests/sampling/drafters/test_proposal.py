@@ -30,8 +30,6 @@ from sampling.drafters.proposal import (
 )
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.events import Call, Step
-from sampling.gamma.controller import Controller
 from sampling.gamma.ratios import RETRY, Ratios
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
@@ -380,7 +378,7 @@ def test_the_default_pair_drafts_from_both(default_pair: Any) -> None:
     assert made.make("tables+feature", Settings(gamma="auto", expand="none")).traits.tree is None
 
 
-# -- drawn chains, and their costs under `gamma auto` -------------------------------------------------
+# -- drawn chains -----------------------------------------------------------------------------------
 
 
 def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
@@ -399,42 +397,3 @@ def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
         lengths.append(length)
     assert len(set(lengths)) > 1, "the rows are to end at different places"
     assert short.calls[0].passes == short.tokens.shape[1] == max(lengths)
-
-
-def rounds(pace: Controller, count: int, calls: bool, accepted: int, seconds: float) -> None:
-    """So many rounds of a drafter that ran its model or did not; a pass of the target takes a second."""
-    for _ in range(count):
-        gamma = pace.budget([0]).max_depth[0]
-        path = tuple(range(min(accepted, gamma)))
-        target, drafter = Call("target", 1, 1.0), Call("drafter", gamma, seconds * gamma)
-        pace.observe(
-            [
-                Step(
-                    row=0,
-                    gamma=gamma,
-                    drafted=(1,) * gamma,
-                    parents=tuple(range(-1, gamma - 1)),
-                    source=(0,) * gamma,
-                    path=path,
-                    token=1,
-                    target_p=(),
-                    draft_p=(),
-                    top2_gap=1.0,
-                    calls=(drafter, target) if calls and gamma else (target,),
-                    draft_s=seconds * gamma if calls else 0.0,
-                    verify_s=1.0,
-                    sample_s=0.0,
-                )
-            ]
-        )
-
-
-def test_the_cost_of_a_draft_is_that_of_the_rounds_which_ran_the_model() -> None:
-    pace = Controller()
-    pace.begin()
-    rounds(pace, 12, calls=False, accepted=1, seconds=0.0)
-    assert pace.costs.c < 0.01
-    for _ in range(8):
-        rounds(pace, 3, calls=False, accepted=1, seconds=0.0)
-        rounds(pace, 1, calls=True, accepted=1, seconds=0.2)
-    assert pace.costs.c == pytest.approx(0.2)  # not the lower third of all rounds, which is 0

@@ -49,6 +49,7 @@ BUILDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "sanitized": (SANITIZED, ()),
     "plain C": ([*ZIG, "-target", "x86_64-linux-musl", "-static", "-mcpu=x86_64"], ()),
     "arm64": (ARM, ("qemu-aarch64", "-cpu", "max")),
+    "arm64 with i8mm": ([*ARM[:-1], f"{ARM[-1]}+i8mm"], ("qemu-aarch64", "-cpu", "max")),
 }
 
 FAMILIES_TRIED = ("Mistral", "SmolLM3", "Olmo2", "Gemma3", "Qwen2Moe")

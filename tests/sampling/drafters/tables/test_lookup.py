@@ -1,9 +1,4 @@
-"""What was already said as a drafter: which continuation it follows, how it keeps its index, chains and trees of it,
-and that the text stays the target's.
-
-It may recall what the target thought likely behind a token, and look at the noise of the target's draw: better guesses,
-the same text.
-"""
+"""Look-ups as a drafter: which continuation they follow, the growing index, recalled tokens, and shared noise."""
 
 from __future__ import annotations
 
@@ -35,14 +30,10 @@ from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.ratios import Ratios
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Rows, Tree, Verdict
-from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
-from tests.support.branching import softmax
-from tests.support.reference import NaiveLaw
-from tests.support.runs import answers, decode, drafting, emitted, enumeration_error, sampler, steps
+from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.toys import ALONE, TableLM, chain_lm, parents_of
 from training.tables.build import Passage, arrays_of, count_levels
 from utils.errors import UserError
-from utils.logits_processors import make_processor
 
 SAMPLER = sampler()
 TOKEN = st.integers(0, 3)
@@ -362,81 +353,3 @@ def test_any_temperature_can_be_peeked_at(joint: bool) -> None:
     made = growing(shared_noise=True, model=Model(TableLM(12, seed=1)) if joint else None)
     alone = answers(TableLM(12), [AGAIN], NoDrafter(), sampler(1e5, 1), length=20)
     assert emitted(decode(TableLM(12), [AGAIN], made, sampler(1e5, 1), length=20, gamma=4)) == alone
-
-
-# -- the output is the target's -------------------------------------------------------------------
-
-MAKERS: dict[str, Callable[[], Drafter]] = {
-    "matches": lambda: LookupDrafter(least=0),
-    "tables": lambda: LookupDrafter(tables_of([0, 1, 2, 0, 2, 1, 1, 0]), matches=False, least=0),
-    "both": lambda: LookupDrafter(tables_of([2, 0, 1, 2, 2, 0]), least=0),
-    "both, cut": lambda: LookupDrafter(tables_of([2, 0, 1, 2, 2, 0]), least=0.2),
-    "tree": lambda: growing(recall=True),
-}
-
-
-@pytest.mark.parametrize("drafts", ["law", "greedy"])
-@pytest.mark.parametrize("name", MAKERS)
-def test_the_exact_law_is_the_targets(name: str, drafts: str) -> None:
-    error = enumeration_error(sure_start(3, 1), MAKERS[name], prompt=PROMPT, length=4, gamma=2, drafts=drafts)
-    assert error < EXACT
-
-
-@pytest.mark.parametrize("law", [NaiveLaw(temperature=0), NaiveLaw(top_k=2), NaiveLaw(temperature=1.7, top_p=0.8)])
-def test_the_exact_law_is_the_targets_under_processors_and_stops(law: NaiveLaw) -> None:
-    options: dict[str, Any] = {"prompt": PROMPT, "length": 4, "gamma": 2, "law": law}
-    assert enumeration_error(sure_start(3, 4), MAKERS["both"], **options) < EXACT
-    assert enumeration_error(sure_start(3, 5), MAKERS["both"], **options, stop={1}) < EXACT
-
-
-@pytest.mark.parametrize("nodes", [2, 3, 5])
-def test_trees_of_tables_are_exact(nodes: int) -> None:
-    prompt = [*PROMPT, 2, 0, 1, 1, 2, 0, 1, 0]
-    options: dict[str, Any] = {"prompt": prompt, "length": 4, "gamma": nodes, "law": NaiveLaw(top_k=2)}
-    assert enumeration_error(TableLM(3, seed=1), growing, **options) < EXACT
-
-
-def test_softmax_is_the_targets_law() -> None:
-    """An uncertain start, all three tokens."""
-    assert enumeration_error(sure_start(3, 1), growing, prompt=PROMPT, length=4, gamma=3, law=softmax) < EXACT
-
-
-@pytest.mark.parametrize("gamma", [1, 4, 8])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_text_and_noise_are_plain_decodings(temperature: float, gamma: int) -> None:
-    lm, prompt = TableLM(8, seed=3, sharpness=4.0), [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
-    known = tables_of(answers(lm, [[7]], None, SAMPLER, length=40)[0])
-    options: dict[str, Any] = {"length": 40, "gamma": gamma, "stop": {0}}
-    plain = answers(lm, prompt, None, sampler(temperature, 11), **options)
-    before = lm.passes
-    assert answers(lm, prompt, LookupDrafter(known, least=0), sampler(temperature, 11), **options) == plain
-    assert lm.passes - before < max(map(len, plain))  # drafts were accepted
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("peek", [False, True])
-def test_the_text_of_trees_is_plain_decodings_with_that_seed(peek: bool, temperature: float) -> None:
-    recalls, tables = 0, tables_of(AGAIN, [4, 5, 6, 7])
-    for seed in range(20):
-        alone = answers(TableLM(8, seed=4), [AGAIN], NoDrafter(), sampler(temperature, seed), length=24)
-        made = LookupDrafter(tables, tree=True, least=0.0, shared_noise=peek, recall=True)
-        run = decode(TableLM(8, seed=4), [AGAIN], made, sampler(temperature, seed), length=24, gamma=6)
-        assert emitted(run) == alone
-        recalls += sum(step.source.count(made.traits.names.index("recalled")) for step in steps(run))
-    assert (recalls > 100) == (temperature > 0)  # a greedy target's distribution says no more than its text
-
-
-def test_the_first_two_tokens_have_the_targets_law() -> None:
-    """Over seeds, where every draft was chosen by the very noise that judges it."""
-    model, counts, rounds = TableLM(8, seed=4), torch.zeros(8, 8), 1500
-    for seed in range(rounds):
-        said = answers(model, [AGAIN], growing(shared_noise=True), sampler(1.0, seed), length=3, gamma=4)[0]
-        counts[said[0], said[1]] += 1
-    law = make_processor(1.0)
-    first = law(model.logits([AGAIN]))[0]
-    joint = (first[:, None] * law(model.logits([[*AGAIN, token] for token in range(8)]))).flatten()
-    seen = joint * rounds >= 5
-    observed, wanted = counts.flatten()[seen], joint[seen] * rounds
-    rest = torch.tensor([rounds - float(observed.sum()), rounds - float(wanted.sum())])
-    result = stats.chisquare([*observed.tolist(), float(rest[0])], [*wanted.tolist(), float(rest[1])])
-    assert result.pvalue > 1e-4
