@@ -67,7 +67,7 @@ def _measured(engine: PairEngine) -> Measured:
 
 
 def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
-    """Seconds of passes over n tokens behind the prompt, by n; the least of three times where passes are quick."""
+    """Return the seconds of passes over n tokens after the prompt, by n: the least of three times, within SECONDS."""
     seconds: dict[int, float] = {}
 
     def run(width: int) -> float:
@@ -79,7 +79,7 @@ def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
     run(1)
     quick = run(1) <= QUICK
     begun = time.monotonic()
-    for width in [*WIDTHS] * 3 if quick else FEW_WIDTHS:
+    for width in [*(WIDTHS if quick else FEW_WIDTHS)] * 3:
         if time.monotonic() - begun > SECONDS and len(seconds) > 1:
             break
         seconds[width] = min(run(width), seconds.get(width, float("inf")))
@@ -115,15 +115,12 @@ def _remembered(key: str, measured: Measured) -> Measured:
     known: dict[str, list[Measured]] = {}
     with suppress(OSError, ValueError):  # a damaged file counts as none
         known = _FILE.validate_json(file.read_bytes())
-    same = [
-        start
-        for start in known.get(key, ())
-        if (start.drafted is None) == (measured.drafted is None) and start.passes.keys() == measured.passes.keys()
-    ]
-    starts = [*same, measured][-REMEMBERED:]
+    starts = [*known.get(key, ()), measured][-REMEMBERED:]
     with suppress(OSError, UserError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, _FILE.dump_json({**known, key: starts}))
     # Other programs only make a pass longer, so the least time of each is nearest to the truth.
-    passes = {n: min(start.passes[n] for start in starts) for n in measured.passes}
+    passes: dict[int, float] = {}
+    for start in starts:
+        passes |= {n: min(seconds, passes.get(n, seconds)) for n, seconds in start.passes.items()}
     return Measured(passes, min((start.drafted for start in starts if start.drafted is not None), default=None))

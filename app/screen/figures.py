@@ -61,7 +61,7 @@ class PaneData:
     limit: int | None = None
     expected: float | None = None
     gamma: float | None = None
-    resting: tuple[float, float] | None = None
+    resting: tuple[float, float | None] | None = None
     names: tuple[str, ...] = ()
     beams: tuple[BeamLine, ...] = ()
     slow: float = 1.0

@@ -170,15 +170,18 @@ class Track:
         passes = self.meter.stats.target_passes
         return self.meter.stats.draft_n / passes if passes and getattr(self.lane, "pace", None) is not None else None
 
-    def _resting(self) -> tuple[float, float] | None:
-        """c and alpha of this answer where `gamma auto` has stopped drafting in it."""
-        rounds = self.steps[1:]
-        rests = len(rounds) >= _REST and not any(step.gamma for step in rounds[-_REST:])
-        stats = self.meter.stats
-        if not rests or not getattr(self.lane, "pace", None) or not stats.draft_n or stats.alpha is None:
+    def _resting(self) -> tuple[float, float | None] | None:
+        """Return c and alpha of this answer if `gamma auto` stopped drafting in it; no alpha if it never drafted."""
+        rounds, stats = self.steps[1:], self.meter.stats
+        latest = rounds[-_REST:]
+        stopped = not any(step.gamma for step in latest) or any(step.calls[:-1] for step in latest)
+        if len(rounds) < _REST or any(step.drafted for step in latest) or not stopped:
             return None
         plain = statistics.median(step.verify_s for step in rounds if not step.drafted)
-        return (stats.draft_ms / 1000 / stats.draft_n / plain, stats.alpha) if plain else None
+        drafts = stats.draft_n or sum(step.gamma > 0 for step in rounds)
+        if not getattr(self.lane, "pace", None) or not plain or not drafts:
+            return None
+        return stats.draft_ms / 1000 / drafts / plain, stats.alpha
 
     def answer(self) -> Answer:
         """The lane's result with its figures."""

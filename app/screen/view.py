@@ -131,10 +131,12 @@ class Block(NamedTuple):
 
 
 def _resting(pane: PaneData) -> str:
-    """Why a lane does not draft."""
+    """Return why a lane does not draft."""
     assert pane.resting is not None
-    c, alpha = (f"{value:.2f}".removeprefix("0") for value in pane.resting)
-    return f"{pane.label}: drafts do not pay here: c {c}, alpha {alpha}"
+    c, alpha = (None if value is None else f"{value:.2f}".removeprefix("0") for value in pane.resting)
+    return f"{pane.label}: drafts do not pay here: c {c}, " + (
+        "none was worth a wider pass" if alpha is None else f"alpha {alpha}"
+    )
 
 
 class Summary(Drawn):

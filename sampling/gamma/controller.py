@@ -38,6 +38,7 @@ ALLOWANCE = 1.2  # passes that drafting may lose at first: with MARGIN under 3% 
 MARGIN = 0.0125  # passes that drafting may lose for each token
 CREDIT = 4.0  # passes that it may lose after drafts that paid; of whole drafts: this times the loss of one
 BATCH_GAIN = 1.25  # least expected speed-up of drafts in a batch: rows drift apart, and the last ones run alone
+PROBES = (3, 1, 7)  # nodes of trees that time wider passes, whatever a node is expected to bring; 1 loses least
 REFERENCES = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
 
@@ -130,6 +131,8 @@ class Controller:
         self._rounds_since_draft = 0
         self._rounds_since_model = 0  # since the drafter's model ran; since the last draft if it has none
         self._rounds_since_plain = 0
+        self._rounds_without_draft = 0  # in which the drafter was asked
+        self._probes = dict.fromkeys(PROBES, RETRY)  # rounds that may still time a pass of this many nodes
         self._trial = self._trial_paid = False  # whether the last budget was a trial; whether the last trial paid
         self._tokens_by_row: dict[int, int] = {}  # of a batch in this answer
 
@@ -148,15 +151,31 @@ class Controller:
         plan = self._affordable(wanted)
         self.last = plan.depth
         if wanted.depth and not self._trial:
-            self.pays = plan.depth > 0
+            refused = self._has_model and self._rounds_without_draft >= RETRY
+            self.pays = plan.depth > 0 and not refused
         if not plan.depth:
             return Budget([0] * len(rows))
-        known, costs, price = self.costs.drafting_known, None, None
-        if known and self.tree is Tree.BEST_FIRST:
+        known, costs, price, nodes = self.costs.drafting_known, None, None, plan.nodes
+        if known and self.tree is Tree.BEST_FIRST and len(rows) == 1 and (probe := self._probe()):
+            nodes = probe
+        elif known and self.tree is Tree.BEST_FIRST:
             costs = NodeCosts(self.costs.v(plan.depth + 1), self.acceptance.calibration, self._rate.value)
         if known and self._has_model:
             price = self.costs.model_cost * self._rate.value
-        return Budget([plan.depth] * len(rows), plan.nodes if self.tree else None, costs, price)
+        return Budget([plan.depth] * len(rows), nodes if self.tree else None, costs, price)
+
+    def _probe(self) -> int:
+        """Return the nodes of a tree that times a pass, 0 for none.
+
+        Costs that were given, or measured on a busier machine, may keep every node out, and then nothing corrects them.
+        """
+        for nodes, rounds in self._probes.items():
+            due = rounds > 0 and not self.costs.timed(nodes + 1)
+            due = due or (nodes <= PROBES[0] and self._rounds_without_draft >= RETRY)
+            if due and nodes <= self.most and self._loss(Plan(nodes)) <= self.left + MARGIN:
+                self._probes[nodes] -= 1
+                return nodes
+        return 0
 
     def _wanted(self, rows: int) -> Plan:
         """Return the plan of the coming round before the account limits it."""
@@ -269,6 +288,7 @@ class Controller:
             self._rounds_since_draft += 1
             return
         self._rounds_since_draft = 0
+        self._rounds_without_draft = 0 if drafted else self._rounds_without_draft + 1
         self._drafted.learn(drafted)
         if self._has_model:
             self._calls.learn(float(ran_model))

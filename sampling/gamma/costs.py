@@ -86,8 +86,8 @@ class Costs:
         seeds = {n: value for n, value in sorted((table or {}).items()) if n > 1}
         if any(value <= 0 for value in (*seeds.values(), plain or 1.0)) or (c is not None and c < 0):
             raise ValueError(f"costs must be positive, got c {c}, v {dict(seeds)} and {plain} s")
-        # Measured beside other programs a wider pass may have been faster; v(n) never falls with n.
-        rising = [*accumulate((max(1.0, value) for value in reversed(seeds.values())), min)][::-1]
+        # Measured beside other programs a wider pass may have been faster; v(n) never falls with n and is at most n.
+        rising = [*accumulate((min(float(n), max(1.0, v)) for n, v in reversed(seeds.items())), min)][::-1]
         seeds = dict(zip(seeds, rising, strict=True))
         self._seeded, self._seeds = c is not None, seeds
         self.borrowed = False  # seeded from a batch of another size, so the plain pass must be timed again
@@ -224,6 +224,10 @@ class Costs:
     def reach(self) -> int:
         """The widest pass that was measured or given; 1 at first."""
         return self._reach if self.references or self._seeds else 1
+
+    def timed(self, width: int) -> bool:
+        """Whether passes of this width were timed here, not only given."""
+        return width in self._passes and self._passes[width].count >= MEASURED
 
     def v(self, limit: int) -> list[float]:
         """Return v(1) … v(`limit`): measured, straight lines between, the slope of the seed or a guess beyond."""

@@ -14,6 +14,7 @@ from sampling.drafters.proposal import floors_of, worthwhile
 from sampling.events import Step
 from sampling.gamma.acceptance import Acceptance, chain_accepted
 from sampling.gamma.controller import Controller
+from sampling.gamma.costs import Costs
 from sampling.types import NodeCosts, Tree
 from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
 
@@ -59,9 +60,11 @@ def test_a_sibling_that_the_tree_goes_on_below_is_worth_more_than_a_leaf() -> No
     assert branch.rescue(2) > 2 * leaf.rescue(2)
 
 
-def grown(chances: list[float], v: V, promised: float = 1.0, rounds: int = 300) -> tuple[Controller, list[int]]:
+def grown(
+    chances: list[float], v: V, promised: float = 1.0, rounds: int = 300, costs: Costs | None = None
+) -> tuple[Controller, list[int]]:
     """The nodes of rounds in which node r is accepted with chances[r]; the drafter promises `promised` times that."""
-    pace, noise, sizes = Controller(tree=Tree.BEST_FIRST, most=len(chances)), random.Random(3), []
+    pace, noise, sizes = Controller(costs=costs, tree=Tree.BEST_FIRST, most=len(chances)), random.Random(3), []
     for _ in range(rounds):
         budget = pace.budget([0])
         told = [promised * chance for chance in chances[: budget.max_depth[0]]]
@@ -183,3 +186,14 @@ def test_siblings_that_are_never_taken_are_given_up() -> None:
         return sorted(late)[len(late) // 2]
 
     assert middle(0.0) < middle(0.7)
+
+
+@pytest.mark.parametrize("times", [2.0, 3.0])
+def test_costs_measured_on_a_busier_machine_are_corrected(times: float) -> None:
+    """Wider passes were taken for `times` as dear as they are, and no node seemed worth one."""
+    chances = [0.7 / (node + 1) for node in range(15)]
+    given = {n: times * packed(n) for n in range(2, 17)}
+    assert worthwhile(chances, NodeCosts([1.0, *given.values()], 1.0, 1.5)) == 0
+    _, sizes = grown(chances, packed, costs=Costs(0.1, given, PLAIN))
+    _, right = grown(chances, packed, costs=Costs(0.1, {n: packed(n) for n in range(2, 17)}, PLAIN))
+    assert sum(sizes[24:128]) > 0.8 * sum(right[24:128])
