@@ -143,7 +143,7 @@ class TokenReader:
 def _kind(step: Step, node: int | None) -> Kind:
     if node is not None:
         return "accepted"
-    if not step.calls:
+    if step.top2_gap is None:
         return "a server's"
     return "correction" if step.rejected else "bonus" if step.drafted else "own token"
 
