@@ -106,8 +106,8 @@ class Step:
     nodes. `token` is the target's own token (correction or bonus), or None when an accepted stop
     token ended the row. `target_p` and `draft_p` are temperature-1 probabilities p(x) and q(x) of
     the *examined* nodes in examination order: the accepted ones, then the refused one.
-    `top2_gap` is the gap of the target's two best logits where the round ended (None of a server's piece of text, a
-    Step without calls whose `token` is the piece's id). All seconds are
+    `top2_gap` is the gap of the target's two best logits where the round ended; None means that the Step is a piece of
+    text from a server, and `token` the piece's id. All seconds are
     shared out evenly over the rows that were active in the round; `overhead_s` is what the loop
     itself took beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
     accepted if the target draws it: with chance p(x), whatever `draft_p`, the drafter's own probability, is.

@@ -73,13 +73,13 @@ class Meter:
             self._beams = max(self._beams, step.num_beams)
             self.ids = list(self._tree.best.tokens)
         elif emitted := step.emitted:
-            self._pieces += not step.calls
+            self._pieces += step.top2_gap is None
             self.ids += emitted
             self._gaps += [*[None] * (len(emitted) - 1), step.top2_gap]
 
     def _round(self, step: Step | BeamStep) -> None:
         self._sums.update(verify_s=step.verify_s, sample_s=step.sample_s, overhead_s=step.overhead_s)
-        if not step.calls:  # a server's piece of text
+        if isinstance(step, Step) and step.top2_gap is None:  # a server's piece of text
             return
         self._rounds += 1
         if self.rows == 1:  # of a batch a row's share says nothing of the pass

@@ -208,7 +208,8 @@ def test_header_names_what_runs() -> None:
     changes = {"gamma": "auto", "top_p": 0.9, "top_k": 40, "temperature": 0.7}
     text = shown(top(look, "SmolLM2", "tiny", "float32 cpu", 4, **changes))
     assert text == "SmolLM2 ← tiny   float32 cpu   gamma auto(4.0)   T 0.7   top-p 0.9   top-k 40   seed 42\n"
-    assert shown(top(Look(80), "SmolLM2", "")) == "SmolLM2   γ 4   T 0   top-p 1   seed 42\n"
+    assert shown(top(Look(80), "SmolLM2", "no drafter")) == "SmolLM2 ← no drafter   γ 4   T 0   top-p 1   seed 42\n"
+    assert shown(top(Look(80), "SmolLM2", "")) == "SmolLM2   T 0   top-p 1   seed 42\n"  # a server
 
 
 def legend(look: Look) -> Chunks:
