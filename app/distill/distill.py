@@ -30,6 +30,7 @@ from app.screen.output import target_tokenizer
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import load_student
+from training.draft_heads.build import start_linear
 from training.draft_heads.features import Examples, StoredExamples, StreamedExamples, extract, load_shard
 from training.draft_heads.report import expected, write_report
 from training.draft_heads.train import NAME, Training, TrainingJob, teacher_for
@@ -42,7 +43,6 @@ from utils.progress import INTERRUPTED, Progress
 
 RUN, WORK = "run.json", "work"
 TEXT_FILE, TABLES_FILE = "text.jsonl", "tables.bin"
-HELD = 48  # sequences held out
 _IN_WORDS = {
     "files": "other files to read",
     "tokenizer": "a target of another tokenizer",
@@ -185,7 +185,7 @@ def _head(
     out, model = args.out, engine.loaded.target.model
     features = args.features or out / WORK / "features"
     with progress_line(settings) as progress:
-        learned, held = split_texts(source, HELD, args)
+        learned, held = split_texts(source, args.held, args)
         draft_head = draft_head_for(engine, args, learned, settings.seed)
         network = engine.target.network
         layers = draft_head.target_layers(network.layers)
@@ -204,6 +204,11 @@ def _head(
         if args.kind in ("eagle", "dflash"):
             about["verifier"] = verifier_of(engine)
         teacher, job = teacher_for(model, draft_head), job_of(settings, options, args)
+        if args.linear_start == "on" and args.start is None and not (out / NAME).is_file():
+            progress("fitting the linear map", None)
+            start_linear(draft_head, parts[0])
+        if args.bits == "4":
+            about["bits"] = 4
         training = Training(draft_head, teacher, parts[0], parts[1], layers, job, out)
         if not training.run(about, progress, interrupt):
             return f"the checkpoint of step {training.step:,} is kept in {out}"

@@ -16,7 +16,6 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from training.draft_heads.build import new_draft_head, shape_for, taken_up
 from training.text.self_text import TextIds, short_list
 from utils.errors import UsageError, UserError
-from utils.kernels.packed_linear import unpacked_copy
 from utils.loading.fit import fingerprint
 
 _SHAPE = ("kind", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "short_list")
@@ -30,6 +29,8 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
             f"{name} has no rotary keys that a glide drafter could read: --student plain or feature goes without"
         )
     own = config_for(engine, args, args.short_list).hidden_size
+    if args.linear_start == "on" and own != model.config.get_text_config().hidden_size:
+        raise UsageError(f"--linear-start on: a head of width {own} cannot begin as a map of the target's states")
     if args.kind in ("eagle", "dflash") and own != model.config.get_text_config().hidden_size:
         raise UsageError(f"--hidden {own}: --student {args.student} has the target's width, whose embedding it shares")
 
@@ -84,8 +85,7 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextId
             listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
         # The published format knows no window.
         config = replace(config_for(engine, args, len(listed)), window=0 if args.kind in ("eagle", "dflash") else seen)
-        target = unpacked_copy(model)  # packed weights cannot be copied from
-        return new_draft_head(config, target, listed, seed).to(device)
+        return new_draft_head(config, model, listed, seed).to(device)
     old = load_student(args.start, model, fingerprint(engine.tokenizer))
     wanted = config_for(engine, args, old.config.short_list if args.short_list else 0)
     for name in _SHAPE:

@@ -44,6 +44,7 @@ _SHAPE = (
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)", _GROUP),
     Field("intermediate", Whole(8, 1_000_000), None, "its MLP's width (default: the target's)", _GROUP),
     Field("start", _FOLDER, None, "a trained drafter of this shape, or of fewer layers, to go on from", _GROUP),
+    Field("bits", Choice(("16", "4")), "16", "bits of the stored weights", _GROUP),
     Field("short_list", Whole(0), 4096, "ids of its head, the most frequent ones; 0: all", _GROUP),
     Field(
         "head",
@@ -59,6 +60,8 @@ _TRAINING = (
     Field("block", Whole(2, 64), 8, "rows of a block: its drafts and the last token (dflash)", _GROUP),
     Field("anchors", Whole(1, 4096), 24, "blocks of each sequence in a batch (dflash)", _GROUP),
     Field("recency", Choice(("off", "on")), "off", "a learned leaning towards the latest keys (glide)", _GROUP),
+    Field("linear_start", Choice(("off", "on")), "off", "begin as the best linear map (feature)", _GROUP),
+    Field("held", Whole(1), 48, "sequences held out, at most a fifth", _GROUP),
     Field("epochs", Number(0, 1000, without_low=True), 4.0, "times the data is learned from", _GROUP),
     Field("lr", Number(0, 1, without_low=True), 0.003, "highest learning rate", _GROUP),
     Field("batch_tokens", Whole(16), 1536, "tokens of a training batch", _GROUP),
@@ -78,6 +81,8 @@ DATA_NAMES, TABLES_NAMES, TRAINING_NAMES = (
 )
 _ONLY_FOR = {
     "steps": ("feature", "eagle3"),
+    "linear_start": ("feature",),
+    "bits": ("plain", "glide", "feature"),
     "lag": ("glide",),
     "recency": ("glide",),
     "block": ("dflash",),

@@ -1,4 +1,4 @@
-"""A new draft head for a target: its shape, and what it starts from. Knows no data but the reduced vocabulary."""
+"""A new draft head for a target: its shape, and what it starts from."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import usual_reads
+from training.draft_heads.features import Examples
 from utils.errors import UsageError, UserError
 
 
@@ -81,9 +82,9 @@ def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], 
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5 / 2)
     trunk: Any = made.model
-    rows = target.get_output_embeddings().weight.detach().float()
+    rows = plain(target.get_output_embeddings()).weight.detach().float()
     if config.hidden_size == rows.shape[1]:
-        embedding = target.get_input_embeddings().weight.detach()
+        embedding = plain(target.get_input_embeddings()).weight.detach()
         trunk.embed_tokens.weight = nn.Parameter(embedding.float(), requires_grad=False)
         made.lm_head.weight = nn.Parameter((rows[made.ids] if config.short_list else rows).clone())
     if config.project:
@@ -100,6 +101,36 @@ def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], 
         for layer in trunk.layers:
             nn.init.zeros_(layer.cross_attn.o_proj.weight)
     return _trainable(made)
+
+
+def plain(layer: Any) -> Any:
+    """The layer, or its unpacked copy: packed weights cannot be copied from."""
+    return layer.unpacked() if hasattr(layer, "unpacked") else layer
+
+
+def start_linear(draft_head: DraftHead, examples: Examples, ridge: float = 100.0) -> None:
+    """Let a fresh feature head of the target's width begin as the linear map of token and state that is nearest to the
+    target's next state on `examples` (ridge regression; its layers add nothing at first)."""
+    trunk: Any = draft_head.model
+    width = trunk.join_embed.in_features
+    square, product, size, count = torch.zeros(2 * width, 2 * width), torch.zeros(2 * width, width), 0.0, 0
+    with torch.no_grad():
+        for index in range(len(examples.lengths)):
+            example = examples.take([index])[0]
+            first = max(1, example.start - 1)
+            token, hidden = trunk.embed_tokens(example.ids[first:]), example.hidden.float()
+            entered = torch.cat((trunk.feature_norm(hidden[first - 1 : -1]), trunk.embed_norm(token)), dim=-1)
+            square, product = square.addmm_(entered.T, entered), product.addmm_(entered.T, hidden[first:])
+            size, count = size + float(hidden[first:].square().mean(dim=-1).sqrt().sum()), count + len(entered)
+        square.diagonal().add_(ridge)
+        theirs, embed = torch.linalg.solve(square, product).split(width)
+        trunk.join_embed.weight.copy_(embed.T)
+        for join in (trunk.join_feature, trunk.join_state):
+            join.weight.copy_(theirs.T)
+        trunk.norm.weight.fill_(size / max(count, 1))
+        for layer in trunk.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
 
 
 def _trainable(made: DraftHead) -> DraftHead:

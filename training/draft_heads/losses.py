@@ -117,12 +117,28 @@ class Held:
 
 
 @torch.no_grad()
-def held_out(draft_head: DraftHead, teacher: Teacher, batches: Sequence[Batch], depth: int) -> Held:
-    """Measure a draft head on batches that it has not learned from; `depth` drafted positions."""
+def favourites(teacher: Teacher, batches: Sequence[Batch]) -> list[Tensor]:
+    """Of each batch [B, T] the target's most probable ids; −1 where nothing is measured."""
+    result = []
+    for batch in batches:
+        wanted = batch.weight >= 1
+        ids = torch.full_like(batch.ids, -1)
+        ids[wanted] = torch.cat([teacher.favourite(part) for part in torch.split(batch.hidden[wanted], CHUNK)])
+        result.append(ids)
+    return result
+
+
+@torch.no_grad()
+def held_out(
+    draft_head: DraftHead, teacher: Teacher, batches: Sequence[Batch], depth: int, best_ids: Sequence[Tensor] = ()
+) -> Held:
+    """Measure a draft head on batches that it has not learned from; `depth` drafted positions.
+
+    `best_ids`: the batches' :func:`favourites`, where they are known.
+    """
     hits, seen = [0.0] * depth, [0.0] * depth
     overlap = entropy = count = 0.0
-    for batch in batches:
-        favourite = _by_chunk(teacher.favourite, batch.hidden)
+    for batch, favourite in zip(batches, best_ids or favourites(teacher, batches), strict=True):
         wanted = before = batch.weight >= 1
         states = drafted_states(draft_head, batch, depth)
         for step, state in enumerate(states):  # fewer than `depth` of a short block

@@ -23,7 +23,7 @@ from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.drafters.draft_heads.modules import DraftHead
 from training.draft_heads.batches import Batch, grouped, make_batch
 from training.draft_heads.features import Examples
-from training.draft_heads.losses import Teacher, block_loss, held_out, loss
+from training.draft_heads.losses import Teacher, block_loss, favourites, held_out, loss
 from training.draft_heads.report import tokens_per_pass
 from utils.errors import UserError
 from utils.files import first_difference, write_bytes
@@ -112,6 +112,7 @@ class Training:
         self.seconds = self.shown = 0.0  # `shown`: the loss, smoothed over the last steps
         self.curve: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
+        self._favourites: list[torch.Tensor] = []  # of what is held out, computed once
         self._orders: dict[int, list[list[int]]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()
@@ -232,7 +233,8 @@ class Training:
         self.draft_head.eval()
         batches = [batch.to(self.device) for batch in self.held]
         with self._mixed():
-            held = held_out(self.draft_head, self.teacher, batches, self.job.depth)
+            self._favourites = self._favourites or favourites(self.teacher, batches)
+            held = held_out(self.draft_head, self.teacher, batches, self.job.depth, self._favourites)
         mark: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds, "loss": self.shown}
         mark |= {"held": asdict(held), "tokens_per_pass": tokens_per_pass(held.alpha, self.job.depth)}
         self.curve.append(mark)

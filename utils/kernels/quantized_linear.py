@@ -112,7 +112,9 @@ class PackedWeight:
         """Float weights [out, in] rounded to `kind`: each code is the nearest under the 16-bit scale (and minimum) of
         its group. ValueError for weights that are no numbers, or too large for 16 bits."""
         layout, weight = "Q4_1" if kind == "q4" else "Q8_0", weight.flatten(0, -2)
-        pieces = [pack(layout, _rounded(weight[at : at + _ROUNDED], layout)) for at in range(0, len(weight), _ROUNDED)]
+        pieces = [
+            pack(layout, rounded_rows(weight[at : at + _ROUNDED], layout)) for at in range(0, len(weight), _ROUNDED)
+        ]
         data = torch.cat([torch.from_numpy(piece) for piece in pieces]).numpy()  # aligned to 64 bytes
         return PackedWeight(data, layout, *weight.shape)
 
@@ -168,7 +170,7 @@ class PackedWeight:
         return result
 
 
-def _rounded(weight: Tensor, layout: str) -> np.ndarray:
+def rounded_rows(weight: Tensor, layout: str) -> np.ndarray:
     """The rows [N, bytes] of float weights [N, K] as a GGUF file has them."""
     groups = weight.detach().to(torch.float32).reshape(len(weight), -1, GROUP)
     least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)

@@ -1,4 +1,5 @@
-"""Draft heads on disk: a folder with `config.json` and `model.safetensors`, 16 bit, in the published GLIDE names.
+"""Draft heads on disk: a folder with `config.json` and `model.safetensors`, 16 bit, in the published GLIDE names; or
+its matrices in 4 bits, as a GGUF file's Q4_1 has them.
 
 What is the target's own (embedding, rows of the head) is not stored again: the configuration says
 `shared_embedding`, `shared_head`, and loading takes it from the target. Published GLIDE checkpoints are read too, from
@@ -31,12 +32,14 @@ from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.families import head_size
 from utils.files import replacing
-from utils.kernels.quantized_linear import QuantizedEmbedding
+from utils.kernels.bindings import GROUP
+from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear, rounded_rows
 
 CONFIG, WEIGHTS, PYTORCH = "config.json", "model.safetensors", "pytorch_model.bin"
 IDS = "lm_head.ids"  # of the reduced vocabulary
 _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_FOUR = ".q4_1"  # behind the name of a matrix in 4 bits
 _LAYER = "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # GLIDE's alone
 
@@ -49,8 +52,9 @@ def is_draft_head(folder: str | Path) -> bool:
 def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None) -> int:
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 
-    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … An EAGLE-3 head is written in the
-    published format. Raises OSError (a full disk) with an earlier version of the files left as it was.
+    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures …; with `bits` 4 the matrices are
+    rounded. An EAGLE-3 head is written in the published format. Raises OSError (a full disk) with an earlier version of
+    the files left as it was.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -58,6 +62,8 @@ def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] |
     theirs = {_EMBEDDING: config.shared_embedding, _HEAD: config.shared_head}
     own = {name: value for name, value in student.state_dict().items() if not theirs.get(name)}
     tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
+    if (about or {}).get("bits") == 4:
+        tensors = dict(_narrowed(name, value) for name, value in tensors.items())
     if config.short_list:
         tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
     if has_place(config.to_dict(), about or {}):
@@ -318,11 +324,28 @@ def _tensors(place: Path, stored: dict[str, Any]) -> dict[str, Tensor]:
         read = _read(part, data)
         if twice := sorted(tensors.keys() & read.keys()):
             raise UserError(f"the drafter {place} has {twice[0]} in two parts, one of them {part.name}")
-        tensors |= read
+        tensors |= dict(_widened(name, value) for name, value in read.items())
     for name, value in tensors.items():
         if name.endswith(".weight") and value.dtype not in _NUMBERS:
             raise UserError(f"the drafter {place} is quantized by another program, which is not read: {name}")
     return tensors
+
+
+def _narrowed(name: str, value: Tensor) -> tuple[str, Tensor]:
+    """A matrix in 4 bits [rows, bytes], under a name that says so; other tensors as they are."""
+    if value.dim() != 2 or value.shape[1] % GROUP:
+        return name, value
+    return name + _FOUR, torch.from_numpy(rounded_rows(value, "Q4_1"))
+
+
+def _widened(name: str, value: Tensor) -> tuple[str, Tensor]:
+    """The matrix that :func:`_narrowed` stored: of each group of 32 the scale, the minimum and the codes' halves."""
+    if not name.endswith(_FOUR):
+        return name, value
+    groups = value.unflatten(1, (-1, GROUP // 2 + 4))
+    scale, least = groups[..., :4].contiguous().view(torch.float16).float().split(1, dim=-1)
+    codes = torch.cat((groups[..., 4:] & 15, groups[..., 4:] >> 4), dim=-1)
+    return name.removesuffix(_FOUR), (codes * scale + least).flatten(1)
 
 
 def _parts(place: Path) -> list[Path]:
@@ -373,8 +396,12 @@ def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | Non
         else:
             found[_EMBEDDING] = collected(table.weight)
     if config.shared_head:
-        rows = collected(model.get_output_embeddings().weight)
-        found[_HEAD] = rows[student.ids] if config.short_list else rows
+        output = model.get_output_embeddings()
+        if config.short_list and isinstance(output, QuantizedLinear):  # the listed rows alone are unpacked
+            found[_HEAD] = output.packed.rows(student.ids)
+        else:
+            rows = collected(output.weight)
+            found[_HEAD] = rows[student.ids] if config.short_list else rows
     return found
 
 

@@ -22,7 +22,7 @@ import training.draft_heads.train
 import training.text.synthesize
 from app.command_line.main import main
 from app.distill.draft_head import draft_head_for
-from app.distill.options import distill_args
+from app.distill.options import DISTILL_FIELDS, distill_args
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import read_config
@@ -79,7 +79,7 @@ def report(out: Path) -> dict[str, Any]:
 def untrained_alpha(target: Path, data: Path, kind: str, folder: Path) -> float:
     """The agreement of a student that has learned nothing, on the same held-out texts."""
     engine = load_engine(Settings(quiet=True), ModelOptions(target=str(target), drafter="none", device="cpu"), never)
-    learned, held = split(read_texts([data], VOCAB, 512), app.distill.distill.HELD)
+    learned, held = split(read_texts([data], VOCAB, 512), DISTILL_FIELDS["held"].default)
     student = draft_head_for(engine, distill_args({"out": "d", "student": kind}), learned, 42)
     layers = student.target_layers(engine.target.network.layers)
     if kind == "eagle3":

@@ -88,6 +88,28 @@ def test_a_packed_table_is_taken_as_it_lies_and_never_made_dense(
     assert not any(part.is_meta for part in (*loaded.parameters(), *loaded.buffers()))
 
 
+def test_matrices_in_four_bits_come_back_as_they_were_rounded(tmp_path: Path) -> None:
+    target = make_target(hidden_size=64)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
+    student = rounded(make_student("feature", target, short=SHORT, num_key_value_heads=1, **shape))
+    whole = save_student(tmp_path / "16", student)
+    size = save_student(tmp_path / "4", student, {"bits": 4})
+    assert size < 0.4 * whole
+    loaded = load_student(tmp_path / "4", target)
+    for name, value in student.state_dict().items():
+        four = PackedWeight.rounded(value, "q4").dense() if value.dim() == 2 else value
+        assert torch.equal(loaded.state_dict()[name], four)
+
+
+def test_a_packed_targets_rows_are_the_heads_own(tmp_path: Path) -> None:
+    target = make_target(hidden_size=64)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {**shape, "num_key_value_heads": 1, "shared_embedding": True, "shared_head": True}
+    save_student(tmp_path, make_student("feature", target, short=SHORT, **sizes))
+    put_weights(target, {"lm_head": PackedWeight.rounded(target.lm_head.weight, "q8")})
+    assert torch.equal(load_student(tmp_path, target).lm_head.weight, target.lm_head.weight[SHORT])
+
+
 # -- the published format, by its names alone -------------------------------------------------------
 
 

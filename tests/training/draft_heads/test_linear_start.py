@@ -1,0 +1,30 @@
+"""A feature head may begin as the linear map that is nearest to its target's next state."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.students import make_target
+from training.draft_heads.build import new_draft_head, shape_for, start_linear
+from training.draft_heads.features import Example, StoredExamples
+
+
+def test_a_target_that_is_such_a_map_is_foreseen_without_training() -> None:
+    """Its next state is a map of the token's embedding and of the state before, both normed; the prompt's differ."""
+    noise, target = torch.Generator().manual_seed(0), make_target(vocab=40)
+    head = new_draft_head(shape_for(target, "feature"), target, [], 0)
+    width = target.config.hidden_size
+    of_token, of_state = (torch.randn(width, width, generator=noise) / width**0.5 for _ in range(2))
+    trunk, examples = head.model, []
+    for _ in range(40):
+        ids = torch.randint(40, (20,), generator=noise)
+        hidden = torch.randn(20, width, generator=noise)
+        for at in range(4, 20):
+            token = trunk.embed_norm(trunk.embed_tokens(ids[at]))
+            hidden[at] = of_token @ token + of_state @ trunk.feature_norm(hidden[at - 1])
+        examples.append(Example(ids, 5, hidden, {}))
+    start_linear(head, StoredExamples(examples[:-1]), ridge=1e-3)
+    ids, hidden = examples[-1].ids[None], examples[-1].hidden[None]
+    x = head.states(ids, hidden)[0]
+    agree = head.lm_head(x).argmax(dim=-1) == head.lm_head(hidden).argmax(dim=-1)
+    assert agree[0, 4:].float().mean() > 0.9
