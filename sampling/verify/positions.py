@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from sampling.events import Likely, Odds, Position, Step, Trial
 from sampling.sampler import SamplerView
 from sampling.types import Draft, Drafter, Rule, Sampler, Verdict, above
-from sampling.vocabulary import likeliest, together
+from sampling.vocabulary import best, together
 
 
 class CoinNotes(SamplerView):
@@ -47,36 +46,36 @@ class CoinNotes(SamplerView):
 
 
 class Place:
-    """The logits [V] behind one node, and their softmax."""
+    """The logits [V] after one node: `p` and `entropy` are those of their softmax at temperature 1."""
 
     def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
-        self.values = logits.numpy()
-        self.top = float(self.values.max())
-
-    @cached_property
-    def weights(self) -> np.ndarray:
-        """[V] e^(logit − largest)."""
-        weights: np.ndarray = np.exp(self.values - self.top)
-        return weights
-
-    @cached_property
-    def mass(self) -> float:
-        return float(self.weights.sum())
+        self.logits, self.values = logits, logits.numpy()
+        self.argmax = int(self.values.argmax())
+        self.top = float(self.values[self.argmax])
+        less = self.values - self.top
+        weights = np.exp(less)
+        mass, sum_of_logs = float(weights.sum()), float(weights @ less)
+        if math.isnan(sum_of_logs):  # 0 · −∞ is 0
+            sum_of_logs = float(weights @ np.maximum(less, np.finfo(np.float32).min))
+        self.entropy = (math.log(mass) - sum_of_logs / mass) / math.log(2)  # in bits
+        self._masses = {1.0: mass}  # by temperature
 
     def p(self, token: int) -> float:
-        """At temperature 1."""
-        return float(self.weights[token]) / self.mass
+        return self.tempered(token, 1.0)
 
-    def rank(self, token: int) -> int:
-        """From 1, by logit."""
-        return 1 + int(np.count_nonzero(self.values > self.values[token]))
+    def tempered(self, token: int, temperature: float) -> float:
+        if temperature not in self._masses:
+            self._masses[temperature] = float(np.exp((self.values - self.top) / temperature).sum())
+        return math.exp((float(self.values[token]) - self.top) / temperature) / self._masses[temperature]
 
-    @property
-    def entropy(self) -> float:
-        """At temperature 1, in bits."""
-        less = np.maximum(self.values - self.top, np.finfo(np.float32).min)  # 0 · −∞ is 0
-        return (math.log(self.mass) - float(self.weights @ less) / self.mass) / math.log(2)
+    def ranks(self, tokens: Sequence[int], count: int) -> list[int]:
+        """From 1, by logit; the first `count` tokens are the likeliest, in order."""
+        values = [float(self.values[token]) for token in tokens]
+        most = values[:count]
+        return [
+            1 + (most.index(value) if value in most else int(np.count_nonzero(self.values > value)))
+            for value in values
+        ]
 
 
 class PositionRecorder:
@@ -102,27 +101,28 @@ class PositionRecorder:
         stood = [-1, *accepted][: len(step.emitted)]
         for node in {*stood, *(parents[node] for node in present)}:
             places[node] = Place(logits[node + 1])
-        processed = [self._processed(verdict, place, node, places[node]) for node in stood]
         examined: list[list[int]] = [[] for _ in stood]  # the step's nodes, by depth
         for node in (*step.path, *step.rejected):
             examined[step.depths[node]].append(node)
-        positions = []
+        positions, processed = [], list[dict[int, float]]()
         for depth, (token, node) in enumerate(zip(step.emitted, stood, strict=True)):
-            own = [token, *(step.drafted[one] for one in examined[depth])]
-            ids = list(dict.fromkeys([*likeliest(places[node].logits, self.count), *own]))
-            noise = self.sampler.noise(step.row, start + depth, ids)
+            own, at = [token, *(step.drafted[one] for one in examined[depth])], places[node]
+            likeliest = best(at.logits, self.count)[1].tolist()
+            ids = list(dict.fromkeys([*likeliest, *own]))
+            processed.append(dict(zip(ids, self._processed(verdict, place, node, at, ids), strict=True)))
+            noise, ranks = self.sampler.noise(step.row, start + depth, ids), at.ranks(ids, len(likeliest))
             target = [
-                Likely(one, places[node].p(one), float(processed[depth][one]), places[node].rank(one), gumbel)
-                for one, gumbel in zip(ids, noise, strict=True)
+                Likely(one, at.p(one), processed[depth][one], rank, gumbel)
+                for one, rank, gumbel in zip(ids, ranks, noise, strict=True)
             ]
             path = list(step.emitted[:depth])
             proposals = () if drafter is None else drafter.considered(place, path, self.count, own)
             target.sort(key=lambda likely: likely.rank)
-            positions.append(Position(tuple(target), proposals, places[node].entropy))
+            positions.append(Position(tuple(target), proposals, at.entropy))
         trials = self._tossed(step, parents, present, accepted)
         known, drawn = {trial.node for trial in trials}, self.rule is Rule.POINT
         trials += [  # where coins decide, what has none had no chance
-            Trial(node, float(processed[depth][step.drafted[node]]) if drawn else 0.0, None)
+            Trial(node, processed[depth][step.drafted[node]] if drawn else 0.0, None)
             for depth, nodes in enumerate(examined)
             for node in nodes
             if node not in known
@@ -131,17 +131,17 @@ class PositionRecorder:
         odds = [Odds(places[parents[node]].p(tokens[node]), float(q[node])) for node in present]
         return replace(step, positions=tuple(positions), odds=tuple(odds), trials=tuple(trials))
 
-    def _processed(self, verdict: Verdict, place: int, node: int, known: Place) -> np.ndarray:
-        """[V] the distribution that decided there."""
+    def _processed(
+        self, verdict: Verdict, place: int, node: int, known: Place, tokens: Sequence[int]
+    ) -> Sequence[float]:
+        """The probabilities of some tokens in the distribution that decided there."""
         if self.sampler.greedy:
-            one_hot = np.zeros_like(known.values)
-            one_hot[known.values.argmax()] = 1.0
-            return one_hot
+            return [float(token == known.argmax) for token in tokens]
         if (temperature := self.sampler.tempered) is not None:
-            weights = np.exp((known.values - known.top) / temperature)
-            return np.asarray(weights / weights.sum())
+            return [known.tempered(token, temperature) for token in tokens]
         with together(known.values.size):
-            return verdict.at(torch.tensor([place]), torch.tensor([node]))[0].float().cpu().numpy()
+            probs: list[float] = verdict.at(torch.tensor([place]), torch.tensor([node]))[0][list(tokens)].tolist()
+        return probs
 
     def _tossed(self, step: Step, parents: Sequence[int], present: list[int], accepted: list[int]) -> list[Trial]:
         """The trials of a row that were decided by coins."""
