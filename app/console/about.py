@@ -18,7 +18,7 @@ from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData, StatsLines
 from app.screen.live import look_of
 from app.screen.palette import Look
-from app.screen.rows import visible
+from app.screen.rows import plural, visible
 from app.screen.view import Summary, drafter_name, dtype_name, heading, kernels_of, models_of
 from app.settings.table import Settings
 from sampling.stats.ratios import disturbed, speedup_over
@@ -161,7 +161,7 @@ def _lanes_of(answers: Sequence[Answered], look: Look) -> list[RenderableType]:
     lanes = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(chain(*rows))}
     merged = {name: merge(answer.stats for answer in lane) for name, lane in lanes.items()}
     seen = sum(any(track.pane().seen for track in answered.tracks) for answered in answers)
-    lines = [_answers(len(answers)) + (f", {seen} of them seen before" if seen else "")]
+    lines = [plural(len(answers), "answer") + (f", {seen} of them seen before" if seen else "")]
     for name, stats in merged.items():
         both = [(row["ar"].stats, row[name].stats) for row in rows if name != "ar" and "ar" in row and name in row]
         lines += [f"{name}: {_over_both(both)}"] if both else []
@@ -174,12 +174,9 @@ def _over_both(both: Sequence[tuple[Stats, Stats]]) -> str:
     """How fast a lane was beside plain decoding, over the answers of both whose timing was not disturbed."""
     sound = [pair for pair in both if not disturbed(*pair)]
     ratio, left_out = speedup_over(sound), len(both) - len(sound)
-    told = f"{ratio:.2f}x the rate of plain decoding over {_answers(len(sound))} of both" if ratio else "no speed-up"
-    return told + (f" ({_answers(left_out)} with disturbed timing left out)" if left_out else "")
-
-
-def _answers(count: int) -> str:
-    return f"{count} answer{'s' if count != 1 else ''}"
+    both_gave = f"over {plural(len(sound), 'answer')} of both"
+    rate = f"{ratio:.2f}x the rate of plain decoding {both_gave}" if ratio else "no speed-up"
+    return rate + (f" ({plural(left_out, 'answer')} with disturbed timing left out)" if left_out else "")
 
 
 def _shared(answers: Sequence[Answer]) -> Terms:

@@ -19,7 +19,7 @@ from app.lanes.race import Race, slowed
 from app.replay.log_writer import Asked
 from app.screen.inspection import SaidToken, forced_in
 from app.screen.live import Track, play, show, streaming, undrawn
-from app.screen.stepping import stepped
+from app.screen.stepping import Pause, stepped
 from app.screen.view import models_of
 from app.settings.table import Settings
 from sampling.drafters.registry import is_simulated
@@ -58,18 +58,18 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         same = settings.temperature == 0
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
     race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
-    asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun))
+    asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun), plan.forced)
     answer_log = state.log.open_answer(engine, asked, settings, made, decode) if state.log is not None else None
     live = state.live and not settings.quiet
     if live and (settings.times_slower > 1 or settings.steps):
         for track in tracks:
             track.waiting = FIRST
-    place = (tracks, state.out, settings, state.stop)
+    place, pauses = (tracks, state.out, settings, state.stop), list[Pause]()
     with streaming(*place, goes_on=state.goes_on) if live else nullcontext(undrawn) as draw:
         events = answer_log.tee(race) if answer_log else race
         if live and settings.steps:
             draw()
-            events = stepped(events, tracks, state, draw)
+            events = stepped(events, tracks, state, draw, taken=pauses)
         elif live and settings.times_slower > 1:
             events = slowed(events, settings.times_slower, state.stop, idle=draw)
         beside = play(events, tracks) if settings.steps else play(events, tracks, draw)
@@ -78,7 +78,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     seen = settings.suffix != "off" and answers.share(plan.prompt, ids) > SEEN
     for track in tracks:
         track.terms = replace(track.terms, seen=seen)
-    if answer_log is not None and (problem := answer_log.end(seen)):
+    if answer_log is not None and (problem := answer_log.end(seen, pauses)):
         state.say(Text(problem, style="bold yellow"))
     state.session = race.session
     state.note_stop()

@@ -29,13 +29,14 @@ from app.console.tryout import ask_all, time_lanes
 from app.lanes.pairing import choose_pair
 from app.prompts.datasets import NAMED
 from app.screen.heat import Heat
-from app.screen.live import look_of, rounds_of, telling, trace_of
+from app.screen.live import look_of, telling, trace_of
 from app.screen.rendered import answer_text
 from app.screen.rounds import RoundPictures
+from app.screen.rows import Lines, plural
 from app.screen.terminal import usual_keys
 from app.screen.thinking import thoughts
 from app.screen.view import models_of, question
-from app.screen.viewer import Lines, view
+from app.screen.viewer import view
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, ROWS
 from utils.errors import UsageError, UserError, did_you_mean
@@ -143,7 +144,7 @@ def clear(state: ConsoleState, which: str | None) -> None:
 
 def undo(state: ConsoleState, _: object) -> None:
     if state.chat is not None and state.chat.restore():
-        return state.say(f"{_turns(state.chat.turns)} back: the conversation is as it was before /clear")
+        return state.say(f"{plural(len(state.chat.turns), 'turn')} back: the conversation is as it was before /clear")
     if (taken := state.said().undo()) is None:
         return back_to(state, "the answer is as it was before a token was forced")
     state.next_line = taken.user
@@ -155,7 +156,7 @@ def back_to(state: ConsoleState, told: str) -> None:
     turn = state.said().turns[-1]
     state.latest = next((answered for answered in reversed(state.answers) if answered.turn is turn), None)
     state.say(told)
-    state.say(turn.text)
+    state.say(answer_text(turn.text, state.settings, live=state.live))
 
 
 def regen(state: ConsoleState, _: object) -> None:
@@ -256,7 +257,7 @@ def save(state: ConsoleState, path: Path) -> None:
         text = as_text(chat.turns, chat.system) if ending == ".txt" else _page(state, ending)
     write_text(path, text)
     state.replaceable.add(file)
-    state.say(f"saved {_turns(chat.turns)} to {path}")
+    state.say(f"saved {plural(len(chat.turns), 'turn')} to {path}")
 
 
 def _page(state: ConsoleState, ending: str) -> str:
@@ -275,10 +276,6 @@ def saved(state: ConsoleState) -> str:
     chat, spec = state.said(), state.pairs.spec
     about = {"pair": state.pairs.name, "drafter": spec.drafter_name if spec else None, "system": chat.system}
     return as_json(list(chat.turns), {**about, "tokenizer": _tokenizer(state)})
-
-
-def _turns(turns: Any) -> str:
-    return f"{len(turns)} turn{'s' if len(turns) != 1 else ''}"
 
 
 def _tokenizer(state: ConsoleState) -> str:
@@ -312,7 +309,7 @@ def load(state: ConsoleState, path: Path) -> None:
     state.page(_chat(state))
     instead = f" in place of {before} before" if before else ""
     said = f", system = {found.system}" if found.system else ""
-    state.say(f"loaded {_turns(found.turns)} from {path}{instead}{said}")
+    state.say(f"loaded {plural(len(found.turns), 'turn')} from {path}{instead}{said}")
     if not same:
         state.hint("made with another tokenizer: the conversation goes on from its texts, without figures and traces")
     elif state.latest is None:
@@ -359,11 +356,12 @@ def stats(state: ConsoleState, which: str) -> None:
 def trace(state: ConsoleState, number: int | None) -> None:
     """All rounds, or the picture of one of them: on a terminal `n` and `p` go on from there."""
     track, look = telling(last_answer(state).tracks), look_of(state.out, state.settings).sized()
-    if number is None or track.lane.beams is not None:
-        return state.say(trace_of(track, look, number))
-    pictures = RoundPictures(lambda look: rounds_of(track, look), number)
+    if number is None:
+        return state.say(trace_of(track, look))
+    pictures = RoundPictures(lambda look: trace_of(track, look), number)
     if state.live:
         view(pictures, lambda: look_of(state.out, state.settings))
+        look = look_of(state.out, state.settings).sized()  # it may have another size now
     return state.say(Lines(pictures.picture(look), look))
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from app.console.answer import UNANSWERED, answer
 from app.console.chat_commands import back_to, last_answer
-from app.screen.inspection import Force, Inspection
+from app.screen.inspection import Force, Inspection, forced_hint
 from app.screen.live import look_of
-from app.screen.rows import fit, one_line
-from app.screen.viewer import Lines, view
+from app.screen.rows import Lines, fit, one_line
+from app.screen.viewer import view
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def inspect(state: ConsoleState, number: int | None) -> None:
     wanted = view(content, lambda: look_of(state.out, state.settings))
     if isinstance(wanted, Force):
         return force(state, wanted)
+    look = look_of(state.out, state.settings).sized()  # it may have another size now
     return state.say(Lines(content.panel(look), look))
 
 
@@ -43,8 +44,7 @@ def force(state: ConsoleState, wanted: Force) -> None:
     begun = len(chat.turns[-1].answer) - len(last_answer(state).tokens)  # tokens that nothing is known of
     plan = chat.plan_force(begun + wanted.position, wanted.token)
     look = look_of(state.out, state.settings)
-    told = one_line(chat.text(list(plan.answer)), look)[-40:]
-    state.hint(f"token {wanted.position + 1} is forced, the answer goes on behind: {told}")
+    state.hint(forced_hint(chat.text(list(plan.answer)), wanted.position + 1, look))
     if not answer(plan, state):
         return state.hint(UNANSWERED)
     return state.hint(f"branch {len(chat.branches)} of {len(chat.branches)} (/branches lists them, /undo goes back)")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from app.lanes.logged_lane import kept, known
 from app.replay.session_log import VERSION, LaneViews, check_head
 from app.replay.texts import LoggingDecoder
 from app.screen.live import Track
+from app.screen.stepping import Pause
 from app.screen.view import models_of
 from sampling.events import Event, to_json
 from utils.errors import UsageError, UserError
@@ -54,6 +56,7 @@ class Asked:
     ids: Sequence[int]
     before: Sequence[int] = ()
     begun: bool = False
+    forced: bool = False  # the last of those was chosen by the user
 
 
 class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
@@ -63,6 +66,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         self.path, self.problem = path, ""
         self._file: IO[bytes] | None = opened(path)
         self._head: dict[str, Any] = {}
+        self.ended = time.monotonic()  # when the answer before was over
 
     def open_answer(
         self, engine: PairEngine, asked: Asked, settings: Settings, make: MakeTracks, decode: Decode
@@ -116,7 +120,9 @@ class AnswerLog:
             prompt=asked.prompt,
             prompt_ids=list(asked.ids),
             before=list(asked.before),
-            settings=shown_settings(settings),
+            forced=asked.forced,
+            waited=round(time.monotonic() - writer.ended, 1),
+            settings={**shown_settings(settings), "slow": settings.slow},
             lanes=[known(track.lane, track.terms).to_json() for track in tracks],
         )
 
@@ -136,10 +142,10 @@ class AnswerLog:
             self.feed(index, event)
             yield index, event
 
-    def end(self, seen: bool = False) -> str:
+    def end(self, seen: bool = False, pauses: Sequence[Pause] = ()) -> str:
         """Close the answer; a line about the file, or "". Without a token there are no `answer_ids`.
 
-        `seen`: earlier answers of the session have its text.
+        `seen`: earlier answers of the session have its text. `pauses` are those at the phases of its rounds.
         """
         last, before = self._lanes[-1].track, list(self._asked.before)
         ids = list(last.meter.ids)
@@ -150,9 +156,11 @@ class AnswerLog:
             **({"answer_ids": [*before, *ids] if self._asked.begun else ids} if ids else {}),
             reason=last.reason,
             **({"seen": True} if seen else {}),
+            **({"pauses": list(pauses)} if pauses else {}),
             text=self._decode([*before, *ids]) if ids else "",
             lanes=[{"method": one.method, "ids": list(one.ids), "text": one.text} for one in answers],
         )
+        self._writer.ended = time.monotonic()
         return self._writer.complaint()
 
 

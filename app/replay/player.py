@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING
 
 from app.lanes.race import paced
 from app.replay.session_log import LoggedAnswer, read_log
-from app.screen.inspection import Inspection
+from app.screen.inspection import Inspection, forced_hint
 from app.screen.live import look_of, play, show, streaming, tokens_of
+from app.screen.rows import Lines
 from app.screen.stepping import stepped
-from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
+from app.screen.terminal import Interrupts, await_key, is_live, make_console, quiet_keys
 from app.screen.view import Canvas, heading, question
-from app.screen.viewer import Lines, view
+from app.screen.viewer import view
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.replay.options import ReplayArgs
     from app.settings.table import ModelOptions, Settings
+
+
+LONGEST_WAIT = 10.0  # seconds between two answers
 
 
 def replay(settings: Settings, options: ModelOptions, args: ReplayArgs) -> int:
@@ -35,7 +39,7 @@ def replay(settings: Settings, options: ModelOptions, args: ReplayArgs) -> int:
     if args.inspect and answers:
         return walk_over(answers[-1], Canvas(settings, console, is_live(console)))
     with quiet_keys(), Interrupts() as stop:
-        player = Player(Canvas(settings, console, live, stop), args.speed / settings.times_slower)
+        player = Player(Canvas(settings, console, live, stop), args.speed)
         if not all(map(player.play, answers)):
             return INTERRUPTED
     notes = log.notes if answers else [*log.notes, f"{args.file} holds no answer yet"]
@@ -58,7 +62,9 @@ def walk_over(answer: LoggedAnswer, place: Canvas) -> int:
 
 
 class Player:
-    """Shows answers one after the other on a place."""
+    """Shows answers one after the other on a place, at `speed` times their own, as slowly as they were shown or as the
+    place's settings say.
+    """
 
     def __init__(self, place: Canvas, speed: float) -> None:
         self.place, self.speed = place, speed
@@ -73,15 +79,21 @@ class Player:
 
     def _play(self, answer: LoggedAnswer) -> bool:
         place, tracks = self.place, answer.tracks()
+        looks = place.settings if place.settings.slow != 1 else answer.settings
+        if place.live and self._shown and answer.opening.waited:
+            await_key(place.stop, min(LONGEST_WAIT, answer.opening.waited) / self.speed)
         if not place.settings.quiet:
             self._head(answer)
         if place.live:
             with streaming(tracks, place.out, place.settings, place.stop, goes_on=False) as draw:
-                if place.settings.steps:
+                if looks.steps:
                     draw()
-                    play(stepped(answer.events, tracks, place, draw), tracks)
+                    pauses = answer.closing.pauses if answer.closing and looks is answer.settings else ()
+                    known = [(seconds / self.speed, key) for seconds, key in pauses]
+                    play(stepped(answer.events, tracks, place, draw, taken=[], known=known), tracks)
                 else:
-                    play(paced(answer.events, self.speed, place.stop, idle=draw), tracks, draw)
+                    speed = self.speed / looks.times_slower
+                    play(paced(answer.events, speed, place.stop, idle=draw), tracks, draw)
         else:
             play(answer.events, tracks)
         if not place.stop():
@@ -97,3 +109,5 @@ class Player:
             self.place.say(line)
         self._shown = told
         self.place.say(question(answer.opening.prompt, look))
+        if answer.opening.forced:
+            self.place.hint(forced_hint(answer.decode(list(answer.opening.before)), len(answer.opening.before), look))

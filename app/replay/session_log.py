@@ -47,6 +47,8 @@ class OpeningLine(BaseModel):
     prompt: str
     prompt_ids: tuple[int, ...]
     before: tuple[int, ...] = ()
+    forced: bool = False
+    waited: Annotated[float, Field(ge=0)] = 0.0
     settings: dict[str, Any]
     lanes: Annotated[tuple[LoggedLane, ...], Field(min_length=1)]
     texts: tuple[Entry, ...] = ()
@@ -65,6 +67,7 @@ class ClosingLine(BaseModel):
     reason: Reason
     text: str
     seen: bool = False
+    pauses: tuple[tuple[float, str], ...] = ()
     texts: tuple[Entry, ...] = ()
 
 

@@ -110,7 +110,7 @@ def ended(steps: Sequence[tuple[int, Step]], whole: bool) -> str:
 
 def parts(tracks: Sequence[Track], out: Console, settings: Settings) -> Iterator[Any]:
     """The trace of the last lane that drafted, its head and then round by round."""
-    found = traced(tracks, out, settings, None)
+    found = traced(tracks, out, settings)
     yield from found.parts() if isinstance(found, Trace) else [found]
 
 
@@ -149,7 +149,7 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> int:
     live = is_live(console) and not settings.quiet
     with quiet_keys(), Interrupts() as stop:
         place = Canvas(settings, console, live, stop, touring=True)
-        player = Player(place, 1 / answers[STEPS[0]][0].settings.times_slower)
+        player = Player(place, 1.0)
 
         def play(step: Step) -> Answers | None:
             for answer in answers[step]:

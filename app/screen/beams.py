@@ -114,26 +114,33 @@ def _leaving(best: str, other: str, look: Look) -> str:
 
 
 class BeamTrace(Drawn):
-    """The last `last` steps (None: all): every candidate with its parent, probability, score and fate."""
+    """The steps of a search: every candidate with its parent, probability, score and fate."""
 
-    def __init__(
-        self, steps: Sequence[BeamStep], decode: Decode, look: Look, *, rule: str = "", last: int | None = None
-    ) -> None:
+    first = 1
+
+    def __init__(self, steps: Sequence[BeamStep], decode: Decode, look: Look, *, rule: str = "") -> None:
         self.steps, self.look, self.rule = list(steps), look, rule
-        self.first = 0 if last is None else max(0, len(self.steps) - max(0, last))
         self._decode = decode
 
     def rows(self) -> list[Row]:
         """All rows; only `look.width` bounds them."""
         if not self.steps:
             return flow([chunk("no steps yet", "faint")], self.look)
-        rows = flow([chunk(self.rule, "faint")], self.look) if self.rule else []
-        tree = BeamTree()
-        for number, step in enumerate(self.steps):
-            if number >= self.first:
-                rows += self._step(number + 1, step, tree)
+        rows, tree = self._head(), BeamTree()
+        for number, step in enumerate(self.steps, start=1):
+            rows += self._step(number, step, tree)
             tree.add(step)
         return rows
+
+    def picture(self, number: int) -> list[Row]:
+        """Step `number`, from 1, and how the search goes."""
+        tree = BeamTree()
+        for step in self.steps[: number - 1]:
+            tree.add(step)
+        return [*self._step(number, self.steps[number - 1], tree), *self._head()]
+
+    def _head(self) -> list[Row]:
+        return flow([chunk(self.rule, "faint")], self.look) if self.rule else []
 
     def _step(self, number: int, step: BeamStep, tree: BeamTree) -> list[Row]:
         count: Counter[str] = Counter(beam.fate for beam in step.beams)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from app.screen.beams import BeamLine
 from app.screen.palette import Look
-from app.screen.rows import Chunk, Drawn, Row, chunk, flow, share
+from app.screen.rows import Chunk, Drawn, Row, chunk, flow, plural, share
 from app.screen.spans import Span
 from app.screen.timeline import Round
 from sampling.drafters.registry import ROWS, is_simulated
@@ -130,7 +130,7 @@ class PaneData:
 def note(pane: PaneData, *, goes_on: bool = True) -> str:
     """Why an answer is not whole ("cut at 128 tokens, /continue"), or ""; `goes_on`: it can be continued there."""
     stats = pane.stats
-    amount = f"{pane.tokens} {'tokens' if stats is None or stats.counts_tokens else 'pieces'}"
+    amount = plural(pane.tokens, "token" if stats is None or stats.counts_tokens else "piece")
     problem = stats.report.problem if stats is not None and stats.report is not None else ""
     if pane.state == "stopped" or (stats and stats.stop_reason == "interrupted"):
         return f"stopped at {amount}{problem and f': {problem}'}"
@@ -179,9 +179,9 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
         return texts
     if stats is None or not (stats.beams or stats.draft_n):
         return []
-    passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
+    passes = plural(stats.target_passes, "pass", "es")
     if stats.beams:
-        return [f"{stats.beams} beam" + ("s" if stats.beams != 1 else ""), passes]
+        return [plural(stats.beams, "beam"), passes]
     texts = [f"accepted {stats.draft_n_accepted}/{stats.draft_n} ({stats.draft_n_accepted / stats.draft_n:.0%})"]
     if stats.alpha is not None:
         texts.append(f"{look.glyph('alpha')} {share(stats.alpha)}")

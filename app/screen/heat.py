@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from app.screen.inspection import SaidToken
 from app.screen.palette import HEAT, Look
-from app.screen.rows import Drawn, Piece, Row, chunk, flow, row_of, share, wrap
+from app.screen.rows import Drawn, Piece, Row, chunk, flow, plural, row_of, share, wrap
 from utils.errors import UserError
 
 PROBABILITY, ENTROPY = "p", "entropy"
@@ -71,7 +71,7 @@ class Heat(Drawn):
         limits = [self._figure(limit) for limit in LIMITS[self.by]]
         sign, first = ("<", f"p {limits[0]} or more") if self.by == PROBABILITY else (">", f"up to {limits[0]} bits")
         levels = [(f"{sign} {limit}", role) for limit, role in zip(limits, HEAT[1:], strict=True)]
-        parts = [f"perplexity {perplexity(self.probabilities):.2f} over {known} token{'s' * (known != 1)}"]
+        parts = [f"perplexity {perplexity(self.probabilities):.2f} over {plural(known, 'token')}"]
         if self.entropies:
             parts.append(f"mean entropy {sum(self.entropies) / len(self.entropies):.2f} bits")
         if known < len(self.tokens):

@@ -17,7 +17,7 @@ from rich.segment import Segment
 
 from app.lanes.comparison import Rule
 from app.screen.palette import Look
-from app.screen.rows import Piece, Row, chunk, fit, flow, quoted, row_of, share, wrap
+from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, plural, quoted, row_of, share, wrap
 from app.screen.trace import chances_of
 from app.screen.viewer import Action
 from sampling.events import Step
@@ -168,6 +168,11 @@ class Force(NamedTuple):
     token: int
 
 
+def forced_hint(text: str, number: int, look: Look) -> str:
+    """The line above an answer whose first `number` tokens, with this text, end with a forced one."""
+    return f"token {number} is forced, the answer goes on after: {one_line(text, look)[-40:]}"
+
+
 class Inspection:
     """A viewer's content: the text with a cursor on one token, and a panel about it.
 
@@ -234,8 +239,8 @@ class Inspection:
         for number, token in enumerate(self.tokens, start=1):
             said = next((choice for choice in token.choices if choice.fate == "said"), Choice(token.token, ""))
             text = quoted(token.shown, look, _TEXT)
-            figures = f"{_figure(said.p)} {_figure(said.processed)} {said.rank or '-':>4}"
-            figures += f" {_figure(said.q)} {said.q_rank or '-':>4} {token.round:>6}"
+            figures = f"{_figure(said.p)} {_figure(said.processed)} {_rank(said.rank)}"
+            figures += f" {_figure(said.q)} {_rank(said.q_rank)} {token.round:>6}"
             words = [chunk(f"{number:>4}"), chunk(text, _ROLES[token.kind], " ")]
             words += [chunk(" " * (_TEXT - cell_len(text)), "plain", ""), chunk(figures, "plain", " ")]
             rows += flow([*words, chunk(f"accepted ({token.by})" if token.by else token.kind)], look, 5)
@@ -301,8 +306,8 @@ class Inspection:
         rows = [row_of([(fit(titles, look.width, look), "faint")], look)]
         for at, choice in enumerate(self.token.choices):
             text = quoted(choice.text, look, columns)
-            figures = f"{_figure(choice.p)} {_figure(choice.processed)} {choice.rank or '-':>4}"
-            figures += f" {_figure(choice.q)} {choice.q_rank or '-':>4}  {choice.by}"
+            figures = f"{_figure(choice.p)} {_figure(choice.processed)} {_rank(choice.rank)}"
+            figures += f" {_figure(choice.q)} {_rank(choice.q_rank)}  {choice.by}"
             chosen = at == self.choice
             role = {"said": "good", "rejected": "rejected"}.get(choice.fate, "plain")
             pieces: list[Piece] = [(f"{look.glyph('prompt')} " if chosen else "  ", "strong"), (text, role)]
@@ -326,6 +331,10 @@ def _figure(value: float | None) -> str:
     return "   -" if value is None else f"{share(value):>4}"
 
 
+def _rank(rank: int | None) -> str:
+    return f"{rank or '-':>4}" if (rank or 0) < 10_000 else f"{rank // 1000:>3}k"  # type: ignore[operator]
+
+
 def _who(token: SaidToken) -> str:
     return f"accepted, proposed by {token.by}" if token.kind == "accepted" else token.kind
 
@@ -346,14 +355,16 @@ def decided(token: SaidToken, look: Look) -> list[str]:
         lines.append("drawn from what p leaves where q is taken off")
     elif token.rule == "argmax":
         same = ", as drafted" if token.kind == "accepted" else ""
-        lines.append(f"greedy: the target's likeliest token{same}")
+        changed = any(choice.fate == "said" and (choice.rank or 1) > 1 for choice in token.choices)
+        chosen_as = "likeliest token after the settings" if changed else "target's likeliest token"
+        lines.append(f"greedy: the {chosen_as}{same}")
     else:
         drawn = _drawn(token, look) or "drawn by the target"
         lines.append(f"{drawn}{', as drafted' if token.kind == 'accepted' else ''}")
     if token.kind == "bonus":
-        lines.append("all drafts were accepted: this token came with the same pass")
+        lines.append("every draft of its path was accepted: this token came with the same pass")
     if token.discarded:
-        lines.append(f"{token.discarded} draft{'s' if token.discarded > 1 else ''} elsewhere discarded, not examined")
+        lines.append(f"{plural(token.discarded, 'further draft')} discarded, not examined")
     return lines
 
 

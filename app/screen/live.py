@@ -27,14 +27,13 @@ from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
 from app.screen.panes import Layout
 from app.screen.rendered import answer_text
-from app.screen.rows import Row, visible
+from app.screen.rows import Lines, Row, visible
 from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
 from app.screen.thinking import span_parts, thoughts
 from app.screen.timeline import Round
 from app.screen.trace import Trace
 from app.screen.view import Frame
-from app.screen.viewer import Lines
 from app.settings.table import Settings
 from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
@@ -286,7 +285,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
         place.out.print()
     place.say(panes(tracks, place.out, settings, notes=not place.touring, goes_on=place.goes_on))
     if settings.view == "trace":
-        place.say(traced(tracks, place.out, settings, None))
+        place.say(traced(tracks, place.out, settings))
 
 
 def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more: Any) -> RenderableType:
@@ -305,19 +304,16 @@ def telling(tracks: Sequence[Track]) -> Track:
     return next((track for track in reversed(tracks) if track.pane().telling), tracks[-1])
 
 
-def traced(
-    tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None = None
-) -> Trace | BeamTrace:
+def traced(tracks: Sequence[Track], console: Console, settings: Settings) -> Trace | BeamTrace:
     """Round by round: the lane of :func:`telling`."""
-    return trace_of(telling(tracks), look_of(console, settings).sized(height=None), rounds)
+    return trace_of(telling(tracks), look_of(console, settings).sized(height=None))
 
 
-def trace_of(track: Track, look: Look, rounds: int | None = None) -> Trace | BeamTrace:
-    """The last `rounds` rounds of a lane (None: all)."""
+def trace_of(track: Track, look: Look) -> Trace | BeamTrace:
+    """The rounds of a lane, or the steps of its search."""
     if (plan := track.lane.beams) is None:
-        return rounds_of(track, look, rounds)
-    words = search_of(plan.num_beams, plan.alpha, plan.offset)
-    return BeamTrace(track.beam_steps, track.decode, look, rule=words, last=rounds)
+        return rounds_of(track, look)
+    return BeamTrace(track.beam_steps, track.decode, look, rule=search_of(plan.num_beams, plan.alpha, plan.offset))
 
 
 def token_reader(track: Track) -> TokenReader:
@@ -339,11 +335,11 @@ def rule_in(lane: Any) -> Rule:
     )
 
 
-def rounds_of(track: Track, look: Look, rounds: int | None = None, *, upcoming: Sequence[Step] = ()) -> Trace:
-    """The same of a lane that does not search, and rounds that it has not been fed."""
+def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Trace:
+    """The rounds of a lane that does not search, and rounds that it has not been fed."""
     lane, used = track.lane, track.lane.settings
     shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
     exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
     names, lenience, rule = lane.source_names, lenience_of(lane), rule_in(lane)
     steps = [*track.steps, *upcoming]
-    return Trace(steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)
+    return Trace(steps, track.decode, look, names, rule=rule, exact=exact, lenience=lenience)

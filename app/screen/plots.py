@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from app.lanes.answers import plain_answer
 from app.screen.live import Track
 from app.screen.palette import Look
-from app.screen.rows import Drawn, Row, chunk, flow, row_of
+from app.screen.rows import Drawn, Row, chunk, flow, plural, row_of
 from sampling.drafters.registry import is_simulated, oracle_of
 from sampling.events import Step
 from sampling.gamma.acceptance import expected_tokens
@@ -131,7 +131,7 @@ def _ranks(track: Track, look: Look) -> Bars:
         f"the second choice was right in {second} of {total}: a second branch would have brought about a token each "
         f"time, {second / rounds:.2f} a round (/plot gamma has v, the cost of a wider pass)",
     ]
-    title = f"{track.lane.name}: rank of the target's token in the drafter's list, after {total} rejections"
+    title = f"{track.lane.name}: rank of the target's token in the drafter's list, after {plural(total, 'rejection')}"
     return Bars(title, bars, look, remarks)
 
 
@@ -232,7 +232,9 @@ def _remarks(
     remarks = [f"as gamma auto sees it: {alpha} by position {alphas} {more}, c {costs.c:.3f}{v}"]
     if reach <= GAMMA_MAX:
         solid, guessed = look.glyph("bar") * 2, look.glyph("rest") * 2
-        remarks.append(f"{solid} passes that were timed, {guessed} guessed: no pass over more than {reach} tokens was")
+        remarks.append(
+            f"{solid} from timed passes, {guessed} guessed: no pass over more than {plural(reach, 'token')} was timed"
+        )
     if not costs.references:
         remarks.append("no plain pass was timed: /compare ar,spec does")
     plain = plain_answer([other.answer() for other in last])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from app.screen.beams import BeamTrace
 from app.screen.palette import Look
 from app.screen.rows import Row
 from app.screen.trace import Trace
@@ -14,15 +15,16 @@ from utils.errors import UserError
 
 
 class RoundPictures:
-    """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws."""
+    """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws, or step `number`."""
 
     help = "n next round  p previous  up/down scroll  q leave"
 
-    def __init__(self, make: Callable[[Look], Trace], number: int) -> None:
+    def __init__(self, make: Callable[[Look], Trace | BeamTrace], number: int) -> None:
         self.make, self.number, self.scroll = make, number, Scroll()
-        self.last = len(make(Look()).steps) - 1
-        if not 0 <= number <= self.last:
-            raise UserError(f"there is no round {number}: the answer has rounds 0 to {self.last}")
+        self.first = make(Look()).first
+        self.last = self.first + len(make(Look()).steps) - 1
+        if not self.first <= number <= self.last:
+            raise UserError(f"there is no round {number}: the answer has rounds {self.first} to {self.last}")
 
     def rows(self, look: Look) -> list[Row]:
         """The picture, as much of it as fits."""
@@ -30,14 +32,14 @@ class RoundPictures:
 
     def picture(self, look: Look) -> list[Row]:
         """The whole picture."""
-        return self.make(look.sized()).picture(self.number).rows()
+        return self.make(look.sized()).picture(self.number)
 
     def to(self, number: int) -> None:
         """Show another round; the first or last one instead of none."""
-        self.number, self.scroll.top = max(0, min(self.last, number)), 0
+        self.number, self.scroll.top = max(self.first, min(self.last, number)), 0
 
     @property
     def keys(self) -> dict[str, Action]:
         forth, back = lambda: self.to(self.number + 1), lambda: self.to(self.number - 1)
         turns: dict[str, Action] = {"n": forth, "right": forth, "p": back, "left": back}
-        return {**turns, "home": lambda: self.to(0), "end": lambda: self.to(self.last), **self.scroll.keys}
+        return {**turns, "home": lambda: self.to(self.first), "end": lambda: self.to(self.last), **self.scroll.keys}

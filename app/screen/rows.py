@@ -295,6 +295,21 @@ def shared(needs: Sequence[int], height: int) -> list[int]:
     return heights
 
 
+class Lines(Drawn):
+    """Rows that were drawn already."""
+
+    def __init__(self, rows: list[Row], look: Look) -> None:
+        self._rows, self.look = rows, look
+
+    def rows(self) -> list[Row]:
+        return self._rows
+
+
+def plural(count: int, word: str, ending: str = "s") -> str:
+    """A count with its noun: "1 token", "2 tokens"."""
+    return f"{count:,} {word}{ending * (count != 1)}"
+
+
 def share(value: float) -> str:
     """A figure between 0 and 1 with two digits: .85, 1.00."""
     return f"{value:.2f}".removeprefix("0")

@@ -5,6 +5,8 @@ The race has run before, so that no pause is on a clock.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -13,7 +15,7 @@ from rich.console import Console
 from app.lanes.race import timed
 from app.screen.live import Draw, Track, look_of, rounds_of
 from app.screen.palette import Look
-from app.screen.rows import Row, chunk, flow
+from app.screen.rows import Row, chunk, flow, plural
 from app.screen.terminal import Interrupts, await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED
 from app.settings.table import Settings
@@ -33,12 +35,32 @@ class Place(Protocol):
     def settings(self) -> Settings: ...
 
 
+Pause = tuple[float, str]  # seconds at a phase, and the key that ended it
+
+
 def stepped(
-    race: Iterable[tuple[int, Event]], tracks: Sequence[Track], place: Place, draw: Draw
+    race: Iterable[tuple[int, Event]],
+    tracks: Sequence[Track],
+    place: Place,
+    draw: Draw,
+    *,
+    taken: list[Pause],
+    known: Sequence[Pause] = (),
 ) -> Iterator[tuple[int, Event]]:
-    """The events of a race, which is run first, each once its phases were seen."""
-    stepper = Stepper(tracks, draw, lambda: look_of(place.out, place.settings), lambda: await_key(place.stop))
-    return stepper(race)
+    """The events of a race, which is run first, each once its phases were seen.
+
+    Pauses are added to `taken`. The first ones end as the `known` do unless a key is pressed sooner.
+    """
+
+    def key() -> bytes:
+        seconds, pressed = known[len(taken)] if len(taken) < len(known) else (math.inf, "")
+        begun = time.monotonic()
+        typed = await_key(place.stop, seconds)
+        typed = typed if typed or place.stop() else pressed.encode("latin-1")
+        taken.append((round(time.monotonic() - begun, 2), typed.decode("latin-1")))
+        return typed
+
+    return Stepper(tracks, draw, lambda: look_of(place.out, place.settings), key)(race)
 
 
 class Stepper:
@@ -62,7 +84,7 @@ class Stepper:
             yield lane, event
             if not skipped:
                 assert isinstance(event, Step)
-                told = f"4 commit: {_tokens(len(event.emitted))} joined the text"
+                told = f"4 commit: {plural(len(event.emitted), 'token')} joined the text"
                 self._stop([*flow([chunk(told, "strong")], self.look())])
 
     def _phases(self, step: Step) -> bool:
@@ -71,7 +93,7 @@ class Stepper:
         ran = f", passes: {calls}" if calls else ""
         own = "no token of its own" if step.token is None else "and the target's own token"
         told = (
-            f"1 draft: {_tokens(len(step.drafted))} in {step.draft_s * 1000:.1f} ms{ran}",
+            f"1 draft: {plural(len(step.drafted), 'token')} in {step.draft_s * 1000:.1f} ms{ran}",
             f"2 one pass of the target over {len(step.drafted) + 1} positions in {step.verify_s * 1000:.1f} ms",
             f"3 accept: {len(step.path)} of {len(step.drafted)}, {own}",
         )
@@ -94,7 +116,3 @@ class Stepper:
         pressed = self.key()
         self.stepping = pressed not in (b"", b"q")
         return self.stepping and pressed != b"r"
-
-
-def _tokens(count: int) -> str:
-    return f"{count} token{'' if count == 1 else 's'}"

@@ -7,6 +7,7 @@ Knows no models and no prompt.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import select
@@ -96,16 +97,17 @@ def await_enter(stop: Callable[[], bool]) -> bool:
     return bool(typed)
 
 
-def await_key(stop: Callable[[], bool], forget: bool = True) -> bytes:
-    """What is typed next, inside :func:`quiet_keys`; nothing after Ctrl-C or Ctrl-D. Enter at once where there is no
-    keyboard. `forget`: what was typed before does not count.
+def await_key(stop: Callable[[], bool], seconds: float = math.inf, *, forget: bool = True) -> bytes:
+    """What is typed next, inside :func:`quiet_keys`; nothing after Ctrl-C, Ctrl-D or these seconds. Enter at once where
+    there is no keyboard. `forget`: what was typed before does not count.
     """
     if termios is None or sys.stdin is None or not sys.stdin.isatty():
         return b"" if stop() else b"\n"
     descriptor = sys.stdin.fileno()
     if forget:
         termios.tcflush(descriptor, termios.TCIFLUSH)
-    while not stop():
+    end = time.monotonic() + seconds
+    while not stop() and time.monotonic() < end:
         if select.select([descriptor], [], [], _NAP)[0]:
             typed = os.read(descriptor, 1024)
             return typed if {*typed} & {*b"\r\n"} or _CTRL_D not in typed else b""

@@ -17,7 +17,7 @@ from rich.segment import Segment
 
 from app.lanes.comparison import RULES, Rule, chance, ratio, reviews
 from app.screen.palette import Look, tint
-from app.screen.rows import Chunk, Drawn, Row, chunk, flow, quoted, share
+from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, quoted, share
 from sampling.events import Step
 from utils.growing_text import Decode, Window
 
@@ -168,23 +168,15 @@ def _so_far(draft: Drafted, phase: int) -> Drafted:
     return draft if phase == SCORED else draft._replace(p=None, chance=None)
 
 
-class Part(Drawn):
-    """Rows of a trace that were drawn already."""
-
-    def __init__(self, rows: list[Row], look: Look) -> None:
-        self._rows, self.look = rows, look
-
-    def rows(self) -> list[Row]:
-        return self._rows
-
-
 class Trace(Drawn):
-    """The last `last` rounds of an answer (None: all).
+    """The rounds of an answer.
 
     `steps` are one row's rounds from its prefill on, `names` the drafter's names for the sources.
     `exact` says that p and q are the very distributions that decided (temperature 1, no filter); otherwise the
     chance is only near. `lenience` is that of the reviews inside a cascade (None: not known).
     """
+
+    first = 0  # the prefill
 
     def __init__(
         self,
@@ -194,13 +186,11 @@ class Trace(Drawn):
         names: Sequence[str] = (),
         *,
         rule: Rule = "argmax",
-        last: int | None = None,
         exact: bool = False,
         lenience: float | None = None,
     ) -> None:
         self.steps, self.look, self.names = list(steps), look, tuple(names)
         self.rule, self.exact, self.lenience = rule, exact, lenience
-        self.first = 0 if last is None else max(0, len(self.steps) - max(0, last))
         self._decode = decode
         self._reviewed = any(step.inner for step in self.steps)
         # A draft's row is its number, text, figures, fate and source, one row where that can be.
@@ -218,26 +208,23 @@ class Trace(Drawn):
         """All rows; only `look.width` bounds them, a trace is for the scrollback."""
         return [row for part in self.parts() for row in part.rows()]
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[Lines]:
         """Its head, then each round by itself."""
         if not self.steps:
-            yield Part(flow([chunk("no rounds yet", "faint")], self.look), self.look)
+            yield Lines(flow([chunk("no rounds yet", "faint")], self.look), self.look)
             return
-        yield Part(self._head(), self.look)
+        yield Lines(self._head(), self.look)
         rounds = Rounds(self._decode)
         for number, step in enumerate(self.steps):
-            if number >= self.first:
-                yield Part(self._round(number, rounds.read(step)), self.look)
-            else:
-                rounds.skip(step)
+            yield Lines(self._round(number, rounds.read(step)), self.look)
 
-    def picture(self, number: int) -> Part:
-        """Round `number`, from 0, with a bar of its times and the rule that it followed."""
+    def picture(self, number: int) -> list[Row]:
+        """Round `number`, from :attr:`first`, with a bar of its times and the rule that it followed."""
         rounds = Rounds(self._decode)
         for step in self.steps[:number]:
             rounds.skip(step)
         step = self.steps[number]
-        return Part([*self._round(number, rounds.read(step)), *self._times(step), *self._head()], self.look)
+        return [*self._round(number, rounds.read(step)), *self._times(step), *self._head()]
 
     def so_far(self, phase: int) -> list[Row]:
         """The last round, as far as a phase has come."""

@@ -202,7 +202,7 @@ class Summary(Drawn):
     def _reading_aids(self) -> list[Chunk]:
         """The legend (where the comparison does not carry it), and what the figures leave out."""
         legend = self.legend if self.look.color or not self.comparisons else []
-        if legend and self._lines():
+        if self.legend and self._lines():
             legend = [*legend, chunk(bars_key(self.look), "faint")]
         return legend + ([chunk(RATES_NOTE, "faint")] if any(pane.tokens for pane in self.panes) else [])
 

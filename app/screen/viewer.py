@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from app.screen.palette import Look
-from app.screen.rows import Drawn, Row, chunk, flow
+from app.screen.rows import Drawn, Lines, Row, chunk, flow
 
 Action = Callable[[], Any]  # None: go on; anything else ends the viewer, which gives it back
 
@@ -25,16 +25,6 @@ class Content(Protocol):
     @property
     def keys(self) -> Mapping[str, Action]: ...
     def rows(self, look: Look) -> list[Row]: ...  # at most look.height
-
-
-class Lines(Drawn):
-    """Rows that were drawn already."""
-
-    def __init__(self, rows: list[Row], look: Look) -> None:
-        self._rows, self.look = rows, look
-
-    def rows(self) -> list[Row]:
-        return self._rows
 
 
 class Scroll:

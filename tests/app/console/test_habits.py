@@ -40,6 +40,24 @@ def drawn_green(terminal: Terminal, rows: range) -> bool:
     return any(cell.fg == "green" for row in rows for cell in terminal.screen.buffer[row].values())
 
 
+def entered(terminal: Terminal, line: str) -> str:
+    """What the screen shows below a line when the prompt has come back."""
+    terminal.enter(line)
+    terminal.wait(lambda: line[:40] in terminal.text and terminal.at_prompt, ANSWER)
+    terminal.quiet()
+    return terminal.text.rpartition(f"› {line[:40]}")[2]
+
+
+def ask_first(terminal: Terminal) -> None:
+    """The first question in a conversation that was cleared."""
+    terminal.enter("/clear")
+    terminal.wait("conversation cleared", 20)
+    terminal.quiet()
+    terminal.enter(FIRST_QUESTION)
+    terminal.wait(lambda: terminal.at_prompt and "cut at 48 tokens" in terminal.text, ANSWER)
+    terminal.quiet()
+
+
 def test_two_lines_say_what_is_shown_and_tab_brings_a_first_question(chat: Terminal) -> None:
     chat.wait(lambda: chat.at_prompt, LOADED)
     assert "Two panes show each answer: plainly, and with drafts.\nTab: a first question. /help: the" in chat.text
@@ -54,12 +72,7 @@ def test_coloured_panes_and_the_live_line_stay_in_view_on_24_rows(chat: Terminal
     chat.resize(columns, 24)
     chat.type("\x0c")  # what the old width left is not ours to judge
     chat.quiet()
-    chat.enter("/clear")
-    chat.wait("conversation cleared", 20)
-    chat.quiet()
-    chat.enter(FIRST_QUESTION)
-    chat.wait(lambda: chat.at_prompt and "cut at 48 tokens" in chat.text, ANSWER)
-    chat.quiet()
+    ask_first(chat)
     (live,) = LIVE.finditer(chat.text)
     assert ("  AR " in live[0]) == (columns >= 60)
     border = next(row for row, line in enumerate(chat.lines) if line.startswith("└") and "tok/s ─┘" in line)
@@ -87,51 +100,40 @@ def test_plots_heat_and_a_simulated_lane_at_every_width(chat: Terminal, columns:
         ("/plot gamma", "theory 1.00x"),
         ("/compare ar,spec", "compare = ar,spec"),
     ]:
-        chat.enter(line)
-        chat.wait(lambda line=line: line[:40] in chat.text and chat.at_prompt, ANSWER)  # type: ignore[misc]
-        chat.quiet()
-        after = " ".join(chat.text.rpartition(f"› {line[:40]}")[2].split())
+        after = " ".join(entered(chat, line).split())
         assert shown in after, line
         assert "error" not in after
         assert all(len(text) <= columns for text in chat.lines)
     chat.resize(columns, 24)
 
 
-def test_code_is_drawn_above_the_panes_and_its_text_comes_back_on_request(chat: Terminal) -> None:
-    chat.resize(100, 60)
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_familiar_commands_and_the_pager_at_every_width(chat: Terminal, columns: int, tmp_path: Path) -> None:
+    chat.resize(columns, 24)
     chat.type("\x0c")
     chat.quiet()
-    chat.enter("/clear")
-    chat.wait("conversation cleared", 20)
-    chat.enter(FIRST_QUESTION)
-    chat.wait(lambda: chat.at_prompt and "cut at 48 tokens" in chat.text.rpartition(FIRST_QUESTION)[2], ANSWER)
-    chat.quiet()
-    answer = chat.text.rpartition(FIRST_QUESTION[-20:])[2].partition("┌ autoregressive")[0]
-    assert "def fibonacci" in answer
-    assert "```" not in answer
-    chat.enter("/render off")
-    chat.wait(lambda: "render = off" in chat.text and chat.at_prompt, 20)
-    assert "```python\ndef fibonacci" in chat.text.rpartition("render = off")[2]
-    chat.enter("/render on")
-    chat.resize(100, 24)
-
-
-@pytest.mark.skipif(shutil.which("less") is None, reason="less is not installed")
-def test_what_is_longer_than_the_screen_goes_through_the_pager(chat: Terminal) -> None:
-    chat.enter("/set")
-    chat.wait(lambda: "Decoding:" in chat.text and not chat.at_prompt, 20)
-    chat.quiet()
-    assert "Output:" not in chat.text
-    chat.type("q")
-    chat.wait(lambda: chat.at_prompt, 20)
-
-
-def test_the_help_of_a_low_screen_fits_it(chat: Terminal) -> None:
-    for word in ("/help", "/?"):
-        chat.enter(word)
-        chat.wait(lambda word=word: f"› {word}" in chat.text and chat.at_prompt, 20)  # type: ignore[misc]
+    ask_first(chat)
+    for line, shown in [
+        ("/history", "def fibonacci"),
+        ("/render off", "```python def fibonacci"),
+        ("/render on", "render = on"),
+        ("/model", "pair = smollm2 (loaded); there are"),
+        (f"/save {tmp_path}/a.json", "saved 1 turn"),
+        (f"/load {tmp_path}/a.json", "loaded 1 turn"),
+        ("/?", TABLE[-1].name),
+        ("/help", "//text sends a line"),
+    ]:
+        after = " ".join(entered(chat, line).split())
+        assert shown in after, line
+        assert ("```" in after) == (line == "/render off")
+        assert all(len(text) <= columns for text in chat.lines)
+    if shutil.which("less"):
+        chat.enter("/set")
+        chat.wait(lambda: "Decoding:" in chat.text and not chat.at_prompt, 20)
         chat.quiet()
-        assert all(command.name in chat.text for command in TABLE)
+        assert "Output:" not in chat.text
+        chat.type("q")
+        chat.wait(lambda: chat.at_prompt, 20)
 
 
 def test_quit_leaves_without_a_slash(chat: Terminal) -> None:

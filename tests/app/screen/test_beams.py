@@ -20,6 +20,7 @@ from app.screen.figures import PaneData
 from app.screen.output import load_engine
 from app.screen.palette import Look
 from app.screen.panes import Pane
+from app.screen.rows import Lines
 from app.screen.spans import Span
 from app.screen.view import Frame
 from app.settings.table import ModelOptions, Settings
@@ -132,18 +133,20 @@ def test_whole_trace(snapshot: SnapshotAssertion) -> None:
 
 
 def test_the_trace_says_of_every_candidate_what_became_of_it() -> None:
-    text = shown(BeamTrace(STEPS, decode, Look(100, color=False), rule=search_of(2, 1.2, 5.0), last=2))
-    assert text == (
-        "beam search: of all continuations the 2 likeliest go on; score = log p / ((5 + n) / 6)^1.2 over n\n"
-        "tokens, the best score wins\n"
+    trace = BeamTrace(STEPS, decode, Look(100, color=False), rule=search_of(2, 1.2, 5.0))
+    assert shown(Lines([*trace.picture(2), *trace.picture(3)], trace.look)) == (
         "step 2  1 kept, 1 finished, 1 merged  11.5 ms\n"
         ' 1  " river"            behind 1   p  .67  log p   -0.50  score  -0.40  kept\n'
         ' 2  "∎"                 behind 1   p  .61  log p   -0.60  score  -0.50  finished\n'
         ' 3  "↵"                 behind 1   p  .55  log p   -0.70  score  -0.60  merged\n'
+        "beam search: of all continuations the 2 likeliest go on; score = log p / ((5 + n) / 6)^1.2 over n\n"
+        "tokens, the best score wins\n"
         "step 3  2 kept, 1 dropped  11.5 ms\n"
         ' 1  " is"               behind 1   p  .67  log p   -0.90  score  -0.60  kept\n'
         ' 2  " ␛[31mextraordi…"  behind 1   p  .41  log p   -1.40  score  -0.90  kept\n'
         ' 3  "↵"                 behind 1   p  .03  log p   -4.00  score  -2.00  dropped\n'
+        "beam search: of all continuations the 2 likeliest go on; score = log p / ((5 + n) / 6)^1.2 over n\n"
+        "tokens, the best score wins\n"
     )
     assert shown(BeamTrace([], decode, Look(60))) == "no steps yet\n"
 
@@ -191,7 +194,7 @@ def test_the_conversation_goes_on_from_the_searched_answer(catalogue: Path) -> N
     def look(actions: Any) -> None:
         fed.append(actions.session.rollback([actions.chat.ids])[0] - len(actions.chat.ids))
 
-    ran = run_lines(catalogue, "/compare ar,beam", "one", "/trace 1", "/stats", look, "two", "/continue", "/exit")
+    ran = run_lines(catalogue, "/compare ar,beam", "one", "/trace 12", "/stats", look, "two", "/continue", "/exit")
     assert ran.code == 0
     first, second = ran.state.chat.turns
     assert second.prompt[: len(first.prompt) + 12] == (*first.prompt, *first.answer)
@@ -200,9 +203,8 @@ def test_the_conversation_goes_on_from_the_searched_answer(catalogue: Path) -> N
     assert "beam search" in ran.after("one")
     assert "4 beams  11 passes" in ran.after("one")
     assert "differs" not in ran.text
-    assert ran.after("/trace 1").startswith("beam search: of all continuations the 4 likeliest go on;")
-    assert ran.after("/trace 1").count("step ") == 1
-    assert "step 12  4 finished, 4 dropped" in ran.after("/trace 1")
+    assert ran.after("/trace 12").startswith("step 12  4 finished, 4 dropped")
+    assert "beam search: of all continuations the 4 likeliest go on;" in ran.after("/trace 12")
     assert "4 beams" in ran.after("/stats")
     assert fed[0] > -12  # all of the prompt is cached, and what the beams shared
 

@@ -73,7 +73,16 @@ def test_every_token_knows_its_round_its_kind_and_who_proposed_it() -> None:
 def test_what_decided_is_said_in_words(rule: str, lines: list[str]) -> None:
     trials = ROUND.trials if rule == "ratio" else tuple(trial._replace(number=None) for trial in ROUND.trials)
     *_, last = tokens(rule, OPENING, replace(ROUND, trials=trials))
-    assert decided(last, Look(80)) == [*lines, "1 draft elsewhere discarded, not examined"]
+    assert decided(last, Look(80)) == [*lines, "1 further draft discarded, not examined"]
+
+
+def test_penalties_that_moved_the_likeliest_token_are_named_and_a_long_rank_keeps_its_column() -> None:
+    position = Position((Likely(7, 0.75, 0.0, 1, 0.0), Likely(1, 0.125, 1.0, 22_180, 0.0)), (), 1.25)
+    (token,) = tokens("argmax", replace(OPENING, positions=(position,)))
+    assert decided(token, Look(80)) == ["greedy: the likeliest token after the settings"]
+    titles, *rows = text(Inspection([token]).panel(Look(80, None, False)))[-3:]
+    ends = {row.index(rank) + len(rank) for row, rank in zip(rows, ("   1 ", " 22k "), strict=True)}
+    assert ends == {titles.index("rank") + len("rank ")}
 
 
 def test_a_draw_is_told_as_the_race_that_it_was() -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from app.screen.figures import PaneData
 from app.screen.palette import Look
+from app.screen.spans import Span
 from app.screen.timeline import Line, Round, bars_key, rates, timeline
 from app.screen.view import Frame
 from sampling.stats.summary import Stats
+from tests.app.screen.test_view import FASTER
 
 AR: Line = ("AR", [Round(0.1, 1, 0, 0)] * 20)
 SPEC: Line = ("spec", [Round(0.1, 1 + n, 4, n) for n in (0, 1, 2, 3, 4, 4, 1, 0)] + [Round(0.1, 1, 0, 0)])
@@ -93,3 +95,6 @@ def test_the_line_stands_between_panes_and_figures_and_goes_where_there_is_no_ro
     assert not any("accepted ▁" in line for line in lines(5))
     panes[1] = replace(panes[1], stats=replace(stats, draft_n=0), names=("match",), rounds=AR[1])
     assert any(line.startswith("spec accepted ····") for line in lines(None))
+    spans = (Span("A river", "accepted"),)
+    plain = Frame([panes[0], replace(panes[1], spans=spans)], Look(100, color=False), comparisons=[FASTER]).rows()
+    assert any("a digit a round" in segment.text for row in plain for segment in row)

@@ -138,15 +138,6 @@ def test_a_point_mass_of_a_sure_drafter_is_accepted_with_p() -> None:
     assert "chance 1.00" in shown(steps=steps, rule="ratio")
 
 
-def test_only_the_last_rounds_on_request_read_in_their_context() -> None:
-    text = shown(last=2)
-    assert "prefill" not in text
-    assert "round 3" in text
-    assert "round 2" not in text
-    assert "round 1" in shown(last=99)
-    assert "round" not in shown(last=0)
-
-
 def test_sources_are_named_where_there_are_several() -> None:
     steps = [STEPS[0], step([2, 3], 2, 5, q=(0.5, 0.5), p=(0.5, 0.5), source=(0, 1))]
     text = shown(steps=steps, names=("tables", "model"))

@@ -190,7 +190,7 @@ def test_all_drafts_discarded_has_no_alpha() -> None:
     [
         ("length", 128, 128, "done", "cut at 128 tokens, /continue"),
         ("length", 57, 128, "done", "cut at 57 tokens, the context is full"),
-        ("interrupted", 25, 128, "stopped", "stopped at 25 tokens"),
+        ("interrupted", 1, 128, "stopped", "stopped at 1 token"),
         ("eos", 25, 128, "done", ""),
         (None, 25, 128, "running", ""),
     ],

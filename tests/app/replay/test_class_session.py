@@ -1,0 +1,43 @@
+"""The recorded session for a class in a real terminal, a hundred times faster than it was shown."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+
+from app.lanes.race import timed
+from app.replay.session_log import read_log
+from tests.support.screen import ROOT, Terminal
+
+pytestmark = pytest.mark.slow
+
+FILE = "docs/examples/class.jsonl"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+def test_it_has_two_questions_a_round_in_steps_a_forced_token_and_a_simulated_lane(columns: int) -> None:
+    played = Terminal("replay", FILE, "--speed", "100", columns=columns, rows=24)
+    seen: list[str] = []
+
+    def over() -> bool:
+        seen.extend(line for line in played.lines if line not in seen)
+        return not played.child.isalive()
+
+    played.wait(over, 60)
+    text = "\n".join(seen)
+    questions = [line for line in dict.fromkeys(seen) if line.startswith("› ")]
+    assert len(questions) == 2
+    for phase in ("1 draft: 4 tokens", "2 one pass", "3 accept: 3 of 4", "4 commit: 4 tokens", "any key: next phase"):
+        assert phase in text
+    assert "token 3 is forced, the answer goes on after: 1. Sunday" in text
+    assert "faster (simulated)" in text
+    assert played.end() == 0
+
+
+def test_it_takes_about_two_minutes() -> None:
+    answers = read_log(ROOT / FILE).answers
+    pauses = chain.from_iterable(answer.closing.pauses for answer in answers if answer.closing)
+    shown = sum(timed(answer.events)[-1][0] * answer.settings.times_slower for answer in answers)
+    waited = sum(answer.opening.waited for answer in answers[1:])
+    assert 90 < waited + sum(seconds for seconds, _ in pauses) + shown < 150
