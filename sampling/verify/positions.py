@@ -73,8 +73,7 @@ class Place:
         values = [float(self.values[token]) for token in tokens]
         most = values[:count]
         return [
-            1 + (most.index(value) if value in most else int(np.count_nonzero(self.values > value)))
-            for value in values
+            1 + (most.index(value) if value in most else int(np.count_nonzero(self.values > value))) for value in values
         ]
 
 
