@@ -13,15 +13,16 @@ from app.screen.inspection import Force, Inspection, SaidToken, TokenReader, dec
 from app.screen.palette import Look
 from app.screen.rows import Row
 from app.screen.viewer import drawn
-from sampling.events import Likely, Odds, Position, Proposal, Step, Trial
+from sampling.events import Call, Likely, Odds, Position, Proposal, Step, Trial
 
 WORDS = {1: "A", 2: " river", 3: " lake", 4: " runs", 5: "\n", 6: " 川", 7: " stream"}
+CALLS = (Call("target", 1, 0.01),)
 OPENING = Step(
-    0, 0, (), (), (), (), 1, (), (), 2.0, (), 0.0, 0.01, 0.0,
+    0, 0, (), (), (), (), 1, (), (), 2.0, CALLS, 0.0, 0.01, 0.0,
     positions=(Position((Likely(1, 0.75, 0.875, 1, 0.5), Likely(6, 0.125, 0.125, 2, 1.0)), (), 1.25),),
 )  # fmt: skip
 ROUND = Step(  # river and its sibling lake, behind river runs: river is accepted, runs is not
-    0, 3, (2, 3, 4), (-1, -1, 0), (0, 1, 1), (0,), 5, (0.5, 0.25), (0.75, 0.5), 1.0, (), 0.0, 0.01, 0.0,
+    0, 3, (2, 3, 4), (-1, -1, 0), (0, 1, 1), (0,), 5, (0.5, 0.25), (0.75, 0.5), 1.0, CALLS, 0.0, 0.01, 0.0,
     positions=(
         Position((Likely(2, 0.5, 0.625, 1, 0.0), Likely(7, 0.25, 0.25, 2, 0.0)), (Proposal(2, 0.75, 1, 0),), 2.0),
         Position(
