@@ -8,6 +8,7 @@ result depends on that row alone, bit for bit: neither on the other rows nor on 
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,6 @@ from utils.kernels.bindings import (
     LOOK_UP,
     PRODUCT,
     TYPES,
-    Input,
     LookUp,
     Product,
     Weight,
@@ -140,6 +140,11 @@ class PackedWeight:
         """`out_features` in whole blocks of 16."""
         return len(self.data) * COLUMNS
 
+    @functools.cached_property
+    def record(self) -> Weight:
+        """Its record for the kernels, without a bias."""
+        return self.described()
+
     def described(self, bias: int | None = None) -> Weight:
         """Its record for the kernels; `bias` is an address."""
         return Weight(self.data.ctypes.data, TYPES.index(self.kind), self.out_features, self.in_features, bias)
@@ -154,9 +159,9 @@ class PackedWeight:
         if len(x):
             size = 0 if self.kind in FLOATS else self.in_features // GROUP * CODES
             codes = torch.empty(len(x) * size, dtype=torch.uint8)
-            given = Input(codes.data_ptr() if size else None)
-            record = Product(self.described(), len(x), narrow, x.data_ptr(), result.data_ptr(), given)
-            run(PRODUCT, record, torch.get_num_threads())
+            product = Product(self.record, len(x), narrow, x.data_ptr(), result.data_ptr())
+            product.input.codes = codes.data_ptr()
+            run(PRODUCT, product, torch.get_num_threads())
         return result[:, : self.out_features]
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -166,7 +171,7 @@ class PackedWeight:
         if len(ids):
             if int(ids.min()) < 0 or int(ids.max()) >= self.out_features:
                 raise IndexError(f"ids must lie in 0 … {self.out_features - 1}")
-            run(LOOK_UP, LookUp(self.described(), len(ids), ids.data_ptr(), result.data_ptr()), torch.get_num_threads())
+            run(LOOK_UP, LookUp(self.record, len(ids), ids.data_ptr(), result.data_ptr()), torch.get_num_threads())
         return result
 
 
