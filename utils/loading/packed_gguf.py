@@ -207,8 +207,6 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
         if not vector and not (info.kind in TYPES and len(info.shape) == sizes and part == "weight"):
             raise UnfitError(f"no kernel for {info.kind}, the type of {info.name}")
         tensors.append(_Tensor(info, name, part, vector))
-    if twice := [name for name, count in Counter(tensor[1:3] for tensor in tensors).items() if count > 1]:
-        raise UnfitError(f"two tensors are {'.'.join(twice[0])}")
     if architecture not in _TURNED:
         return {}, tensors
     heads = metadata[f"{architecture}.attention.head_count"]
