@@ -187,7 +187,7 @@ error: /target must be on or off, got 'maybe' (still off)
 > /compare spec,ar
 compare = spec,ar
 > /compare ar,ar
-error: compare must be a comma list of LANES, each once, got 'ar,ar' (still spec,ar)
+error: compare must be a comma list of LANES, server, URL, each once, got 'ar,ar' (still spec,ar)
 """.replace("LANES", ", ".join(LANES)),
         """
 > /chat
