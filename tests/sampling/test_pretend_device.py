@@ -146,9 +146,7 @@ def steps(events: list[Event]) -> list[Step]:
 TOGETHER = ("tables+model", "tables+feature", "match+eagle", "match+dspark")  # of the pairs, which one function builds
 # mtp needs a target that ships a layer: tests/sampling/drafters/draft_heads/test_mtp.py has these.
 WORDS = [
-    (word, row.grows)
-    for word, row in ROWS.items()
-    if row.needs != "mtp" and ("+" not in word or word in TOGETHER)
+    (word, row.grows) for word, row in ROWS.items() if row.needs != "mtp" and ("+" not in word or word in TOGETHER)
 ]
 CHAINS = [(word, "none", "sampled") for word, _ in WORDS]
 TREES = [(word, grown, "gumbel" if "tables" in word else "greedy") for word, grown in WORDS if grown != "none"]
