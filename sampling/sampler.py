@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.types import Rows, Sampler
-from sampling.vocabulary import MANY, largest, together
+from sampling.vocabulary import MANY, largest, single_thread_if_small
 from utils.errors import UserError
 from utils.kernels.bindings import at_hand
 from utils.logits_processors import HOTTEST, LogitsProcessor
@@ -160,7 +160,7 @@ class KeyedSampler(Sampler):
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] probabilities after every processor."""
-        with together(logits.numel()):
+        with single_thread_if_small(logits.numel()):
             return self.processor(logits, prefixes) if self.needs_prefixes else self.processor(logits)
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class KeyedSampler(Sampler):
         states = self._states(stream, keys)
         if _compiled(probs):
             return torch.tensor([_quick_race(*one) for one in zip(probs, states.tolist(), strict=True)])
-        with together(probs.numel()):
+        with single_thread_if_small(probs.numel()):
             return largest(_raced(probs, _numbers(states, probs.shape[-1], probs.device)))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sampling.models.cache import SlotCache, joined
 from sampling.types import Hidden, KVCache, states_of
-from sampling.vocabulary import together
+from sampling.vocabulary import single_thread_if_small
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 from utils.rotary import is_fixed
 
@@ -36,7 +36,7 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scal
     """
     if len(q) >= _MANY and q.shape[2] == 1 and q.dtype == torch.float32 and q.device.type == "cpu":
         return _one_token(q, keys, values, bias, scale)
-    with together(q.numel() * keys.shape[2]):
+    with single_thread_if_small(q.numel() * keys.shape[2]):
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale, enable_gqa=True)
 
 

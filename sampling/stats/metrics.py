@@ -43,8 +43,7 @@ class Meter:
         self._calls: Counter[str] = Counter()
         self._call_s: defaultdict[str, float] = defaultdict(float)
         self._sources: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
-        self._reviews: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])  # accepted, examined, drafted
-        self._tail = [0, 0, 0]
+        self._reviews: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])  # accepted, examined
         self._gaps: list[float | None] = []
         self._tree, self._beams = BeamTree(), 0
 
@@ -94,15 +93,11 @@ class Meter:
     def _count_drafts(self, step: Step) -> None:
         """Who proposed the drafts of a round, and what became of them."""
         rejected = step.rejected[:1]  # of siblings the first stands for all: one refusal a round
-        accepted, examined, depths = set(step.path), {*step.path, *rejected}, step.depths
+        accepted, depths = set(step.path), step.depths
         self._sums.update(draft_s=step.draft_s, n=len(step.drafted), accepted=len(step.path), rejected=len(rejected))
         for node, source in enumerate(step.source):
             self._sources[source][0] += 1
             self._sources[source][1] += node in accepted
-        if step.inner:  # reviewed drafts come first, what stands behind them nobody had reviewed
-            tail = range(sum(len(review.emitted) for review in step.inner), len(step.drafted))
-            parts = (set(tail), accepted, examined)
-            self._tail = [count + len(nodes.intersection(tail)) for count, nodes in zip(self._tail, parts, strict=True)]
         for review in step.inner:
             self._review(review)
         self._width = max([self._width, step.gamma, *(depth + 1 for depth in depths)])
@@ -115,8 +110,8 @@ class Meter:
     def _review(self, step: Step) -> None:
         """A nested round, with those inside it."""
         counts = self._reviews[step.calls[-1].model]
-        for index, more in enumerate((len(step.path), len(step.path) + len(step.rejected), len(step.drafted))):
-            counts[index] += more
+        counts[0] += len(step.path)
+        counts[1] += len(step.path) + len(step.rejected)
         for review in step.inner:
             self._review(review)
 
@@ -153,13 +148,11 @@ class Meter:
             overhead_ms=overhead_ms,
             calls=dict(self._calls),
             call_ms={model: 1000 * seconds for model, seconds in self._call_s.items()},
-            reviews={model: (accepted, examined) for model, (accepted, examined, _) in self._reviews.items()},
-            reviewed={model: drafted for model, (_, _, drafted) in self._reviews.items()},
+            reviews={model: (accepted, examined) for model, (accepted, examined) in self._reviews.items()},
             sources=tuple(
                 (self._sources[source][0], self._sources[source][1])
                 for source in range(max(self._sources, default=-1) + 1)
             ),
-            tail=(self._tail[0], self._tail[1], self._tail[2]),
             openings=0 if self._ttft_s is None else 1,
             top2_gaps=tuple(self._gaps),
             beams=self._beams,

@@ -47,8 +47,7 @@ class Stats:
 
     `calls` and `call_ms` are forward passes and milliseconds by model. `sources[i]` is (drafted, accepted) of what the
     drafter's i-th name proposed. Of a cascade, all levels together: `reviews` has (accepted, examined) of each
-    reviewer, `reviewed` the drafts that it was given; `tail` is (drafted, accepted, examined) of the target's drafts
-    that stood behind the reviewed ones. `beams` are those of a beam search, 0 for any other way of decoding.
+    reviewer. `beams` are those of a beam search, 0 for any other way of decoding.
     `least_pass_ms` is the shortest target pass of a round without drafts, `least_wide_ms` of one with drafts (None
     before one was timed); `branched` counts the rounds that drafted a tree, not a chain.
 
@@ -78,9 +77,7 @@ class Stats:
     calls: dict[str, int] = field(default_factory=dict)
     call_ms: dict[str, float] = field(default_factory=dict)
     reviews: dict[str, tuple[int, int]] = field(default_factory=dict)
-    reviewed: dict[str, int] = field(default_factory=dict)
     sources: tuple[tuple[int, int], ...] = ()
-    tail: tuple[int, int, int] = (0, 0, 0)
     openings: int = 0
     top2_gaps: tuple[float | None, ...] = ()
     beams: int = 0
@@ -183,7 +180,7 @@ _SUMMED = (
     *("draft_ms", "verify_ms", "sample_ms", "overhead_ms", "pieces"),
 )
 _ADDED = ("accepted_at", "examined_at", "acceptance_histogram", "draft_histogram")
-_BY_MODEL = ("calls", "call_ms", "reviewed")
+_BY_MODEL = ("calls", "call_ms")
 
 
 def merge(stats: Iterable[Stats]) -> Stats:
@@ -200,7 +197,6 @@ def merge(stats: Iterable[Stats]) -> Stats:
     fields |= {name: _by_model([getattr(part, name) for part in parts]) for name in _BY_MODEL}
     fields["reviews"] = _by_model([part.reviews for part in parts], _added)
     fields["sources"] = tuple(map(_added, zip_longest(*(part.sources for part in parts), fillvalue=())))
-    fields["tail"] = _added([Stats.tail, *(part.tail for part in parts)])
     return Stats(
         **fields,
         stop_reason=reasons.pop() if len(reasons) == 1 else None,

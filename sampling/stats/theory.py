@@ -2,16 +2,12 @@
 
 alpha is the chance that an examined draft is accepted, c the cost of one drafted token and v(n)
 that of a target pass over n tokens, both relative to a one-token target pass. Pure arithmetic;
-knows nothing of how they were measured. Source: Leviathan et al. 2023 (arXiv 2211.17192), section 3. Cascades have
-factors of their own (Chen et al. 2023, arXiv 2312.11462).
+knows nothing of how they were measured. Source: Leviathan et al. 2023 (arXiv 2211.17192), section 3.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
-from operator import mul
+from collections.abc import Callable
 
 
 def efficiency(alpha: float, gamma: int) -> float:
@@ -91,66 +87,3 @@ def roofline(
     reading = parameters * weight_bytes / bandwidth
     each = 0.0 if flops is None else 2 * parameters / flops
     return lambda n: max(reading, n * each)
-
-
-def vertical_factor(
-    alpha: float,
-    inner_alpha: float,
-    n: float,
-    k: float,
-    c1: float,
-    c2: float = 0.0,
-    tail: float = 0.0,
-    tail_alpha: float = 0.0,
-) -> float:
-    """The speed-up of a vertical cascade, (1 − α·φ(α)ⁿ) / [(1 − α)(1 + n·c₁ + n·k·c₂)] (Chen et al. 2023,
-    arXiv 2312.11462), φ(x) = 1 + (x − 1)(1 − (α′x)^(k+1)) / (1 − α′x).
-
-    Before each target pass draft 1 reviews `n` times `k` tokens of draft 2 and adds one of its own each time; φ
-    generates the number of tokens of a review. Counts may be means.
-
-    Args:
-        alpha: the chance that the target accepts a token that it examines.
-        inner_alpha: α′, the chance that draft 1 accepts a token of draft 2.
-        c1, c2: a call of draft 1 and a token of draft 2, relative to a target pass.
-        tail, tail_alpha: so many tokens of draft 2 follow unreviewed, which the target accepts with this chance.
-
-    Raises ValueError for a chance outside 0…1 or a negative count or cost.
-    """
-    _check((alpha, inner_alpha, tail_alpha), (n, k, c1, c2, tail))
-    # 1 − φ(α) = (1 − α)·tokens with tokens = Σ_{j≤k} (α′α)^j, so that nothing is divided by 1 − α.
-    tokens = _geometric(inner_alpha * alpha, k + 1)
-    phi = max(0.0, 1 - (1 - alpha) * tokens)
-    reviewed = 1 + alpha * tokens * _geometric(phi, n)
-    beyond: float = phi**n * tail_alpha * _geometric(tail_alpha, tail)
-    return (reviewed + beyond) / (1 + n * c1 + (n * k + tail) * c2)
-
-
-def horizontal_factor(alphas: Sequence[float], counts: Sequence[float], costs: Sequence[float]) -> float:
-    """The speed-up of a horizontal cascade, (1 + Σⱼ ∏_{i≤j} αᵢ) / (1 + Σ nᵢ·cᵢ) (arXiv 2312.11462).
-
-    Args:
-        alphas: of each position the chance that its draft is accepted if those before it were.
-        counts, costs: of each drafter how often it is called a target pass, and what a call costs relative to that.
-
-    Raises ValueError for a chance outside 0…1, a negative count or cost, or counts without costs.
-    """
-    _check(alphas, (*counts, *costs))
-    tokens: float = 1 + sum(accumulate(alphas, mul))
-    return tokens / (1 + sum(count * cost for count, cost in zip(counts, costs, strict=True)))
-
-
-def _geometric(y: float, n: float) -> float:
-    """Σ_{j<n} y^j = (1 − yⁿ) / (1 − y) for y in 0…1, exact near 1; n need not be whole."""
-    if y in (0.0, 1.0) or n == 0:
-        return n if y else float(n > 0)
-    return math.expm1(n * math.log(y)) / (y - 1)
-
-
-def _check(chances: Iterable[float], sizes: Iterable[float]) -> None:
-    wrong = next((chance for chance in chances if not 0.0 <= chance <= 1.0), None)
-    if wrong is not None:
-        raise ValueError(f"alpha must be between 0 and 1, got {wrong}")
-    negative = next((size for size in sizes if size < 0), None)
-    if negative is not None:
-        raise ValueError(f"counts and costs must be at least 0, got {negative}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from sampling.events import Likely, Odds, Position, Step, Trial
 from sampling.sampler import SamplerView
 from sampling.types import Draft, Drafter, Rule, Sampler, Verdict, above
-from sampling.vocabulary import best, together
+from sampling.vocabulary import best, single_thread_if_small
 
 
 class CoinNotes(SamplerView):
@@ -138,7 +138,7 @@ class PositionRecorder:
             return [float(token == known.argmax) for token in tokens]
         if (temperature := self.sampler.tempered) is not None:
             return [known.tempered(token, temperature) for token in tokens]
-        with together(known.values.size):
+        with single_thread_if_small(known.values.size):
             probs: list[float] = verdict.at(torch.tensor([place]), torch.tensor([node]))[0][list(tokens)].tolist()
         return probs
 

@@ -1,10 +1,10 @@
-"""What a round looks like to who watches it: temperature-1 probabilities of the examined drafts and the gap of the two
-best logits. Display only; no decision is taken from it.
+"""Figures of a round for display: temperature-1 probabilities of the examined drafts, the gap of the two best logits.
+No decision depends on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,17 +13,15 @@ from torch import Tensor
 
 from sampling.events import Step
 from sampling.rows import padded
-from sampling.types import Draft, Glance, Rows, Verdict, above
-from sampling.vocabulary import best, chances_of, gap_of
-
-_MANY, _VALUES = 16, 1 << 19  # looks that are worth a copy of their logits, and logits that are few enough to copy
+from sampling.types import Draft, Rows, Verdict, above
+from sampling.vocabulary import best
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
     """Per row, for every node: its token, parent, source, p(x) and q(x); per position the top-2 gap.
 
-    p(x) and the gap are known where the verifier looked: at the root, behind accepted nodes, and of their children.
+    p(x) and the gap are known where the verifier looked: at the root, after accepted nodes, and of their children.
     """
 
     tokens: Rows
@@ -36,44 +34,37 @@ class RoundMetrics:
 
     @staticmethod
     def of(verdict: Verdict, draft: Draft) -> RoundMetrics:
-        """Of all positions only those where a row stood are looked at: a tree has many more."""
+        """Return the metrics of the positions at which a row stood: a tree has many more."""
         rows, count = draft.tokens.shape
         tokens, parents = draft.tokens.tolist(), list(above(draft.parents, count))
         source = [[0] * count] * rows if draft.source is None else draft.source.expand(rows, count).tolist()
         draft_p = [[1.0] * count] * rows if draft.draft_prob is None else draft.draft_prob.tolist()
         stood = [[-1, *(node for node in path if node >= 0)] for path in verdict.path.tolist()]
-        kids: dict[int, list[int]] = {}
+        children: dict[int, list[int]] = {}
         for node, parent in enumerate(parents):
-            kids.setdefault(parent, []).append(node)
+            children.setdefault(parent, []).append(node)
         looks = [
-            _Look(row, node, [kid for kid in kids.get(node, ()) if tokens[row][kid] >= 0])
+            _Look(row, node, [child for child in children.get(node, ()) if tokens[row][child] >= 0])
             for row, nodes in enumerate(stood)
             for node in nodes
         ]
-        ids = [[tokens[look.row][kid] for kid in look.kids] for look in looks]
+        ids = [[tokens[look.row][child] for child in look.children] for look in looks]
         gaps: list[dict[int, float]] = [{} for _ in tokens]
         target_p: list[dict[int, float]] = [{} for _ in tokens]
-        logits = verdict.logits
-        together = logits.device.type != "cpu" or _MANY <= len(looks) <= _VALUES // logits.shape[-1]
-        seen = None if isinstance(verdict.distributions, Tensor) else verdict.distributions.glance
-        if seen is not None and looks and seen(*looks[0][:2]) is not None:
-            found = _seen(seen, looks, ids)
-        else:
-            found = (_read_together if together else _read_each)(logits, looks, ids)
-        for look, (gap, chances) in zip(looks, found, strict=True):
+        for look, (gap, chances) in zip(looks, _read(verdict, looks, ids), strict=True):
             gaps[look.row][look.node] = gap
-            target_p[look.row].update(zip(look.kids, chances, strict=True))
+            target_p[look.row].update(zip(look.children, chances, strict=True))
         return RoundMetrics(tokens, parents, source, target_p, draft_p, gaps, bool(count) and draft.probs is None)
 
-    def step(self, place: int, path: list[int], token: int | None, **more: Any) -> Step:
-        """The Step of row `place`, `more` being its other fields; nodes are numbered anew without the absent ones."""
-        tokens, parents, source = self.tokens[place], self.parents, self.source[place]
+    def step(self, index: int, path: list[int], token: int | None, **more: Any) -> Step:
+        """Return the Step of row `index`, `more` being its other fields; absent nodes get no number."""
+        tokens, parents, source = self.tokens[index], self.parents, self.source[index]
         present = [node for node, drafted in enumerate(tokens) if drafted >= 0]
-        last, target_p, draft_p = path[-1] if path else -1, self.target_p[place], self.draft_p[place]
+        last, target_p, draft_p = path[-1] if path else -1, self.target_p[index], self.draft_p[index]
         examined = path if token is None else [*path, *[node for node in present if parents[node] == last]]
         above, to = [parents[node] for node in present], path
         if present and present[-1] >= len(present):  # some before the last one are absent
-            number = {node: index for index, node in enumerate(present)}
+            number = {node: count for count, node in enumerate(present)}
             above, to = [number.get(node, -1) for node in above], [number[node] for node in path]
         return Step(
             drafted=tuple([tokens[node] for node in present]),
@@ -84,42 +75,31 @@ class RoundMetrics:
             target_p=tuple([target_p[node] for node in examined]),
             draft_p=tuple([draft_p[node] for node in examined]),
             chosen=self.chosen,
-            top2_gap=self.gaps[place][last if token is not None else parents[last]],
+            top2_gap=self.gaps[index][last if token is not None else parents[last]],
             **more,
         )
 
 
 class _Look(NamedTuple):
-    """A node at which a row stood (-1: the root), and those behind it."""
+    """A node at which a row stood (-1: the root), and its children."""
 
     row: int
     node: int
-    kids: list[int]
+    children: list[int]
 
 
-Reading = Iterable[tuple[float, list[float]]]  # of each look: the gap, and the probabilities of its ids
+def _read(verdict: Verdict, looks: list[_Look], ids: Rows) -> Iterable[tuple[float, list[float]]]:
+    """For each look the gap of the two best logits, and the probabilities of its ids.
 
-
-def _seen(glance: Callable[[int, int], Glance | None], looks: list[_Look], ids: Rows) -> Reading:
-    """What was seen when their tokens were drawn."""
-    for look, wanted in zip(looks, ids, strict=True):
-        if (seen := glance(look.row, look.node)) is not None:
-            yield seen.gap, seen.chances(wanted)
-
-
-def _read_each(logits: Tensor, looks: list[_Look], ids: Rows) -> Reading:
-    """One after the other, in the host's memory, by one thread: nothing large is copied."""
-    for look, wanted in zip(looks, ids, strict=True):
-        values = logits[look.row, look.node + 1].float().numpy()
-        yield gap_of(values), chances_of(values, wanted) if wanted else []
-
-
-def _read_together(logits: Tensor, looks: list[_Look], ids: Rows) -> Reading:
-    """At once, where a call costs more than what it does: on an accelerator, and of many rows of small vocabularies."""
-    rows, nodes = torch.tensor([look[:2] for look in looks], device=logits.device).unbind(1)
-    values = logits[rows, nodes + 1].float()
+    Takes what the verifier saw when it drew the tokens, where it is known; else reads all logits at once.
+    """
+    known = verdict.distributions
+    if not isinstance(known, Tensor) and known.glance(looks[0].row, looks[0].node) is not None:
+        glances = [known.glance(look.row, look.node) for look in looks]
+        return [(seen.gap, seen.chances(wanted)) for seen, wanted in zip(glances, ids, strict=True) if seen is not None]
+    rows, nodes = torch.tensor([look[:2] for look in looks], device=verdict.logits.device).unbind(1)
+    values = verdict.logits[rows, nodes + 1].float()
     top = best(values, 2)[0]
-    wanted = padded(ids, 0).to(logits.device)
-    chances = values.softmax(dim=-1).gather(1, wanted).tolist()
+    chances = values.softmax(dim=-1).gather(1, padded(ids, 0).to(values.device)).tolist()
     gaps = (top[:, 0] - top[:, -1]).tolist()
-    return [(gap, row[: len(one)]) for gap, row, one in zip(gaps, chances, ids, strict=True)]
+    return [(gap, row[: len(wanted)]) for gap, row, wanted in zip(gaps, chances, ids, strict=True)]

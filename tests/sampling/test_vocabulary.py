@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.vocabulary import best, chances_of, gap_of, largest
+from sampling.vocabulary import best, largest
 
 
 @settings(max_examples=60, deadline=None)
@@ -31,6 +31,7 @@ def test_both_ends_are_looked_at(size: int, place: int) -> None:
     assert found[0, 0] == 1
     assert places[0, 0] == place % size
     assert (found[0, 1:] == 0).all()
+    assert largest(values)[0] == place % size
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,14 +40,6 @@ def test_the_first_of_the_largest_is_found(size: int, seed: int, kinds: int) -> 
     values = torch.randint(kinds, (2, 3, size), generator=torch.Generator().manual_seed(seed)).float()
     expected = (values == values.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
     assert torch.equal(largest(values), expected)
-
-
-@pytest.mark.parametrize("size", [49152, 49153, 4097, 4096])
-@pytest.mark.parametrize("place", [0, -1])
-def test_the_largest_may_lie_at_an_end(size: int, place: int) -> None:
-    values = torch.zeros(size)
-    values[place] = 1.0
-    assert largest(values) == place % size
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -62,14 +55,3 @@ def test_what_is_looked_through_is_left_as_it_is() -> None:
     best(values, 4)
     largest(values)
     assert torch.equal(values, before)
-
-
-@pytest.mark.parametrize("size", [1, 2, 50, 5000])
-def test_a_gap_and_a_few_chances_are_those_of_the_whole(size: int) -> None:
-    for seed in range(10):
-        values = 5 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
-        values[seed % size] = values.max()  # at either end, and twice
-        top = values.topk(min(2, size)).values
-        assert gap_of(values.numpy()) == float(top[0] - top[-1])
-        ids = [0, size - 1, size // 2]
-        assert chances_of(values.numpy(), ids) == pytest.approx(values.double().softmax(dim=-1)[ids].tolist(), rel=1e-5)

@@ -28,7 +28,6 @@ from app.prompts.questions import BUILT_IN, Question, chosen, read_questions, st
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
-from sampling.stats.theory import vertical_factor
 from tests.support.tiny import tiny_pair, write_prompts
 from utils.errors import UsageError, UserError
 
@@ -192,7 +191,7 @@ def test_a_drafter_that_is_often_silent_has_no_expected_speedup() -> None:
     assert spec["c"] is not None
 
 
-def test_a_cascade_is_expected_to_do_what_its_reviews_and_calls_let_it() -> None:
+def test_the_calls_and_reviews_of_a_cascade_are_counted_and_priced() -> None:
     def cascade() -> Answer:
         stats = replace(
             timed("cascade", 40, 2, drafted=40, kept=30).stats,
@@ -201,7 +200,6 @@ def test_a_cascade_is_expected_to_do_what_its_reviews_and_calls_let_it() -> None
             calls={"glide": 20, "target": 10},
             call_ms={"glide": 180.0, "target": 1800.0},
             reviews={"glide": (20, 40)},
-            reviewed={"glide": 60},
         )
         terms = Terms(True, None, {"target": Model("t", 90_000_000), "glide": Model("g", 9_000_000)})
         return Answer("cascade", (0, 1, 2), "", stats, terms=terms)
@@ -210,7 +208,7 @@ def test_a_cascade_is_expected_to_do_what_its_reviews_and_calls_let_it() -> None
     plain, row = summarise([item(None, {PLAIN: timed("ar", 40, 4), plan: cascade()})], [PLAIN, plan])
     # A one-token pass takes 90 ms, one over drafts 180, a call of glide 9.
     assert (row["c"], row["v"]) == (pytest.approx(5 / 90, abs=1e-4), 2.0)
-    assert row["expected_speedup"] == pytest.approx(vertical_factor(0.75, 0.5, 2, 3, 9 / 180) / 2, abs=1e-4)
+    assert row["expected_speedup"] is None
     assert (row["calls_per_pass"], row["ms_per_call"]) == (
         {"glide": 2.0, "target": 1.0},
         {"glide": 9.0, "target": 180.0},
@@ -352,12 +350,10 @@ def test_lanes_that_ignore_gamma_run_once_for_all_numbers(
     assert all(row["swi"]["model_parameters"] > 0 and row["swi"]["published"] is None for row in drafting)
     assert rows["cascade", None]["reviews"]["drafter"]["examined"] > 0
     assert rows["chain", None]["reviews"] == {}
-    assert all(rows[method, None]["expected_speedup"] > 0 for method in ("cascade", "chain"))
     assert all(rows[method, "auto"]["expected_speedup"] is None for method in methods[1:])
     for result in data["prompts"][0]["results"]:
         if (result["method"], result["gamma"]) in (("cascade", None), ("chain", None)):
             assert result["calls"]["drafter"] >= result["target_passes"] - 1  # the last round has no room to draft
-            assert result["expected_speedup"] > 0
     assert "model calls a target pass" in capsys.readouterr().out
     only = BenchArgs(prompts, methods=("cascade",), gammas=("auto",), repeat=1, limit=1, out=out)
     assert run_bench(settings, options, only) == 0

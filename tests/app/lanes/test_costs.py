@@ -99,8 +99,6 @@ def printed(what: Any) -> list[str]:
 
 def test_stats_last_shows_costs_below_the_times_and_the_expectation_beside_the_rate() -> None:
     cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
-    factor = cascade.expected(PLAIN)
-    assert factor is not None
     console = Console(file=io.StringIO(), width=100)
     lines = printed(last_stats(answered(PLAIN, cascade), console, Settings(color="never", ascii=True)))
     assert lines[-6:] == [
@@ -111,8 +109,7 @@ def test_stats_last_shows_costs_below_the_times_and_the_expectation_beside_the_r
         "         accepted of what each proposed: base 4/4, small 4/4, maxgram 6/10",
         "         walltime improvement (SWI) 6.67x by time, 7.58x by parameters, 7.02x by previous work",
     ]
-    assert f"expected {factor:.1f}x" in " ".join(lines)
-    assert "9.9" not in " ".join(lines)
+    assert "expected" not in " ".join(lines)  # of a cascade no formula is at hand; a stale figure is not shown
     drawn = replace(answered(PLAIN, cascade), shown=0.0312)
     assert (
         printed(last_stats(drawn, console, Settings()))[-1]
