@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ _GAMMA, _TOKENS, _PROMPTS, _REPEATS = 4, 24, 4, 11  # of the latency's measureme
 
 def described(folder: Path, shape: DraftHeadConfig) -> dict[str, Any]:
     """The draft head in `folder`: kind, size, and a line of text."""
-    config = shape.to_dict() | read_config(folder)
+    config = asdict(shape) | read_config(folder)
     layers, ids = config["num_hidden_layers"], config["short_list"]
     head = f"a head of {ids:,} ids" if ids else "a head of all ids"
     own = " (the target's rows)" if config["shared_head"] else ""

@@ -56,7 +56,7 @@ class PairDrafters:
         self.in_session = False  # whether `suffix: auto` looks at them
         self._tables: StaticTables | None = None
         self._models: dict[str, LM] = {}  # of cascades, by name
-        self._heads: dict[str, ModelDrafter] = {}  # of each kind one that never starts
+        self._heads: dict[str, LM] = {}  # by kind
         try:
             self._prepare(loaded.drafter_kind)
         except UserError as error:
@@ -97,16 +97,16 @@ class PairDrafters:
         auto = self.in_session or request.word == "suffix"
         return self.answers if {"on": True, "off": False}.get(request.settings.suffix, auto) else None
 
-    def head(self, kind: str, make: Callable[[DraftHead], ModelDrafter]) -> ModelDrafter:
-        """The drafter that `make` made of the draft head at first; UserError names a file that cannot be used."""
+    def head(self, kind: str, make: Callable[[DraftHead], LM]) -> LM:
+        """Return the model that `make` built of the draft head at first; UserError names a file that cannot be used."""
         # The dense weights go here: the decoding copy has packed ones.
         return self._once(kind, lambda: make(self._load(kind)))
 
-    def shipped(self, kind: str, make: Callable[[CausalLM], ModelDrafter]) -> ModelDrafter:
-        """The same of layers that ship with the target; UserError if it has none that can be read."""
+    def shipped(self, kind: str, make: Callable[[CausalLM], LM]) -> LM:
+        """Return the same for layers that ship with the target; UserError if it has none that can be read."""
         return self._once(kind, lambda: make(self.target))
 
-    def _once(self, kind: str, make: Callable[[], ModelDrafter]) -> ModelDrafter:
+    def _once(self, kind: str, make: Callable[[], LM]) -> LM:
         if kind not in self._heads:
             if (target := self._loaded.target).encodes:
                 raise UsageError(

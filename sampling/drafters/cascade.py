@@ -1,9 +1,9 @@
-"""A drafter whose drafts are reviewed by a model between it and the target.
+"""Cascades: drafters whose drafts a model reviews before the target does.
 
 The vertical cascade of Cascade Speculative Drafting (Chen et al., arXiv 2312.11462, section 3.2): the reviewer runs
-the rounds that a target runs, may be lenient, and passes up the distribution that its tokens really have
-(sampling/verify/review.py). A cascade as it is written down, a list of drafters, large to small, a K matrix and a
-lenience, becomes one drafter by :func:`cascade_of` (algorithm 1). Knows neither the drafter below nor the target above.
+rounds as a target does, may be lenient, and passes up the distribution that its tokens really have
+(sampling/verify/review.py). :func:`cascade_of` builds one drafter of drafters, large to small, a K matrix and a
+lenience (algorithm 1). Knows neither the drafter below nor the target above.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from utils.catalogue.k_matrix import Matrix, check_fit, check_lenience
 from utils.errors import UsageError, UserError
 from utils.timing import Stopwatch
 
-_ALL = 1 << 30  # a review is never cut but by the room that is left
+_ALL = 1 << 30  # only the room that is left cuts a review
 
 
 class Reviewer(Drafter):
-    """A model with its session, as a member of a cascade: reviews drafts and adds a token of its own.
+    """A model with its session, as a member of a cascade: reviews drafts and adds its own token.
 
-    `rule`: by which the target verifies what it lets out; its own reviews go token by token.
+    `rule`: the target's rule for the tokens that it passes up; its own reviews go token by token.
     """
 
     def __init__(self, lm: LM, rule: Rule = Rule.DRAWN) -> None:
@@ -57,37 +57,37 @@ class Reviewer(Drafter):
         self.model.select(rows.tolist())
 
     def keys(self, rows: Rows) -> Tensor:
-        """[B, 2]: the caller's number of each row and where it ends."""
-        return torch.tensor([[name, len(row)] for name, row in zip(self.model.ids, rows, strict=True)])
+        """Return [B, 2]: the caller's number of each row, and its length."""
+        return torch.tensor([[number, len(row)] for number, row in zip(self.model.ids, rows, strict=True)])
 
     def review(
         self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler, lenience: float
     ) -> tuple[Review, RoundMetrics, Tensor | None]:
-        """The review of the rows `going`, its metrics, and the ids that its distributions cover (None: all).
+        """Review the rows `going`; return the review, its metrics, and the ids covered (None: all).
 
-        `keys` are those of all rows. The others draw nothing: it would be drawn again where they go on.
+        `keys` are those of all rows. The other rows draw nothing: they would draw the same noise again later.
         """
         session = self.model.session
         assert session is not None
         score, ids = scoring(session, whole=sampler.needs_prefixes)
-        logits = score([row[: self.lm.context] for row in rows], draft)  # cut rows have no drafts, and are not heard
+        logits = score([row[: self.lm.context] for row in rows], draft)  # cut rows have no drafts, and are not reviewed
         seen = draft
         if ids is not None:
             logits = F.pad(logits, (0, 1), value=-torch.inf)  # the last column: every id that is not covered
             seen = _covered(draft, ids)
             sampler = ReducedSampler(sampler, ids, session.vocab_size)
-        found = review(logits, seen, rows, keys, sampler, lenience, torch.tensor(going))
-        session.commit(found.verdict.path)
-        return found, RoundMetrics.of(found.verdict, seen), ids
+        result = review(logits, seen, rows, keys, sampler, lenience, torch.tensor(going))
+        session.commit(result.verdict.path)
+        return result, RoundMetrics.of(result.verdict, seen), ids
 
 
 class CascadeDrafter(Composite):
-    """`inner` drafts, `reviewer` reviews once a proposal and adds one token of its own.
+    """A drafter in which `inner` drafts, and `reviewer` reviews once a proposal and adds its own token.
 
     Args:
         reviewer: a model that can score drafts.
         inner: any drafter; in a cascade of three again a chain of cascades.
-        lenience: λ ≥ 1 of the review; the target's own review is exact whatever it is.
+        lenience: λ ≥ 1 of the review; the target's own review is exact with any.
     """
 
     def __init__(self, reviewer: LM | Reviewer, inner: Drafter, lenience: float = 1.0) -> None:
@@ -96,35 +96,35 @@ class CascadeDrafter(Composite):
         super().__init__((self.reviewer, inner))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """At most budget.max_depth[b] tokens, at least one where that is not 0: the inner drafts that pass, then the
-        reviewer's own token.
+        """Return at most budget.max_depth[b] tokens, at least one if that is above 0: the inner drafts that pass, then
+        the reviewer's own token.
 
-        Distributions, where drafts have distributions, are those that the tokens really have. `trace` holds the review,
-        a Step a row.
+        Distributions, if drafts have them, are those that the tokens really have. `trace` holds the review, a Step a
+        row.
         """
         reviewer, share = self.reviewer, len(rows)
         depth = reviewer.model.fitting(rows, budget.max_depth)
         if max(depth) <= 0:
             return Draft.empty(share)
         watch = Stopwatch(reviewer.lm.device)
-        keys, going = reviewer.keys(rows), [place for place, most in enumerate(depth) if most > 0]
+        keys, going = reviewer.keys(rows), [index for index, most in enumerate(depth) if most > 0]
         draft = self.inner.propose(rows, Budget([max(0, most - 1) for most in depth]), sampler.drafting(keys))
         draft_s = watch.lap()
-        found, metrics, ids = reviewer.review(rows, draft, keys, going, sampler, self.lenience)
+        result, metrics, ids = reviewer.review(rows, draft, keys, going, sampler, self.lenience)
         calls = (*draft.calls, Call(reviewer.lm.name, 1, watch.lap()))
         grown, numbers = Growing(rows), self.numbered(self.inner)
         grown.calls += calls
         assert reviewer.model.session is not None
-        emitted = _emitted(found, draft, ids, numbers, reviewer.model.session.vocab_size)
+        emitted = _emitted(result, draft, ids, numbers, reviewer.model.session.vocab_size)
         grown.append(emitted, range(len(self.traits.names)), depth)
-        tokens, inner = found.verdict.token.tolist(), by_row(draft.trace)
+        tokens, inner = result.verdict.token.tolist(), by_row(draft.trace)
         each = tuple(call.shared(share) for call in calls)
         steps: list[Step] = []  # the reviews as nested rounds, for display
-        for place in going:
-            row, token = reviewer.model.ids[place], tokens[place]
-            path = [node for node in found.verdict.path[place].tolist() if node >= 0]
+        for index in going:
+            row, token = reviewer.model.ids[index], tokens[index]
+            path = [node for node in result.verdict.path[index].tolist() if node >= 0]
             step = metrics.step(
-                place,
+                index,
                 path,
                 token,
                 row=row,
@@ -135,31 +135,31 @@ class CascadeDrafter(Composite):
                 sample_s=0.0,
                 inner=tuple(inner.get(row, ())),
             )
-            drafted = tuple(one for one in draft.tokens[place].tolist() if one >= 0)
+            drafted = tuple(drafted for drafted in draft.tokens[index].tolist() if drafted >= 0)
             step = replace(step, drafted=drafted, token=token if ids is None else int(ids[token]))
             steps.append(renumbered(step, numbers))
         return replace(grown.draft(), trace=tuple(steps))
 
 
 def _covered(draft: Draft, ids: Tensor) -> Draft:
-    """The draft in terms of the ids covered: token i is ids[i], len(ids) stands for all others."""
+    """Renumber the draft by the ids covered: token i is ids[i], len(ids) means any other id."""
     count = len(ids)
     tokens = draft.tokens.to(ids.device)
     at = torch.searchsorted(ids, tokens.clamp(min=0)).clamp(max=count - 1)
     known = torch.where(ids[at] == tokens, at, count)
     probs = draft.probs
     if probs is not None:
-        # What q says of an id that is not covered never matters: the reviewer gives it no chance.
+        # The q of an id that is not covered never matters: the reviewer gives it no probability.
         probs = F.pad(probs.to(ids.device).index_select(-1, ids), (0, 1), value=1.0)
     return replace(draft, tokens=torch.where(tokens < 0, tokens, known), probs=probs)
 
 
-def _emitted(found: Review, draft: Draft, ids: Tensor | None, numbers: list[int], vocab_size: int) -> Draft:
-    """What a review lets out: accepted drafts and the reviewer's own token behind them, [B, N+1].
+def _emitted(result: Review, draft: Draft, ids: Tensor | None, numbers: list[int], vocab_size: int) -> Draft:
+    """Return the tokens that a review passes up: accepted drafts, then the reviewer's own token, [B, N+1].
 
-    Sources are numbered as the cascade does: 0 is the reviewer, `numbers` says what the inner ones are.
+    Sources are numbered as the cascade does: 0 is the reviewer, `numbers` has the numbers of the inner ones.
     """
-    verdict = found.verdict
+    verdict = result.verdict
     places = torch.arange(draft.tokens.shape[1] + 1)[None]
     accepted = (verdict.path >= 0).sum(dim=1)[:, None]
     own = verdict.token if ids is None else torch.where(verdict.token < 0, -1, ids.cpu()[verdict.token])
@@ -167,7 +167,7 @@ def _emitted(found: Review, draft: Draft, ids: Tensor | None, numbers: list[int]
     tokens = torch.where(places < accepted, drafted, torch.where(places == accepted, own[:, None], -1))
     source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
     source = torch.where(places < accepted, torch.tensor([*numbers, 0])[F.pad(source, (0, 1))], 0)
-    probs = found.probs
+    probs = result.probs
     if probs is not None and ids is not None:
         probs = spread(probs[..., :-1], ids, vocab_size, 0.0)
     logits = verdict.logits.float()
@@ -179,11 +179,11 @@ def _emitted(found: Review, draft: Draft, ids: Tensor | None, numbers: list[int]
 
 
 def cascade_of(drafters: Sequence[Drafter], matrix: Any, lenience: float = 1.0) -> ChainDrafter:
-    """The cascade of `drafters`, large to small, by the K matrix; λ = `lenience` holds between them only.
+    """Build the cascade of `drafters`, large to small, by the K matrix; λ = `lenience` holds between them only.
 
-    All but the last review: model drafters (of which the model is taken) or models. A last one without a model is
-    asked for K's last entry at a time, one with a model for what is missing. A cascade ignores gamma: a
-    proposal has up to `traits.most` tokens, and what it is asked for only cuts.
+    All but the last review: models, or model drafters, whose models are taken. A last one without a model drafts K's
+    last entry at a time, one with a model as many as are missing. A cascade ignores gamma: a proposal has up to
+    `traits.most` tokens, and a budget only cuts it.
 
     Raises:
         UserError: no drafter, a matrix that does not fit, λ < 1, or a drafter that cannot review before the last.
@@ -194,15 +194,15 @@ def cascade_of(drafters: Sequence[Drafter], matrix: Any, lenience: float = 1.0) 
     *reviewers, last = drafters
     call = None if isinstance(last, ModelDrafter) else k[-1][-1] or None
     stages = [Stage(last, 0, call, 0 if call is None else call - 1)]
-    for place in range(len(reviewers) - 1, -1, -1):
-        below = _chain(stages, k, place + 1)
-        drafter = CascadeDrafter(_reviewer(reviewers[place]), below, lenience)
+    for index in range(len(reviewers) - 1, -1, -1):
+        below = _chain(stages, k, index + 1)
+        drafter = CascadeDrafter(_reviewer(reviewers[index]), below, lenience)
         stages.insert(0, Stage(drafter, 0, _ALL, below.traits.most or 0))
     return _chain(stages, k, 0)
 
 
 def chain_of(drafters: Sequence[Drafter], amounts: Sequence[int]) -> ChainDrafter:
-    """Drafter i adds amounts[i] tokens behind those before it; nobody reviews but the target.
+    """Build a chain in which drafter i adds amounts[i] tokens to those before it; only the target reviews.
 
     UserError for no drafter, another number of amounts, or one below zero.
     """
@@ -214,13 +214,13 @@ def chain_of(drafters: Sequence[Drafter], amounts: Sequence[int]) -> ChainDrafte
 
 
 def _chain(stages: Sequence[Stage], k: Matrix, reviewer: int) -> ChainDrafter:
-    """What `reviewer` (0 = the target) is given: the drafters after it, with the tokens of its row."""
+    """Return the chain below `reviewer` (0 = the target): the drafters after it, with the tokens of its row."""
     row = k[reviewer][reviewer:]
     return ChainDrafter([stage._replace(tokens=tokens) for stage, tokens in zip(stages, row, strict=True)])
 
 
 def _reviewer(drafter: Any) -> Reviewer:
-    """What reviews: the model of a model drafter, or a model."""
+    """Return the reviewer of a model, or of a model drafter's model. UserError for a drafter that cannot review."""
     if isinstance(drafter, ModelDrafter):
         if not drafter.lm.reviews:
             why = "it has no states but its target's" if drafter.lm.reads_hidden else "its tokens are not the target's"
@@ -233,7 +233,7 @@ def _reviewer(drafter: Any) -> Reviewer:
 
 
 def build(pair: Parts, request: DraftRequest) -> ChainDrafter:
-    """The pair's cascade, or its drafters one after the other."""
+    """Build the pair's cascade, or the chain of its drafters."""
     members, matrix, lenience = pair.cascade(request)
     try:
         return cascade_of(members, matrix, lenience) if request.word == "cascade" else chain_of(members, matrix[0])

@@ -212,7 +212,7 @@ class Block(Model):
         for node in nodes:
             self._active[node.row] = [*self._base[node.row], *node.tokens]
         ids = self.session.reduced_ids if self._short is None else None
-        logits = spread(self.session.behind(*self._paths(nodes)), ids, self.session.vocab_size, -math.inf)
+        logits = spread(self.session.logits_after(*self._paths(nodes)), ids, self.session.vocab_size, -math.inf)
         rows = torch.tensor([node.row for node in nodes], device=logits.device)
         return logits.new_zeros(len(self._active), logits.shape[1]).index_copy_(0, rows, logits)
 
@@ -228,7 +228,7 @@ class Block(Model):
         kept = self._confident(nodes)
         if not kept:
             return {}
-        logits = self.session.behind(*self._paths(kept))
+        logits = self.session.logits_after(*self._paths(kept))
         if not logits.stride(0):  # the same after each
             return dict.fromkeys(kept, self._likeliest(logits[0]))
         return {node: self._likeliest(row) for node, row in zip(kept, logits, strict=True)}

@@ -16,9 +16,7 @@ from transformers import LlamaForCausalLM
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
-from sampling.drafters.draft_heads.dflash import DFlashLM
-from sampling.drafters.draft_heads.dflash2 import DFlash2LM
-from sampling.drafters.draft_heads.dspark import DSparkLM
+from sampling.drafters.draft_heads.dflash import DFlash2LM, DFlashLM, DSparkLM
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead

@@ -123,7 +123,7 @@ class Training:
         """What must not change between a run and its continuation."""
         return {
             "job": {**asdict(self.job), "betas": list(self.job.betas)},
-            "student": self.draft_head.config.to_dict(),
+            "student": asdict(self.draft_head.config),
             "examples": len(self.lengths),
         }
 

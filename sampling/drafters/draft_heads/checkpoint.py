@@ -1,12 +1,11 @@
 """Draft heads on disk: a folder with `config.json` and `model.safetensors`, 16 bit, in the published GLIDE names; or
 its matrices in 4 bits, as a GGUF file's Q4_1 has them.
 
-What is the target's own (embedding, rows of the head) is not stored again: the configuration says
-`shared_embedding`, `shared_head`, and loading takes it from the target. Published GLIDE checkpoints are read too, from
-a folder (whole or in shards, safetensors or .bin) or as a loaded module, and published EAGLE heads (published.py); what
-their configuration leaves out follows from the weights and the target. A draft head of another target, an incomplete or
-a damaged folder is refused by name.
-Knows no training and no sessions.
+Tensors of the target (embedding, rows of the head) are not stored again: the configuration has `shared_embedding` and
+`shared_head`, and loading takes them from the target. Published GLIDE checkpoints are read too, from a folder (one file
+or shards, safetensors or .bin) or as a loaded module, and published EAGLE and block heads (published.py, blocks.py);
+values that their configuration leaves out follow from the weights and the target. A draft head of another target, an
+incomplete or a damaged folder is refused by name. Knows no training and no sessions.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -34,18 +34,18 @@ from utils.families import head_size
 from utils.files import replacing
 from utils.kernels.bindings import GROUP
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear, rounded_rows
+from utils.loading.weight_files import check_weights, weight_files
 
-CONFIG, WEIGHTS, PYTORCH = "config.json", "model.safetensors", "pytorch_model.bin"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 IDS = "lm_head.ids"  # of the reduced vocabulary
-_NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FOUR = ".q4_1"  # behind the name of a matrix in 4 bits
 _LAYER = "model.layers.0."
-_CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # GLIDE's alone
+_CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # only GLIDE heads have it
 
 
 def is_draft_head(folder: str | Path) -> bool:
-    """Whether `folder` holds a draft head (or a published GLIDE drafter)."""
+    """Return whether `folder` holds a draft head."""
     return head_kind(folder) is not None
 
 
@@ -56,34 +56,27 @@ def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] |
     rounded. An EAGLE-3 head is written in the published format. Raises OSError (a full disk) with an earlier version of
     the files left as it was.
     """
-    place = Path(folder)
+    place, about = Path(folder), about or {}
     place.mkdir(parents=True, exist_ok=True)
-    config = student.config
-    theirs = {_EMBEDDING: config.shared_embedding, _HEAD: config.shared_head}
-    own = {name: value for name, value in student.state_dict().items() if not theirs.get(name)}
+    config, shape = student.config, asdict(student.config)
+    shared = {_EMBEDDING: config.shared_embedding, _HEAD: config.shared_head}
+    own = {name: value for name, value in student.state_dict().items() if not shared.get(name)}
     tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
-    if (about or {}).get("bits") == 4:
+    if about.get("bits") == 4:
         tensors = dict(_narrowed(name, value) for name, value in tensors.items())
     if config.short_list:
         tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
-    if has_place(config.to_dict(), about or {}):
-        stored, tensors = as_published(config.to_dict(), tensors, about or {})
+    if has_place(shape, about):
+        stored, tensors = as_published(shape, tensors, about)
     else:
-        stored = {
-            "student": FORMAT,
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-            **config.to_dict(),
-            **(about or {}),
-        }
+        llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
+        stored = {"student": FORMAT, **llama, "tie_word_embeddings": False, **shape, **about}
     data = save(tensors, metadata={"format": "pt"})
     stored |= {"bytes": len(data), "crc32": zlib.crc32(data)}
     with replacing(place / WEIGHTS) as weights, replacing(place / CONFIG) as description:
         weights.write(data)
         weights.flush()
-        os.fsync(weights.fileno())  # the last thing that can fail comes before either file takes its place
+        os.fsync(weights.fileno())  # after it nothing can fail, and both files are renamed
         description.write((json.dumps(stored, indent=2) + "\n").encode("utf-8"))
     return len(data)
 
@@ -102,51 +95,54 @@ def load_student(
     """
     place = Path(folder)
     stored = read_config(place)
-    made, own = stored.get("tokenizer"), fingerprint or "not given: fingerprint(tokenizer) of utils.loading.fit"
-    if made is not None and made != fingerprint and (target is not None or fingerprint is not None):
-        raise UserError(f"the drafter {place} was made for another tokenizer ({made}, the target's is {own})")
+    tokenizer, own = stored.get("tokenizer"), fingerprint or "not given: fingerprint(tokenizer) of utils.loading.fit"
+    if tokenizer is not None and tokenizer != fingerprint and (target is not None or fingerprint is not None):
+        raise UserError(f"the drafter {place} was made for another tokenizer ({tokenizer}, the target's is {own})")
     ours = stored.get("student") == FORMAT
     _check_complete(stored, ours, place)
-    tensors = {} if ours else _tensors(place, stored)
+    tensors = _tensors(place, stored)
     kind = None if ours else head_kind(place)
-    if kind is not None and kind in ("eagle", *BLOCKS):
-        if target is None:
-            raise UserError(f"the drafter {place} is for a target: it cannot be used without it")
-        check_verifier(stored, name, place)
-        large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
-        try:
-            if kind in ("eagle", "peagle"):
-                stored, tensors = translated(stored, tensors, large, place)
-            else:
-                stored, tensors = translated_block(kind, stored, tensors, large, place)
-            return _built(_config(stored, place), tensors, place, target)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a field of another kind
-            raise UserError(f"the drafter {place} cannot be read: {type(error).__name__}: {error}") from error
-    config = _config(stored if ours else _completed(stored, tensors, target, place), place)
-    if target is not None:
-        check_target(config, target, place)
-    return _built(config, _tensors(place, stored) if ours else tensors, place, target)
+    if kind is None or kind not in ("eagle", *BLOCKS):
+        return _fitted(stored if ours else _completed(stored, tensors, target, place), tensors, place, target)
+    if target is None:
+        raise UserError(f"the drafter {place} is for a target: it cannot be used without it")
+    check_verifier(stored, name, place)
+    large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
+    try:
+        if kind in ("eagle", "peagle"):
+            stored, tensors = translated(stored, tensors, large, place)
+        else:
+            stored, tensors = translated_block(kind, stored, tensors, large, place)
+        return _built(_config(stored, place), tensors, place, target)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a field of another type
+        raise UserError(f"the drafter {place} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def head_of(module: nn.Module, target: nn.Module) -> DraftHead:
-    """The draft head that a loaded GLIDE module is: its weights by their published names, its `config` completed.
+    """Return the draft head of a loaded GLIDE module: its weights by their published names, its `config` completed.
 
-    The module is left as it is, its tensors are shared where they are float32. UserError where it is none of `target`.
+    The module does not change; its float32 tensors are shared. UserError for a module that is no head for `target`.
     """
     place, config = Path(type(module).__name__), getattr(module, "config", {})
     stored = dict(config.to_dict() if hasattr(config, "to_dict") else config)
     tensors = {name: value.detach() for name, value in module.state_dict().items()}
     if _CROSS not in tensors:
         raise UserError(f"{place} is no GLIDE drafter: it has no {_CROSS}")
-    made = _config(_completed(stored, tensors, target, place), place)
-    check_target(made, target, place)
-    return _built(made, tensors, place, target)
+    return _fitted(_completed(stored, tensors, target, place), tensors, place, target)
+
+
+def _fitted(stored: dict[str, Any], tensors: dict[str, Tensor], place: Path, target: nn.Module | None) -> DraftHead:
+    """Build a head of our own format or a GLIDE head. UserError if it cannot draft for `target`."""
+    config = _config(stored, place)
+    if target is not None:
+        check_target(config, target, place)
+    return _built(config, tensors, place, target)
 
 
 def _built(config: DraftHeadConfig, tensors: dict[str, Tensor], place: Path, target: nn.Module | None) -> DraftHead:
-    """A draft head of these tensors, named as they are stored."""
+    """Build a draft head of tensors by their stored names."""
     ids = _ids(tensors.pop(IDS, None), config, place)
-    with torch.device("meta"), _Unfilled():  # no memory for parameters that are replaced
+    with torch.device("meta"), _Uninitialised():  # no memory for parameters that are replaced
         student = DraftHead(config, ids)
     student.adopt(ids, target_rotary(target))
     # Older Llama checkpoints store the rotary frequencies as well; they follow from the configuration.
@@ -165,8 +161,8 @@ def _built(config: DraftHeadConfig, tensors: dict[str, Tensor], place: Path, tar
     return student.eval().requires_grad_(False)
 
 
-class _Unfilled(TorchFunctionMode):
-    """New parameters get no first values. Those of tensors without memory would bring in all of torch's compiler."""
+class _Uninitialised(TorchFunctionMode):
+    """Skip torch.nn.init: on the meta device it would import torch's compiler, which takes seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -178,8 +174,8 @@ class _Unfilled(TorchFunctionMode):
 def _completed(
     stored: dict[str, Any], tensors: dict[str, Tensor], target: nn.Module | None, place: Path
 ) -> dict[str, Any]:
-    """A published configuration with what it leaves out: sizes as the weights have them, and the target's heads."""
-    found = {name: value for name, value in stored.items() if value is not None}
+    """Return a published configuration with missing sizes taken from the weights, and heads from the target."""
+    config = {name: value for name, value in stored.items() if value is not None}
     sizes = {
         "vocab_size": (_EMBEDDING, 0),
         "hidden_size": (_EMBEDDING, 1),
@@ -187,25 +183,25 @@ def _completed(
     }
     for key, (name, dim) in sizes.items():
         if name in tensors and tensors[name].dim() == 2:
-            found.setdefault(key, tensors[name].shape[dim])
+            config.setdefault(key, tensors[name].shape[dim])
     layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
-    found.setdefault("num_hidden_layers", len(layers))
+    config.setdefault("num_hidden_layers", len(layers))
     query = tensors.get(_CROSS)
-    if query is None or {"large_hidden_size", "large_num_attention_heads"} <= found.keys():
-        return found
+    if query is None or {"large_hidden_size", "large_num_attention_heads"} <= config.keys():
+        return config
     if target is None:
-        raise UserError(f"the drafter {place}: {CONFIG} tells nothing of its target (large_…): load it with its target")
+        raise UserError(f"the drafter {place}: {CONFIG} has no sizes of its target (large_…): load it with its target")
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
-    size = found.setdefault("large_head_dim", head_size(large))
-    found.setdefault("large_hidden_size", large.hidden_size)
+    size = config.setdefault("large_head_dim", head_size(large))
+    config.setdefault("large_hidden_size", large.hidden_size)
     if query.shape[0] % size:
         raise UserError(f"the drafter {place} has queries of {query.shape[0]} numbers: no heads of the target's {size}")
-    found.setdefault("large_num_attention_heads", query.shape[0] // size)
-    return found
+    config.setdefault("large_num_attention_heads", query.shape[0] // size)
+    return config
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The configuration of a draft head's folder. UserError if there is none."""
+    """Read the configuration of a draft head's folder. UserError if there is none."""
     file = Path(folder) / CONFIG
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
@@ -219,24 +215,21 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def _check_complete(stored: dict[str, Any], ours: bool, place: Path) -> None:
-    """UserError if the configuration leaves out what a default would take for another head's value."""
-    names = [field.name for field in fields(DraftHeadConfig)]
-    later = names[names.index("reads") :]  # written since there are EAGLE heads, and then all of them
-    if not ours:
+    """Raise UserError if the configuration lacks a value for which a default would describe another head."""
+    if ours:
+        missing = [field.name for field in fields(DraftHeadConfig) if field.name not in stored]
+    else:
         inner = stored.get("transformer_layer_config") or stored
         needed = ["student"] if stored.get("kind") in KINDS else []
         missing = [*needed, *({"rms_norm_eps"} - inner.keys())]
-    else:
-        old = stored.get("kind") != "eagle" and not stored.keys() & {*later}
-        missing = [name for name in names if name not in stored and not (old and name in later)]
     if missing:
         raise UserError(f"the drafter's {place / CONFIG} is incomplete: it does not say {', '.join(missing[:3])}")
 
 
 def _config(stored: dict[str, Any], place: Path) -> DraftHeadConfig:
-    """From our own keys, or from a Llama configuration as the published GLIDE checkpoints have it."""
-    of = BlockConfig if stored.get("kind") in BLOCKS else DraftHeadConfig
-    known = {field.name for field in fields(of)}
+    """Return the configuration of our own keys, or of a Llama configuration as published GLIDE checkpoints have it."""
+    config_type = BlockConfig if stored.get("kind") in BLOCKS else DraftHeadConfig
+    known = {field.name for field in fields(config_type)}
     values = {name: value for name, value in stored.items() if name in known and value is not None}
     values.setdefault("kind", "glide" if "large_num_attention_heads" in stored else "plain")
     for prefix in ("", "large_"):
@@ -248,14 +241,14 @@ def _config(stored: dict[str, Any], place: Path) -> DraftHeadConfig:
     rope = stored.get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_theta") is not None:
         values.setdefault("rope_theta", rope["rope_theta"])
-    for field in fields(of):
+    for field in fields(config_type):
         value = values.get(field.name, field.default)
         wrong = field.type == "int" and not _whole(value, 0 if field.default == 0 else 1)
         wrong |= field.type == "float" and not (isinstance(value, int | float) and value > 0)
         if wrong and value is not MISSING:
             raise UserError(f"the drafter's {place / CONFIG} is damaged: {field.name} is {value!r}")
     try:
-        return of(**values)
+        return config_type(**values)
     except TypeError as error:
         raise UserError(
             f"the drafter's {place / CONFIG} is incomplete: {str(error).split('missing')[-1].strip()}"
@@ -269,7 +262,7 @@ def _whole(value: Any, least: int) -> bool:
 
 
 def _ids(ids: Tensor | None, config: DraftHeadConfig, place: Path) -> Tensor | None:
-    """The reduced vocabulary as stored, if it is one: ascending ids of the vocabulary, as many as the head has rows."""
+    """Return the stored reduced vocabulary: ascending ids, one for each row of the head. UserError otherwise."""
     unfit, count = f"the drafter {place / WEIGHTS} does not fit its config.json", 0 if ids is None else ids.numel()
     if count != config.short_list:
         raise UserError(f"{unfit}: {count} ids in the reduced vocabulary, {CONFIG} says {config.short_list}")
@@ -282,7 +275,7 @@ def _ids(ids: Tensor | None, config: DraftHeadConfig, place: Path) -> Tensor | N
 
 
 def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) -> None:
-    """UserError, with both numbers, if a draft head of this shape cannot draft for `target`."""
+    """Raise UserError, with both numbers, if a draft head of this shape cannot draft for `target`."""
     if config.kind == "glide" and (getattr(target, "tp_size", None) or 1) > 1:
         raise UserError("drafter glide reads all keys and values of its target: it goes with one process")
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
@@ -296,7 +289,7 @@ def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) 
     for what, unit, theirs, ours, kinds in compared:
         if config.kind in kinds and theirs != ours:
             raise UserError(f"the drafter {place} is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
-    if config.kind == "glide" and not config.cross_last and config.num_hidden_layers > large.num_hidden_layers:
+    if config.kind == "glide" and config.num_hidden_layers > large.num_hidden_layers:
         raise UserError(
             f"the drafter {place} reads the last {config.num_hidden_layers} layers of its target, this one has "
             f"{large.num_hidden_layers}"
@@ -304,31 +297,30 @@ def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) 
 
 
 def target_rotary(target: nn.Module | None) -> nn.Module | None:
-    """The module that turns the target's keys: a GLIDE head turns its queries alike."""
-    trunk: Any = getattr(target, "model", None)
-    return cast("nn.Module | None", getattr(trunk, "rotary_emb", None))
+    """Return the target's rotary module: a GLIDE head rotates its queries as the target rotates its keys."""
+    return cast("nn.Module | None", getattr(getattr(target, "model", None), "rotary_emb", None))
 
 
 def _tensors(place: Path, stored: dict[str, Any]) -> dict[str, Tensor]:
-    """Every tensor of the folder: of `model.safetensors`, else of what older checkpoints have, whole or in shards."""
-    file = place / WEIGHTS
+    """Read all tensors of the folder, from one file or from shards. UserError if they are damaged or no floats."""
+    if "quantization_config" in stored:
+        raise UserError(f"the drafter {place} is quantized by another program, which is not read")
     tensors: dict[str, Tensor] = {}
-    for part in [file] if file.is_file() else _parts(place):
-        data = _bytes(part)
-        if (
-            part == file
-            and "crc32" in stored
-            and (len(data), zlib.crc32(data)) != (stored.get("bytes"), stored["crc32"])
-        ):
-            raise UserError(f"the drafter's weights {file} are damaged: {len(data):,} bytes, their checksum is wrong")
-        read = _read(part, data)
-        if twice := sorted(tensors.keys() & read.keys()):
-            raise UserError(f"the drafter {place} has {twice[0]} in two parts, one of them {part.name}")
-        tensors |= dict(_widened(name, value) for name, value in read.items())
-    for name, value in tensors.items():
-        if name.endswith(".weight") and value.dtype not in _NUMBERS:
-            raise UserError(f"the drafter {place} is quantized by another program, which is not read: {name}")
-    return tensors
+    try:
+        check_weights(place, quantized=False)
+        for file in weight_files(place):
+            data = file.read_bytes()
+            if "crc32" in stored and (len(data), zlib.crc32(data)) != (stored.get("bytes"), stored["crc32"]):
+                raise UserError(f"{file} is damaged: {len(data):,} bytes, their checksum is wrong")
+            if file.suffix == ".safetensors":
+                tensors |= load(data)
+            else:
+                tensors |= torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    except UserError as error:
+        raise UserError(f"the drafter's weights cannot be used: {error}") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"the drafter's weights in {place} cannot be read: {error}") from None
+    return dict(_widened(name, value) for name, value in tensors.items() if isinstance(value, Tensor))
 
 
 def _narrowed(name: str, value: Tensor) -> tuple[str, Tensor]:
@@ -348,63 +340,28 @@ def _widened(name: str, value: Tensor) -> tuple[str, Tensor]:
     return name.removesuffix(_FOUR), (codes * scale + least).flatten(1)
 
 
-def _parts(place: Path) -> list[Path]:
-    """The files that hold the weights where they are not in one of ours. UserError if there are none."""
-    for name in (WEIGHTS, PYTORCH):
-        if (place / name).is_file():
-            return [place / name]
-        index = place / f"{name}.index.json"
-        if index.is_file():
-            try:
-                named = {str(one) for one in json.loads(_bytes(index))["weight_map"].values()}
-            except (ValueError, KeyError, AttributeError, TypeError):
-                raise UserError(f"the drafter's {index} is damaged: no weight_map") from None
-            return [place / Path(one).name for one in sorted(named)]
-    raise UserError(f"the drafter {place} has no {WEIGHTS}")
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"the drafter's weights {file} cannot be read: {error.strerror}") from None
-
-
-def _read(file: Path, data: bytes) -> dict[str, Tensor]:
-    """The tensors of one file, safetensors or PyTorch's, of which nothing but tensors is read."""
-    try:
-        if file.suffix == ".safetensors":
-            return load(data)
-        tensors = dict(torch.load(BytesIO(data), map_location="cpu", weights_only=True))
-        if not all(isinstance(value, Tensor) for value in tensors.values()):
-            raise ValueError("it holds other things than tensors")
-        return tensors
-    except Exception as error:  # pickle's kinds of failure are many
-        raise UserError(f"the drafter's weights {file} are damaged: {' '.join(str(error).split())[:100]}") from None
-
-
 def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | None, place: Path) -> dict[str, Tensor]:
-    """The target's tensors that the draft head uses as its own."""
+    """Return the target's tensors that the draft head uses as its own."""
     model: Any = target
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     if model is None and (config.shared_embedding or config.shared_head):
         raise UserError(f"the drafter {place} shares its target's embedding: it cannot be used without it")
     if config.shared_embedding:
         table = model.get_input_embeddings()
-        if isinstance(table, QuantizedEmbedding):  # will take the place itself
-            found[_EMBEDDING] = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
+        if isinstance(table, QuantizedEmbedding):  # `_built` puts the packed module itself there
+            tensors[_EMBEDDING] = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
         else:
-            found[_EMBEDDING] = collected(table.weight)
+            tensors[_EMBEDDING] = _gathered(table.weight)
     if config.shared_head:
         output = model.get_output_embeddings()
-        if config.short_list and isinstance(output, QuantizedLinear):  # the listed rows alone are unpacked
-            found[_HEAD] = output.packed.rows(student.ids)
+        if config.short_list and isinstance(output, QuantizedLinear):  # only the listed rows are unpacked
+            tensors[_HEAD] = output.packed.rows(student.ids)
         else:
-            rows = collected(output.weight)
-            found[_HEAD] = rows[student.ids] if config.short_list else rows
-    return found
+            rows = _gathered(output.weight)
+            tensors[_HEAD] = rows[student.ids] if config.short_list else rows
+    return tensors
 
 
-def collected(weight: Any) -> Tensor:
-    """The weight itself; where several processes share it, collected from all, each of which calls this."""
+def _gathered(weight: Any) -> Tensor:
+    """Return the weight; one that is split over processes is gathered from all of them, and each calls this."""
     return cast(Tensor, weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()

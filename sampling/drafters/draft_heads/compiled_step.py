@@ -25,17 +25,15 @@ from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
 class CompiledStep:
     """A feature head whose pass is one compiled call; one runs at a time. `take` packs its linear maps; it uses the
-    embedding in place. `angles`: positions [n] → cos and sin [n, D], halves side by side."""
+    embedding in place."""
 
-    def __init__(
-        self, student: DraftHead, take: Callable[[Any], QuantizedLinear], angles: Callable[[Tensor], Tensor]
-    ) -> None:
+    def __init__(self, student: DraftHead, take: Callable[[Any], QuantizedLinear]) -> None:
         config, trunk = student.config, cast(Any, student.model)
         attention_ = trunk.layers[0].self_attn
         self.layers, self.window = len(trunk.layers), config.window
         self._size = int(attention_.head_dim)
         self._hidden, self._shared = config.hidden_size, config.num_key_value_heads
-        self._angles, self._table = angles, torch.empty(0, self._size)
+        self._rotary, self._table = student.rotary, torch.empty(0, self._size)
         self._one_at_a_time = threading.Lock()
         widths = {"entered": self._hidden, "theirs": config.large_hidden_size, "own": self._hidden}
         sizes = self._hidden, config.intermediate_size, config.num_attention_heads, self._shared, self._size
@@ -146,6 +144,7 @@ class CompiledStep:
     def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
         """Get memory for a pass of `rows` rows at the first `positions`, that see up to `seen` slots."""
         if positions > len(self._table):
-            self._table = self._angles(torch.arange(-(-positions // 256) * 256))
+            halves = [part[:, : self._size // 2] for part in self._rotary(torch.arange(-(-positions // 256) * 256))]
+            self._table = torch.cat(halves, dim=-1)  # [n, D]: cos, then sin
             self._record.record.tables[0] = self._table.data_ptr()
         self._record.prepare(rows, kept, seen)

@@ -1,8 +1,8 @@
-"""The shape of a draft head: what its file says of it, what it must know of its target. Knows no modules, no torch."""
+"""The shape of a draft head, and the facts of its target that it depends on. Knows no modules, no torch."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from utils.errors import UserError
@@ -14,7 +14,7 @@ KINDS: tuple[str, ...] = tuple(kind for kind in get_args(Kind) if kind not in BL
 
 @dataclass(frozen=True)
 class DraftHeadConfig:
-    """The shape of a draft head and what it must know of its target (`large_…`)."""
+    """The shape of a draft head, and facts of its target (`large_…`)."""
 
     kind: Kind
     vocab_size: int
@@ -32,13 +32,12 @@ class DraftHeadConfig:
     rope_theta: float = 10000.0
     block_size: int = 5  # glide: the longest lag it was trained for
     short_list: int = 0  # ids of the head; 0 = all of them
-    cross_last: bool = False  # glide: every layer reads the target's last one
-    recency: bool = False  # glide: its cross-attention has a learned leaning towards late keys, one slope a head
+    recency: bool = False  # glide: its cross-attention has a learned preference for late keys, one slope a head
     shared_embedding: bool = False  # the embedding is the target's and not stored
     shared_head: bool = False  # the head's rows are the target's and not stored
     project: bool = False  # a square matrix before the head
-    window: int = 0  # while drafting it looks back so far only, as far as it has learned to; 0 = to the beginning
-    reads: tuple[int, ...] = ()  # eagle: the target's states beside each other (`sampling.types.Hidden`)
+    window: int = 0  # positions that it looks back while drafting, as in training; 0 = to the beginning
+    reads: tuple[int, ...] = ()  # eagle: the target's states, concatenated (`sampling.types.Hidden`)
     wide: bool = False  # eagle: the first layer reads token and state side by side (EAGLE-3), else their sum by `fc`
     fc_bias: bool = False
     attention_bias: bool = False  # of q, k, v
@@ -46,8 +45,8 @@ class DraftHeadConfig:
     final_norm: bool = True
     norm_before_fc: bool = False  # of the target's states, all as one
     fc_norm: bool = False  # … each by itself
-    norm_before_residual: bool = False  # what goes by the first layer's attention is the normed state
-    norm_output: bool = False  # the state that stands in for the target's is the normed one
+    norm_before_residual: bool = False  # the first layer's residual is the normed state
+    norm_output: bool = False  # the normed state stands in for the target's
     rope: dict[str, Any] = field(default_factory=dict)  # rotary parameters beyond the base, as transformers has them
 
     def __post_init__(self) -> None:
@@ -55,31 +54,29 @@ class DraftHeadConfig:
             raise UserError(f"a draft head is {', '.join(get_args(Kind))}, got '{self.kind}'")
         if self.num_attention_heads % self.num_key_value_heads:
             raise UserError(f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} of keys")
-        if self.kind == "glide" and not (self.large_num_attention_heads and self.large_head_dim):
-            raise UserError("a glide drafter needs large_num_attention_heads and large_head_dim of its target")
-        if self.kind == "feature" and not self.large_hidden_size:
-            raise UserError("an EAGLE head needs large_hidden_size of its target")
-
-        if self.kind in ("eagle", *BLOCKS) and not (self.large_hidden_size and self.reads):
-            raise UserError("an EAGLE head needs large_hidden_size and reads of its target")
+        needed = {
+            "plain": [],
+            "glide": ["large_num_attention_heads", "large_head_dim"],
+            "feature": ["large_hidden_size"],
+        }
+        missing = [name for name in needed.get(self.kind, ["large_hidden_size", "reads"]) if not getattr(self, name)]
+        if missing:
+            raise UserError(f"a {self.kind} head needs {' and '.join(missing)} of its target")
         object.__setattr__(self, "reads", tuple(self.reads))  # a file has lists
 
     @property
     def is_eagle(self) -> bool:
-        """Whether each token enters with the state one position before it, in the format of EAGLE's authors."""
+        """Return whether each token enters with the state one position before it, in the format of EAGLE's authors."""
         return self.kind in ("eagle", "peagle")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
 class BlockConfig(DraftHeadConfig):
-    """The shape of a head that drafts `drafts` tokens in one pass: the row of the last token, and rows of a mask.
+    """The shape of a head that drafts `drafts` tokens in one pass over the last token's row and rows of a mask.
 
     `mask`: the id whose embedding enters a mask's row. `from_anchor`: the last token's own row gives the first draft,
-    else the first mask's. `windows`: by layer, how far back from the last token it looks; 0 = to the beginning.
-    `causal`: inside the block the layers with a window see no later row. `rank`: of `markov` (vanilla, gated or rnn;
+    else the first mask's. `windows`: positions before the last token that each layer sees; 0 = all of them.
+    `causal`: inside the block, layers with a window see no later row. `rank`: of `markov` (vanilla, gated or rnn;
     "" for none) or of the candidate selector. `choices`: candidates of a position that the selector scores again.
     `taps`, `group`: rows of a convolution, and channels that share a coefficient.
     """
@@ -99,5 +96,5 @@ class BlockConfig(DraftHeadConfig):
 
     @property
     def masks(self) -> int:
-        """How many rows of the mask stand behind the last token's."""
+        """Return the number of mask rows after the last token's row."""
         return self.drafts - self.from_anchor

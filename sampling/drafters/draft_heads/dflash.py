@@ -1,15 +1,23 @@
-"""A DFlash head: one pass drafts a whole block (z-lab/dflash; *speculators*' `dflash`).
+"""DFlash, DSpark and DFlash2 heads: one pass drafts a whole block (z-lab/dflash, deepseek-ai/DeepSpec, *speculators*).
 
-The rows of a block are the last token, which the target has not read, and masks behind it. Every layer lets them attend
-to the states of the target, fused to one a token, and to each other; a position's draft is drawn without looking at the
-drafts before it. The keys and values of the target's states stay in the cache, those of the block's rows do not.
+The rows of a block are the last token, which the target has not read, and masks after it. In every layer they attend to
+the states of the target, fused to one a token, and to each other. The keys and values of the target's states stay in
+the cache, those of the block's rows do not.
 
-DSpark and DFlash2 are this network with more behind it (dspark.py, dflash2.py).
+* DFlash draws a position's draft independently of the drafts before it.
+* DSpark's Markov head adds to a position's logits a term of the token before: of that token alone (`vanilla`), gated by
+  the position's state (`gated`), or of all tokens since the last one that the target has read (`rnn`). Its confidence
+  head estimates, before the draft is drawn, the chance that it is accepted; a chain that ends there stays exact.
+* DFlash2 has a convolution over the block's rows around each sublayer, and a selector that scores a position's
+  likeliest tokens again by the token before.
+
 Shapes: B rows, C positions of context that are new, R rows of a block, H the head's width, n ids of its output layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -17,10 +25,10 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.eagle import at
-from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.modules import Convolution, DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import BlockSession, FollowingLM, FollowingSession
-from sampling.drafters.draft_model import ModelDrafter, of_head
+from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
@@ -46,8 +54,7 @@ class BlockNetwork(StudentNetwork):
             layer.remember(x, rotation, cache, index)
 
     def block(self, ids: Tensor, positions: Tensor, seen: dict[int, Tensor | None], cache: Any) -> Tensor:
-        """The rows ids [B, R] at positions [B, R] through all layers → normed states [B, R, H]; `seen`: the mask by
-        window."""
+        """Run ids [B, R] at positions [B, R] through all layers → normed states [B, R, H]; `seen`: masks by window."""
         x = self.embed(ids)
         rotation = self._angles(positions, x)
         for index, layer in enumerate(self._layers):
@@ -55,12 +62,12 @@ class BlockNetwork(StudentNetwork):
         return self._norm(x)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Normed states [..., H] → logits [..., n]."""
+        """Map normed states [..., H] to logits [..., n]."""
         return cast(Tensor, self._head(states))
 
 
 class DFlashSession(BlockSession, FollowingSession):
-    """B rows of a DFlash head. Its cache holds what the target has read, and nothing else between passes."""
+    """B rows of a DFlash head. Between passes its cache holds the tokens that the target has read, and nothing else."""
 
     network: BlockNetwork
     reads: tuple[int, ...]
@@ -71,11 +78,11 @@ class DFlashSession(BlockSession, FollowingSession):
         return view
 
     def masks(self, count: int) -> int:
-        """The rows of a block see each other: it always has as many as it was trained with."""
+        """Return the number of masks in training: the rows of a block see each other, so that it never varies."""
         return self.network.config.masks
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, N+1, n] logits of the last N + 1 rows of the block: the last token of each row and a draft of masks."""
+        """Return [B, N+1, n] logits of the block's last N + 1 rows: the last token of each row and a draft of masks."""
         logits = super().score_reduced(rows, draft)
         self._settle([[] for _ in rows])
         self._crop([min(pair) for pair in zip(map(len, rows), self.target.held(), strict=True)])
@@ -95,14 +102,14 @@ class DFlashSession(BlockSession, FollowingSession):
         return network.logits(self.states), None
 
     def _seen(self, positions: Tensor, mask: Tensor | None, new: int, before: int) -> dict[int, Tensor | None]:
-        """By window: which slots the rows of a block, those of `positions` from `new` on, see; None for all."""
+        """Return by window the mask of the slots that a block's rows (`positions` from `new` on) see; None: all."""
         rows, count = len(positions), positions.shape[1] - new
         slots = before + positions.shape[1]
         open_ = torch.ones(rows, count, slots, dtype=torch.bool)
         if mask is not None:
             open_ = mask[:, 0, new:].cpu() == 0
         where = torch.cat((torch.arange(before).expand(rows, -1), positions.cpu()), dim=1)
-        found: dict[int, Tensor | None] = {}
+        masks: dict[int, Tensor | None] = {}
         for window in {*self.network.config.windows}:
             seen = open_.clone()
             seen[..., -count:] = True
@@ -110,12 +117,12 @@ class DFlashSession(BlockSession, FollowingSession):
                 seen &= (where >= positions[:, new : new + 1].cpu() - window)[:, None]
                 if self.network.config.causal:
                     seen[..., -count:] = torch.ones(count, count).tril().bool()
-            found[window] = None if bool(seen.all()) else additive(seen, self.network)
-        return found
+            masks[window] = None if bool(seen.all()) else additive(seen, self.network)
+        return masks
 
 
 class DFlashLM(FollowingLM):
-    """What a DFlash head drafts from."""
+    """A DFlash head as an LM."""
 
     kinds: tuple[str, ...] = ("dflash",)
     reviews = False
@@ -134,13 +141,138 @@ class DFlashLM(FollowingLM):
         return session
 
 
-def built(pair: Parts, asked: DraftRequest, lm: type[DFlashLM]) -> Proposer:
-    """A drafter on the pair's head of this class."""
-    (kind,) = lm.kinds
-    made = pair.head(kind, lambda head: ModelDrafter(lm(head, kind, pair.target.vocab_size)))
-    return of_head(made.lm, asked)
+class DSparkNetwork(BlockNetwork):
+    """The pass of a DSpark head."""
+
+    def __init__(self, student: DraftHead, pack: bool = True) -> None:
+        super().__init__(student, pack)
+        trunk = cast(Any, student.model)
+        self.markov = trunk.markov_head if self.config.markov else None
+        self._onto_ids = self._take(self.markov.markov_w2) if self.markov else None
+        self._confidence = trunk.confidence_head if self.config.confidence else None
+
+    @torch.no_grad()
+    def bias(self, tokens: Tensor, states: Tensor) -> Tensor | None:
+        """Return the Markov head's term [M, n] of a draft's logits, None without that head.
+
+        Ids [M, k] from the last token to the one before the draft, and the states [M, k, H] of the drafts after each.
+        """
+        if self.markov is None:
+            return None
+        state = states.new_zeros(len(states), self.config.rank)
+        first = 0 if self.config.markov == "rnn" else tokens.shape[1] - 1
+        for step in range(first, tokens.shape[1]):
+            latent, state = self.markov.step(tokens[:, step], states[:, step], state)
+        return cast(Tensor, cast(Any, self._onto_ids)(latent))
+
+    @torch.no_grad()
+    def confidence(self, tokens: Tensor, states: Tensor) -> Tensor | None:
+        """Return the chance [M] that the draft after ids [M], of states [M, H], is accepted; None: not estimated."""
+        if self._confidence is None:
+            return None
+        if self.config.confidence_with_markov and self.markov is not None:
+            states = torch.cat((states, self.markov.markov_w1(tokens)), dim=-1)
+        return torch.sigmoid(self._confidence.proj(states)[:, 0])
 
 
-def build(pair: Parts, asked: DraftRequest) -> Proposer:
-    """The pair's DFlash head: chains, or trees by the probabilities of its positions (DDTree)."""
-    return built(pair, asked, DFlashLM)
+class DSparkSession(DFlashSession):
+    """B rows of a DSpark head."""
+
+    network: DSparkNetwork
+
+    def _before(self, places: list[int], paths: Rows) -> tuple[Tensor, Tensor]:
+        """Return the ids [M, k] before each draft of these paths and the drafts' states [M, k, H].
+
+        If the last token's row yields no draft, its state comes before them, as in training.
+        """
+        lead = self.states.shape[1] - self.drafts
+        tokens = torch.tensor([path[:lead] + path for path in paths], device=self.states.device)
+        return tokens, self.states[places, : tokens.shape[1]]
+
+    def logits_after(self, places: list[int], paths: Rows) -> Tensor:
+        logits, bias = super().logits_after(places, paths), self.network.bias(*self._before(places, paths))
+        return logits if bias is None else logits + self.cut(bias)
+
+    def confidence(self, places: list[int], paths: Rows) -> list[float] | None:
+        tokens, states = self._before(places, paths)
+        chances = self.network.confidence(tokens[:, -1], states[:, -1])
+        return None if chances is None else cast("list[float]", chances.tolist())
+
+
+class DSparkLM(DFlashLM):
+    """A DSpark head as an LM."""
+
+    kinds = ("dspark",)
+    network_type = DSparkNetwork
+    session_type = DSparkSession
+
+
+class Around:
+    """A convolution before a sublayer and after it; the coefficients of both follow from the sublayer's input."""
+
+    def __init__(
+        self, convolution: Convolution, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._convolution, self._before, self._after = convolution, before, after
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the normed and mixed input of a sublayer."""
+        x = self._before(x)
+        first, self._last = self._convolution.coefficients(x)
+        return cast(Tensor, self._convolution(x, first))
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the mixed output of the sublayer that was entered last."""
+        return cast(Tensor, self._convolution(self._after(x), self._last))
+
+
+class DFlash2Network(BlockNetwork):
+    """The pass of a DFlash2 head."""
+
+    def __init__(self, student: DraftHead, pack: bool = True) -> None:
+        super().__init__(student, pack)
+        trunk = cast(Any, student.model)
+        for index, (layer, own) in enumerate(zip(self._layers, trunk.layers, strict=True)):
+            mixed = Around(own.attention_conv, layer.before, layer.o)
+            further = Around(own.mlp_conv, layer.after, layer.down)
+            ends: Any = {"o": mixed.leave, "down": further.leave}
+            self._layers[index] = replace(layer, before=mixed.enter, after=further.enter, **ends)
+        self.selector = trunk.candidate_selector
+
+    @torch.no_grad()
+    def selected(self, logits: Tensor, tokens: Tensor, states: Tensor) -> Tensor:
+        """Score the likeliest ids of logits [M, n] by the ids before [M] and states [M, H]; −∞ for all others."""
+        values, ids = logits.topk(min(self.config.choices, logits.shape[-1]), dim=-1)
+        scores = values + self.selector(tokens, states, ids)
+        return torch.full_like(logits, float("-inf")).scatter(1, ids, scores)
+
+
+class DFlash2Session(DFlashSession):
+    """B rows of a DFlash2 head."""
+
+    network: DFlash2Network
+
+    def logits_after(self, places: list[int], paths: Rows) -> Tensor:
+        states = self.states[:, -self.drafts :][places, len(paths[0]) - 1]
+        last = torch.tensor([path[-1] for path in paths], device=states.device)
+        return self.network.selected(super().logits_after(places, paths), last, states)
+
+
+class DFlash2LM(DFlashLM):
+    """A DFlash2 head as an LM."""
+
+    kinds = ("dflash2",)
+    network_type = DFlash2Network
+    session_type = DFlash2Session
+
+
+_LMS = {"dflash": DFlashLM, "dspark": DSparkLM, "dflash2": DFlash2LM}
+
+
+def build(pair: Parts, request: DraftRequest) -> Proposer:
+    """Build a drafter on the pair's head of this kind: chains, or trees by the probabilities of its positions.
+
+    DFlash's trees are DDTree's, DSpark's grow along its Markov head, DFlash2's are of the selector's candidates.
+    """
+    kind, size = request.word, pair.target.vocab_size
+    return of_head(pair.head(kind, lambda head: _LMS[kind](head, kind, size)), request)

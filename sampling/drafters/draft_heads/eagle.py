@@ -1,14 +1,14 @@
 """An EAGLE head, as a chain and as a dynamic tree: each token enters with its target's hidden state one
 position before (EAGLE, Li et al., arXiv 2401.15077), the last one or several (EAGLE-3, Li et al., arXiv 2503.01840).
 
-Two kinds draft so: `feature`, trained here, and `eagle`, as others publish it, to which token 0 is unknown.
+Two kinds draft this way: `feature`, trained here, and `eagle`, as others publish it, which cannot see token 0.
 
-Where the target's state is not there yet, the draft head's own state stands in: after a round one pass
-reads all newly committed tokens with their true features and gives the first draft, then each pass reads the
-draft before it, or a level of a tree of drafts. What was computed with stand-ins is dropped when
-the target has moved (sampling/drafters/draft_heads/sessions.py), what belongs to a tree with the next round.
-The prompt is read as any model's is: the loop feeds the session in pieces. It drafts only: its own states are
-no target's, so it reviews nothing. Knows nothing of how the target computes its states.
+Until the target's state is known, the draft head's own state stands in: after a round one pass reads all newly
+committed tokens with their true features and yields the first draft, then each pass reads the draft before it, or a
+level of a tree of drafts. Positions computed with stand-ins are dropped when the target has moved
+(sampling/drafters/draft_heads/sessions.py), tree nodes with the next round. The loop feeds the prompt in pieces, as for
+any model. The head cannot review drafts: its own states are not the target's. Knows nothing of how the target computes
+its states.
 
 Its session grows trees too (EAGLE-2, Li et al., arXiv 2406.16858): :meth:`FeatureSession.grow` computes a level of
 nodes in one pass.
@@ -35,11 +35,11 @@ from utils.errors import UserError
 
 
 class FeatureDrafter(ModelDrafter):
-    """Draft chains from an EAGLE head. The target's session must be opened with `hidden=True`.
+    """A drafter of chains from an EAGLE head. The target's session must be opened with `hidden=True`.
 
     Drafts, their distributions and limits are those of :class:`ModelDrafter`. Raises UserError for a draft head of
-    another kind and, in `start`, for a target's session that keeps no hidden states. `vocab_size`: use only the first
-    so many ids.
+    another kind and, in `start`, for a target's session that keeps no hidden states. `vocab_size`: the number of ids
+    that may be drafted.
     """
 
     def __init__(self, student: DraftHead, name: str = "feature", vocab_size: int | None = None) -> None:
@@ -47,7 +47,7 @@ class FeatureDrafter(ModelDrafter):
 
 
 class FeatureLM(FollowingLM):
-    """What `FeatureDrafter` drafts from: opens sessions that feed tokens with states."""
+    """An EAGLE head as an LM: its sessions feed tokens with states."""
 
     kinds: tuple[str, ...] = ("feature", "eagle")
     reviews = False
@@ -72,16 +72,16 @@ class FeatureSession(FollowingSession):
         return view + 1
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, 1, n] logits behind each row. Takes more than one pass if a row is over a token ahead of its target.
+        """Return [B, 1, n] logits after each row, in several passes if a row is more than a token ahead of its target.
 
-        Raises UserError for a draft: there is nothing to review with.
+        Raises UserError for a draft: an EAGLE head cannot review.
         """
         if draft.tokens.shape[1]:
             raise UserError("an EAGLE head cannot review drafts: it has no states but its target's")
         if len(rows) == 1 and self.network.compiled is not None:
-            return self._behind(rows[0])
+            return self._score_row(rows[0])
         cached, valid = self.rollback(rows), self.target.held()
-        # Each pass may read its own states only as far as earlier passes made them.
+        # A pass may read only own states of earlier passes.
         done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
         ends = [max(count, held) + 1 for count, held in zip(done, valid, strict=True)]
         while True:
@@ -90,8 +90,8 @@ class FeatureSession(FollowingSession):
                 return logits
             ends = [end + 1 for end in ends]
 
-    def _behind(self, row: list[int]) -> Tensor:
-        """:meth:`score_reduced` of one row by the compiled step, without tensors of a few elements."""
+    def _score_row(self, row: list[int]) -> Tensor:
+        """Do :meth:`score_reduced` of one row by the compiled step, without tensors of a few elements."""
         self._settle()
         (valid,), (tokens,), hidden = self.target.held(), self._tokens, self._hidden
         assert hidden is not None
@@ -114,30 +114,30 @@ class FeatureSession(FollowingSession):
 
     @torch.inference_mode()
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
-        """[M, n] logits behind the last M of N nodes of a tree behind the one row just scored; the others are here.
+        """Return [M, n] logits after the last M of N nodes of a tree that follows the row just scored.
 
-        `parents` [N] are places in `tokens`, -1 = the row. A node reads its parent's own state and sees the row and its
-        path. No two of the M may be above each other. The next `score_reduced` or `sync` drops all of them. (Of a draft
-        head with a window the nodes beside count as well.) An error in the pass leaves an empty cache.
+        The first N − M nodes are cached. `parents` [N] are indices in `tokens`, -1 = the row. A node reads its parent's
+        own state and sees the row and its path. No two of the M may be on one path. The next `score_reduced` or `sync`
+        drops all of them. (In a window, sibling nodes count as well.) An error in the pass leaves an empty cache.
         """
         if not self._nodes or not self._nodes[0]:
             self._settle()
             self._nodes, self._fed, self._chain = [[]], [[]], False
-        here, known = len(self._tokens[0]), len(self._nodes[0])
-        above = torch.tensor([here + parent for parent in parents[known:]], device=self.device)
+        length, known = len(self._tokens[0]), len(self._nodes[0])
+        above = torch.tensor([length + parent for parent in parents[known:]], device=self.device)
         try:
-            logits = self._level(tokens, torch.tensor(parents), above, known, here)
+            logits = self._level(tokens, torch.tensor(parents), above, known, length)
         except BaseException:
             self._reset(1)
             raise
-        self._nodes[0] += [(token, here + place) for place, token in enumerate(tokens[known:], start=known)]
+        self._nodes[0] += [(token, length + node) for node, token in enumerate(tokens[known:], start=known)]
         return self.cut(logits)
 
-    def _level(self, tokens: list[int], parents: Tensor, above: Tensor, known: int, here: int) -> Tensor:
-        """The pass over the nodes from `known` on, whose parents' states lie in the slots `above` [M]."""
+    def _level(self, tokens: list[int], parents: Tensor, above: Tensor, known: int, length: int) -> Tensor:
+        """Run the pass over the nodes from `known` on; their parents' states are in the slots `above` [M]."""
         assert self._hidden is not None
         network = self.network
-        positions, seen = places([here], [[]], parents, here, 0, len(tokens))
+        positions, seen = places([length], [[]], parents, length, 0, len(tokens))
         if network.compiled is not None:
             base, size = self._hidden.view(), self._hidden.view().stride(2)
             states = base.data_ptr() + base.element_size() * size * above.numpy()
@@ -156,14 +156,15 @@ class FeatureSession(FollowingSession):
         network = self.network
         if network.compiled is not None:
             kinds, states, held = self._standing(positions.numpy() - 1)
-            found: tuple[Tensor, Tensor] = network.compiled(ids, positions, mask, self._cache, keep, kinds, states)
-            del held  # what the addresses point to
-            return found
+            result: tuple[Tensor, Tensor] = network.compiled(ids, positions, mask, self._cache, keep, kinds, states)
+            del held  # the addresses point into it
+            return result
         own = network.run(self._joined(network.embed(ids), positions), positions, mask, self._cache)
         return network.answer(own, keep)[0], own
 
     def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Whose state stands at positions [B, T], −1 for nobody's, and where it lies: [B · T] each."""
+        """Return the kind of the state at positions [B, T] (before −1: none) and its address, [B · T] each, and the
+        tensors that hold them."""
         theirs = self.target.hidden(self.reads).to("cpu", torch.float32)
         own = None if self._hidden is None or self._hidden.data is None else self._hidden.data[:, 0]
         valid, rows = np.array(self.target.held())[:, None], np.arange(len(before))[:, None]
@@ -174,52 +175,31 @@ class FeatureSession(FollowingSession):
         return kinds.reshape(-1), states.reshape(-1), (theirs, own)
 
     def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
-        """Tokens [B, T, H] at positions [B, T] with the state one position before each of them."""
-        valid = self.target.held()
-        if len(valid) == 1:
-            return self._joined_row(embedded, int(positions[0, 0]), valid[0])
-        before = positions - 1
-        theirs = before < torch.tensor(valid, device=positions.device)[:, None]
+        """Join tokens [B, T, H] at positions [B, T] with the state one position before, the target's or its own."""
+        before, held = positions - 1, torch.tensor(self.target.held(), device=positions.device)[:, None]
+        theirs, own = (before >= 0) & (before < held), before >= held
         x = self.network.join_none(embedded)
-        if bool((known := theirs & (before >= 0)).any()):
+        if bool(theirs.any()):
             joined = self.network.join_target(embedded, at(self.target.hidden(self.reads), before))
-            x = torch.where(known[..., None], joined, x)
-        if not bool(theirs.all()):
-            joined = self.network.join_own(embedded, at(self.hidden(), before))
-            x = torch.where(theirs[..., None], x, joined)
+            x = torch.where(theirs[..., None], joined, x)
+        if bool(own.any()):
+            x = torch.where(own[..., None], self.network.join_own(embedded, at(self.hidden(), before)), x)
         return x
-
-    def _joined_row(self, embedded: Tensor, start: int, valid: int) -> Tensor:
-        """The same for one row, whose tokens stand at `start`, start + 1 …: one of three cases each."""
-        network, count = self.network, embedded.shape[1]
-        if start > valid:
-            return network.join_own(embedded, self.hidden()[:, start - 1 : start])
-        if start:
-            return network.join_target(embedded, self.target.hidden(self.reads)[:, start - 1 : start - 1 + count])
-        first = network.join_none(embedded[:, :1])
-        if count == 1:
-            return first
-        rest = network.join_target(embedded[:, 1:], self.target.hidden(self.reads)[:, : count - 1])
-        return torch.cat((first, rest), dim=1)
 
 
 def _addresses(states: Tensor, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Where the numbers of states [B, S, D] begin at rows and places [B, T]."""
-    row, place, _ = states.stride()
-    found: np.ndarray = states.data_ptr() + states.element_size() * (row * rows + place * np.maximum(places, 0))
-    return found
+    """Return the addresses of states [B, S, D] at rows and places [B, T]."""
+    row, slot, _ = states.stride()
+    return np.asarray(states.data_ptr() + states.element_size() * (row * rows + slot * np.maximum(places, 0)))
 
 
 def at(states: Tensor, places: Tensor) -> Tensor:
-    """states [B, S, D] at places [B, T], clamped to what is there: [B, T, D]."""
+    """Return states [B, S, D] at places [B, T], clamped to 0 … S − 1: [B, T, D]."""
     index = places.clamp(0, states.shape[1] - 1).to(states.device)
     return states.gather(1, index[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def build(pair: Parts, asked: DraftRequest) -> Proposer:
-    """The pair's EAGLE head: chains, or dynamic trees."""
-
-    def made(student: DraftHead) -> ModelDrafter:
-        return FeatureDrafter(student, student.config.kind, pair.target.vocab_size)
-
-    return of_head(pair.head(asked.word, made).lm, asked)
+def build(pair: Parts, request: DraftRequest) -> Proposer:
+    """Build a drafter on the pair's EAGLE head: chains, or dynamic trees."""
+    size = pair.target.vocab_size
+    return of_head(pair.head(request.word, lambda head: FeatureLM(head, head.config.kind, size)), request)

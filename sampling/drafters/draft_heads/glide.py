@@ -1,12 +1,12 @@
 """GLIDE: a drafter that reads its target's keys and values (Du et al., arXiv 2402.02082).
 
-`GlideLM` is a language model like any other, to be drafted from with `ModelDrafter` and able to review chains.
-Its session attends, in every pass, to what the target's session holds at that moment; the tensors are read
-where they lie. Knows nothing of how the target computes them.
+`GlideLM` is a language model like any other: `ModelDrafter` drafts from it, and it can review chains.
+In every pass its session attends to the keys and values that the target's session holds then; these are not copied.
+Knows nothing of how the target computes them.
 
 Query at position p sees target keys j < min(p, valid), position 0 sees key 0; without a key cross-attention
-adds nothing. A draft head of one layer caches nothing that depends on the target; one of several layers
-computes accepted drafts anew (see sampling/drafters/draft_heads/sessions.py).
+adds nothing. A draft head of one layer caches nothing that depends on the target; a head of several layers
+computes accepted drafts again (see sampling/drafters/draft_heads/sessions.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import Seen, fed_columns
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
-from sampling.drafters.draft_model import ModelDrafter, of_head
+from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
@@ -32,11 +32,11 @@ class GlideLM(FollowingLM):
 
     Args:
         student: of kind glide.
-        target_layers: how many layers the target has: the draft head reads the last of them.
-        name: how events and figures call it.
-        offset: added to the position of each token behind the prompt, in the head's own attention and towards the
+        target_layers: the number of the target's layers; the draft head reads the last of them.
+        name: its name in events and figures.
+        offset: added to the position of each token after the prompt, in the head's own attention and towards the
             target (one published engine adds gamma).
-        vocab_size: use only the first so many ids (padded vocabularies).
+        vocab_size: the number of ids in use (padded vocabularies have more).
 
     Raises:
         UserError: a draft head of another kind; `open` without a target's session that can be read.
@@ -57,15 +57,15 @@ class GlideLM(FollowingLM):
         self._reads, self._offset = student.target_layers(target_layers), offset
 
     def moved(self, offset: int) -> GlideLM:
-        """The same network with another offset."""
-        found = copy.copy(self)
-        found._offset = offset
-        return found
+        """Return an LM of the same network with another offset."""
+        lm = copy.copy(self)
+        lm._offset = offset
+        return lm
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> FollowingSession:
-        """As of any following head; with an offset no cache is taken over: what was answered is prompt now."""
+        """Open a session; with an offset no cache is taken over, since the earlier answer is now part of the prompt."""
         return super().open(prompt, previous=None if self._offset else previous, target=target, hidden=hidden)
 
     def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> GlideSession:
@@ -75,13 +75,13 @@ class GlideLM(FollowingLM):
 
 
 class GlideSession(FollowingSession):
-    """B rows of a GLIDE head; `reads` says which target layer each of its layers reads."""
+    """B rows of a GLIDE head; `reads` has the target layer that each of its layers reads."""
 
     reads: list[int]
     offset: int
 
     def settled(self, view: int) -> int:
-        """One layer's K and V come from the ids alone. With more, position p is settled if p ≤ view (0 if view > 0)."""
+        """One layer's K and V depend on the ids alone. With more, position p is settled if p ≤ view (0 if view > 0)."""
         if len(self.reads) == 1:
             return 1 << 60
         return view + 1 if view else 0
@@ -93,14 +93,15 @@ class GlideSession(FollowingSession):
         return network.answer(own, keep, self._hidden is not None)
 
     def _turned(self, positions: Tensor) -> Tensor | None:
-        """The positions [B, T] as the head rotates by them; None: as they are."""
+        """Return the positions [B, T] of the rotation; None: the tokens' own."""
         if not self.offset:
             return None
         prompt = torch.tensor([len(row) for row in self.initial], device=positions.device)[:, None]
         return positions + self.offset * (positions >= prompt)
 
     def _seen(self, positions: Tensor, fed: Tensor) -> Seen | None:
-        """What queries at positions [B, T], fed [B] of them no padding, see of the target; None: it holds nothing."""
+        """Return the part of the target's cache seen by queries at positions [B, T], `fed` [B] of them no padding; None
+        if the cache is empty."""
         valid = self.target.held()
         if (longest := max(valid)) == 0:
             return None
@@ -110,21 +111,18 @@ class GlideSession(FollowingSession):
             return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
         slots, device = kv[0][0].shape[2], positions.device
         ends = positions.clamp(min=1).minimum(torch.tensor(valid, device=device)[:, None])
-        window = self.network.window if len(valid) > 1 else 0  # of one row the network itself cuts what is too far
+        window = self.network.window if len(valid) > 1 else 0  # the network itself cuts the window of a single row
         first = ends + 1 - window - fed[:, None] if window else torch.zeros_like(ends)
         if slots == longest and bool((ends == slots).all()) and bool((first <= 0).all()):
             return Seen(kv)
-        place = torch.arange(slots, device=device)
-        hidden = (place >= ends[..., None]) | (place < first[..., None])
+        slot = torch.arange(slots, device=device)
+        hidden = (slot >= ends[..., None]) | (slot < first[..., None])
         blind = (ends == 0)[..., None] if 0 in valid else None
         return Seen(kv, additive(~hidden, self.network), blind)
 
 
-def build(pair: Parts, asked: DraftRequest) -> Proposer:
-    """The pair's GLIDE head."""
-
-    def made(student: DraftHead) -> ModelDrafter:
-        target = pair.target
-        return ModelDrafter(GlideLM(student, target.network.layers, vocab_size=target.vocab_size))
-
-    return of_head(pair.head("glide", made).lm.moved(asked.settings.glide_offset), asked)
+def build(pair: Parts, request: DraftRequest) -> Proposer:
+    """Build a drafter on the pair's GLIDE head."""
+    layers, size = pair.target.network.layers, pair.target.vocab_size
+    lm: GlideLM = pair.head("glide", lambda head: GlideLM(head, layers, vocab_size=size))
+    return of_head(lm.moved(request.settings.glide_offset), request)

@@ -2,15 +2,15 @@
 
 * plain: a Llama of few layers.
 * glide: between self-attention and MLP each layer reads the target's own keys and values
-  (arXiv 2402.02082; no norm before it, only q and o projections of its own).
+  (arXiv 2402.02082; no norm before it, and only the q and o projections are the head's).
 * feature: each token enters together with the target's last hidden state one position before; where
   there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
-* eagle: the same as its authors publish it: EAGLE-3 (arXiv 2503.01840), which reads several of the target's states,
-  and EAGLE-1 and 2, of which only the parameters are here (they draft and are not trained).
-* peagle, dflash, dspark, dflash2: heads that draft a block in one pass (peagle.py, dflash.py …); their parameters.
+* eagle: EAGLE heads as their authors publish them: EAGLE-3 (arXiv 2503.01840), which reads several of the target's
+  states, and EAGLE-1 and 2 (parameters only: they draft and are not trained).
+* peagle, dflash, dspark, dflash2: parameters of heads that draft a block in one pass (peagle.py, dflash.py).
 
 The head may cover a reduced vocabulary only. Parameter names follow the published GLIDE checkpoints.
-Knows sequences in one piece: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
+Knows whole sequences: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
 Shapes: B sequences, T tokens, H the draft head's width, G the target's width.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
 from utils.errors import UserError
 
-NONE, THEIRS, OWN = range(3)  # whose state stands before a token: nobody's, the target's, the head's own
+NONE, THEIRS, OWN = range(3)  # the state one position before a token: none, the target's, the head's own
 
 
 class RMSNorm(nn.Module):
@@ -45,9 +45,9 @@ class Rotary(nn.Module):
 
     def __init__(self, size: int, theta: float, inv_freq: Tensor | None = None) -> None:
         super().__init__()
-        with torch.device("cpu"):  # also while parameters are made without memory
-            made = 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
-        self.register_buffer("inv_freq", made if inv_freq is None else inv_freq.detach().float(), persistent=False)
+        with torch.device("cpu"):  # also while the default device is meta
+            inverse = 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
+        self.register_buffer("inv_freq", inverse if inv_freq is None else inv_freq.detach().float(), persistent=False)
         self.attention_scaling = 1.0
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,8 +64,8 @@ def turned(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def rotary_of(config: DraftHeadConfig) -> Rotary:
-    """The head's own: from the base alone, or stretched as transformers does it."""
-    made = Rotary(config.head_dim, config.rope_theta)
+    """Return the head's own rotary module: of the base alone, or stretched as transformers does it."""
+    rotary = Rotary(config.head_dim, config.rope_theta)
     if config.rope:
         from transformers import LlamaConfig
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -73,15 +73,15 @@ def rotary_of(config: DraftHeadConfig) -> Rotary:
         shape: Any = LlamaConfig(
             hidden_size=config.hidden_size,
             head_dim=config.head_dim,
-            num_attention_heads=1,  # head_dim says it all, and the width need not be a multiple of it
+            num_attention_heads=1,  # only head_dim counts; the width need not be a multiple of it
             max_position_embeddings=config.max_position_embeddings,
             rope_parameters={"rope_theta": config.rope_theta, **config.rope},
         )
-        with torch.device("cpu"):  # also while parameters are made without memory
+        with torch.device("cpu"):  # also while the default device is meta
             inverse, scaling = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](shape, torch.device("cpu"))
-        made = Rotary(config.head_dim, config.rope_theta, inverse)
-        made.attention_scaling = float(scaling)
-    return made
+        rotary = Rotary(config.head_dim, config.rope_theta, inverse)
+        rotary.attention_scaling = float(scaling)
+    return rotary
 
 
 class SelfAttention(nn.Module):
@@ -112,7 +112,7 @@ class SelfAttention(nn.Module):
         return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
 
     def remembered(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Turned keys and values [B, heads, T, D] of x [B, T, H]."""
+        """Return rotated keys and values [B, heads, T, D] of x [B, T, H]."""
         key, value = (
             linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in (self.k_proj, self.v_proj)
         )
@@ -136,8 +136,8 @@ class CrossAttention(nn.Module):
         """x [B, T, H] at positions 0 … T − 1; keys and values [B, H_kv, S, D]; mask bool [T, S]."""
         query = turned(self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2), rotation)
         if self.recency is not None:
-            place = torch.arange(mask.shape[-1], device=mask.device)
-            late = lateness(self.recency, place[None, : mask.shape[-2]], len(place))
+            positions = torch.arange(mask.shape[-1], device=mask.device)
+            late = lateness(self.recency, positions[None, : mask.shape[-2]], len(positions))
             mask = late.masked_fill(~mask, float("-inf")).to(query.dtype)
         mixed = F.scaled_dot_product_attention(
             query, keys.to(query.dtype), values.to(query.dtype), attn_mask=mask, scale=self.scaling, enable_gqa=True
@@ -146,9 +146,8 @@ class CrossAttention(nn.Module):
 
 
 def lateness(slopes: Tensor, positions: Tensor, slots: int) -> Tensor:
-    """What recency adds to the scores [B, heads, T, slots]: −slope · (position − slot), of queries [B, T]."""
-    behind = positions[:, None, :, None] - torch.arange(slots, device=positions.device)
-    return -slopes[:, None, None] * behind
+    """Return the bias of recency [B, heads, T, slots]: −slope · (position − slot), of queries at positions [B, T]."""
+    return -slopes[:, None, None] * (positions[:, None, :, None] - torch.arange(slots, device=positions.device))
 
 
 class Gated(nn.Module):
@@ -165,36 +164,36 @@ class Gated(nn.Module):
 
 
 def step_mask(length: int, step: int, device: torch.device) -> Tensor:
-    """[T, (step+1)·T] bool: query i of a drafted step sees keys of step 0 up to i − step, of later steps its own line.
+    """Return [T, (step+1)·T] bool: query i of a drafted step sees keys of step 0 up to i − step, then its own line.
 
-    A key of step k at position j is what was computed k tokens after the last target state; only the query
-    i = j + (step − k) meets it while drafting.
+    A key of step k at position j is computed k tokens after the last target state; while drafting only the query
+    i = j + (step − k) sees it.
     """
     first = torch.ones(length, length, dtype=torch.bool, device=device).tril(-step)
-    place = torch.arange(length, device=device)
-    lines = [place[:, None] - place[None] == step - k for k in range(1, step + 1)]
+    positions = torch.arange(length, device=device)
+    lines = [positions[:, None] - positions[None] == step - k for k in range(1, step + 1)]
     return torch.cat([first, *lines], dim=1)
 
 
 def block_mask(length: int, block: int, offset: int, device: torch.device) -> Tensor:
-    """[T, T] bool: position i sees target key j iff j's block comes before i's; the first block is causal.
+    """Return [T, T] bool: position i sees target key j iff j's block comes before i's; the first block is causal.
 
     Imitates the lag of 1 … block tokens at which drafting sees the target's cache; `offset` shifts the blocks.
     """
-    place = torch.arange(length, device=device)
-    number = (place + offset) // block
+    positions = torch.arange(length, device=device)
+    number = (positions + offset) // block
     seen = number[None] < number[:, None]
-    return seen | ((number == 0)[:, None] & (place[None] <= place[:, None]))
+    return seen | ((number == 0)[:, None] & (positions[None] <= positions[:, None]))
 
 
 def lag_mask(length: int, lag: int, device: torch.device) -> Tensor:
-    """[T, T] bool: query i sees target keys j < i − lag, and key 0 if none: what drafts at depth lag + 1 see."""
-    place = torch.arange(length, device=device)
-    return (place[None] < place[:, None] - lag) | (place[None] == 0).expand(length, -1)
+    """Return [T, T] bool: query i sees target keys j < i − lag, else key 0, as drafts at depth lag + 1 do."""
+    positions = torch.arange(length, device=device)
+    return (positions[None] < positions[:, None] - lag) | (positions[None] == 0).expand(length, -1)
 
 
 class Layer(nn.Module):
-    """`first`: of an EAGLE head the layer that tokens and states enter."""
+    """A decoder layer. `first`: it is the layer of an EAGLE head that tokens and states enter."""
 
     def __init__(self, config: DraftHeadConfig, first: bool = False) -> None:
         super().__init__()
@@ -212,7 +211,7 @@ class Layer(nn.Module):
             self.attention_conv, self.mlp_conv = Convolution(config), Convolution(config)
 
     def entered(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads, and what goes by it: of token and state side by side [B, T, 2H] the state, or x."""
+        """Return attention's input and the residual: x, or the state of token and state side by side [B, T, 2H]."""
         if not self.joins:
             return self.input_layernorm(x), x
         token, state = x.chunk(2, dim=-1)
@@ -222,7 +221,7 @@ class Layer(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Mixes each row of a block with the rows before it, before a sublayer and after it.
+    """A mixer of each row of a block with the rows before it, used before and after a sublayer.
 
     A coefficient is a parameter of its channel and, for `group` neighbouring channels, a map of the sublayer's input.
     """
@@ -234,18 +233,18 @@ class Convolution(nn.Module):
         self.kernel_projection = nn.Linear(width, 2 * config.taps * (width // config.group), bias=False)
 
     def coefficients(self, x: Tensor) -> Tensor:
-        """x [B, R, H] → [2, B, R, taps, H]: those before the sublayer, and those after it."""
+        """Return [2, B, R, taps, H] of x [B, R, H]: the coefficients before the sublayer, and those after it."""
         own = self.kernel_projection(x).unflatten(-1, (2, self.taps, -1)).repeat_interleave(self.group, dim=-1)
         return cast(Tensor, own + self.base_kernel).movedim(2, 0)
 
     def forward(self, x: Tensor, coefficients: Tensor) -> Tensor:
-        """x [B, R, H] of whole blocks, each row with those before it as far as the block's first."""
+        """Mix the rows x [B, R, H] of whole blocks, each with the rows before it in its block."""
         shifted = [F.pad(x, (0, 0, tap, 0))[:, : x.shape[1]] for tap in range(self.taps)]
         return (torch.stack(shifted, dim=2) * coefficients).sum(dim=2)
 
 
 class Markov(nn.Module):
-    """DSpark's sequential head: what the token before adds to the logits of a position, through `rank` numbers."""
+    """DSpark's sequential head: a term of the token before for the logits of a position, of rank `rank`."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -259,7 +258,7 @@ class Markov(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
 
     def step(self, previous: Tensor, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids before [M], states x [M, H] and the recurrent state [M, r] → what enters `markov_w2` [M, r], the next."""
+        """Return `markov_w2`'s input [M, r] and the next recurrent state of ids before [M], x [M, H], state [M, r]."""
         token = self.markov_w1(previous)
         if self.kind == "vanilla":
             return token, state
@@ -270,7 +269,7 @@ class Markov(nn.Module):
 
 
 class Confidence(nn.Module):
-    """DSpark's estimate of the chance that a draft is accepted, made before the draft is drawn."""
+    """DSpark's estimate, before a draft is drawn, of the chance that it is accepted."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -287,7 +286,7 @@ class Selector(nn.Module):
         self.hidden_projection = nn.Linear(config.hidden_size, config.rank, bias=False)
 
     def forward(self, previous: Tensor, x: Tensor, candidates: Tensor) -> Tensor:
-        """Ids before [M], states x [M, H], candidates [M, C] → what is added to the candidates' logits [M, C]."""
+        """Return the term of the candidates' logits [M, C] for ids before [M], states x [M, H], candidates [M, C]."""
         context = self.predecessor_codebook[previous] * self.hidden_projection(x)
         return cast(Tensor, (context[:, None] * self.successor_codebook[candidates]).sum(dim=-1))
 
@@ -333,14 +332,14 @@ class Trunk(nn.Module):
         if config.choices:
             self.candidate_selector = Selector(config)
 
-    def fused(self, features: Tensor) -> Tensor:
-        """EAGLE-3: the target's states [B, T, K·G] as one of its own [B, T, H]."""
+    def normed(self, features: Tensor) -> Tensor:
+        """Norm the target's states [B, T, K·G] as an EAGLE-3 head reads them: together, each, or not at all."""
         if hasattr(self, "input_norm"):
             features = self.input_norm(features)
         if hasattr(self, "fc_norm"):
             parts = zip(self.fc_norm, features.chunk(len(self.fc_norm), dim=-1), strict=True)
             features = torch.cat([norm(part) for norm, part in parts], dim=-1)
-        return cast(Tensor, self.fc(features))
+        return features
 
 
 class DraftHead(nn.Module):
@@ -362,7 +361,7 @@ class DraftHead(nn.Module):
         self.adopt(reduced_ids)
 
     def adopt(self, reduced_ids: Tensor | None, target_rotary: nn.Module | None = None) -> None:
-        """Set what is no parameter: the reduced vocabulary's ids [N] and, for glide, the target's rotary module."""
+        """Set the non-parameters: the reduced vocabulary's ids [N] and, for glide, the target's rotary module."""
         config = self.config
         ids = torch.empty(0, dtype=torch.long) if reduced_ids is None else reduced_ids.long()
         self.register_buffer("reduced_ids", ids, persistent=False)
@@ -375,15 +374,12 @@ class DraftHead(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        """The reduced vocabulary [N] long, the head's rows in order; empty = all ids."""
+        """Return the reduced vocabulary [N] long, in the order of the head's rows; empty = all ids."""
         return cast(Tensor, self.reduced_ids)
 
     def target_layers(self, count: int) -> list[int]:
-        """Which of the target's `count` layers each layer of a GLIDE head reads; [] for the others."""
-        if self.config.kind != "glide":
-            return []
-        own = self.config.num_hidden_layers
-        return [count - 1] * own if self.config.cross_last else list(range(count - own, count))
+        """Return which of the target's `count` layers each layer of a GLIDE head reads; [] for other heads."""
+        return list(range(count - self.config.num_hidden_layers, count)) if self.config.kind == "glide" else []
 
     def states(
         self,
@@ -394,18 +390,18 @@ class DraftHead(nn.Module):
         steps: int = 1,
         lag: int | None = None,
     ) -> list[Tensor]:
-        """What the head is applied to, [B, T, H], for each of `steps` drafted steps (1 but for EAGLE heads).
+        """Return the output layer's input [B, T, H] for each of `steps` drafted steps (1 but for EAGLE heads).
 
         Args:
             ids: [B, T] long, padded on the right.
-            hidden: feature: the target's last hidden states [B, T, G]; EAGLE-3: those that it reads, beside each
-                other [B, T, K·G].
+            hidden: feature: the target's last hidden states [B, T, G]; EAGLE-3: those that it reads, concatenated
+                [B, T, K·G].
             kv: glide: the target's keys and values of each layer read, [B, H_kv, T, D].
-            offset: glide: where the first block of the mask begins, 0 … block_size − 1.
-            lag: glide: instead of blocks every position misses its last `lag` tokens, as the draft at that depth does.
+            offset: glide: start of the mask's first block, 0 … block_size − 1.
+            lag: glide: instead of blocks, every position misses the last `lag` tokens, as the draft at that depth does.
         """
         if self.config.kind == "eagle" and not self.config.wide:
-            raise UserError("an EAGLE-1 or 2 head drafts, it is not trained here")
+            raise UserError("an EAGLE-1 or 2 head can draft, but not be trained")
         embedded = self.model.embed_tokens(ids)
         length = ids.shape[1]
         positions = torch.arange(length, device=ids.device)[None]
@@ -416,25 +412,25 @@ class DraftHead(nn.Module):
             seen = block_mask(length, block, offset, ids.device) if lag is None else lag_mask(length, lag, ids.device)
             cross = (kv, self.cross_rotary(positions), seen)
         earlier: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.model.layers]
-        found, own = [], None
+        outputs, own = [], None
         for step in range(steps):
             x = embedded if hidden is None else self._joined(embedded, hidden, own)
             mask = step_mask(length, step, ids.device)
             if self.config.kind == "eagle":
-                mask[1:, 0] = False  # an EAGLE head's text begins with token 1: no state stands before token 0
+                mask[1:, 0] = False  # an EAGLE head's text begins with token 1: there is no state before token 0
             for index, layer in enumerate(self.model.layers):
                 x = self._layer(cast(Layer, layer), index, x, rotation, mask, earlier[index], cross)
             own, x = x, self.model.norm(x)
             own = x if self.config.norm_output else own
-            found.append(self.model.project(x) if self.config.project else x)
-        return found
+            outputs.append(self.model.project(x) if self.config.project else x)
+        return outputs
 
     def blocks(self, ids: Tensor, read: Tensor, anchors: Tensor) -> Tensor:
-        """A DFlash head's normed states [B, A, R, H] of the blocks behind A tokens of each sequence, full attention.
+        """Return a DFlash head's normed states [B, A, R, H] of the blocks after A tokens of each sequence.
 
         Args:
             ids: [B, T] long, padded on the right.
-            read: the target's states that it reads, beside each other [B, T, K·G].
+            read: the target's states that it reads, concatenated [B, T, K·G].
             anchors: [A] positions of the blocks' first rows; a block sees the states before its own.
         """
         config, trunk = cast(BlockConfig, self.config), self.model
@@ -443,21 +439,21 @@ class DraftHead(nn.Module):
         entered[:, :, 0] = ids[:, anchors]
         x = trunk.embed_tokens(entered).flatten(1, 2)
         context = trunk.hidden_norm(trunk.fc(read.to(x.dtype)))
-        place, block = torch.arange(length, device=ids.device), torch.arange(count, device=ids.device)
-        block = block.repeat_interleave(rows)
-        mask = torch.cat((place[None] < anchors[block][:, None], block[None] == block[:, None]), dim=1)
+        slots = torch.arange(length, device=ids.device)
+        block = torch.arange(count, device=ids.device).repeat_interleave(rows)
+        mask = torch.cat((slots[None] < anchors[block][:, None], block[None] == block[:, None]), dim=1)
         positions = (anchors[:, None] + torch.arange(rows, device=ids.device)).flatten()
-        rotation, before = self.rotary(positions[None]), self.rotary(place[None])
+        rotation, before = self.rotary(positions[None]), self.rotary(slots[None])
         for index, layer in enumerate(trunk.layers):
             own = cast(Layer, layer)
             x = self._layer(own, index, x, rotation, mask, [own.self_attn.remembered(context, before)], None)
         return cast(Tensor, trunk.norm(x).unflatten(1, (count, rows)))
 
     def _joined(self, embedded: Tensor, hidden: Tensor, own: Tensor | None) -> Tensor:
-        """Token and state one position before: the target's, or after the first step the draft head's own."""
+        """Join tokens with the state one position before: the target's, or after the first step the head's own."""
         trunk = self.model
         if self.config.kind == "eagle":
-            state = trunk.fused(hidden.to(embedded.dtype)) if own is None else own
+            state = trunk.fc(trunk.normed(hidden.to(embedded.dtype))) if own is None else own
             return torch.cat((embedded, F.pad(state, (0, 0, 1, 0))[:, :-1]), dim=-1)
         if own is None:
             state = trunk.join_feature(trunk.feature_norm(hidden.to(embedded.dtype)))

@@ -10,7 +10,7 @@ several layers the first drafts every token. Embedding and head are the target's
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.eagle import FeatureLM
-from sampling.drafters.draft_model import ModelDrafter, of_head
+from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache, as_transformers_cache
@@ -253,6 +253,5 @@ class MtpLM(FeatureLM):
 
 
 def build(pair: Parts, asked: DraftRequest) -> Proposer:
-    """The multi-token prediction layer of the pair's target."""
-    make: Callable[[CausalLM], ModelDrafter] = lambda target: ModelDrafter(MtpLM(target))  # noqa: E731
-    return of_head(pair.shipped("mtp", make).lm, asked)
+    """Build a drafter on the multi-token prediction layer of the pair's target."""
+    return of_head(pair.shipped("mtp", MtpLM), asked)

@@ -1,7 +1,7 @@
 """A PARD model: a small model with a mask's token, trained to draft several tokens in one pass (amd/PARD-…).
 
-Behind the row it reads masks; each is a row of an ordinary causal pass, so fewer of them change nothing, and a model of
-a family drafts for all targets with its vocabulary. Nothing of it is the target's.
+After the row it reads masks; each is a row of an ordinary causal pass, so that their number changes no logits. It reads
+nothing of its target: one model drafts for all targets with its vocabulary.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from sampling.drafters.draft_heads.sessions import BlockSession
 from sampling.models.causal import CausalLM
 from sampling.types import Hidden, Rows, Session
 
-DRAFTS = 12  # tokens of a block at most: its authors' figure
+DRAFTS = 12  # tokens of a block at most, as its authors have it
 
 
 class PardLM(CausalLM):
-    """A PARD model by name; `mask` is the mask's id."""
+    """A PARD model as an LM; `mask` is the mask's id."""
 
     session_type = BlockSession
 
@@ -27,7 +27,7 @@ class PardLM(CausalLM):
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> BlockSession:
-        """See :meth:`CausalLM.open`."""
+        """Open a session as :meth:`CausalLM.open` does."""
         session = super().open(prompt, previous=previous, target=target, hidden=hidden)
         assert isinstance(session, BlockSession)
         session.mask, session.drafts = self.mask, self.block
@@ -35,6 +35,6 @@ class PardLM(CausalLM):
 
 
 def mask_of(model: Any) -> int | None:
-    """The mask's id where a model's configuration has one (`pard_token`); None for any other model."""
+    """Return the mask's id if a model's configuration has one (`pard_token`); None for any other model."""
     mask = getattr(getattr(model, "config", None), "pard_token", None)
     return mask if isinstance(mask, int) else None

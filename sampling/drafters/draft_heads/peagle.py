@@ -1,8 +1,8 @@
 """A P-EAGLE head: an EAGLE-3 head that drafts several tokens in one pass (*speculators*' `peagle`).
 
-The usual rows, each a token with the target's states one position before; behind them rows of a mask, each with the
-mask's embedding and one learned state in the place of the target's. All are causal. The last token's row gives the
-first draft, each mask's row the next one; the masks' rows leave the cache.
+Its rows are tokens, each with the target's states one position before, and then masks, each with the mask's embedding
+and one learned state instead of the target's. All rows are causal. The last token's row yields the first draft, each
+mask's row the next one; the masks' rows leave the cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession, at
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import BlockSession
-from sampling.drafters.draft_model import ModelDrafter, of_head
+from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
@@ -25,7 +25,7 @@ from sampling.types import Draft, Hidden, Rows
 
 
 class PEagleNetwork(StudentNetwork):
-    """The pass of an EAGLE-3 head; `mask_hidden` [K·G] stands for the states behind the last token."""
+    """The pass of an EAGLE-3 head; `mask_hidden` [K·G] replaces the states after the last token."""
 
     def __init__(self, student: DraftHead, pack: bool = True) -> None:
         super().__init__(student, pack)
@@ -38,11 +38,11 @@ class PEagleSession(BlockSession, FeatureSession):
     network: PEagleNetwork
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, N+1, n] logits behind each row and each mask of a draft."""
+        """Return [B, N+1, n] logits after each row and each mask of a draft."""
         return CausalSession.score_reduced(self, rows, draft)
 
     def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
-        """Tokens [B, T, H] at positions [B, T] with the target's state one position before, or the mask's."""
+        """Join tokens [B, T, H] at positions [B, T] with the target's state one position before, or the mask's."""
         before, held = positions - 1, torch.tensor(self.target.held(), device=positions.device)
         states = at(self.target.hidden(self.reads), before).to(embedded)
         mask = before >= held[:, None]
@@ -50,7 +50,7 @@ class PEagleSession(BlockSession, FeatureSession):
 
 
 class PEagleLM(FeatureLM):
-    """What a P-EAGLE head drafts from."""
+    """A P-EAGLE head as an LM."""
 
     kinds = ("peagle",)
     network_type = PEagleNetwork
@@ -66,7 +66,6 @@ class PEagleLM(FeatureLM):
         return session
 
 
-def build(pair: Parts, asked: DraftRequest) -> Proposer:
-    """The pair's P-EAGLE head: chains, or trees by the probabilities of its positions."""
-    made = pair.head("peagle", lambda head: ModelDrafter(PEagleLM(head, "peagle", pair.target.vocab_size)))
-    return of_head(made.lm, asked)
+def build(pair: Parts, request: DraftRequest) -> Proposer:
+    """Build a drafter on the pair's P-EAGLE head: chains, or trees by the probabilities of its positions."""
+    return of_head(pair.head("peagle", lambda head: PEagleLM(head, "peagle", pair.target.vocab_size)), request)

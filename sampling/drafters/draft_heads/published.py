@@ -1,10 +1,10 @@
-"""EAGLE heads as others publish them → our configuration and our names of tensors; ours of EAGLE-3 → theirs.
+"""Published EAGLE heads → our configuration and our tensor names; our EAGLE-3 and DFlash heads → the published format.
 
 EAGLE-1 and 2 (Li et al., arXiv 2401.15077, 2406.16858): `fc` [H, 2H], `layers.i`, the first without an input norm.
 EAGLE-3 (arXiv 2503.01840) in three namings: `midlayer.*` (its authors, SpecForge), `layers.0.*` (speculators), and
-either behind `model.`. Shapes are believed of the weights, not of `config.json`: a published one says 40 layers of one.
-Written is what *speculators* 0.9.0 writes, but for the embedding, which is the target's.
-Knows neither files nor modules; what does not fit is refused by name.
+either with the prefix `model.`. Shapes come from the weights, not from `config.json`: a published head of one layer
+says 40. The format written is that of *speculators* 0.9.0, without the embedding, which is the target's.
+Knows neither files nor modules; a head that does not fit is refused by name.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from torch import Tensor
 from utils.errors import UserError
 
 _OTHERS = ("d2t", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # no parameters of the head
-_ROPE = ("default", "linear", "yarn", "llama3")  # functions of the position: others change with length or with images
+_ROPE = ("default", "linear", "yarn", "llama3")  # functions of the position; others depend on length or on images
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-Found = dict[str, Any]
+Config = dict[str, Any]
 
 
-def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Path) -> tuple[Found, dict[str, Tensor]]:
-    """The configuration in our keys, and the tensors by our names, `ids` among them if the vocabulary is reduced.
+def translated(
+    stored: Config, tensors: dict[str, Tensor], large: Any, folder: Path
+) -> tuple[Config, dict[str, Tensor]]:
+    """Return the configuration in our keys and the tensors by our names, with `ids` if the vocabulary is reduced.
 
     `large` is the target's configuration. UserError for another kind of head, or one for a target of another size.
     """
     kind = stored.get("speculators_model_type", "eagle3")
     if kind not in ("eagle", "eagle3", "peagle"):
-        raise UserError(f"the drafter {place} is a {kind} head, which is not read")
+        raise UserError(f"the drafter {folder} is a {kind} head, which is not read")
     inner = stored.get("transformer_layer_config") or stored
-    own = named(tensors, place, "EAGLE")
+    own = named(tensors, folder, "EAGLE")
     wide = f"{_FIRST}hidden_norm.weight" in own
     width = own["model.fc.weight"].shape[0]
     if "sliding_attention" in (inner.get("layer_types") or ()):
-        raise UserError(f"the drafter {place} has sliding_attention layers, which are not read")
-    reads = _reads(stored, large.num_hidden_layers, place) if wide else (-1,)
-    _check_switches(stored, inner, own, wide, place)
-    found = {
+        raise UserError(f"the drafter {folder} has sliding_attention layers, which are not read")
+    reads = _reads(stored, large.num_hidden_layers, folder) if wide else (-1,)
+    _check_switches(stored, inner, own, wide, folder)
+    config = {
         "kind": "eagle",
-        **shape(stored, own, tensors, large, place, reads, 0 if wide else width),
+        **shape(stored, own, tensors, large, folder, reads, 0 if wide else width),
         "wide": wide,
         "fc_bias": "model.fc.bias" in own,
         "final_norm": "model.norm.weight" in own,
@@ -51,49 +53,49 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
         "fc_norm": "model.fc_norm.0.weight" in own,
     }
     if kind == "peagle":
-        found |= parallel(stored, own, found["vocab_size"], place)
-    return reduced(found, own, tensors, place)
+        config |= parallel(stored, own, config["vocab_size"], folder)
+    return reduced(config, own, tensors, folder)
 
 
-def named(tensors: dict[str, Tensor], place: Path, kind: str) -> dict[str, Tensor]:
-    """The head's own tensors by our names. UserError where it lacks those that tell its shape."""
+def named(tensors: dict[str, Tensor], folder: Path, kind: str) -> dict[str, Tensor]:
+    """Return the head's own tensors by our names. UserError if one of those that define its shape is missing."""
     own = {_name(name): value for name, value in tensors.items() if name not in _OTHERS}
     if (missing := next((name for name in _NEEDED if name not in own), None)) is not None:
-        raise UserError(f"the drafter {place} is no {kind} head that can be read: it lacks {missing[6:]}")
+        raise UserError(f"the drafter {folder} is no {kind} head that can be read: it lacks {missing[6:]}")
     return own
 
 
 def shape(
-    stored: Found,
+    stored: Config,
     own: dict[str, Tensor],
     tensors: dict[str, Tensor],
     large: Any,
-    place: Path,
+    folder: Path,
     reads: tuple[int, ...],
     beside: int = 0,
-) -> Found:
-    """The part of the configuration that all published heads have, as the weights tell it.
+) -> Config:
+    """Return the part of the configuration that all published heads have, with the sizes of the weights.
 
-    `reads`: the target's states that enter `fc`, behind `beside` other numbers. UserError for a head that is not read,
+    `reads`: the target's states that enter `fc`, after `beside` other numbers. UserError for a head that is not read,
     or for a target of another size.
     """
     inner = stored.get("transformer_layer_config") or stored
     fc, q, k, gate = (own[name] for name in _NEEDED)
-    if "quantization_config" in stored or fc.dim() != 2 or not fc.is_floating_point():
-        raise UserError(f"the drafter {place} is quantized by another program, which is not read")
+    if fc.dim() != 2:
+        raise UserError(f"the drafter {folder} is quantized by another program, which is not read")
     if inner.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise UserError(f"the drafter {place} has the activation {inner['hidden_act']}, which is not read: silu is")
+        raise UserError(f"the drafter {folder} has the activation {inner['hidden_act']}, which is not read: silu is")
     size = own[f"{_FIRST}self_attn.q_norm.weight"].shape[0] if f"{_FIRST}self_attn.q_norm.weight" in own else None
     size = size or inner.get("head_dim") or q.shape[0] // int(inner["num_attention_heads"])
     states = fc.shape[1] - beside
     if states != len(reads) * large.hidden_size:
         theirs = stored.get("target_hidden_size") or states / len(reads)
         raise UserError(
-            f"the drafter {place} is for a target of hidden size {theirs:g}{_made_for(stored)}, this one has "
+            f"the drafter {folder} is for a target of hidden size {theirs:g}{_made_for(stored)}, this one has "
             f"{large.hidden_size}"
         )
-    vocabulary = next((len(one) for one in (tensors.get("t2d"), own.get(_EMBEDDING)) if one is not None), None)
-    found = {
+    vocabulary = next((len(by_id) for by_id in (tensors.get("t2d"), own.get(_EMBEDDING)) if by_id is not None), None)
+    config = {
         "vocab_size": vocabulary or inner.get("vocab_size"),
         "hidden_size": fc.shape[0],
         "intermediate_size": gate.shape[0],
@@ -102,33 +104,33 @@ def shape(
         "num_key_value_heads": k.shape[0] // size,
         "head_dim": size,
         "large_hidden_size": large.hidden_size,
-        # Nothing is learned by position: a head of a short context drafts as far as its target goes.
+        # Nothing is learned by position: a head of a short context drafts to the end of its target's.
         "max_position_embeddings": max(_context(inner), _context(large)),
         "rms_norm_eps": inner.get("rms_norm_eps", 1e-6),
-        **_rope(inner, place),
+        **_rope(inner, folder),
         "reads": reads,
         "attention_bias": f"{_FIRST}self_attn.q_proj.bias" in own,
         "qk_norm": f"{_FIRST}self_attn.q_norm.weight" in own,
         "shared_embedding": _EMBEDDING not in own,
         "shared_head": _HEAD not in own,
     }
-    if found["vocab_size"] != large.vocab_size:
+    if config["vocab_size"] != large.vocab_size:
         raise UserError(
-            f"the drafter {place} is for a vocabulary of {found['vocab_size']} ids{_made_for(stored)}, this one has "
+            f"the drafter {folder} is for a vocabulary of {config['vocab_size']} ids{_made_for(stored)}, this one has "
             f"{large.vocab_size}"
         )
-    return found
+    return config
 
 
-def _check_switches(stored: Found, inner: Found, own: dict[str, Tensor], wide: bool, place: Path) -> None:
-    """UserError if a tensor is not there that the format always has, or that the configuration says is there."""
+def _check_switches(stored: Config, inner: Config, own: dict[str, Tensor], wide: bool, folder: Path) -> None:
+    """Raise UserError if a tensor is missing that the format always has, or that the configuration announces."""
     always = {"model.norm.weight": wide, "model.fc.bias": bool(stored.get("bias")) and not wide}
     said = {"model.input_norm.weight": "norm_before_fc", "model.fc_norm.0.weight": "fc_norm"}
     always |= {_EMBEDDING: bool(stored.get("embed_requires_grad"))}
     always |= {name: bool(stored.get(switch, inner.get(switch))) for name, switch in said.items()}
     missing = [name.removeprefix("model.") for name, needed in always.items() if needed and name not in own]
     if missing:
-        raise UserError(f"the drafter {place} is no EAGLE head that can be read: it lacks {', '.join(missing)}")
+        raise UserError(f"the drafter {folder} is no EAGLE head that can be read: it lacks {', '.join(missing)}")
 
 
 _FIRST = "model.layers.0."
@@ -140,91 +142,98 @@ _NEEDED = (
 
 
 def _name(name: str) -> str:
-    """A published name as ours: all but the head behind `model.`, the middle layer the first of all."""
+    """Return our name for a published one: `model.` before all but the head, the middle layer as the first."""
     bare = re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
     return bare if bare.startswith("lm_head.") else f"model.{bare}"
 
 
-def verifier(stored: Found) -> str:
-    """The name of the target that a head was made for, as speculators writes it; "" if it says none."""
-    made = stored.get("speculators_config")
-    verified = made.get("verifier") if isinstance(made, dict) else None
-    name = verified.get("name_or_path") if isinstance(verified, dict) else None
+def verifier(stored: Config) -> str:
+    """Return the name of the target that a head was made for, as speculators writes it; "" if it has none."""
+    name = _nested(stored, "speculators_config", "verifier", "name_or_path")
     return name if isinstance(name, str) else ""
 
 
-def _made_for(stored: Found) -> str:
+def _nested(value: Any, *keys: str) -> Any:
+    """Return the value under these keys of dicts in dicts; None where one is missing or is no dict."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _made_for(stored: Config) -> str:
     return f" ({verifier(stored)})" if verifier(stored) else ""
 
 
-def check_verifier(stored: Found, target: str | None, place: Path) -> None:
-    """UserError where a head was made for a target of another name than `target`, a hub id; None compares nothing."""
+def check_verifier(stored: Config, target: str | None, folder: Path) -> None:
+    """Raise UserError if a head was made for a target of another name than `target`, a hub id; None: no check."""
     made = verifier(stored)
     if target and made.count("/") == 1 and made.lower().rpartition("/")[2] != target.lower().rpartition("/")[2]:
-        raise UserError(f"the drafter {place} is for {made}, this target is {target} (a target's folder has no name)")
+        raise UserError(f"the drafter {folder} is for {made}, this target is {target} (a target's folder has no name)")
 
 
-def _reads(stored: Found, layers: int, place: Path) -> tuple[int, ...]:
-    """The target's states that EAGLE-3 reads, as `sampling.types.Hidden` numbers them, ascending.
+def _reads(stored: Config, layers: int, folder: Path) -> tuple[int, ...]:
+    """Return the target's states that EAGLE-3 reads, as `sampling.types.Hidden` numbers them, ascending.
 
-    The authors take what enters layers 2, n//2 and n−3 (EAGLE's modeling_llama_kv.py), speculators and vLLM store
-    numbers of the same meaning (`resolve_target_layer_ids`; n is what the last layer gives). SpecForge and ModelOpt
-    store in `eagle_config` the layers that *give* them; SGLang adds one when it loads those ("we plus 1 here",
-    `set_eagle3_layers_to_capture`). Whatever equals the authors' choice, or that less one, is meant as that.
+    The authors read the inputs of layers 2, n//2 and n−3 (EAGLE's modeling_llama_kv.py); speculators and vLLM store
+    numbers of the same meaning (`resolve_target_layer_ids`; n is the output of the last layer). SpecForge and ModelOpt
+    store in `eagle_config` the layers whose *output* is read; SGLang adds one when it loads those ("we plus 1 here",
+    `set_eagle3_layers_to_capture`). Numbers equal to the authors' choice, or to it less one, mean that choice.
     """
     usual = usual_reads(layers)
-    inside = stored.get("eagle_config")
-    nested = inside.get("eagle_aux_hidden_state_layer_ids") if isinstance(inside, dict) else None
+    nested = _nested(stored, "eagle_config", "eagle_aux_hidden_state_layer_ids")
     named = stored.get("eagle_aux_hidden_state_layer_ids") or nested or []
-    if not isinstance(named, list) or not all(isinstance(one, int) for one in named):
-        raise UserError(f"the drafter {place}: eagle_aux_hidden_state_layer_ids is {named!r}, no list of layers")
     if not named and len(usual) < 3:
         raise UserError(
-            f"the drafter {place} reads three layers of its target and names none: one of {layers} layers "
+            f"the drafter {folder} reads three layers of its target and names none: one of {layers} layers "
             "has no three for it"
         )
     ids = sorted(named or usual)
-    given = named == nested or ids == [one - 1 for one in usual]
-    reads = [one + 1 for one in ids] if given and ids != usual else ids
-    if len({*reads}) != len(reads) or not 0 <= reads[0] <= reads[-1] <= layers:
-        raise UserError(f"the drafter {place} reads states {reads}: a target of {layers} layers has not those")
-    return tuple(-1 if one == layers else one for one in reads)
+    outputs = ids != usual and (named == nested or ids == [layer - 1 for layer in usual])
+    return states_read(ids, outputs, "eagle_aux_hidden_state_layer_ids", layers, folder)
 
 
-def mask_in(stored: Found, size: int, place: Path) -> int:
-    """The id of a block's mask. UserError where the configuration names none."""
+def states_read(ids: Any, outputs: bool, name: str, layers: int, folder: Path) -> tuple[int, ...]:
+    """Return layer numbers of a configuration as `sampling.types.Hidden` numbers states, in their order.
+
+    `outputs`: they number layers whose output is read, not whose input. UserError, with the setting's `name`, for
+    anything but different layers of a target of `layers` layers.
+    """
+    if not isinstance(ids, list) or not ids or not all(isinstance(layer, int) for layer in ids):
+        raise UserError(f"the drafter {folder}: {name} is {ids!r}, no list of layers")
+    reads = [layer + outputs for layer in ids]
+    if len({*reads}) != len(reads) or not 0 <= min(reads) <= max(reads) <= layers:
+        raise UserError(f"the drafter {folder} reads states {reads}: a target of {layers} layers does not have them")
+    return tuple(-1 if state == layers else state for state in reads)
+
+
+def mask_in(stored: Config, size: int, folder: Path) -> int:
+    """Return the id of a block's mask. UserError if the configuration has none."""
     names = ("mask_token_id", "ptd_token_id", "pard_token")
     mask = next((stored[name] for name in names if stored.get(name) is not None), None)
     if not isinstance(mask, int) or not 0 <= mask < size:
-        raise UserError(f"the drafter {place}: mask_token_id is {mask!r}, no id of {size}")
+        raise UserError(f"the drafter {folder}: mask_token_id is {mask!r}, no id of {size}")
     return mask
 
 
-def parallel(stored: Found, own: dict[str, Tensor], size: int, place: Path) -> Found:
-    """What P-EAGLE adds to EAGLE-3: its mask, and how many drafts it was trained for."""
+def parallel(stored: Config, own: dict[str, Tensor], size: int, folder: Path) -> Config:
+    """Return the settings that P-EAGLE adds to EAGLE-3: its mask, and the number of drafts it was trained for."""
     if "model.mask_hidden" not in own:
-        raise UserError(f"the drafter {place} is no P-EAGLE head that can be read: it lacks mask_hidden")
-    return {"kind": "peagle", "mask": mask_in(stored, size, place), "drafts": _trained_for(stored) or USUAL_DRAFTS}
+        raise UserError(f"the drafter {folder} is no P-EAGLE head that can be read: it lacks mask_hidden")
+    methods = _nested(stored, "speculators_config", "proposal_methods")
+    drafts = _nested(methods[0] if isinstance(methods, list) and methods else None, "speculative_tokens")
+    return {"kind": "peagle", "mask": mask_in(stored, size, folder), "drafts": drafts or _USUAL_DRAFTS}
 
 
-USUAL_DRAFTS = 8  # of P-EAGLE, where the configuration says nothing
-
-
-def _trained_for(stored: Found) -> int | None:
-    made = stored.get("speculators_config")
-    methods = made.get("proposal_methods") if isinstance(made, dict) else None
-    first = methods[0] if isinstance(methods, list) and methods else {}
-    count = first.get("speculative_tokens") if isinstance(first, dict) else None
-    return count if isinstance(count, int) else None
+_USUAL_DRAFTS = 8  # of P-EAGLE, where the configuration has no number
 
 
 def usual_reads(layers: int) -> list[int]:
-    """What the authors read of a target of so many layers: what enters these. Of fewer than 7 they are no three."""
+    """Return the layers of a target whose inputs the authors read; of fewer than 7 layers they are not three."""
     return sorted({2, layers // 2, layers - 3})
 
 
-def has_place(config: Found, about: Found) -> bool:
-    """Whether the published format can say this configuration: what the last layer gives it numbers by the layers."""
+def has_place(config: Config, about: Config) -> bool:
+    """Return whether the published format can hold this configuration; it numbers the last output by the layers."""
     return (
         (config["wide"] or config["kind"] == "dflash")
         and not config["project"]
@@ -232,10 +241,11 @@ def has_place(config: Found, about: Found) -> bool:
     )
 
 
-def as_published(config: Found, own: dict[str, Tensor], about: Found) -> tuple[Found, dict[str, Tensor]]:
-    """The reverse for EAGLE-3 and DFlash: our configuration and tensors, by our names (`ids` those of a reduced
-    vocabulary), as *speculators* writes them. `about` says of its target the `verifier` {name_or_path, architectures,
-    layers} and joins in.
+def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple[Config, dict[str, Tensor]]:
+    """Return the configuration and the tensors of an EAGLE-3 or DFlash head as *speculators* writes them.
+
+    `own` are tensors by our names, with `ids` of a reduced vocabulary; `about` is added to the configuration, its
+    `verifier` {name_or_path, architectures, layers} describes the target.
     """
     tensors = {name.removeprefix("model."): value for name, value in own.items() if name != "lm_head.ids"}
     count = config["vocab_size"]
@@ -255,7 +265,7 @@ def as_published(config: Found, own: dict[str, Tensor], about: Found) -> tuple[F
     inner = {name: config[name] for name in (*_SAME, "attention_bias")}
     rope = {"rope_type": "default", **config["rope"], "rope_theta": config["rope_theta"]}
     llama = {"model_type": "llama", "hidden_act": "silu", "mlp_bias": False, "tie_word_embeddings": False}
-    reads = [layers if one < 0 else one for one in config["reads"]]
+    reads = [layers if state < 0 else state for state in config["reads"]]
     if block:
         llama = {**llama, "model_type": "qwen3", "layer_types": ["full_attention"] * config["num_hidden_layers"]}
         said = {
@@ -299,35 +309,35 @@ def _context(config: Any) -> int:
     return value if isinstance(value, int) else 1
 
 
-def _rope(inner: Found, place: Path) -> Found:
-    """Base and stretching of the positions, as transformers 5 (`rope_parameters`) and those before it store them."""
+def _rope(inner: Config, folder: Path) -> Config:
+    """Return base and stretching of the positions, stored as in transformers 5 (`rope_parameters`) or before."""
     rope = dict(inner.get("rope_parameters") or inner.get("rope_scaling") or {})
     kind = rope.pop("type", None) or rope.get("rope_type") or "default"
     theta = rope.pop("rope_theta", None) or inner.get("rope_theta") or 10000.0
     if kind not in _ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(f"the drafter {place} has {kind} rotary positions, which are not read")
+        raise UserError(f"the drafter {folder} has {kind} rotary positions, which are not read")
     return {"rope_theta": float(theta), "rope": {} if kind == "default" else {**rope, "rope_type": kind}}
 
 
 def reduced(
-    found: Found, own: dict[str, Tensor], tensors: dict[str, Tensor], place: Path, like_head: tuple[str, ...] = ()
-) -> tuple[Found, dict[str, Tensor]]:
-    """The same with its reduced vocabulary: row i of the head is the target's id i + d2t[i]. Ascending, as ours are.
+    config: Config, own: dict[str, Tensor], tensors: dict[str, Tensor], folder: Path, like_head: tuple[str, ...] = ()
+) -> tuple[Config, dict[str, Tensor]]:
+    """Return both with the reduced vocabulary: row i of the head is the target's id i + d2t[i], made ascending.
 
     `like_head`: other tensors with a row for each of these ids.
     """
     offsets, chosen = tensors.get("d2t"), tensors.get("t2d")
-    rows = None if found["shared_head"] else len(own[_HEAD])
+    rows = None if config["shared_head"] else len(own[_HEAD])
     if offsets is None:
-        if rows not in (None, found["vocab_size"]):
-            raise UserError(f"the drafter {place} has a head of {rows} ids and no d2t, which says which")
-        return found, own
+        if rows not in (None, config["vocab_size"]):
+            raise UserError(f"the drafter {folder} has a head of {rows} ids and no d2t, which says which")
+        return config, own
     ids, order = (torch.arange(len(offsets)) + offsets.flatten().long()).sort()
     wrong = rows not in (None, len(ids)) or bool((ids.diff() <= 0).any())
-    wrong |= not 0 <= int(ids[0]) <= int(ids[-1]) < found["vocab_size"]
+    wrong |= not 0 <= int(ids[0]) <= int(ids[-1]) < config["vocab_size"]
     if wrong or (chosen is not None and not torch.equal(chosen.flatten().bool().nonzero()[:, 0], ids)):
-        raise UserError(f"the drafter {place} is damaged: d2t, t2d and lm_head speak of different ids")
-    if len(ids) == found["vocab_size"]:
-        return found, own
+        raise UserError(f"the drafter {folder} is damaged: d2t, t2d and lm_head have different ids")
+    if len(ids) == config["vocab_size"]:
+        return config, own
     own |= {name: own[name][order] for name in (_HEAD, *like_head) if name in own and len(own[name]) == len(order)}
-    return {**found, "short_list": len(ids)}, {**own, "lm_head.ids": ids}
+    return {**config, "short_list": len(ids)}, {**own, "lm_head.ids": ids}

@@ -1,9 +1,8 @@
-"""Sessions of draft heads that read their target's session while they run, and of models that answer a block at once.
-Knows no kind of draft head.
+"""Sessions of draft heads that read their target's session, and of models that draft a block in one pass.
 
-What such a draft head computes at a position depends on how much of its target's state was there. A position
-is *settled* if it was computed with all it may ever see; the others (drafted ones) are kept as long as the
-target stands still and computed anew as soon as it has moved.
+The states that such a draft head computes at a position depend on how many tokens its target had read. A position is
+*settled* if it was computed with all that it may ever see; the others (drafted ones) are kept until the target moves
+and then computed again. Knows no kind of draft head.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class FollowingSession(CausalSession):
 
     def _reset(self, rows: int) -> None:
         super()._reset(rows)
-        self._views = [0] * rows  # how much of the target each row's last pass saw
+        self._views = [0] * rows  # tokens of the target that each row's last pass saw
 
     def settled(self, view: int) -> int:
-        """How many leading positions are settled when computed beside a target that held `view` tokens."""
+        """Return the number of leading positions that are settled if computed while the target held `view` tokens."""
         raise NotImplementedError
 
     def rollback(self, rows: Rows) -> list[int]:
-        """See :class:`CausalSession`; drafted positions go as soon as the target has moved."""
+        """Roll back as :class:`CausalSession` does; positions that are not settled go if the target has moved."""
         self._settle()
         for tokens, view, held in zip(self._tokens, self._views, self.target.held(), strict=True):
             if view != held:
@@ -57,7 +56,7 @@ class FollowingSession(CausalSession):
 
 
 class BlockSession(CausalSession):
-    """B rows of a model that drafts a block in one pass, by masks behind each row.
+    """B rows of a model that drafts a block in one pass, by masks after each row.
 
     `mask`: the mask's id; `drafts`: the most tokens of a block.
     """
@@ -69,28 +68,28 @@ class BlockSession(CausalSession):
         return self.drafts
 
     def masks(self, count: int) -> int:
-        """How many masks a block of `count` drafts has: none where the row itself gives the first."""
+        """Return the number of masks for a block of `count` drafts; the row itself yields the first."""
         return count - 1
 
     def block(self, rows: Rows, count: int) -> None:
-        """Run the pass behind each row; its distributions are :meth:`behind` the rows and what is drafted there."""
+        """Run the pass after each row; :meth:`logits_after` returns its distributions after a row and drafts."""
         masks = torch.full((len(rows), self.masks(count)), self.mask)
         self.logits = self.score_reduced(rows, Draft(masks))[:, -self.drafts :]
         self._settle([[] for _ in rows])
 
-    def behind(self, places: list[int], paths: Rows) -> Tensor:
-        """[M, n] logits behind M paths of one length, each a row's last token and drafts, of the rows in `places`."""
+    def logits_after(self, places: list[int], paths: Rows) -> Tensor:
+        """Return [M, n] logits after M paths of one length, each the last token and drafts of a row in `places`."""
         if len({*places}) == 1:
             return self.logits[places[0], len(paths[0]) - 1].expand(len(places), -1)
         return self.logits[places, len(paths[0]) - 1]
 
     def confidence(self, places: list[int], paths: Rows) -> list[float] | None:
-        """The model's estimate of the chance that a draft behind each of M paths is accepted; None: it makes none."""
+        """Return the estimated chance that a draft after each of M paths is accepted; None: no estimate."""
         return None
 
 
 class FollowingLM(CausalLM):
-    """A draft head that reads its target; a base for the kinds. `vocab_size` as in :class:`CausalLM`."""
+    """A draft head that reads its target, as an LM; a base of its kinds. `vocab_size` as in :class:`CausalLM`."""
 
     kinds: tuple[str, ...] = ()
     network_type = StudentNetwork
@@ -104,17 +103,17 @@ class FollowingLM(CausalLM):
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> FollowingSession:
-        """A session beside `target`; it takes over the cache of `previous`, which must not be used again.
+        """Open a session beside `target`; it takes over the cache of `previous`, which must not be used again.
 
-        UserError where the target has no cache to be read, or keeps no hidden states that are wanted.
+        UserError if the target has no readable cache, or does not keep the hidden states that the head reads.
         """
         self.check(prompt, target)
-        if not isinstance(target, CausalSession) or target.source is not None:  # an encoder's states are no rows' keys
+        if not isinstance(target, CausalSession) or target.source is not None:  # an encoder's states belong to no row
             kind = "none" if target is None else type(target).__name__
             raise UserError(f"{self.name} reads the cache of its target's session, got {kind}")
         if {*states_of(self.reads_hidden)} - {*target.keeps_hidden}:
-            told = True if self.reads_hidden == (-1,) else self.reads_hidden
-            raise UserError(f"{self.name} reads its target's hidden states: open the target with hidden={told}")
+            wanted = True if self.reads_hidden == (-1,) else self.reads_hidden
+            raise UserError(f"{self.name} reads its target's hidden states: open the target with hidden={wanted}")
         if (
             isinstance(previous, FollowingSession)
             and previous.reusable(self.network, len(prompt), hidden)

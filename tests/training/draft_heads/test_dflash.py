@@ -84,7 +84,7 @@ def test_its_readers_compute_what_was_trained(tmp_path: Path) -> None:
         features = torch.cat([states[at][0] for at in READS], dim=-1)
         trained = head.lm_head(head.blocks(torch.tensor([ids]), features[None], torch.tensor([3, anchor])))[0, 1]
     for depth in range(3):
-        close(session.behind([0], [[0] * (depth + 1)])[0], trained[1 + depth])
+        close(session.logits_after([0], [[0] * (depth + 1)])[0], trained[1 + depth])
     if speculators.IMPORTABLE:
         target.save_pretrained(tmp_path / "target")
         config = json.loads((tmp_path / "config.json").read_text())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def test_it_is_written_in_the_published_format_and_read_back(tmp_path: Path) -> 
     assert config["draft_vocab_size"] == len(SHORT)
     read = load_student(tmp_path, target, "t")
     glides = {"large_num_attention_heads", "large_head_dim"}  # which an EAGLE head does not store
-    ours, theirs = (one.config.to_dict() for one in (head, read))
+    ours, theirs = (asdict(one.config) for one in (head, read))
     assert {name for name in ours if ours[name] != theirs[name]} <= glides
     assert read.ids.tolist() == SHORT
     batch = make_batch(streamed(target).take([0, 1, 2]), [], 0.3)

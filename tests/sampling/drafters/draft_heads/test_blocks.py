@@ -53,7 +53,7 @@ def test_a_block_has_the_logits_of_the_reference(name: str, family: str, tmp_pat
         session = lm.open([row[:length]], previous=session, target=held)
         session.block([row[:length]], lm.block)
         for depth, numbers in enumerate(wanted):
-            close(session.behind([0], [[row[length - 1], *AFTER[:depth]]])[0][::4], numbers, 1e-4)
+            close(session.logits_after([0], [[row[length - 1], *AFTER[:depth]]])[0][::4], numbers, 1e-4)
 
 
 # -- trees --------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def best_first(session: Any, last: int, depth: int, nodes: int) -> list[list[int
     turns = count()
 
     def level(path: list[int]) -> list[tuple[float, int]]:
-        probs = session.behind([0], [[last, *path]])[0].double().log_softmax(dim=-1).tolist()
+        probs = session.logits_after([0], [[last, *path]])[0].double().log_softmax(dim=-1).tolist()
         ids = range(len(probs)) if session.reduced_ids is None else session.reduced_ids.tolist()
         return sorted(zip(probs, ids, strict=True), reverse=True)
 
@@ -181,7 +181,7 @@ def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
         session.block([row[:length]], 4)
         wanted = model(input_ids=torch.tensor([[*row[:length], 7, 7, 7]])).logits[0, -4:]
         for depth, logits in enumerate(wanted):
-            close(session.behind([0], [[0] * (depth + 1)])[0], logits)
+            close(session.logits_after([0], [[0] * (depth + 1)])[0], logits)
     prompts = [text(5, 9, V), [7]]
     alone = answers(plain, prompts, None, greedy(), length=8)
     assert answers(plain, prompts, ModelDrafter(lm), greedy(), length=8) == alone
@@ -204,7 +204,7 @@ def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
         ("DSpark of DeepSpec, gated", {"markov_head_type": "lstm"}, "markov_head_type is 'lstm'"),
         ("DSpark of DeepSpec, gated", {"enable_confidence_head": False}, "it has model.confidence_head.proj"),
         ("P-EAGLE", {"mask_token_id": None}, "mask_token_id is None, no id of 40"),
-        ("P-EAGLE", {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "a target of 8 layers has not those"),
+        ("P-EAGLE", {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "a target of 8 layers does not have them"),
         ("DFlash of z-lab", {"causal_head": True}, "has causal_head, which is not read"),
         ("DFlash of z-lab", {"layer_types": ["full_attention"]}, "has 2 layers, its layer_types are"),
         ("DFlash of DeepSpec", {"target_layer_ids": [1, 3, 8]}, r"reads states \[2, 4, 9\]"),

@@ -177,14 +177,6 @@ def test_ragged_rows_of_a_glide_student_equal_each_row_alone() -> None:
             close(got[place, : len(more) + 1], wanted[len(row) - 1 :])
 
 
-def test_every_layer_may_read_the_last_one() -> None:
-    target = make_target()
-    student = make_student("glide", target, num_hidden_layers=2, cross_last=True)
-    ids = text(13, 9)
-    session = GlideLM(student, 3).open([ids], target=fed(target, [ids], [8]))
-    close(session.score([ids], NOTHING)[0, 0], beside(student, target, ids, 8)[-1])
-
-
 def test_recency_leans_towards_the_latest_keys() -> None:
     """A steep slope sees the latest key alone, none sees the keys alike: as if the others were, or were not, hidden."""
     target, student = some("glide", "one layer")

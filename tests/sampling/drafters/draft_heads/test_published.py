@@ -372,9 +372,9 @@ def test_which_states_are_read(stored: dict[str, Any], layers: int, reads: tuple
     [
         ({"speculators_model_type": "medusa"}, "is a medusa head, which is not read"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, r"reads states \[2, 4, 9\]: a target of 8 layers"),
-        ({"eagle_aux_hidden_state_layer_ids": "2"}, "is '2', no list of layers"),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, "no list of layers"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, r"hidden size 36 \(org/Large-8B\), this one has 24"),
-        ({"d2t": torch.zeros(len(SHORT), dtype=torch.long)}, "d2t, t2d and lm_head speak of different ids"),
+        ({"d2t": torch.zeros(len(SHORT), dtype=torch.long)}, "d2t, t2d and lm_head have different ids"),
         ({"d2t": None, "t2d": None}, "has a head of 9 ids and no d2t"),
         ({"t2d": torch.zeros(V + 1, dtype=torch.bool)}, r"vocabulary of 41 ids \(org/Large-8B\), this one has 40"),
         ({"fc.weight": None}, "lacks fc.weight"),
