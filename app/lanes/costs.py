@@ -79,7 +79,9 @@ def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, Model]:
     for name in names:
         if (model := known.get(name)) is not None:
             found[name] = Model(model.name, model.parameters)
-        elif name in (*HEAD_KINDS, "mtp"):
+        elif name == "mtp":
+            found[name] = Model(name, None)
+        elif name in HEAD_KINDS:
             found[name] = Model(name, None)
             with suppress(UserError):
                 found[name] = Model(name, stored_parameters(engine.drafters.folder(name)))

@@ -4,6 +4,7 @@ and change no text, on hybrids as on mixtures.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from tests.support.architectures import END, PROMPTS, generated, noisy
 from tests.support.mtp import SHIPPING, drafted, folder_of, loaded, shipped, target_of, tensors, with_tensors
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import answers, decode, emitted, greedy
+from tests.support.scripted import catalogue_of, run_lines
 from tests.support.students import PrefixLM, close
+from tests.support.tiny import TinyPair
 from utils.errors import UserError
 from utils.logits_processors import make_processor
 
@@ -124,3 +127,15 @@ def test_a_target_without_such_a_layer_is_refused_by_name(tmp_path: Path) -> Non
         MtpLM(CausalLM(loaded(without)))
     assert naming(["model.layers.1.eh_proj.weight"], 2) is None
     assert folder_of("qwen3_5_text").is_dir()
+
+
+def test_the_console_names_the_layer_and_drafts_with_it(tmp_path: Path) -> None:
+    folder = folder_of("deepseek_v3")
+    catalogue = catalogue_of(tmp_path, {"ships-ngram": TinyPair(folder, folder)})
+    lines = ["abcab", "/clear", "/drafter mtp", "abcab", "/stats", "/clear", "/compare ar,tables+mtp", "abcab"]
+    ran = run_lines(catalogue, *lines, settings={"chat": False, "max_new_tokens": 8})
+    assert not ran.errors
+    assert "deepseek_v3 ships a multi-token prediction layer: --drafter mtp drafts with it" in ran.text
+    assert "← mtp drafter" in ran.text
+    assert re.search(r"calls: mtp \d+ of", ran.after("/stats"))
+    assert re.search(r"tables\+mtp +8 tok", ran.after("abcab"))
