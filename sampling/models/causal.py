@@ -1,5 +1,5 @@
-"""LM and Session over causal models. The cache follows by common prefix: `rollback` crops it to what
-the rows share with it, `score` feeds what is missing and the draft. Knows no sampling and no text.
+"""LM and Session over causal models. The cache follows by common prefix: `rollback` crops it to the common prefix with
+the rows, `score` feeds the missing tokens and the draft. Knows no sampling and no text.
 
 Layout: after `commit` or `rollback` token i of every row lies in slot i (rows of unequal length leave the slots after
 their end unused). Between `score` and `commit` the new tokens of a tree, and all new tokens in a network that is not
@@ -70,7 +70,7 @@ class CausalLM(LM):
         return self.beside(self.session_type(self.network, prompt, self.vocab_size, hidden), target)
 
     def beside(self, session: Own, target: Session | None) -> Own:
-        """`session` with logits of the target's ids, or of its own ids without a target."""
+        """`session` with logits of the target's ids, or of the model's ids without a target."""
         session.cover(self.vocab_size, self.vocab_size if target is None else target.vocab_size)
         return session
 

@@ -240,7 +240,7 @@ class TranslatedSession(Session):
         return [spelling.covered(count) for spelling, count in zip(self._spellings, held, strict=True)]
 
     def score_own(self, rows: Rows) -> Tensor:
-        """[B, V of the model] the model's logits after rows of its own ids."""
+        """[B, V of the model] the model's logits after rows of the model's ids."""
         logits: Tensor = self.inner.score(rows, Draft.empty(len(rows)))[:, 0]
         return logits
 

@@ -132,7 +132,7 @@ def _roles_in_parts(tokenizer: Any, template: str) -> frozenset[str]:
 
 
 class Thinking(NamedTuple):
-    """The marks around a model's thinking. `begun`: the prompt ends behind the first of them."""
+    """The marks around a model's thinking. `begun`: the prompt ends after the first of them."""
 
     open: str
     close: str
@@ -140,26 +140,29 @@ class Thinking(NamedTuple):
 
 
 _CLOSING = re.compile(r"([<\[])/([\w:|]+)([>\]])")  # </x> or [/X]
-_REASONING = ("reasoning_content", "reasoning", "thinking")  # what templates call the thinking of a message
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # the key of a message's thinking in templates
 
 
 @functools.lru_cache(maxsize=8)
 def thinking_marks(tokenizer: Any, name: str = AUTO) -> Thinking | None:
-    """The marks between which the model thinks: the template leaves out what stands between them in an earlier answer,
-    or writes a message's reasoning there. None if it has none."""
+    """The marks between which the model thinks; None if there are none.
+
+    Between them the template drops the text of an earlier answer, or writes a message's reasoning.
+    """
     if not carries_template(tokenizer, name):
         return None
     source = str(tokenizer.chat_template) if name == AUTO else TEMPLATES[name]
     for begin, word, end in dict.fromkeys(_CLOSING.findall(source)):
         open_, close = f"{begin}{word}{end}", f"{begin}/{word}{end}"
-        asked = {"role": "user", "content": "question"}
-        thought = {"role": "assistant", "content": f"{open_}\nthought-0\n{close}\n\n{_ANSWER}"}
-        told = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_REASONING, "thought-0")}
+        question = {"role": "user", "content": "question"}
+        marked = {"role": "assistant", "content": f"{open_}\nthought-0\n{close}\n\n{_ANSWER}"}
+        separate = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_REASONING, "thought-0")}
         with suppress(Exception):  # a template may refuse any chat, in any way
-            later, now = render(tokenizer, [asked, thought, asked], name), _rendered(tokenizer, [asked, told], name)
+            later = render(tokenizer, [question, marked, question], name)
+            now = _rendered(tokenizer, [question, separate], name)
             between = now.partition(open_)[2].partition(close)
             if ("thought-0" not in later and _ANSWER in later) or (between[1] and "thought-0" in between[0]):
-                prompt = render(tokenizer, [asked], name)
+                prompt = render(tokenizer, [question], name)
                 return Thinking(open_, close, prompt.rfind(open_) > prompt.rfind(close))
     return None
 
