@@ -6,12 +6,12 @@ Requirements, beside requirements.txt: pip install llama-cpp-python onnxruntime-
 
 Every program gets the prompt's ids, computes with as many threads as torch and answers from nothing. One clock hears
 them all (:class:`Arrivals`): the first tokens heard end the time to first token, the rate counts those after them. The
-table's last column is the share of greedy tokens that the target in float32 would have chosen behind the same ids.
+table's last column is the share of greedy tokens that the target in float32 would have chosen after the same ids.
 
 * hf-plain, hf-lookup, hf-assisted: transformers' `generate` of a plain copy of the target; without drafts, with
   `prompt_lookup_num_tokens=10`, and with a drafter model (or a plain draft head) as `assistant_model`.
 * llama-plain, llama-lookup: `llama-cpp-python` on the target's own GGUF file, without drafts and with its own prompt
-  lookup (as it comes: 10 tokens behind a match of 2).
+  lookup (as it comes: 10 tokens after a match of 2).
 * ort-int8, ort-int4, with -ngram too: `onnxruntime-genai` on what its own model builder makes of the target's float32
   weights: blocks of 32, accuracy level 4 (8-bit activations); without drafts and with its n-gram drafts.
 """
@@ -42,7 +42,7 @@ from statistics import fmean, median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from app.bench.run import Bench
+from app.bench.measurement import Bench
 from app.bench.summary import Timed, times
 from app.command_line.arguments import read_request
 from app.command_line.main import layers_of
@@ -61,6 +61,7 @@ from utils.progress import INTERRUPTED, Cancelled, never, silent
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
+    from sampling.drafters.draft_heads.modules import DraftHead
     from utils.loading.loaded import LoadedPair, LoadOptions
     from utils.progress import Progress
 
@@ -68,13 +69,13 @@ if TYPE_CHECKING:
 TRANSFORMERS, LLAMA_CPP, ONNXRUNTIME = "transformers", "llama.cpp", "onnxruntime-genai"
 PLAIN, LOOKUP, ASSISTED = "hf-plain", "hf-lookup", "hf-assisted"
 LOOKUP_TOKENS = 10
-PACKAGES = {  # of each: what is imported, and what brings it
+PACKAGES = {  # the modules that are imported, and the package that holds them
     LLAMA_CPP: (("llama_cpp",), "llama-cpp-python (pip builds it for this machine, which takes minutes)"),
     ONNXRUNTIME: (("onnxruntime_genai", "onnx_ir"), "onnxruntime-genai onnx-ir"),
 }
 PRECISIONS = ("int8", "int4")
 BLOCK, ACCURACY = 32, 4
-NGRAM = {"ngram_size": 3}  # and 4 tokens behind a match, as it comes
+NGRAM = {"ngram_size": 3}  # and 4 tokens after a match, as it comes
 LEAST_ROOM = 1024  # tokens that llama.cpp makes room for at first
 
 
@@ -107,8 +108,8 @@ class Arrivals:
         if self.interrupted():
             raise StoppedError
 
-    def heard(self) -> dict[str, Any]:
-        """What was noted, to be told to another process."""
+    def notes(self) -> dict[str, Any]:
+        """Return the notes for another process."""
         return {name: value for name, value in vars(self).items() if name != "interrupted"}
 
     def stats(self, prompt_n: int, reason: Any) -> Stats:
@@ -128,7 +129,7 @@ class Arrivals:
 
 @dataclass
 class Rival(ABC):
-    """One way in which another program decodes. `another`: by arithmetic of its own, so that texts rightly differ."""
+    """One way in which another program decodes. `another`: with its own arithmetic, so that texts rightly differ."""
 
     name: str
     stop_ids: frozenset[int]
@@ -249,7 +250,7 @@ def sampling_of(settings: Settings) -> dict[str, Any]:
 
 
 def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tuple[dict[str, Generate], list[str]]:
-    """transformers' ways, by name, and lines about what is left out.
+    """transformers' ways, by name, and notes about those that are left out.
 
     `against` is `transformers`, or `transformers:DRAFTER` with the drafter (a plain draft head or a transformers model)
     that hf-assisted gets instead of the pair's own (or, where that is of another kind, the pair's plain draft head).
@@ -272,7 +273,7 @@ def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tupl
 
 
 def without_defaults(model: Any, stop_ids: frozenset[int]) -> Any:
-    """`model` without preferences of its own but where an answer ends; shares everything with it, changes nothing."""
+    """Return `model` without preferences but for where an answer ends; it shares everything and changes nothing."""
     twin = copy.copy(model)
     twin.generation_config = bare_config(stop_ids, getattr(model.generation_config, "decoder_start_token_id", None))
     return twin
@@ -319,12 +320,42 @@ def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
             named = f"--programs {TRANSFORMERS}:DRAFTER names a model or a plain one"
             return f"transformers has no {pair.drafter_kind} drafter ({named})"
     from sampling.drafters.draft_heads.checkpoint import load_student
-    from training.draft_heads.export import llama_of
     from utils.loading.fit import fingerprint
 
     student = load_student(folder, pair.target.model, fingerprint(engine.tokenizer))
     model: Any = llama_of(student)
     return model.to(pair.target.device, pair.target.dtype)
+
+
+def llama_of(draft_head: DraftHead) -> Any:
+    """Return a plain draft head as a Llama model of transformers, float32; tensors are shared where they can be.
+
+    Its layers are Llama's, one to one; the square matrix before the head is multiplied into the head's rows. Raises
+    UserError for a head over a reduced vocabulary, which no transformers configuration describes.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = draft_head.config
+    if config.short_list:
+        raise UserError(f"the drafter's head covers {config.short_list:,} of {config.vocab_size:,} ids")
+    tensors = {name: value.detach().float() for name, value in draft_head.state_dict().items()}
+    if config.project:
+        tensors["lm_head.weight"] = tensors["lm_head.weight"] @ tensors.pop("model.project.weight")
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    more = ("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps")
+    shape = LlamaConfig(
+        **{name: getattr(config, name) for name in (*names, *more)},
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.device("meta"):  # no memory for parameters that are replaced
+        model: Any = LlamaForCausalLM(shape)
+    model.model.rotary_emb = LlamaRotaryEmbedding(shape)
+    model.load_state_dict(tensors, assign=True)
+    return model.eval().requires_grad_(False)
 
 
 # -- llama.cpp ----------------------------------------------------------------------------------------
@@ -341,22 +372,22 @@ class LlamaCpp(Rival):
 
     def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
         llama = self._with_room(len(prompt) + limit)
-        llama.reset()  # else it goes on from what this prompt has in common with the last one
+        llama.reset()  # else it continues from the common prefix with the last prompt
         llama.set_seed(settings.seed)
-        drafter, asked = llama.draft_model, 0
+        drafter, calls = llama.draft_model, 0
         if drafter is not None:
-            asked = drafter.asked
+            calls = drafter.calls
         arrivals.begin()
         for token in llama.generate(
             prompt, temp=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p
         ):
-            before, asked = asked, 0 if drafter is None else drafter.asked
-            arrivals.add([token], more=drafter is not None and asked == before)
+            before, calls = calls, 0 if drafter is None else drafter.calls
+            arrivals.add([token], more=drafter is not None and calls == before)
             if token in self.stop_ids or len(arrivals.ids) >= limit:
                 return
 
     def _with_room(self, tokens: int) -> Any:
-        """The model with a context that takes so many tokens."""
+        """Return the model with a context that takes `tokens` tokens."""
         if self._llama is None or self._llama.n_ctx() < tokens:
             package = importlib.import_module("llama_cpp")
             self._llama = None
@@ -366,27 +397,27 @@ class LlamaCpp(Rival):
                 n_threads=self.threads,
                 n_threads_batch=self.threads,
                 draft_model=_Counted() if self.lookup else None,
-                logits_all=self.lookup,  # else its drafts fail behind prompts of more than one batch
+                logits_all=self.lookup,  # else its drafts fail after prompts of more than one batch
                 verbose=False,
             )
         return self._llama
 
 
 class _Counted:
-    """llama-cpp-python's prompt lookup, and how often it was `asked`: once before each pass but the first."""
+    """llama-cpp-python's prompt lookup, and its number of `calls`: one before each pass but the first."""
 
     def __init__(self) -> None:
         self._lookup = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding()
-        self.asked = 0
+        self.calls = 0
 
     def __call__(self, input_ids: Any, /, **more: Any) -> Any:
-        self.asked += 1
+        self.calls += 1
         return self._lookup(input_ids, **more)
 
 
 @dataclass
 class Apart(Rival):
-    """:class:`LlamaCpp` in a process of its own, which times itself and tells all in the end.
+    """:class:`LlamaCpp` in a separate process, which times itself and reports at the end.
 
     In ours it would run on torch's OpenMP threads, which spin shorter than llama.cpp is used to (infer.py), and lose a
     third of its speed. An interrupt ends the process; the next answer starts another.
@@ -401,10 +432,10 @@ class Apart(Rival):
         sampling = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
         if self._child is None:
             self.about(arrivals.interrupted)
-        told = self._asked({"prompt": prompt, "limit": limit, "settings": sampling}, arrivals.interrupted)
-        if "error" in told:
-            raise UserError(f"llama.cpp cannot answer a prompt of {len(prompt)} tokens: {told['error']}")
-        vars(arrivals).update(told)
+        report = self._reply({"prompt": prompt, "limit": limit, "settings": sampling}, arrivals.interrupted)
+        if "error" in report:
+            raise UserError(f"llama.cpp cannot answer a prompt of {len(prompt)} tokens: {report['error']}")
+        vars(arrivals).update(report)
 
     def about(self, interrupted: Callable[[], bool]) -> str:
         """Start the process; version, and what it was built with."""
@@ -419,17 +450,17 @@ class Apart(Rival):
             start_new_session=True,
         )
         facts = {"stop_ids": [*self.stop_ids], "context": self.context, "file": str(self.file)}
-        return str(self._asked({**facts, "threads": self.threads, "lookup": self.lookup}, interrupted))
+        return str(self._reply({**facts, "threads": self.threads, "lookup": self.lookup}, interrupted))
 
-    def _asked(self, what: dict[str, Any], interrupted: Callable[[], bool]) -> Any:
-        """What the process answers to a line. UserError if it has ended, StoppedError after an interrupt."""
+    def _reply(self, request: dict[str, Any], interrupted: Callable[[], bool]) -> Any:
+        """Return the process's answer to a line. UserError if it has ended, StoppedError after an interrupt."""
         child = self._child
         assert child is not None
         assert child.stdin is not None
         assert child.stdout is not None
         with ThreadPoolExecutor(1) as reader:
             try:
-                child.stdin.write(json.dumps(what) + "\n")
+                child.stdin.write(json.dumps(request) + "\n")
                 child.stdin.flush()
                 line = reader.submit(child.stdout.readline)
                 while not line.done():
@@ -450,9 +481,9 @@ class Apart(Rival):
 
 
 def serve() -> None:
-    """The process: a line of facts, then a line for each prompt; what is heard of it is a line, too."""
+    """Run the process: it reads a line of facts, then a line for each prompt, and writes a line for each."""
     reports = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is no report
+    os.dup2(2, 1)  # a library's output is no report
     facts = json.loads(sys.stdin.readline())
     rival = LlamaCpp(
         LLAMA_CPP,
@@ -466,14 +497,14 @@ def serve() -> None:
     built = " ".join(str(package.llama_print_system_info().decode()).split())
     reports.write(json.dumps(f"llama-cpp-python {package.__version__}, {rival.file.name}; built with {built}") + "\n")
     for line in sys.stdin:
-        asked, arrivals = json.loads(line), Arrivals(lambda: False)
-        told: dict[str, Any]
+        request, arrivals = json.loads(line), Arrivals(lambda: False)
+        report: dict[str, Any]
         try:
-            rival.say(asked["prompt"], SimpleNamespace(**asked["settings"]), asked["limit"], arrivals)  # type: ignore[arg-type]
-            told = arrivals.heard()
-        except Exception as error:  # whatever it is, it is told in one line
-            told = {"error": " ".join(str(error).split())[:200] or type(error).__name__}
-        reports.write(json.dumps(told) + "\n")
+            rival.say(request["prompt"], SimpleNamespace(**request["settings"]), request["limit"], arrivals)  # type: ignore[arg-type]
+            report = arrivals.notes()
+        except Exception as error:  # whatever it is, it is reported in one line
+            report = {"error": " ".join(str(error).split())[:200] or type(error).__name__}
+        reports.write(json.dumps(report) + "\n")
 
 
 def llama_rivals(
@@ -615,8 +646,8 @@ def agreements(bench: Against, options: ModelOptions) -> dict[Variant, float]:
         sys.stderr.write(f"agreement with float32 is not known: {error}\n")
         return {}
     agreed, tokens = Counter[Variant](), Counter[Variant]()
-    for item, prompt in zip(bench.items, bench.prompts, strict=True):
-        answers = item.answers[0]
+    for item in bench.items:
+        answers, prompt = item.answers[0], item.ids
         with torch.inference_mode():
             before = torch.tensor([prompt], device=model.device)
             cache = model(before[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
@@ -661,13 +692,6 @@ class Against(Bench):
         self.variants += [
             Variant(name, temperature=heat) for heat in self.args.temperatures or (None,) for name in rivals
         ]
-        self.prompts: list[list[int]] = []
-
-    def turns(self, number: int) -> Any:
-        """The prompts of a question, noted."""
-        for turn in super().turns(number):
-            self.prompts.append(turn.prompt)
-            yield turn
 
     def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
         """One answer of a lane or a rival, from nothing."""
@@ -726,7 +750,7 @@ def rivals_of(
 def main(words: Sequence[str]) -> int:
     """Time all, print the table and write the file; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", default=TRANSFORMERS, help="comma list of what is timed beside our lanes")
+    parser.add_argument("--programs", default=TRANSFORMERS, help="comma list of the programs to time beside our lanes")
     own, rest = parser.parse_known_args(words)
     request = read_request(["bench", *rest], os.environ)
     settings, options, args = layers_of(request).settings, request.options, request.own

@@ -3,8 +3,8 @@
     python benchmarks/latency.py [--layers 1,2,4,8,16] [--params 30e6] [--alpha 0.7] [--repeat 15] [--out F.json] …
 
 Further flags choose the target, as for infer.py (--pair, --target, --quantization …). Random Llama-shaped models of
-nearly equal parameters, from wide with one layer to narrow with many, draft behind the same prompt in turns with the
-target; what they would say does not matter. Reproduces a finding of Decoding Speculative Decoding (arXiv 2402.01528):
+nearly equal parameters, from wide with one layer to narrow with many, draft after the same prompt in turns with the
+target; their tokens do not matter. Reproduces a finding of Decoding Speculative Decoding (arXiv 2402.01528):
 latency grows with depth, not with width. Knows no acceptance: it is given.
 """
 
@@ -68,7 +68,7 @@ class Shape:
 
 
 def shape_of(layers: int, parameters: float, vocab_size: int) -> Shape:
-    """The shape of so many layers with nearly so many parameters whose MLP is nearest to 8/3 of its width.
+    """Return the shape of `layers` layers with nearly `parameters` parameters whose MLP is nearest to 8/3 of its width.
 
     UsageError if even the narrowest has more.
     """

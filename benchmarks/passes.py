@@ -2,7 +2,7 @@
 
     python benchmarks/passes.py FILE.gguf [--repeat 30] [--activations q8]
 
-Requirements, beside requirements.txt: pip install llama-cpp-python. Both compute with two threads behind the same 64
+Requirements, beside requirements.txt: pip install llama-cpp-python. Both compute with two threads after the same 64
 tokens and give the logits of every position.
 """
 
@@ -44,12 +44,12 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--activations", default="q16")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(2)
-    spec = PairSpec(name="passes", target=ModelSpec(gguf=asked.file), drafter="none")
-    options = LoadOptions(device="cpu", quantization="auto", activations=asked.activations)
+    spec = PairSpec(name="passes", target=ModelSpec(gguf=args.file), drafter="none")
+    options = LoadOptions(device="cpu", quantization="auto", activations=args.activations)
     lm = PairEngine(load_pair(spec, options)).target
-    theirs = Llama(asked.file, n_ctx=1024, n_threads=2, n_threads_batch=2, logits_all=True, verbose=False)
+    theirs = Llama(args.file, n_ctx=1024, n_threads=2, n_threads_batch=2, logits_all=True, verbose=False)
     prompt = [37 * at % 900 + 100 for at in range(PROMPT + 1)]
     row = prompt[:64]
     session = lm.open([row])
@@ -62,7 +62,7 @@ def main() -> None:
         theirs.eval([row[-1], *drafted])
         theirs.n_tokens -= len(drafted)
 
-    for turn in range(asked.repeat):
+    for turn in range(args.repeat):
         for count in (1, FEW):
             row.append(200 + turn % 50)
             drafted = rest[: count - 1]
@@ -71,7 +71,7 @@ def main() -> None:
             here.append(timed(lambda draft=draft: session.score([row], draft)))
             session.commit(torch.full((1, 1), -1))
             times.setdefault((f"{count} tokens", "llama.cpp"), []).append(timed(lambda d=drafted: llama(d)))
-    for _ in range(max(2, asked.repeat // 6)):
+    for _ in range(max(2, args.repeat // 6)):
         new = lm.open([prompt])
         piece = [prompt[:PROMPT]]
         here = times.setdefault((f"prompt of {PROMPT}", "here"), [])

@@ -1,10 +1,10 @@
 """`bench --check-identity`: is the output really unchanged?
 
-Every lane's ids are compared with plain decoding's and, at temperature 0, with what transformers'
-own `generate` makes of the same weights, loaded a second time and left as they are. The rule: equal,
-or first different where the target's two best logits lie closer than 0.001 (float32 cannot tell them
-apart), at most 1 prompt in 50. Over packed weights: equal to plain decoding without exception, and where transformers
-computes with the same weights in float32 different only below 0.01, at most 3 prompts in 50. Knows no figures of speed.
+Every lane's ids are compared with plain decoding's and, at temperature 0, with those of transformers' own `generate`
+over the same weights, loaded a second time and left as they are. The rule: equal, or first different where the
+target's two best logits lie closer than 0.001 (float32 cannot tell them apart), at most 1 prompt in 50. Over packed
+weights: equal to plain decoding without exception, and where transformers computes with the same weights in float32
+different only below 0.01, at most 3 prompts in 50. Knows no figures of speed.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.bench.plan import Measurement
-from app.bench.results import facts
+from tqdm import tqdm
+
+from app.bench.measurement import Bench
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import NEAR_TIE, PACKED_TIE, Variant, difference, gap_between, may_differ
 from app.prompts.questions import conversation, fitting
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UsageError, UserError
 from utils.files import write_result
-from utils.progress import INTERRUPTED
+from utils.progress import INTERRUPTED, never, silent
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -35,8 +35,8 @@ Reference = Callable[[list[int], Settings, Callable[[], bool]], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an answer leaves the one it must equal. `gap`: of the target's two best logits there; below `tie` the two
-    may change places."""
+    """The first token at which an answer differs from the one it must equal. `gap`: of the target's two best logits
+    there; below `tie` the two may change places."""
 
     prompt: int
     label: str
@@ -51,14 +51,13 @@ class Difference:
 
     def __str__(self) -> str:
         gap = "unknown" if self.gap is None else f"{self.gap:.2g}"
-        tie = " (near tie)" if self.near_tie else ""
-        where = f"at token {self.position + 1}, top-2 gap {gap}{tie}"
+        where = f"at token {self.position + 1}, top-2 gap {gap}{' (near tie)' if self.near_tie else ''}"
         return f"prompt {self.prompt}: {self.label} differs from {self.against} {where}"
 
 
 @dataclass
 class Report:
-    """What was compared so far. `lanes` counts methods × gammas, plain decoding included if it was compared;
+    """All differences so far. `lanes` counts methods × gammas, plain decoding included if it was compared;
     `tolerated` prompts in 50 may meet a near tie."""
 
     lanes: int
@@ -69,15 +68,10 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """The rule: near ties only, and in few prompts of 50 (as many, where there are fewer)."""
+        """Whether all differences are near ties, in few prompts of 50 (as many, where there are fewer)."""
         prompts = {difference.prompt for difference in self.differences}
         allowed = max(1, self.prompts // 50) * self.tolerated
         return all(difference.near_tie for difference in self.differences) and len(prompts) <= allowed
-
-    def to_json(self) -> dict[str, Any]:
-        """What was compared, and every difference."""
-        found = [vars(difference) | {"near_tie": difference.near_tie} for difference in self.differences]
-        return {**vars(self), "passed": self.passed, "differences": found}
 
     def __str__(self) -> str:
         count, ties = len(self.differences), sum(difference.near_tie for difference in self.differences)
@@ -85,19 +79,16 @@ class Report:
         return f"identity: {self.prompts} prompts × {self.tokens} tokens × {self.lanes} lanes: {differing}"
 
 
-def check_identity(bench: Measurement, options: ModelOptions) -> int:
-    """Compare the first turn of every question; prints each difference and a summary; 1 if the rule is broken.
+def check_identity(bench: Bench, options: ModelOptions) -> int:
+    """Compare the first turn of every question; print each difference and a summary; return 1 if the rule is broken.
 
     Raises UsageError where the rule cannot hold: other number formats than float32, or nothing to compare.
     """
-    from tqdm import tqdm
-
-    greedy = bench.settings.temperature == 0
+    greedy, settings = bench.settings.temperature == 0, bench.settings
     variants = comparable(bench, greedy)
     reference = transformers_reference(bench.engine, options) if greedy else None
     lanes, tolerated = len(variants) + (reference is not None), 3 if bench.engine.invariant else 1
-    report = Report(lanes, bench.settings.max_new_tokens, tolerated)
-    settings = bench.settings
+    report = Report(lanes, settings.max_new_tokens, tolerated)
     with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:
         for number, question in enumerate(bar, start=1):
             chat = conversation(bench.engine, settings)
@@ -106,48 +97,54 @@ def check_identity(bench: Measurement, options: ModelOptions) -> int:
             except UsageError as error:
                 bar.write(f"prompt {question.line or number} skipped: {error}", file=sys.stderr)
                 continue
-            found = compare(bench, question.line or number, prompt, variants, reference)
-            if found is None:
+            differences = compare(bench, question.line or number, prompt, variants, reference)
+            if differences is None:
                 bench.interrupted = True
                 break
             report.prompts += 1
-            report.differences += found
-            for difference in found:
-                bar.write(str(difference), file=sys.stdout)
+            report.differences += differences
+            for each in differences:
+                bar.write(str(each), file=sys.stdout)
     if not report.prompts and not bench.interrupted:
         raise UserError(f"nothing was compared: none of the {len(bench.questions)} prompts fits into the context")
     sys.stdout.write(f"{report}{'' if reference else ' (transformers not compared: sampled)'}\n")
     out = bench.args.out
-    if out is not None and not write_result(out, {**facts(bench), "identity": report.to_json()}):
-        sys.stderr.write(f"{out} holds a finished result: it stays\n")
+    differing = [vars(each) | {"near_tie": each.near_tie} for each in report.differences]
+    identity = {**vars(report), "passed": report.passed, "differences": differing}
+    if out is not None and not write_result(out, {**bench.facts(), "identity": identity}):
+        sys.stderr.write(f"{out} holds a finished result and is kept\n")
     if bench.interrupted:
-        sys.stderr.write("interrupted: prompts behind this were not compared\n")
+        sys.stderr.write("interrupted: the prompts after this were not compared\n")
         return INTERRUPTED
     return 0 if report.passed else 1
 
 
-def comparable(bench: Measurement, greedy: bool) -> list[Variant]:
-    """The variants that must equal plain decoding, apart from itself. UsageError if there are none."""
-    loaded = bench.engine.loaded
-    if not bench.engine.invariant and loaded.target.precision != "float32":
-        kind = f"{loaded.target.dtype_text}, {loaded.target.quantization}"
+def comparable(bench: Bench, greedy: bool) -> list[Variant]:
+    """Return the variants that must equal plain decoding, apart from itself. UsageError if there are none."""
+    target = bench.engine.loaded.target
+    if not bench.engine.invariant and target.precision != "float32":
+        kind = f"{target.dtype_text}, {target.quantization}"
         raise UsageError(f"--check-identity needs the target in float32 or as one compiled pass, got {kind}")
-    found = [
+    variants = [
         variant
         for variant in bench.variants
         if variant.method != "ar" and not may_differ(lane := bench.lane(variant), lane.settings)
     ]
-    if not found and not greedy:
-        raise UsageError("--check-identity: no lane here must equal ar when sampling (try ngram, or --coupling gumbel)")
-    return found
+    if not variants and not greedy:
+        raise UsageError("--check-identity: no lane must equal ar when sampling (try ngram, or --coupling gumbel)")
+    return variants
 
 
 def compare(
-    bench: Measurement, number: int, prompt: list[int], variants: Sequence[Variant], reference: Reference | None
+    bench: Bench, number: int, prompt: list[int], variants: Sequence[Variant], reference: Reference | None
 ) -> list[Difference] | None:
-    """All differences of one prompt; None when interrupted."""
-    plain = _answer(bench, Variant("ar"), prompt)
-    answers = [(variant.label, _answer(bench, variant, prompt)) for variant in variants if not bench.interrupt()]
+    """Return all differences of one prompt; None when interrupted."""
+
+    def answered(variant: Variant) -> Answer:
+        return run_lane(bench.lane(variant), prompt, bench.decode, interrupt=bench.interrupt)
+
+    plain = answered(Variant("ar"))
+    answers = [(variant.label, answered(variant)) for variant in variants if not bench.interrupt()]
     if bench.interrupt() or plain.interrupted or any(answer.interrupted for _, answer in answers):
         return None
     expected = [("ar", plain.ids)]
@@ -165,14 +162,9 @@ def compare(
     ]
 
 
-def _answer(bench: Measurement, variant: Variant, prompt: list[int]) -> Answer:
-    return run_lane(bench.lane(variant), prompt, bench.decode, interrupt=bench.interrupt)
-
-
 def transformers_reference(engine: PairEngine, options: ModelOptions) -> Reference:
-    """A function (prompt, settings, interrupt) → the greedy ids of transformers' `generate` with the target's weights.
-
-    The weights are loaded a second time, in float32.
+    """Return a function (prompt, settings, interrupt) → the greedy ids of transformers' `generate` over the target's
+    weights, which are loaded a second time, in float32.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
@@ -180,17 +172,13 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
     from app.lanes.pairing import load_options
     from utils.loading.quiet import quiet_warnings
     from utils.loading.sources import model_folder
-    from utils.progress import never, silent
 
     loading = load_options(options)
-    folder: Path = model_folder(engine.loaded.spec.target, loading, silent, never)
+    folder = model_folder(engine.loaded.spec.target, loading, silent, never)
     with quiet_warnings():
         kind: Any = AutoModelForSeq2SeqLM if engine.encodes else AutoModelForCausalLM
         model: Any = kind.from_pretrained(
-            str(folder),
-            dtype=torch.float32,
-            trust_remote_code=loading.trust_remote_code,
-            local_files_only=True,
+            str(folder), dtype=torch.float32, trust_remote_code=loading.trust_remote_code, local_files_only=True
         )
     model = model.eval().to(engine.loaded.target.device)
     stop = sorted(engine.stop_ids)

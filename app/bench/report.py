@@ -1,7 +1,7 @@
 """A benchmark's report: one HTML page without scripts, with every table and plot of a `bench --out` file.
 
-The page (app/bench/report.html) is filled by jinja2, which escapes every text; nothing in it is fetched from anywhere.
-Knows checked figures (app/bench/results.py), no models.
+The file is read and checked here. The page (app/bench/report.html) is filled by jinja2, which escapes every text; it
+loads nothing. Knows figures, no models.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from app.bench.options import BenchArgs
-from app.bench.results import Run, read_run
-from app.bench.summary import MARKS, OTHER_TEXT, Key, Row, SummaryRow, named, shown, times
+from app.bench.plots import Variants, plots, rates
+from app.bench.summary import MARKS, OTHER_TEXT, Amount, Count, Key, Row, SummaryRow, shown, times, variant_name
 from app.bench.table import calls_cell, disturbances, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
 from app.settings.table import Settings
+from app.settings.types import got, named
 from sampling.drafters.registry import is_simulated
-from utils.files import writable, writable_folder, write_text
-
-if TYPE_CHECKING:
-    from app.bench.plots import Variants
-
+from utils.errors import UsageError
+from utils.files import writable, write_text
 
 _PAGE = Path(__file__).with_name("report.html")
 _CUT = 100  # characters of a prompt
@@ -47,6 +48,62 @@ MEANINGS = {
 SWI = "standardised walltime improvement: the speed-up if calls of models cost what a table says, such as their sizes"
 
 
+# -- the file ---------------------------------------------------------------------------------------
+
+
+class Prompt(BaseModel, frozen=True):
+    """One prompt of the file."""
+
+    question_id: int | str | None = None
+    category: str | None = None
+    turn: Count = 0
+    prompt: str = ""
+
+
+class Loops(BaseModel, frozen=True):
+    """How much of the reference's answers repeats itself."""
+
+    method: str
+    period: Count
+    repeats: Count
+    above: Amount
+    share: Amount | None = None
+    prompts: Count
+    looping: Count
+    temperature: Amount | None = None
+
+
+class Run(BaseModel, frozen=True, extra="allow"):
+    """A whole file; further keys are facts, which are shown as they are."""
+
+    __pydantic_extra__: dict[str, JsonValue]
+
+    summary: Annotated[list[SummaryRow], Field(min_length=1)]
+    machine: dict[str, JsonValue] = {}
+    settings: dict[str, JsonValue] = {}
+    prompts: list[Prompt] = []
+    loops: Loops | None = None
+    loops_by_temperature: list[Loops] = []
+    complete: bool = True
+    skipped: list[str] = []
+
+
+def read_run(path: Path) -> Run:
+    """Read the file at `path`; UsageError in one line if it is no file of bench."""
+    try:
+        return Run.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    key = "".join(f"{named(str(part))}." for part in first["loc"]).removesuffix(".")
+    value = "" if first["type"] in ("missing", "json_invalid") else f", got {got(first['input'])}"
+    raise UsageError(f"{path} is no file of bench --out: {f'{key}: ' if key else ''}{first['msg']}{value}")
+
+
+# -- the page ---------------------------------------------------------------------------------------
+
+
 class Cell(NamedTuple):
     """A figure as it is read, the summary's own number, and its name there."""
 
@@ -56,32 +113,13 @@ class Cell(NamedTuple):
 
 
 def report_of(source: Path, settings: Settings, args: BenchArgs) -> int:
-    """Write the page of a file that `bench --out` wrote, and its drawings; the exit code."""
+    """Write the page of a file that `bench --out` wrote; return the exit code."""
     assert args.report is not None
     writable(args.report, "--report")
-    if args.svg is not None:
-        writable_folder(args.svg, "--svg")
-    run, drawn = read_run(source), []
-    write_text(args.report, page(run, source.name))
-    if args.svg is not None:
-        drawn = write_drawings(run, args.svg)
+    write_text(args.report, page(read_run(source), source.name))
     if not settings.quiet:
-        sys.stderr.writelines(f"written: {path}\n" for path in (args.report, *drawn))
+        sys.stderr.write(f"written: {args.report}\n")
     return 0
-
-
-def write_drawings(run: Run, folder: Path) -> list[Path]:
-    """Write every drawing of the page as an SVG file of its own into `folder`; their paths."""
-    from app.bench.plots import plots, rates
-
-    found = [rates(run.summary, _names(run.summary))]
-    for index, temperature in enumerate(_temperatures(run)):
-        found += plots(run, _variants(run, temperature, index))
-    drawn = {folder / f"{plot.name}.svg": plot.drawing for plot in found if plot.drawing}
-    folder.mkdir(parents=True, exist_ok=True)
-    for path, drawing in drawn.items():
-        write_text(path, f"{drawing}\n")
-    return list(drawn)
 
 
 def write_report(data: dict[str, Any], path: Path) -> None:
@@ -90,155 +128,105 @@ def write_report(data: dict[str, Any], path: Path) -> None:
 
 
 def page(run: Run, name: str) -> str:
-    """The page as text; `name` is that of the file it was made from."""
-    from jinja2 import Environment, StrictUndefined
-
-    from app.bench.plots import rates
-
+    """Return the page as text; `name` is that of the file it is made from."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_PAGE.read_text(encoding="utf-8"))
-    temperatures = _temperatures(run)
+    temperatures = list(dict.fromkeys(row.temperature for row in run.summary))
+    prompts, answers = (max(getattr(row, key) for row in run.summary) for key in ("prompts", "answers"))
+    facts = [*run.__pydantic_extra__.items()]
     return template.render(
         run=run,
         name=name,
         sentences=[_sentence(run, temperature) for temperature in temperatures],
         rates=rates(run.summary, _names(run.summary)),
         parts=[_part(run, temperature, index) for index, temperature in enumerate(temperatures)],
-        facts=_facts(run),
-        machine=[(key.replace("_", " "), _said(value)) for key, value in run.machine.items() if value is not None],
-        settings=[(key, _said(value)) for key, value in run.settings.items()],
-        resumed=_resumed(run),
-        loops=[loops_line(one.model_dump()) for one in run.loops_by_temperature or filter(None, [run.loops])],
-        counts=_counts(run),
+        facts=[(key.replace("_", " "), _in_words(value)) for key, value in facts if value is not None],
+        machine=[(key.replace("_", " "), _in_words(value)) for key, value in run.machine.items() if value is not None],
+        settings=[(key, _in_words(value)) for key, value in run.settings.items()],
+        loops=[loops_line(each.model_dump()) for each in run.loops_by_temperature or filter(None, [run.loops])],
+        counts=f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method; rates leave prefill out",
         disturbances=disturbances([row.model_dump() for row in run.summary]),
-        prompts=[(one, _cut(one.prompt)) for one in run.prompts],
+        prompts=[(prompt, _cut(prompt.prompt)) for prompt in run.prompts],
         visible=visible,
     )
 
 
-def _temperatures(run: Run) -> list[float | None]:
-    return list(dict.fromkeys(row.temperature for row in run.summary))
-
-
 def _names(rows: Sequence[SummaryRow]) -> dict[Key, str]:
-    return {row.key: named(row.model_dump()) for row in rows}
-
-
-def _variants(run: Run, temperature: float | None, index: int) -> Variants:
-    """The rows of one temperature, with the names of its drawings."""
-    from app.bench.plots import Variants
-
-    rows = [row for row in run.summary if row.temperature == temperature]
-    return Variants(rows, _names(rows), f"t{index}-")
+    return {row.key: variant_name(row.model_dump()) for row in rows}
 
 
 def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
-    """All of one temperature ("" where the file tells none by row)."""
-    from app.bench.plots import plots
-
-    variants = _variants(run, temperature, index)
-    figures = [row.model_dump() for row in variants.rows]
-    calling = modelled(figures)
-    columns = [key for key in shown("report") if any(row[key] not in (None, []) for row in figures)]
+    """Return all of one temperature ("" where the file has none by row)."""
+    rows = [row for row in run.summary if row.temperature == temperature]
+    figures = [row.model_dump() for row in rows]
+    calling, heads = modelled(figures), {key: column.head("report") for key, column in shown("report").items()}
+    columns = [key for key in heads if any(row[key] not in (None, []) for row in figures)]
     tables = swi_tables(calling)
+    legend = [(heads[key], MEANINGS[key]) for key in columns]
+    legend += [(mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in figures)]
     return {
         "temperature": "" if temperature is None else f"{temperature:g}",
-        "columns": ["method", *(shown("report")[key].head("report") for key in columns)],
+        "columns": ["method", *(heads[key] for key in columns)],
         "methods": [_methods(row, columns) for row in figures],
-        "plots": plots(run, variants),
+        "plots": plots(Variants(rows, _names(rows), f"t{index}-")),
         "swi_head": ["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
-        "swi": [_costs(row, tables) for row in calling],
-        "legend": _legend(columns, figures) + ([("SWI", SWI)] if calling else []),
+        "swi": [
+            [
+                *map(Cell, (variant_name(row), calls_cell(row), reviews_cell(row))),
+                *(Cell(times(row["swi"][name]), row["swi"][name], name) for name in tables),
+            ]
+            for row in calling
+        ],
+        "legend": legend + ([("SWI", SWI)] if calling else []),
     }
 
 
-def _legend(columns: Sequence[str], rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """The meaning of each column, and of the marks that stand behind a difference."""
-    heads = [(shown("report")[key].head("report"), MEANINGS[key]) for key in columns]
-    return heads + [(mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in rows)]
-
-
 def _sentence(run: Run, temperature: float | None) -> str:
-    """The result of one temperature: the fastest of the methods that say the target's text, beside plain decoding."""
+    """Name the fastest method of one temperature that gives the target's text, beside plain decoding; "" for none."""
     rows = [row for row in run.summary if row.temperature == temperature and row.method not in OTHER_TEXT]
-    rows = [row for row in rows if not is_simulated(row.method)]
-    known = [(row.predicted_per_second.mean, row) for row in rows]
-    timed = sorted(((mean, row) for mean, row in known if mean), key=lambda one: one[0], reverse=True)
+    known = [(row.predicted_per_second.mean, row) for row in rows if not is_simulated(row.method)]
+    timed = sorted(((mean, row) for mean, row in known if mean), key=lambda pair: pair[0], reverse=True)
     if not timed:
         return ""
     mean, best = timed[0]
-    said = f"{_spelled(best)} is the fastest of {len(timed)} methods: {mean:.1f} tokens a second"
+    text = f"{_spelled(best)} is the fastest of {len(timed)} methods: {mean:.1f} tokens a second"
     if len(timed) == 1:
-        said = f"{_spelled(best)} writes {mean:.1f} tokens a second"
+        text = f"{_spelled(best)} writes {mean:.1f} tokens a second"
     if best.speedup is not None:
-        said += f", {times(best.speedup)} plain decoding"
+        text += f", {times(best.speedup)} plain decoding"
     if best.method == "ar" and len(timed) > 1:
         rate, second = timed[1]
-        said += f"; the fastest that drafts, {_spelled(second)}, writes {rate:.1f} ({times(rate / mean)})"
-    return f"{said}."
+        text += f"; the fastest that drafts, {_spelled(second)}, writes {rate:.1f} ({times(rate / mean)})"
+    return f"{text}."
 
 
 def _spelled(row: SummaryRow) -> str:
-    """A method with its gamma, for a sentence."""
     if row.method == "ar":
         return "plain decoding (ar)"
     return row.method if row.gamma is None else f"{row.method} at gamma {row.gamma}"
 
 
-def _resumed(run: Run) -> list[list[str]]:
-    """The parts of a run that was stopped and went on, under a head: answers, and what differs of their machines."""
-    if len(run.parts) < 2:
-        return []
-    keys = dict.fromkeys(key for part in run.parts for key in part.machine)
-    telling = [key for key in keys if len({_said(part.machine.get(key)) for part in run.parts}) > 1]
-    rows = [
-        [str(number), str(part.answers), *(_said(part.machine.get(key, "")) for key in telling)]
-        for number, part in enumerate(run.parts, start=1)
-    ]
-    return [["part", "answers", *(key.replace("_", " ") for key in telling)], *rows]
-
-
 def _methods(row: Row, columns: Sequence[str]) -> list[Cell]:
-    """A row of the table of methods: the screen's cells with the summary's numbers."""
-    cells = {key: Cell(shown("report")[key].cell(row, key), _number(row[key]), key) for key in columns}
-    if rate := cells.get("predicted_per_second"):
-        cells["predicted_per_second"] = rate._replace(key="rate")
-    return [Cell(named(row)), *cells.values()]
+    """Return a row of the table of methods: the screen's cells with the summary's numbers."""
+    cells = [Cell(variant_name(row))]
+    for key in columns:
+        value, name = row[key], key
+        if isinstance(value, list):
+            value = " ".join(map(str, value)) or None
+        if isinstance(value, dict):
+            value, name = value["mean"], "rate"
+        cells.append(Cell(shown("report")[key].cell(row, key), value, name))
+    return cells
 
 
-def _number(value: Any) -> Any:
-    """A figure as one number; of several repeats each."""
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or None
-    return value["mean"] if isinstance(value, dict) else value
-
-
-def _costs(row: Row, tables: Sequence[str]) -> list[Cell]:
-    """What a drafter's models are called for, and the standardised walltime improvement."""
-    walltimes = [Cell(times(row["swi"][name]), row["swi"][name], name) for name in tables]
-    return [Cell(named(row)), Cell(calls_cell(row)), Cell(reviews_cell(row)), *walltimes]
-
-
-def _facts(run: Run) -> list[tuple[str, str]]:
-    """Everything else that the file says of the run, in its order."""
-    extra = run.__pydantic_extra__
-    return [(key.replace("_", " "), _said(value)) for key, value in extra.items() if value is not None]
-
-
-def _said(value: Any) -> str:
-    """A fact in words."""
+def _in_words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
+    if isinstance(value, list) and all(isinstance(part, str | int | float) for part in value):
         return ", ".join(map(str, value))
     return json.dumps(value, ensure_ascii=False)
-
-
-def _counts(run: Run) -> str:
-    prompts, answers = (max(getattr(row, name) for row in run.summary) for name in ("prompts", "answers"))
-    return f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method; rates leave prefill out"
 
 
 def _cut(text: str) -> str:

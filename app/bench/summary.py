@@ -1,8 +1,8 @@
-"""A benchmark's answers → one summary row per method and gamma, and what lies in repeating loops.
+"""A benchmark's answers → one summary row per method and gamma, and the tokens that lie in repeating loops.
 
-:class:`SummaryRow` is the one table of columns. The row of a column says how its figure is worked out, what a file may
-hold there, how it is written and under which head it stands in which table; the file of --out, the screen
-(app/bench/table.py) and the report (app/bench/report.py) follow from it.
+:class:`SummaryRow` is the one table of columns. The row of a column holds how its figure is computed, which values a
+file may hold, how it is written and its head in each table; the file of --out, the screen (app/bench/table.py) and the
+report (app/bench/report.py) follow from it.
 
 A rate is Σ tokens / Σ seconds over all prompts of a repeat, a speed-up the time that `ar` takes for a method's tokens
 over the method's own, over the same prompts: with equal texts that is Σ time_ar / Σ time_method. Over repeats: mean and
@@ -35,7 +35,7 @@ from sampling.stats.ratios import cost_ratio, disturbed, expected, speedup_over,
 from sampling.stats.summary import Stats, merge, ratio
 
 PERIOD = 20  # longest period, in tokens
-REPEATS = 3  # a stretch holds its period so often at least
+REPEATS = 3  # a stretch holds its period at least this often
 LOOPS = 0.25  # a prompt loops if a larger share of its answer lies in loops
 
 OTHER_TEXT = ("draft", "beam")  # lanes that do not decode as the target alone does
@@ -51,7 +51,7 @@ Row = Mapping[str, Any]  # of a summary, by key
 
 
 def looping_tokens(ids: Sequence[int], period: int = PERIOD, repeats: int = REPEATS) -> int:
-    """How many of `ids` lie in a loop; at most `period` comparisons a token."""
+    """Count the `ids` that lie in a loop, by at most `period` comparisons a token."""
     inside = [False] * len(ids)
     for step in range(1, min(period, len(ids) // repeats) + 1):
         since = 0  # where the stretch that has this period begins
@@ -65,14 +65,14 @@ def looping_tokens(ids: Sequence[int], period: int = PERIOD, repeats: int = REPE
 
 
 def looping_share(ids: Sequence[int]) -> float:
-    """The share of `ids` that lies in a loop, 0 for none."""
+    """Return the share of `ids` that lies in a loop, 0 for none."""
     return looping_tokens(ids) / len(ids) if ids else 0.0
 
 
 def loops(items: Sequence[Item], reference: Variant) -> dict[str, Any]:
-    """How much of the reference's first answers lies in loops, and which prompts loop.
+    """Return how much of the reference's first answers lies in loops, and which prompts loop.
 
-    A prompt does if more than a quarter of its answer's tokens lie in loops.
+    A prompt loops if more than a quarter of its answer's tokens lie in loops.
     """
     answers = [answer.ids for item in items if (answer := _first(item, reference)) is not None]
     looping = [item for item in items if _loops(item, reference)]
@@ -98,14 +98,15 @@ def _loops(item: Item, reference: Variant) -> bool:
     return answer is not None and looping_share(answer.ids) > LOOPS
 
 
-# -- what a row is worked out from ------------------------------------------------------------------
+# -- the answers of a row ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The answers of one variant, and beside which others they are seen.
+    """The answers of one variant, with those that they are compared with.
 
-    `reference` stands for their temperature: it says which prompts loop, and if it is `ar` all is compared with it.
+    `reference` stands for their temperature: its loops are the prompts' loops, and if it is `ar` all is compared with
+    it.
     """
 
     items: Sequence[Item]
@@ -132,26 +133,27 @@ class Timed:
 
     @cached_property
     def beside(self) -> Stats:
-        """What `ar` took where both answered."""
+        """The figures of `ar` where both answered."""
         return merge(plain.stats for plain, _ in self.both)
 
     @property
     def compared(self) -> list[tuple[Answer, Answer]]:
-        """Those of `both` that are not the same answer."""
+        """The pairs of `both` that are not the same answer."""
         return [] if self.variant == self.plain else self.both
 
     @cached_property
     def agreeing(self) -> list[bool]:
-        """Of each answer that must be ar's whether it is."""
+        """Whether each answer that must be ar's is."""
         return [same for pair in self.compared if (same := agrees(*pair)) is not None]
 
     @property
     def drafting(self) -> bool:
-        """Whether it drafts: what its passes cost is then seen beside those of one token."""
+        """Whether it drafts, so that its passes have a cost beside those of one token."""
         return isinstance(self.variant.gamma, int) or self.total.draft_n > 0
 
     @property
     def prompts(self) -> int:
+        """The number of prompts that it answered."""
         return sum(any(self.variant in row for row in item.answers) for item in self.items)
 
     @property
@@ -161,16 +163,17 @@ class Timed:
         return _known(stats.predicted_per_second for stats in merged)
 
     def speedups(self, base: Variant | None) -> list[float]:
-        """Over `base`: one per repeat, over the prompts that both answered; none where the timing was disturbed."""
-        return _known(speedup_over(pairs) for pairs in self._pairs(base) if not self._disturbed(pairs))
+        """Return the speed-up over `base` of each repeat, over the prompts that both answered; not of disturbed
+        repeats."""
+        return _known(speedup_over(pairs) for pairs in self._pairs(base) if not _disturbed(pairs))
 
     @property
     def disturbed(self) -> int:
-        """Repeats whose timing beside ar was disturbed."""
-        return sum(map(self._disturbed, self._pairs(self.plain)))
+        """The number of repeats whose timing beside ar was disturbed."""
+        return sum(map(_disturbed, self._pairs(self.plain)))
 
     def _pairs(self, base: Variant | None) -> list[list[tuple[Stats, Stats]]]:
-        """The figures of `base` and of the variant, of each repeat those of the prompts that both answered."""
+        """Return the figures of `base` and of the variant, by repeat, of the prompts that both answered."""
         if base is None or base == self.variant:
             return []
         return [
@@ -178,12 +181,7 @@ class Timed:
             for rows in self._repeats()
         ]
 
-    @staticmethod
-    def _disturbed(pairs: Sequence[tuple[Stats, Stats]]) -> bool:
-        return bool(pairs) and disturbed(*map(merge, zip(*pairs, strict=True)))
-
     def _repeats(self) -> Iterable[tuple[dict[Variant, Answer], ...]]:
-        """What was measured, by repeat: of each prompt the answers of that repeat."""
         return zip_longest(*(item.answers for item in self.items), fillvalue={})
 
     @property
@@ -192,21 +190,25 @@ class Timed:
         return median(ratios) if ratios else None
 
     def parted(self, kind: PartingKind) -> int:
-        """How many answers differ from ar's in this way (:class:`app.lanes.answers.Parting`)."""
-        return [one.kind for pair in self.compared if (one := parting(*pair)) is not None].count(kind)
+        """Count the answers that differ from ar's in this way (:class:`app.lanes.answers.Parting`)."""
+        return [parted.kind for pair in self.compared if (parted := parting(*pair)) is not None].count(kind)
+
+
+def _disturbed(pairs: Sequence[tuple[Stats, Stats]]) -> bool:
+    return bool(pairs) and disturbed(*map(merge, zip(*pairs, strict=True)))
 
 
 def _rounded(value: Any) -> Any:
-    """The same with four digits behind the point of every number in it."""
+    """Round every number in `value` to four digits after the point."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, Mapping):
-        return {key: _rounded(one) for key, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _rounded(part) for key, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _mean_gamma(timed: Timed) -> float | None:
-    """Under auto the tokens drafted a round, of a tree all its nodes; the gamma itself where it is fixed."""
+    """Return the gamma; under auto the tokens drafted a round, of a tree all its nodes."""
     gamma, total = timed.variant.gamma, timed.total
     if gamma == "auto":
         return ratio(total.draft_n, total.target_passes)
@@ -227,25 +229,21 @@ def _rate(timed: Timed) -> dict[str, Any]:
 
 
 def _categories(timed: Timed) -> dict[str, Any]:
-    grouped: dict[str | None, list[Item]] = defaultdict(list)
+    grouped: dict[str, list[Item]] = defaultdict(list)
     for item in timed.items:
-        grouped[item.question.category].append(item)
-    found = {name: replace(timed, items=items) for name, items in grouped.items() if name is not None}
+        if item.question.category is not None:
+            grouped[item.question.category].append(item)
+    parts = {name: replace(timed, items=items) for name, items in sorted(grouped.items())}
     return {
-        name: {"prompts": one.prompts, "predicted_per_second": _mean(one.rates), "speedup": _rounded(one.speedup)}
-        for name, one in sorted(found.items())
+        name: {"prompts": part.prompts, "predicted_per_second": _mean(part.rates), "speedup": _rounded(part.speedup)}
+        for name, part in parts.items()
     }
 
 
 def _worst(timed: Timed) -> dict[str, Any] | None:
-    """The category of the smallest speed-up."""
-    known = [(one["speedup"], name) for name, one in _categories(timed).items() if one["speedup"] is not None]
+    categories = _categories(timed).items()
+    known = [(figures["speedup"], name) for name, figures in categories if figures["speedup"] is not None]
     return {"name": min(known)[1], "speedup": min(known)[0]} if known else None
-
-
-def _per_call(timed: Timed) -> dict[str, Any]:
-    calls, spent = timed.total.calls, timed.total.call_ms
-    return {model: ratio(spent.get(model, 0.0), count) for model, count in calls.items()}
 
 
 # -- how a figure is written ------------------------------------------------------------------------
@@ -262,12 +260,12 @@ TIMES = "{:.2f}x"
 
 
 def times(value: float | None) -> str:
-    """A factor: 1.93x."""
+    """Write a factor: 1.93x."""
     return "-" if value is None else TIMES.format(value)
 
 
-def named(row: Row) -> str:
-    """Method, gamma and temperature, if it has them: spec 4 T0.7, or spec auto(2.7) with what it drafted."""
+def variant_name(row: Row) -> str:
+    """Return method, gamma and temperature, if it has them: spec 4 T0.7, or spec auto(2.7) with its mean gamma."""
     gamma, mean = row["gamma"], row["mean_gamma"]
     if gamma == "auto" and mean is not None:
         gamma = f"auto({mean:.1f})"
@@ -292,7 +290,7 @@ def _speedup_cell(row: Row) -> str:
 
 
 def _differs_cell(row: Row) -> str:
-    """Of how many answers the text differs from ar's, and how: 1/6 tie. Older files do not say how."""
+    """Return of how many answers the text differs from ar's, and how: 1/6 tie."""
     if row["differs"] is None and not row["may_differ"]:
         return "-"
     of_all = f"{row['differs']}/{row['compared']}"
@@ -311,10 +309,10 @@ def _worst_cell(row: Row) -> str:
 
 @dataclass(frozen=True)
 class BenchColumn:
-    """How a figure is worked out, how it is written (a format, or its cell made of the row), and its heads.
+    """How a figure is computed and written (by a format, or by a function of the row), and its heads.
 
-    A table in which it has no head does not show it; the report shows what the table of methods does, and more. A
-    narrow console goes without the columns that may leave, the lowest number first.
+    A table in which it has no head does not show it; the report shows the columns of the table of methods, and more.
+    A narrow console leaves out the columns that have a number in `leaves`, the lowest first.
     """
 
     figure: Callable[[Timed], Any]
@@ -325,27 +323,14 @@ class BenchColumn:
     leaves: int = 0
 
     def head(self, view: str) -> str:
-        """Its head in a table (methods, speedups, report); "" where it is not there."""
+        """Return its head in a table (methods, speedups, report); "" where the table leaves it out."""
         return getattr(self, view) or (self.methods if view == "report" else "")
 
     def cell(self, row: Row, key: str) -> str:
-        """What stands in the row's cell."""
+        """Write the figure of a row."""
         if not isinstance(self.form, str):
             return self.form(row)
         return "-" if row[key] is None else self.form.format(row[key])
-
-
-class TimedVariant(BaseModel, frozen=True):
-    """One method at one gamma and temperature (None in files that tell none by row)."""
-
-    method: str
-    gamma: Gamma = None
-    temperature: Amount | None = None
-
-    @property
-    def key(self) -> Key:
-        """What tells it from the others of a file."""
-        return self.method, self.gamma, self.temperature
 
 
 class Rate(BaseModel, frozen=True):
@@ -373,13 +358,19 @@ Values = Annotated[list[Amount | None], Field(max_length=10_000)]
 Named = dict[str, Amount | None]
 
 
-class SummaryRow(TimedVariant, frozen=True):
-    """One row of `summary`. What a file lacks, since it is older, is what stands behind the `=`."""
+class SummaryRow(BaseModel, frozen=True):
+    """One row of `summary`, of a method at a gamma and a temperature (None where the run has one temperature).
 
+    A column's default holds for a file from before the column.
+    """
+
+    method: str
+    gamma: Gamma = None
+    temperature: Amount | None = None
     mean_gamma: Annotated[Value, BenchColumn(_mean_gamma)] = None
     prompts: Annotated[Count, BenchColumn(lambda of: of.prompts)] = 0
     answers: Annotated[Count, BenchColumn(lambda of: len(of.answers))] = 0
-    batch_size: Annotated[Count, BenchColumn(lambda of: max((one.rows for one in of.answers), default=1))] = 1
+    batch_size: Annotated[Count, BenchColumn(lambda of: max((answer.rows for answer in of.answers), default=1))] = 1
     predicted_n: Annotated[Count, BenchColumn(lambda of: of.total.predicted_n)] = 0
     predicted_per_second: Annotated[Rate, BenchColumn(_rate, _rate_cell, methods="tok/s")] = Rate()
     speedup: Annotated[
@@ -403,7 +394,7 @@ class SummaryRow(TimedVariant, frozen=True):
     speedup_without_loops: Annotated[
         Value,
         BenchColumn(
-            lambda of: replace(of, items=[one for one in of.items if not _loops(one, of.reference)]).speedup,
+            lambda of: replace(of, items=[item for item in of.items if not _loops(item, of.reference)]).speedup,
             TIMES,
             speedups="no loops",
             report="no loops",
@@ -466,11 +457,19 @@ class SummaryRow(TimedVariant, frozen=True):
         Named,
         BenchColumn(lambda of: {name: ratio(n, of.total.target_passes) for name, n in of.total.calls.items()}),
     ] = {}
-    ms_per_call: Annotated[Named, BenchColumn(_per_call)] = {}
+    ms_per_call: Annotated[
+        Named,
+        BenchColumn(lambda of: {name: ratio(of.total.call_ms.get(name, 0.0), n) for name, n in of.total.calls.items()}),
+    ] = {}
     reviews: Annotated[dict[str, Reviewed], BenchColumn(lambda of: of.total.to_json().get("reviews", {}))] = {}
     swi: Annotated[
         Named | None, BenchColumn(lambda of: swi_of(of.total, of.answers[0].terms) if of.answers else None)
     ] = None
+
+    @property
+    def key(self) -> Key:
+        """Its key among the rows of a file."""
+        return self.method, self.gamma, self.temperature
 
 
 COLUMNS: Mapping[str, BenchColumn] = {
@@ -482,20 +481,18 @@ COLUMNS: Mapping[str, BenchColumn] = {
 
 
 def shown(view: str) -> dict[str, BenchColumn]:
-    """The columns of a table, by key."""
+    """Return the columns of a table, by key."""
     return {key: column for key, column in COLUMNS.items() if column.head(view)}
 
 
 def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """One row per variant, JSON-able; figures that are undefined are None.
+    """Return one row per variant, as JSON values; figures that are undefined are None.
 
-    Each temperature by itself: what its `ar` answered is compared with, and says which prompts loop (without an `ar`
-    its first variant says that).
+    Each temperature by itself: its `ar` is what the others are compared with, and its loops are the prompts' (without
+    an `ar` those of the first variant).
     """
-    by_temperature = references(variants)
-    return [_row(Timed(items, variant, by_temperature[variant.temperature])) for variant in variants]
-
-
-def _row(timed: Timed) -> dict[str, Any]:
-    figures = {key: _rounded(column.figure(timed)) for key, column in COLUMNS.items()}
-    return {**vars(timed.variant), **figures}
+    by_temperature, rows = references(variants), []
+    for variant in variants:
+        timed = Timed(items, variant, by_temperature[variant.temperature])
+        rows.append({**vars(variant), **{key: _rounded(column.figure(timed)) for key, column in COLUMNS.items()}})
+    return rows

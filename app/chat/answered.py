@@ -1,4 +1,4 @@
-"""A finished answer with everything that is known about it: its turn, what every lane made of it, what ran.
+"""A finished answer with everything that is known about it: its turn, the answer of each lane, the models that ran.
 
 Knows tracks by their figures and ids; draws nothing and writes nothing.
 """
@@ -24,13 +24,13 @@ class Answered:
     settings: Settings
     turn: Turn
     tracks: list[Track]
-    models: Mapping[str, str] = field(default_factory=dict)  # what ran, as app/screen/view.py tells it
-    earlier: tuple[SaidToken, ...] = ()  # of the answer that was there already
-    shown: float | None = None  # share of a race's time that screen, text and figures took; None where none was drawn
+    models: Mapping[str, str] = field(default_factory=dict)  # that ran, in the words of app/screen/view.py
+    earlier: tuple[SaidToken, ...] = ()  # of a part of the answer from before
+    shown: float | None = None  # share of a race's time that screen, text and figures took; None if nothing was drawn
 
     @property
     def tokens(self) -> list[SaidToken]:
-        """The answer token by token, as far as it is known how it came about."""
+        """The answer token by token, as far as its drafts are known."""
         return [*self.earlier, *tokens_of(self.tracks[-1])]
 
     @property
@@ -41,10 +41,11 @@ class Answered:
 
     @property
     def answers(self) -> list[Answer]:
+        """The answer of each lane."""
         return [track.answer() for track in self.tracks]
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `run --json` prints."""
+        """Return the object that `run --json` prints."""
         answers = self.answers
         return {
             "pair": self.pair,

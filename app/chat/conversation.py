@@ -1,7 +1,7 @@
-"""The history of one chat, by token ids: which prompt goes to the model next, and what came back.
+"""The history of one chat, by token ids: the model's next prompt, and its answers.
 
 An answer's ids are kept as they were decoded and never tokenised again; only the *tail* that the
-chat template puts behind an answer is. Where the template changes what was said (it strips thinking, or moves the
+chat template puts after an answer is. Where the template changes earlier answers (it strips thinking, or moves the
 system prompt into the last message), the prompt is the template's text, tokenised again.
 Every change is planned first (:class:`Plan`) and made by
 :meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it was.
@@ -16,12 +16,53 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.chat.template_text import Message, Template
 from sampling.events import Reason
-from utils.catalogue.templates import AUTO, Thinking, end_ids, thinking_marks
+from utils.catalogue.templates import AUTO, Thinking, carries_template, end_ids, render, thinking_marks
 from utils.errors import UserError
 
+Message = dict[str, str]
 SEAM = 16  # tokens at a prompt's end that the next one may leave out, such as a mark that begins the thinking
+
+
+class Template:
+    """A chat template as text: the head of a chat and the tail after an answer. `name` as in
+    utils/catalogue/templates.py.
+    """
+
+    def __init__(self, tokenizer: Any, name: str = AUTO) -> None:
+        self._tokenizer, self._name = tokenizer, name
+        self.present = carries_template(tokenizer, name)
+        self.folds_system = False  # the template refuses a system role: it goes into the first message
+
+    def render(self, system: str, messages: list[Message]) -> str:
+        """Return the chat as the model reads it, up to its answer; UserError where the template refuses it."""
+        ways = [(False, messages)]
+        if system:
+            folded = {"role": "user", "content": f"{system}\n\n{messages[0]['content']}"}
+            ways = [(False, [{"role": "system", "content": system}, *messages]), (True, [folded, *messages[1:]])]
+        for folds, way in ways:
+            if system and self.folds_system and not folds:
+                continue
+            try:
+                text = render(self._tokenizer, way, self._name)
+            except Exception as error:
+                why = error
+            else:
+                self.folds_system = self.folds_system or folds
+                return text
+        raise UserError(f"the chat template refuses this chat ({why}); /set chat=off goes without it")
+
+    def tail(self, system: str, messages: list[Message], text: str) -> str | None:
+        """Return the text after the last message's answer when `text` is the next message; None if it is not found.
+
+        `messages` ends with the user's message of that answer, whose ids are known.
+        """
+        mark, texts = "answer-0", text + system + "".join(message["content"] for message in messages)
+        while mark in texts:
+            mark += "0"
+        chat = [*messages, {"role": "assistant", "content": mark}, {"role": "user", "content": text}]
+        _, separator, tail = self.render(system, chat).rpartition(mark)
+        return tail if separator else None
 
 
 @dataclass(frozen=True)
@@ -33,7 +74,7 @@ class Turn:
     answer: tuple[int, ...]
     text: str
     reason: Reason
-    regenerated: int = 0  # how often this turn was answered anew
+    regenerated: int = 0  # times that this turn was answered again
     seed: int | None = None
     record: dict[str, Any] = field(default_factory=dict)  # settings and lanes, for /save
     origin: Turn | None = None  # the turn that it branches from: a token of it was forced
@@ -41,10 +82,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Plan:
-    """A turn about to be answered: `prompt` is what to decode from, `keep` the turns before it.
+    """A turn about to be answered from `prompt`, after `keep` turns.
 
     `answer` are ids that the answer has already (a continuation); they are part of `prompt`, unless the decoder has
-    them by itself: then they are `begun` as well. `forced`: the last of them was chosen by the user.
+    them by itself: then they are `begun` as well. `forced`: the user chose the last of them.
     """
 
     user: str
@@ -59,7 +100,7 @@ class Plan:
 
 
 def clean(text: str) -> str:
-    """Text that every tokenizer takes: lone surrogates become U+FFFD, NUL bytes go."""
+    """Return text that every tokenizer takes: lone surrogates become U+FFFD, NUL bytes are removed."""
     return text.replace("\x00", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -81,15 +122,15 @@ class Conversation:
         template: str = AUTO,
     ) -> None:
         self.turns: list[Turn] = []
-        self.cleared: list[Turn] = []  # what :meth:`restore` brings back
-        self.branches: list[Turn] = []  # the last turn and those that it was branched from or into; [] if it was not
+        self.cleared: list[Turn] = []  # the turns that :meth:`restore` brings back
+        self.branches: list[Turn] = []  # the last turn and those that it was branched from or into; [] without branches
         self.system, self.chat, self.template_name = system, chat, template
         self._take(tokenizer, stop_ids, context, single)
 
     def _take(self, tokenizer: Any, stop_ids: frozenset[int], context: int, single: bool) -> None:
         self.tokenizer, self.own_stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
         self.template = Template(tokenizer, self.template_name)
-        self.stop_ids = stop_ids | end_ids(tokenizer, self.template_name)  # what ends an answer
+        self.stop_ids = stop_ids | end_ids(tokenizer, self.template_name)
 
     @property
     def templated(self) -> bool:
@@ -98,7 +139,7 @@ class Conversation:
 
     @property
     def thinking(self) -> Thinking | None:
-        """The marks around the model's thinking in an answer."""
+        """Marks around the model's thinking in an answer."""
         return thinking_marks(self.tokenizer, self.template_name) if self.templated else None
 
     @property
@@ -118,24 +159,26 @@ class Conversation:
         return self._fitting(Plan(text, self._prompt(before, text), keep=len(before)))
 
     def plan_regen(self) -> Plan:
-        """The last message answered anew; `regenerated` counts up, so that a seed can follow it."""
+        """The last message answered again; `regenerated` counts up, so that a seed can follow it."""
         last = self._last("/regen")
         return self._fitting(Plan(last.user, list(last.prompt), len(self.turns) - 1, regenerated=last.regenerated + 1))
 
     def plan_continue(self) -> Plan:
-        """The last answer goes on from its ids."""
+        """The last answer continued from its ids."""
         last = self._last("/continue")
         if last.reason == "eos":
-            raise UserError("nothing to continue: the last answer ended by itself (cut or stopped answers go on)")
+            raise UserError(
+                "nothing to continue: the last answer ended by itself (cut or stopped answers can be continued)"
+            )
         prompt, begun = (list(last.prompt), last.answer) if self.single else (self.ids, ())
         keep = len(self.turns) - 1
         return self._fitting(Plan(last.user, prompt, keep, last.answer, last.regenerated, last.seed, begun))
 
     def plan_force(self, position: int, token: int) -> Plan:
-        """The last answer cut before its token number `position` (from 0), going on from another token there."""
+        """The last answer cut before its token number `position` (from 0) and continued from another token."""
         last = self._last("/inspect")
         if token in self.stop_ids:
-            raise UserError("that token ends the answer: nothing can go on from it")
+            raise UserError("that token ends the answer: nothing can continue it")
         answer = (*last.answer[:position], token)
         prompt, begun = (list(last.prompt), answer) if self.single else ([*last.prompt, *answer], ())
         keep = len(self.turns) - 1
@@ -182,7 +225,7 @@ class Conversation:
         return turn
 
     def undo(self) -> Turn | None:
-        """Take the last turn back; None where it was a branch: the turn that it branched from is the last one then."""
+        """Take the last turn back; None if it was a branch: then the turn that it branched from is the last."""
         last = self._last("/undo")
         if last.origin is not None:
             self.turns[-1] = last.origin
@@ -191,7 +234,7 @@ class Conversation:
         return self.turns.pop()
 
     def take_branch(self, number: int) -> Turn:
-        """Go on with branch `number`, from 1, of the last answer. UserError if there is none."""
+        """Make branch `number`, from 1, of the last answer the last turn. UserError if there is none."""
         self._last("/branches")
         if not 1 <= number <= len(self.branches):
             raise UserError(f"there is no branch {number}: the last answer has {len(self.branches)}")
@@ -203,7 +246,7 @@ class Conversation:
         self.turns, self.cleared, self.branches = [], [] if for_good else self.turns or self.cleared, []
 
     def restore(self) -> bool:
-        """Bring back what :meth:`clear` took, if nothing was said since; whether it did."""
+        """Bring back the turns that :meth:`clear` forgot, unless there are new ones; return whether it did."""
         back = bool(self.cleared) and not self.turns
         if back:
             self.turns, self.cleared = self.cleared, []
@@ -211,7 +254,7 @@ class Conversation:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """All of a change, or with an error nothing of it."""
+        """Make all of a change, or after an error nothing of it."""
         before = dict(vars(self))
         try:
             yield
@@ -220,9 +263,9 @@ class Conversation:
             raise
 
     def settle(self, *, system: str | None = None, chat: bool | None = None, template: str | None = None) -> None:
-        """Another system prompt or template, for the turns already there as well; answers keep their ids.
+        """Set another system prompt or template, also for earlier turns; answers keep their ids.
 
-        None leaves one as it is. UserError, and nothing has changed, where the template refuses the chat.
+        None changes nothing. UserError, and nothing has changed, where the template refuses the chat.
         """
         models = (self.tokenizer, self.own_stop_ids, self.context, self.single)
         self.adopt(*models, template, system=system, chat=chat)
@@ -238,8 +281,8 @@ class Conversation:
         system: str | None = None,
         chat: bool | None = None,
     ) -> bool:
-        """Go on with another model, and as :meth:`settle` does. True if the history had to be tokenised anew, from its
-        texts.
+        """Continue with another model, and settle as :meth:`settle` does. True if the history had to be tokenised again
+        from its texts.
         """
         same = single == self.single and (tokenizer is self.tokenizer or self._same_ids(tokenizer))
         before = (self.template_name, self.system)
@@ -248,20 +291,18 @@ class Conversation:
             self.system = self.system if system is None else system
             self.chat = self.chat if chat is None else chat
             self._take(tokenizer, stop_ids, context, single)
-            alike = same and (self.template_name, self.system) == before
-            unchanged = not self.turns or alike
-            self.cleared = self.cleared if alike else []
-            if not unchanged:
+            if not (alike := same and (self.template_name, self.system) == before):
+                self.cleared = []
                 self._rebuild(same)
-        return not (unchanged or same)
+        return bool(self.turns) and not (alike or same)
 
     def reads(self, turns: Sequence[Turn], vocab_size: int) -> bool:
-        """Whether the ids of these turns say here what their texts say."""
-        ids = all(0 <= one < vocab_size for turn in turns for one in (*turn.prompt, *turn.answer))
+        """Return whether this tokenizer decodes the ids of these turns to their texts."""
+        ids = all(0 <= token < vocab_size for turn in turns for token in (*turn.prompt, *turn.answer))
         return ids and all(turn.prompt and turn.answer and self.said(turn.answer) == turn.text for turn in turns)
 
     def load(self, turns: Sequence[Turn], system: str, *, same: bool) -> None:
-        """Go on with a saved conversation: by its ids where they are this tokenizer's, else from its texts."""
+        """Continue a saved conversation: by its ids if they are this tokenizer's, else from its texts."""
         with self.whole():
             self.turns, self.system, self.branches = list(turns), system, []
             if not same:
@@ -270,16 +311,16 @@ class Conversation:
     # -- inside -------------------------------------------------------------------------------
 
     def text(self, ids: tuple[int, ...] | list[int]) -> str:
-        """The answer's text: without the stop token that closed it, and without the headers of its channels."""
+        """Return the answer's text, without the stop token that closed it and the headers of its channels."""
         end = -1 if ids and ids[-1] in self.stop_ids else None
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         texts = [str(self.tokenizer.decode(part, **how)) for part in self._without_headers(list(ids[:end]))]
         return "\n\n".join(filter(None, texts))
 
     def _without_headers(self, ids: list[int]) -> list[list[int]]:
-        """The ids in parts, one a channel, without the headers before them (`<|channel|>analysis<|message|>`).
+        """Return the ids in parts, one a channel, without the headers before them (`<|channel|>analysis<|message|>`).
 
-        Ids may begin inside a header: what stands before its end without a beginning belongs to it.
+        Ids may begin inside a header: ids before an end without a beginning belong to it.
         """
         begins, ends = self._header_marks()
         parts: list[list[int]] = [[]]
@@ -297,7 +338,7 @@ class Conversation:
         return parts
 
     def _header_marks(self) -> tuple[set[int], set[int]]:
-        """The tokens that begin and end a channel's header, by the tokenizer's schema; none without one."""
+        """Return the tokens that begin and end a channel's header, by the tokenizer's schema; none without one."""
         schema = getattr(self.tokenizer, "response_template", None) if self.templated else None
         fields = schema.get("fields", {}) if isinstance(schema, dict) else {}
         headers = [self._encode(open_) for entry in fields.values() if (open_ := entry.get("open"))]
@@ -305,9 +346,9 @@ class Conversation:
         return {header[0] for header in headers}, {header[-1] for header in headers}
 
     def said(self, ids: Sequence[int]) -> str:
-        """The text of an answer from its first token on: where the tokenizer has a schema for channels, theirs alone.
+        """Return the text of an answer from its first token on: with a schema for channels, that of the channels.
 
-        An answer that ended without any channel is its text as it stands.
+        An answer that ended without any channel is returned whole.
         """
         channels, ended = self._channels(ids), bool(ids) and ids[-1] in self.stop_ids
         if channels is None or (ended and not channels):
@@ -315,7 +356,7 @@ class Conversation:
         return "\n\n".join(filter(None, channels.values()))
 
     def _channels(self, ids: Sequence[int]) -> dict[str, str] | None:
-        """The texts of an answer by the names that the chat template has for them; None without a schema for it."""
+        """Return the texts of an answer by the chat template's names for them; None without a schema."""
         if not self.templated or getattr(self.tokenizer, "response_template", None) is None:
             return None
         prefix = self.template.render("", _messages([], ""))  # the template may begin the answer
@@ -323,7 +364,7 @@ class Conversation:
         return {name: text for name, text in parsed.items() if isinstance(text, str) and name != "role"}
 
     def _messages(self, turns: Sequence[Turn], text: str) -> list[Message]:
-        """The chat up to a user's message, as the chat template takes it."""
+        """Return the chat up to a user's message, as the chat template takes it."""
         messages = _messages(turns, text)
         for message, turn in zip(messages[1::2], turns, strict=False):
             if channels := self._channels(turn.answer):
@@ -334,11 +375,11 @@ class Conversation:
         return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def _same_ids(self, tokenizer: Any) -> bool:
-        mine, other = (getattr(one, "get_vocab", None) for one in (self.tokenizer, tokenizer))
+        mine, other = (getattr(each, "get_vocab", None) for each in (self.tokenizer, tokenizer))
         return bool(mine and other and mine() == other())
 
     def _rebuild(self, same: bool = True) -> None:
-        """Make all prompts anew; the answers as well, from their texts, where their ids are another tokenizer's."""
+        """Make all prompts again, and the answers from their texts if their ids are another tokenizer's."""
         turns: list[Turn] = []
         for turn in self.turns:
             answer = turn.answer if same else tuple(self._encode(turn.text))
@@ -346,32 +387,32 @@ class Conversation:
         self.turns, self.branches = turns, []
 
     def _prompt(self, turns: list[Turn], text: str) -> list[int]:
-        """The ids of the next prompt: everything before, the closing of the last turn, the new message."""
+        """Return the ids of the next prompt: the turns so far, the closing of the last, the new message."""
         if not turns or self.single:
             message = self.template.render(self.system, _messages([], text)) if self.templated else text
             return self._encode(message, special=not self.templated)
-        said, tail = [*turns[-1].prompt, *turns[-1].answer], self._tail(turns, text)
+        ids, tail = [*turns[-1].prompt, *turns[-1].answer], self._tail(turns, text)
         if self.templated:
             before = self.template.render(self.system, self._messages(turns[:-1], turns[-1].user))
             whole = self.template.render(self.system, self._messages(turns, text))
             if "".join(whole.split()) != "".join(f"{before}{self._sent(turns[-1])}{tail}".split()):
-                return self._going_on(list(turns[-1].prompt), whole)
-        end = self.tokenizer.decode([said[-1]]) if said[-1] in self.stop_ids else None
+                return self._continued(list(turns[-1].prompt), whole)
+        end = self.tokenizer.decode([ids[-1]]) if ids[-1] in self.stop_ids else None
         if end is not None and tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
             tail = tail.lstrip()[len(end) :]
         elif end is not None:
-            said.pop()
-        return said + self._encode(tail)
+            ids.pop()
+        return ids + self._encode(tail)
 
-    def _going_on(self, prompt: list[int], whole: str) -> list[int]:
-        """The ids of the text `whole`: those of the last prompt as far as it begins with it, so that a cache serves."""
+    def _continued(self, prompt: list[int], whole: str) -> list[int]:
+        """Return the ids of the text `whole`: first those of the last prompt as far as both agree, for the cache."""
         for count in range(len(prompt), max(0, len(prompt) - SEAM), -1):
             if count and whole.startswith(text := self.tokenizer.decode(prompt[:count])):
                 return prompt[:count] + self._encode(whole[len(text) :])
         return self._encode(whole)
 
     def _sent(self, turn: Turn) -> str:
-        """The answer between the template's texts before and after it: with the marks of its channels."""
+        """Return the answer as it stands between the template's texts: with the marks of its channels."""
         if not self._channels(turn.answer):
             return turn.text
         closed = turn.answer[-1] in self.stop_ids
@@ -382,11 +423,11 @@ class Conversation:
             return f"\n{text}"
         tail = self.template.tail(self.system, self._messages(turns[:-1], turns[-1].user), text)
         if tail is None:
-            raise UserError("the model's chat template leaves out earlier answers; /clear or /set chat=off goes on")
+            raise UserError("the model's chat template leaves out earlier answers: use /clear or /set chat=off")
         return tail
 
 
 def _messages(turns: Sequence[Turn], text: str) -> list[Message]:
-    """The chat up to a user's message."""
-    said = [(role, part) for turn in turns for role, part in (("user", turn.user), ("assistant", turn.text))]
-    return [{"role": role, "content": part} for role, part in (*said, ("user", text))]
+    """Return the chat up to a user's message."""
+    parts = [(role, part) for turn in turns for role, part in (("user", turn.user), ("assistant", turn.text))]
+    return [{"role": role, "content": part} for role, part in (*parts, ("user", text))]

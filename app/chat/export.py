@@ -1,7 +1,7 @@
-"""A conversation as a page to look at: .html, .svg and .md, with the drafts as the console shows them.
+"""A conversation as a page: .html and .svg, with the drafts as the console shows them.
 
-The files load nothing from anywhere, and whatever the texts hold is text: it goes through app/screen/rows.py and
-rich's own escaping, or, in Markdown, into fences that it cannot close. Knows no models.
+The files load nothing, and all of the texts is shown as text: it goes through app/screen/rows.py and rich's own
+escaping. Knows no models.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
@@ -74,14 +74,14 @@ _SVG = f"""\
 
 @dataclass(frozen=True)
 class Shown:
-    """A turn to be shown; `answered` is empty where its figures are not there."""
+    """A turn to be shown; `answered` is empty if its figures were not saved."""
 
     turn: Turn
     answered: Sequence[Answered] = ()
 
 
 def drawing(width: int = WIDTH) -> Console:
-    """A screen that remembers what was drawn on it, in full colour whatever the terminal can do."""
+    """Return a console that records its output, in full colour whatever the terminal can do."""
     return Console(
         file=io.StringIO(),
         record=True,
@@ -97,62 +97,31 @@ def drawing(width: int = WIDTH) -> Console:
 
 
 def svg(console: Console, title: str = "python infer.py") -> str:
-    """What was drawn, as a picture that is complete in itself."""
+    """Return the recorded output as a picture that loads nothing."""
     return _NO_XML.sub("\ufffd", console.export_svg(title=title, code_format=_SVG, theme=SVG_EXPORT_THEME))
 
 
 def html(console: Console) -> str:
-    """What was drawn, as a page that is complete in itself."""
+    """Return the recorded output as a page that loads nothing."""
     return _NO_XML.sub("\ufffd", console.export_html(code_format=_HTML, theme=SVG_EXPORT_THEME))
 
 
 def draw(console: Console, turns: Iterable[Shown], settings: Settings) -> None:
-    """The conversation as the console shows it."""
-    told = Text()
+    """Draw the conversation as the console shows it."""
+    look, last = look_of(console, settings), Text()
+    all_drafts = settings.changed(drafts="all")  # a page keeps drafts that the screen may leave out
     for shown in turns:
-        for line in _headings(shown, console, settings):
-            if str(line) != str(told):
+        for answered in shown.answered[:1]:
+            rows = heading(answered.models, answered.settings, look).rows()
+            line = Text("\n").join(Text.assemble(*((part.text, part.style or "") for part in row)) for row in rows)
+            if str(line) != str(last):
                 console.print(line)
-            told = line
-        console.print(question(shown.turn.user, look_of(console, settings)))
+            last = line
+        console.print(question(shown.turn.user, look))
         console.print(Text(visible(shown.turn.text)))
         console.print()
-        for part in _parts(shown, console, settings):
-            console.print(part)
+        for answered in shown.answered:
+            console.print(panes(answered.tracks, console, all_drafts))
+        if not shown.answered:
+            console.print(Text("the drafts and figures of this answer are not there", style="dim"))
         console.print()
-
-
-def _headings(shown: Shown, console: Console, settings: Settings) -> list[Text]:
-    look = look_of(console, settings)
-    rows = [heading(one.models, one.settings, look).rows() for one in shown.answered[:1]]
-    return [
-        Text("\n").join(Text.assemble(*((part.text, part.style or "") for part in row)) for row in lines)
-        for lines in rows
-    ]
-
-
-def _parts(shown: Shown, console: Console, settings: Settings) -> list[RenderableType]:
-    kept = settings.changed(drafts="all")  # a page keeps what the screen may leave out
-    drawn: list[RenderableType] = [panes(answered.tracks, console, kept) for answered in shown.answered]
-    return drawn or [Text("the drafts and figures of this answer are not there", style="dim")]
-
-
-def markdown(turns: Sequence[Shown], settings: Settings, system: str) -> str:
-    """The conversation as Markdown; every text, drafts and figures included, stands in a fence of its own."""
-    parts = ["# Conversation", *(["## System prompt", fenced(system)] if system else [])]
-    for number, shown in enumerate(turns, start=1):
-        console = Console(file=io.StringIO(), width=WIDTH, color_system=None, no_color=True, markup=False, emoji=False)
-        for part in [*_headings(shown, console, settings), *_parts(shown, console, settings)]:
-            console.print(part)
-        drawn = console.file.getvalue()  # type: ignore[attr-defined]
-        parts += [f"## {number}. Message", fenced(shown.turn.user), "### Answer", fenced(shown.turn.text)]
-        parts += ["### Drafts and figures", fenced(drawn)]
-    return "\n\n".join(parts) + "\n"
-
-
-def fenced(text: str) -> str:
-    """`text` as a block that it cannot leave: the fence is longer than any run of backticks in it."""
-    shown = visible(text).rstrip("\n")
-    longest = max(map(len, re.findall("`+", shown)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{shown}\n{fence}"

@@ -37,19 +37,19 @@ _NEEDS = {"wl-copy": "WAYLAND_DISPLAY", "xclip": "DISPLAY", "xsel": "DISPLAY"}
 
 
 def as_json(turns: Sequence[Turn], about: Mapping[str, Any]) -> str:
-    """The conversation with ids, texts, settings, figures and events; `about` is the pair and the system prompt."""
+    """Return the conversation with ids, texts, settings, figures and events; `about`: pair and system prompt."""
     rows = [{name: getattr(turn, field) for name, field in _KEYS.items()} | turn.record for turn in turns]
     return json.dumps({"version": VERSION, **about, "turns": rows}, ensure_ascii=False, indent=1)
 
 
 def as_text(turns: Sequence[Turn], system: str) -> str:
-    """The conversation as plain text."""
+    """Return the conversation as plain text."""
     head = [f"[system]\n{system}\n"] if system else []
     return "\n".join([*head, *(f"[user]\n{turn.user}\n\n[assistant]\n{turn.text}\n" for turn in turns)])
 
 
 def osc52(text: str) -> str:
-    """The control sequence by which a terminal puts `text` on the clipboard, also over ssh."""
+    """Return the control sequence by which a terminal puts `text` on the clipboard, also over ssh."""
     return f"\x1b]52;c;{base64.b64encode(text.encode('utf-8', 'replace')).decode('ascii')}\x07"
 
 
@@ -94,7 +94,7 @@ class _Decoding(BaseModel):
 
 
 class SavedChat(BaseModel):
-    """A saved conversation. `tokenizer` is its fingerprint, None where the file does not say."""
+    """A saved conversation. `tokenizer` is its fingerprint, None if the file has none."""
 
     version: Literal[1]
     system: str = ""
@@ -103,55 +103,51 @@ class SavedChat(BaseModel):
 
     @property
     def turns(self) -> list[Turn]:
-        return [one.turn() for one in self.saved]
+        return [turn.turn() for turn in self.saved]
 
 
 def read_chat(path: Path) -> SavedChat:
-    """The conversation in a file; UserError, in one line, for any other file."""
+    """Read the conversation in a file; UserError, in one line, for any other file."""
     try:
-        return _read(path)
+        data = json.loads(path.read_bytes())
+        if not isinstance(data, dict) or "turns" not in data:
+            raise UserError("holds no conversation that /save wrote")
+        if data.get("version") != VERSION:
+            raise UserError(f"has format {data.get('version')!r:.20}, this program reads {VERSION}")
+        chat = SavedChat.model_validate(data)
+        if not chat.saved:
+            raise UserError("holds no turn")
+        return chat
     except OSError as error:
         problem = f"cannot read {path}: {error.strerror or error}"
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (ValueError, RecursionError):
-        problem = f"{path} is no JSON, or not all of it is there"
+        problem = f"{path} is no JSON, or a part is missing"
     except UserError as error:
         problem = f"{path} {error}"
     raise UserError(f"{problem} (the conversation is unchanged)")
 
 
-def _read(path: Path) -> SavedChat:
-    data = json.loads(path.read_bytes())
-    if not isinstance(data, dict) or "turns" not in data:
-        raise UserError("holds no conversation that /save wrote")
-    if data.get("version") != VERSION:
-        raise UserError(f"has format {data.get('version')!r:.20}, this program reads {VERSION}")
-    chat = SavedChat.model_validate(data)
-    if not chat.saved:
-        raise UserError("holds no turn")
-    return chat
-
-
 def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
-    """What each decoding of a turn's answer was, the first one and its continuations. UserError if that is not kept."""
-    found = []
+    """Return each decoding of a turn's answer, continuations included. UserError if they were not saved."""
+    decodings = []
     try:
-        before = tuple(map(int, turn.record.get("forced", ())))  # what a branch begins with
+        before = tuple(map(int, turn.record.get("forced", ())))  # the beginning of a branch
         for decoding in turn.record.get("decodings", []):
             answered = _answered(turn, decoding, before, decode)
             before = (*before, *answered.tracks[-1].meter.ids)
-            found.append(answered)
+            decodings.append(answered)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, UserError):
-        found = []
-    if not found or before != turn.answer:
+        decodings = []
+    if not decodings or before != turn.answer:
         raise UserError("the figures of this answer were not saved")
-    return found
+    return decodings
 
 
 def _answered(turn: Turn, record: Mapping[str, Any], before: tuple[int, ...], decode: Decode) -> Answered:
-    """One decoding, with everything worked out that is looked at later: what no run can have shows here."""
+    """Return one decoding, with all derived figures: an impossible record raises here."""
     decoding = _Decoding.model_validate(record)
     settings = settings_of(decoding.settings)
     tracks = []

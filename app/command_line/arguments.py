@@ -1,4 +1,4 @@
-"""The command line's grammar: argparse made from the table of settings, and errors in the house's one line.
+"""The command line's grammar: argparse made from the table of settings, and errors in one line.
 
 :func:`read_request` turns words into a :class:`Request`; nothing is loaded, run or (but for --help and --version)
 printed here. No torch.
@@ -27,9 +27,9 @@ _MANY = ("data",)  # flags that take several values
 
 @dataclass(frozen=True)
 class Request:
-    """An understood command line. `flags` holds the text of every setting given; `prompt` "-" means stdin.
+    """A parsed command line. `flags` holds the text of every setting given; `prompt` "-" means stdin.
 
-    The pair that `check` is to look at is `options.pair`. `own` is what the sub-command takes beside the settings.
+    The pair for `check` is `options.pair`. `own` are the sub-command's values beside the settings.
     """
 
     command: str
@@ -59,32 +59,35 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(command: str = "chat") -> argparse.ArgumentParser:
-    """The parser of one sub-command; every value it yields is text, or a bool for a switch."""
+    """Return the parser of one sub-command; every value it yields is text, or a bool for a switch."""
     known = COMMANDS[command]
-    rows = [each.usage for each in COMMANDS.values()] if command == "chat" else [known.usage]
+    usages, about = [known.usage], known.about
+    if command == "chat":
+        rows = "\n".join(f"  {name:<8} {each.about}" for name, each in COMMANDS.items())
+        usages, about = (
+            [each.usage for each in COMMANDS.values()],
+            f"Plain and speculative decoding side by side.\n\n{rows}",
+        )
     parser = _Parser(
         prog=PROGRAM,
-        usage="\n       ".join(f"python {PROGRAM} {row}" for row in rows),
-        description=_overview() if command == "chat" else known.about,
+        usage="\n       ".join(f"python {PROGRAM} {usage}" for usage in usages),
+        description=about,
         epilog="Variables preset these: SPEC_GAMMA=8. `run --help`, `bench --help` tell more.",
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32),
         add_help=False,
         allow_abbrev=False,
     )
     _add_own(parser, command)
-    for group in dict.fromkeys(one.group for one in FIELDS.values()):
-        section = parser.add_argument_group(group)
-        for one in (one for one in FIELDS.values() if one.group == group and known.takes(one)):
-            _add(section, one)
+    sections: dict[str, Any] = {}
+    for field in FIELDS.values():
+        if field.group not in sections:
+            sections[field.group] = parser.add_argument_group(field.group)
+        if known.takes(field):
+            _add(sections[field.group], field)
     other = parser.add_argument_group("Help")
     other.add_argument("-h", "--help", action="help", help="show this and leave")
     other.add_argument("--version", action="version", version=version(), help="show the version and leave")
     return parser
-
-
-def _overview() -> str:
-    rows = "\n".join(f"  {name:<8} {known.about}" for name, known in COMMANDS.items())
-    return f"Plain and speculative decoding side by side.\n\n{rows}"
 
 
 def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
@@ -101,7 +104,7 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def _add(section: Any, known: Field, **more: Any) -> None:
-    """One setting by all its flags, of which help shows one; of a switch the form that changes something."""
+    """Add one setting by all its flags, of which help shows one; of a switch the form that changes something."""
     text, flags, how = known.help.replace("%", "%%"), dict.fromkeys(known.flags), more
     if isinstance(known.kind, Switch):
         text = f"do not {text}" if known.default else text
@@ -116,7 +119,7 @@ def _add(section: Any, known: Field, **more: Any) -> None:
 
 
 def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Understand a command line; UsageError in one line, SystemExit behind --help and --version."""
+    """Parse a command line; UsageError in one line, SystemExit after --help and --version."""
     explicit = bool(arguments) and arguments[0] in COMMANDS
     command = arguments[0] if explicit else "chat"
     if not explicit and arguments and arguments[0] in REMOVED:
@@ -131,7 +134,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         raise UsageError(_unknown(next((w for w in unknown if w.startswith("-")), unknown[0]), command, parser))
     _add_words(given, words[end + 1 :], command)
     if given.get("surplus"):
-        raise UsageError(_surplus(given["surplus"], explicit))
+        raise UsageError(_surplus(given["surplus"][0], explicit))
     flags |= _pair_of(given.get("name") or [], flags)
     return Request(
         command=command,
@@ -145,15 +148,15 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
 
 
 def _add_words(given: dict[str, Any], words: Sequence[str], command: str) -> None:
-    """Put what stands behind "--", never a flag, with the words before it."""
+    """Add the words after "--", which are never flags, to those before it."""
     word = COMMANDS[command].word
-    name, most = ("surplus", None) if word is None else (word.name, None if word.nargs == "*" else 1)
+    name, several = ("surplus", True) if word is None else (word.name, word.nargs == "*")
     before = given.get(name)
     every = [*([before] if isinstance(before, str) else before or []), *words]
-    if most is not None and len(every) > most:
-        raise UsageError(f"{command} takes no further argument {got(every[most])}")
+    if not several and len(every) > 1:
+        raise UsageError(f"{command} takes no further argument {got(every[1])}")
     if words:
-        given[name] = every if most is None else every[0]
+        given[name] = every if several else every[0]
 
 
 def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
@@ -165,7 +168,7 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     owners = [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]
     if owners:
         return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
-    shorts = {f"--{one.short}": f" (did you mean {one.flag}?)" for one in FIELDS.values() if one.short}
+    shorts = {f"--{field.short}": f" (did you mean {field.flag}?)" for field in FIELDS.values() if field.short}
     hint = shorts.get(flag) or did_you_mean(flag, _flags(parser)) or " (--help lists them; -- ends the flags)"
     return f"unknown flag {named(flag)}{hint}"
 
@@ -179,8 +182,7 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
     return [flag for action in parser._actions for flag in action.option_strings]
 
 
-def _surplus(words: Sequence[str], explicit: bool) -> str:
-    word = words[0]
+def _surplus(word: str, explicit: bool) -> str:
     if word in COMMANDS:
         return f"the sub-command comes first: python {PROGRAM} {word} …"
     if explicit:
@@ -190,13 +192,13 @@ def _surplus(words: Sequence[str], explicit: bool) -> str:
 
 
 def _pair_of(words: Sequence[str], flags: Mapping[str, Any]) -> dict[str, str]:
-    """What the words of `check` stand for: --pair, or --target and --drafter."""
+    """Return the flags that the words of `check` stand for: --pair, or --target and --drafter."""
     if len(words) > 2:
         raise UsageError(f"check takes no further argument {got(words[2])}")
-    meant = dict(zip(("target", "drafter") if len(words) == 2 else ("pair",), words, strict=False))
-    for name, word in meant.items():
+    options = dict(zip(("target", "drafter") if len(words) == 2 else ("pair",), words, strict=False))
+    for name, word in options.items():
         if flags.get(name, word) != word or (len(words) == 2 and "pair" in flags):
             flag = name if name in flags else "pair"
-            told = " ".join(map(named, words))
-            raise UsageError(f"check {told} and --{flag} {flags[flag]} contradict each other: give one")
-    return meant
+            shown = " ".join(map(named, words))
+            raise UsageError(f"check {shown} and --{flag} {flags[flag]} contradict each other: give one")
+    return options

@@ -1,7 +1,7 @@
-"""The command line: layers the settings, hands over, and turns what goes wrong into one line and an exit code.
+"""The command line: layers the settings, runs the sub-command, and turns errors into one line and an exit code.
 
 0 done, 1 failed at run time, 2 usage or configuration, 130 interrupted. Answers go to stdout, errors to stderr.
-Knows no models; whatever imports torch is imported only after the command line has been understood.
+Knows no models; torch is imported only after the command line has been parsed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     One of several processes, under torchrun, ends here.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if sys.stderr is None:  # closed: nobody is to be told
+    if sys.stderr is None:  # closed
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
     word = sys.stderr if first() else hush(verbose)
@@ -46,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has had enough
+    except BrokenPipeError:  # the reader of our output has left
         _silence(sys.stdout)
     except OSError as error:
         _silence(sys.stdout)
-        if code == 0:  # else it was reported
+        if code == 0:  # else the error was reported already
             _complain(f"error: {_line(error, verbose)}\n")
             code = 1
     if world().size > 1:
@@ -72,20 +72,20 @@ def _guarded(arguments: list[str], verbose: bool, word: IO[str]) -> int:
     except Exception as error:
         trace = traceback.format_exc() if verbose else ""
         if not first():
-            time.sleep(GRACE)  # the first process says what all meet, and torchrun ends this one
+            time.sleep(GRACE)  # the first process reports the error of all, and torchrun ends this one
         _complain(f"{trace}error: {_line(error, verbose)}\n", word)
         return error.exit_code if isinstance(error, UserError) else 1
 
 
 def _line(error: Exception, verbose: bool) -> str:
-    """What the user can mend, what the operating system refused and on which file, or what is wrong in the program."""
+    """Return an error in one line: a user's, one of the operating system with its file, or a fault of the program."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     if isinstance(error, ModuleNotFoundError):
         return f"{error}: python -m pip install -r requirements.txt installs what is needed"
     if isinstance(error, OSError) and error.errno is not None:
-        place = f" {error.filename}" if error.filename else ""
-        return f"cannot read or write{place}: {error.strerror}"
+        file = f" {error.filename}" if error.filename else ""
+        return f"cannot read or write{file}: {error.strerror}"
     lost = any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "store"))
     if world().size > 1 and isinstance(error, RuntimeError) and lost:
         return f"another process of this run cannot be reached any more ({' '.join(str(error).split())[:120]})"
@@ -95,24 +95,22 @@ def _line(error: Exception, verbose: bool) -> str:
 
 
 def _complain(text: str, word: IO[str] | None = None) -> None:
-    """To `word`, or stderr; where that is closed there is nobody to tell."""
+    """Write to `word`, or stderr, unless it is closed."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         (word or sys.stderr).write(text)
         (word or sys.stderr).flush()
 
 
 def _silence(stream: TextIO | None) -> None:
-    """Point a broken stream at nothing, so that the interpreter's last flush says nothing."""
+    """Point a broken stream at nothing, so that the interpreter's last flush raises no error."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
 
 
 def _run(request: Request) -> int:
-    """Hand over to the sub-command; the exit code."""
     for warning in misspelt_variables(request.environ):
         _complain(f"warning: {warning}\n")
-    options = request.options
-    layers = layers_of(request)
+    options, layers = request.options, layers_of(request)
     settings = layers.settings if first() else layers.settings.changed(record="")  # of several the first writes files
     if run := COMMANDS[request.command].run:
         module, _, name = run.partition(":")
@@ -123,26 +121,20 @@ def _run(request: Request) -> int:
     if request.command == "run" or not is_terminal(sys.stdin):
         from app.command_line.run import run_once
 
-        return run_once(settings, options, _prompt(request.prompt), request.as_json)
+        piped = request.prompt in (None, "-")
+        if piped and (sys.stdin is None or sys.stdin.closed):
+            raise UsageError("no prompt: stdin is closed")
+        return run_once(settings, options, None if piped else request.prompt, request.as_json)
     from app.console.repl import run_console
 
     return run_console(settings, options, layers)
 
 
 def layers_of(request: Request) -> Layers:
-    """All layers but /set; the flags first, so that a wrong one is reported even if the catalogue is wrong too."""
+    """Return all layers but /set; the flags first, so that a wrong one is reported even if the catalogue is wrong."""
     flags_alone = Layers.of(environ=request.environ, flags=request.flags)
-    if not COMMANDS[request.command].layered:
+    if COMMANDS[request.command].level != "all":  # the pair's own settings do not count for it
         return flags_alone
     from app.lanes.pairing import choose_pair
 
     return flags_alone.resolve(choose_pair(request.options).defaults)
-
-
-def _prompt(given: str | None) -> str | None:
-    """The prompt of `run`; None stands for everything that comes through the pipe."""
-    if given not in (None, "-"):
-        return given
-    if sys.stdin is None or sys.stdin.closed:
-        raise UsageError("no prompt: stdin is closed")
-    return None

@@ -1,5 +1,4 @@
-"""The documents' tables of drafters, sub-commands, flags, settings and slash commands, made from the tables the program
-itself runs on.
+"""The documents' tables of drafters, sub-commands, flags, settings and slash commands, made from the program's tables.
 
 `python -m app.command_line.reference --check README.md docs/reference.md` fails when a file is stale, `--write` mends
 it. A table stands between `<!-- table:flags -->` and `<!-- end:flags -->`.
@@ -19,7 +18,7 @@ from app.settings.table import FIELDS, SETTING_FIELDS, Field
 from app.settings.types import Switch
 from sampling.drafters.registry import table
 from utils.errors import UsageError, UserError
-from utils.files import write_text
+from utils.files import read_text, write_text
 
 
 def _code(text: str) -> str:
@@ -37,17 +36,17 @@ def _flag_row(group: str, known: Field) -> list[str]:
 
 
 def drafters() -> str:
-    """Every way of drafting that has a word."""
+    """Return the table of drafters."""
     return markdown_table(("Drafter", "What it is", "Needs"), [(_code(row[0]), *row[2:]) for row in table()])
 
 
 def subcommands() -> str:
-    """Every sub-command of infer.py."""
+    """Return the table of sub-commands."""
     return markdown_table(("Command", "Meaning"), [(_code(known.usage), known.about) for known in COMMANDS.values()])
 
 
 def flags() -> str:
-    """Every flag, by group."""
+    """Return the table of flags, by group."""
     rows = [_flag_row(known.group, known) for known in FIELDS.values()]
     for command, fields in OWN_FIELDS.items():
         rows += [_flag_row(f"`{command}`", known) for known in fields.values()]
@@ -58,7 +57,7 @@ def flags() -> str:
 
 
 def settings() -> str:
-    """Everything /set changes, with its range."""
+    """Return the table of settings, with their ranges."""
     rows = [
         [_code(known.name), known.kind.allowed, _code(_default(known)), _code(known.variable), known.help]
         for known in SETTING_FIELDS.values()
@@ -67,8 +66,8 @@ def settings() -> str:
 
 
 def commands() -> str:
-    """Every console command, by group."""
-    rows = [[one.group, ", ".join(map(_code, (one.usage, *one.aliases))), one.help] for one in TABLE]
+    """Return the table of console commands, by group."""
+    rows = [[row.group, ", ".join(map(_code, (row.usage, *row.aliases))), row.help] for row in TABLE]
     return markdown_table(("Group", "Command", "Meaning"), rows)
 
 
@@ -79,28 +78,25 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "commands": commands,
 }
-_PLACE = re.compile(rf"<!-- table:({'|'.join(TABLES)}) -->\n.*?<!-- end:\1 -->", re.DOTALL)
+_MARKED = re.compile(rf"<!-- table:({'|'.join(TABLES)}) -->\n.*?<!-- end:\1 -->", re.DOTALL)
 
 
 def renewed(text: str) -> str:
-    """The text with its tables brought up to date; UsageError where it has none, or markers that do not pair."""
-    places = len(_PLACE.findall(text))
-    if not places or any(text.count(mark) != places for mark in ("<!-- table:", "<!-- end:")):
+    """Return the text with its tables brought up to date; UsageError without tables, or for markers without a pair."""
+    count = len(_MARKED.findall(text))
+    if not count or any(text.count(mark) != count for mark in ("<!-- table:", "<!-- end:")):
         between = "each between <!-- table:NAME --> and <!-- end:NAME -->"
         raise UsageError(f"the file needs tables, {between}; NAME is one of {', '.join(TABLES)}")
-    return _PLACE.sub(lambda place: f"<!-- table:{place[1]} -->\n{TABLES[place[1]]()}\n<!-- end:{place[1]} -->", text)
+    return _MARKED.sub(lambda mark: f"<!-- table:{mark[1]} -->\n{TABLES[mark[1]]()}\n<!-- end:{mark[1]} -->", text)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 when the files are (or were made) up to date, 1 when --check finds one stale, 2 for a usage error."""
+    """Return 0 when the files are (or were made) up to date, 1 when --check finds one stale, 2 for a usage error."""
     try:
         if len(arguments) < 2 or arguments[0] not in ("--check", "--write"):
             raise UsageError("usage: python -m app.command_line.reference --check FILE … | --write FILE …")
         for file in map(Path, arguments[1:]):
-            try:
-                text = file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise UsageError(f"cannot read {file}: {error}") from error
+            text = read_text(file)
             new = renewed(text)
             if new != text and arguments[0] == "--check":
                 raise UserError(f"{file} is stale: run python -m app.command_line.reference --write {file}")

@@ -33,7 +33,7 @@ _WIDTH = 120  # columns of figures that go to no terminal
 
 
 def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool) -> int:
-    """Answer one prompt under the lanes of `settings.compare`; the exit code. None reads standard input as one prompt.
+    """Answer one prompt with the lanes of `settings.compare`; return the exit code. None reads standard input.
 
     Text: the last lane's on standard output, figures and comparison on standard error. JSON: one object on standard
     output. An interrupt ends all lanes. Raises UsageError for an empty prompt, one longer than the
@@ -46,11 +46,11 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
             sys.stderr.write(f"{engine.loaded.target.name} has no chat template: the text is simply continued\n")
         plan, said = chat.plan(text), engine.pieces.beside(chat.said)
-        asked = Asked(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
-        answer_log = answer_log_of(log, engine, lanes, asked, settings, engine.pieces.beside(chat.text))
+        message = Asked(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
+        answer_log = answer_log_of(log, engine, lanes, message, settings, engine.pieces.beside(chat.text))
         writer = None if as_json else AnswerWriter(sys.stdout, said)
-        race = Race(lanes, engine, list(asked.ids), interrupt=interrupt, messages=plan.messages)
-        meters = [Meter(len(asked.ids)) for _ in lanes]
+        race = Race(lanes, engine, [*message.ids], interrupt=interrupt, messages=plan.messages)
+        meters = [Meter(len(message.ids)) for _ in lanes]
         for index, event in race if answer_log is None else answer_log.tee(race):
             meters[index].add(event)
             if writer is not None and lanes[index] is lanes[-1]:
@@ -71,7 +71,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
 
 
 def write_json(data: object) -> None:
-    """One line on standard output, in ASCII where that is no UTF-8."""
+    """Write one line to standard output, in ASCII where that is no UTF-8."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig")
     sys.stdout.write(json.dumps(data, ensure_ascii=plain, allow_nan=False) + "\n")
     sys.stdout.flush()
@@ -90,13 +90,13 @@ class AnswerWriter:
         self._safe = not stream.isatty()
 
     def feed(self, event: Event) -> None:
-        """Take in an event and write what it added."""
+        """Take an event and write the text that it added."""
         if emitted := getattr(event, "emitted", ()):
             self._ids += emitted
             self._write(self._decode(self._ids).rstrip("\ufffd"))
 
     def finish(self, text: str) -> None:
-        """Write what is missing of the whole text, and a closing newline."""
+        """Write the rest of the whole text, and a closing newline."""
         self._write(text)
         self._put("" if self._written.endswith("\n") else "\n")
 
@@ -112,7 +112,7 @@ class AnswerWriter:
 
 
 def report(answers: list[Answer], settings: Settings) -> None:
-    """The lines of figures and how the lanes compare, on standard error."""
+    """Write the figures and comparisons of the lanes to standard error."""
     from app.screen.figures import PaneData, StatsLines, note
     from app.screen.palette import Look
 

@@ -1,4 +1,4 @@
-"""The table of sub-commands: usage, help, which flags each takes and what runs it. README and --help come from it.
+"""The table of sub-commands: usage, help, the flags of each and the function that runs it. README and --help use it.
 
 A new sub-command is one row here and a module with its fields. Nothing that runs is imported: no torch.
 """
@@ -21,7 +21,7 @@ Takes = Literal["all", "models", "catalogue", "looks"]
 
 
 class Word(NamedTuple):
-    """What a sub-command takes without a flag: argparse's `nargs`, and the name of what it yields."""
+    """The positional argument of a sub-command: argparse's `nargs`, and the name of its value."""
 
     name: str
     nargs: str
@@ -37,11 +37,10 @@ def _nothing(given: Mapping[str, Any], arguments: Sequence[str]) -> None:
 class SubCommand:
     """One sub-command.
 
-    `run` is "module:function", called with settings, options and what `own` made of the given words and flags; where
-    it is empty the command line itself knows what to do. `level` says which of the common flags are taken: all,
-    those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings or
-    groups of them, `without` those that are left out all the same.
-    `layered`: the pair's own settings count.
+    `run` is "module:function", called with settings, options and the result of `own` on the given words and flags; if
+    it is empty app/command_line/main.py runs the command. `level` chooses the common flags: all, those of the models,
+    those of the catalogue's listing, or those of looks alone; `also` adds settings or groups of them, `without` removes
+    some.
     """
 
     usage: str
@@ -55,18 +54,8 @@ class SubCommand:
     word: Word | None = None
     switches: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def loads(self) -> bool:
-        """Whether it takes the flags of the models."""
-        return self.level in ("all", "models")
-
-    @property
-    def layered(self) -> bool:
-        """Whether the pair's own settings count for it."""
-        return self.level == "all"
-
     def takes(self, known: Field) -> bool:
-        """Whether a common flag is one of its own."""
+        """Return whether it takes a common flag."""
         if known.name in self.without:
             return False
         if self.level == "all" or known.name in (*_LOOKS, *self.also) or known.group in self.also:
@@ -140,7 +129,7 @@ COMMANDS: Mapping[str, SubCommand] = {
     "pairs": SubCommand("pairs [options]", "list the catalogue", "app.measure.check:list_pairs", level="catalogue"),
     "check": SubCommand(
         "check [NAME|TARGET DRAFTER] [--plan|--for P] [options]",
-        "say whether a pair fits and what it brings, or why not",
+        "say whether a pair fits and its speed-up, or why not",
         "app.measure.check:check_pair",
         fields=CHECK_FIELDS,
         own=check_args,
@@ -154,7 +143,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         },
     ),
 }
-OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {name: one.fields for name, one in COMMANDS.items() if one.fields}
+OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {name: row.fields for name, row in COMMANDS.items() if row.fields}
 
 REMOVED: Mapping[str, str] = {
     "plan": "check --plan",
@@ -165,6 +154,8 @@ REMOVED: Mapping[str, str] = {
     "selftest": "python -m pytest -m device --device cuda",
     "--against": "benchmarks/against.py",
     "--html": "/save FILE.html in the console",
+    "--svg": "bench --report PAGE, whose plots are SVG",
+    "--export": "distill --student eagle3 or dflash, whose heads other programs read",
     "--tp-size": "torchrun --nproc-per-node N",
     "--load-in-8bit": "--quantization int8",
     "--load-in-4bit": "--quantization nf4",
@@ -172,4 +163,4 @@ REMOVED: Mapping[str, str] = {
     "--law": "distill without it, the whole distribution is learned",
     "--hard-weight": "distill without it, the whole distribution is learned",
 }
-"""What a user of a removed sub-command or flag uses instead."""
+"""The replacement of each removed sub-command or flag."""

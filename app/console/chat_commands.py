@@ -261,11 +261,8 @@ def save(state: ConsoleState, path: Path) -> None:
 
 
 def _page(state: ConsoleState, ending: str) -> str:
-    """The conversation as something to look at."""
-    chat = state.said()
-    turns = [export.Shown(turn, _answered(state, turn)) for turn in chat.turns]
-    if ending == ".md":
-        return export.markdown(turns, state.settings, chat.system)
+    """Return the conversation as a page."""
+    turns = [export.Shown(turn, _answered(state, turn)) for turn in state.said().turns]
     console = export.drawing()
     export.draw(console, turns, state.settings)
     return export.svg(console) if ending == ".svg" else export.html(console)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from app.console.state import ConsoleState
 
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
-SAVED, LOADED = (".json", ".txt", ".md", ".html", ".svg"), (".json",)
+SAVED, LOADED = (".json", ".txt", ".html", ".svg"), (".json",)
 LEAVE = ("exit", "quit")  # without a slash too
 STATS, PLOTS = ("last", "session", "json"), ("gamma", "positions", "ranks", "time")
 
@@ -62,7 +62,7 @@ TABLE: tuple[Command, ...] = (
     Command("/edit [TEXT]", "change your last message", CHAT, chat.edit, text),
     Command("/copy", "copy the last answer", CHAT, chat.copy),
     Command(
-        "/save FILE", "write the chat: .json .txt .md .html .svg", CHAT, chat.save, file(SAVED), files(SAVED),
+        "/save FILE", "write the chat: .json .txt .html .svg", CHAT, chat.save, file(SAVED), files(SAVED),
         spaces=True,
     ),
     Command(

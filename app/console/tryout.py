@@ -77,7 +77,7 @@ def _heading(place: str, category: str | None, text: str) -> Text:
 
 def time_lanes(state: ConsoleState, gammas: Sequence[int | str]) -> None:
     """Time the lanes of /compare at these gammas (without any: the setting's) over a small set of prompts."""
-    from app.bench.run import Bench
+    from app.bench.measurement import Bench
     from app.bench.table import show_tables
     from app.lanes.lane import PairEngine
 

@@ -1,7 +1,7 @@
 """`distill`: text, n-gram tables and a draft head for a pair's target, with report and card; each stage alone, too.
 
-Every part goes on where it was stopped: in its folder a run of the same settings goes on, another one is named. Says
-how far it is on standard error and what came of it on standard output. Knows neither sampling nor learning (training/).
+Every part can be resumed: in its folder a run of the same settings continues, a setting that differs is named. Writes
+progress to standard error and the result to standard output. Knows neither sampling nor learning (training/).
 """
 
 from __future__ import annotations
@@ -19,17 +19,32 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.distill.draft_head import check_target, draft_head_for, verifier_of
+from app.distill.draft_head import (
+    check_target,
+    described,
+    draft_head_for,
+    in_lines,
+    licence_of,
+    measured,
+    verifier_of,
+)
 from app.distill.options import DATA_NAMES, HEAD, STAGES, TABLES, TABLES_NAMES, TEXT, TRAINING_NAMES, matters, shown
-from app.distill.result import described, in_lines, licence_of, measured
-from app.distill.tables import build_tables
-from app.distill.texts import Texts, keeper_of, let_write, load_target, read, source_of, split_texts, target_facts
+from app.distill.texts import (
+    Texts,
+    build_tables,
+    keeper_of,
+    let_write,
+    load_target,
+    read,
+    source_of,
+    split_texts,
+    target_facts,
+)
 from app.lanes.lane import PairEngine
 from app.prompts.datasets import questions_of
 from app.screen.output import target_tokenizer
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
-from sampling.drafters.draft_heads.checkpoint import load_student
 from training.draft_heads.build import start_linear
 from training.draft_heads.features import Examples, StoredExamples, StreamedExamples, extract, load_shard
 from training.draft_heads.report import expected, write_report
@@ -51,18 +66,11 @@ _IN_WORDS = {
 }
 
 
-def check_folder(out: Path) -> None:
-    """UsageError if `out` cannot be written to, or holds what no run of distill has put there."""
-    writable_folder(out)
-    if out.is_dir() and not any((out / name).is_file() for name in (RUN, TABLES_FILE)) and any(out.iterdir()):
-        raise UsageError(f"--out {out} holds other files and no run of distill: name a new or empty folder")
-
-
 def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
-    """Note those settings of this run in its folder that its stage depends on: `names` and all that are no flags.
+    """Write the settings that this run's stage depends on into its folder: `names` and all that are no flags.
 
-    Those that the kept parts were made with must be the same: of the data always, but for their amount; all once there
-    is a checkpoint. UsageError names the first that is not.
+    The settings of kept parts must be the same: those of the data always, but for their amount; all once there is a
+    checkpoint. UsageError names the first that differs.
     """
     out.mkdir(parents=True, exist_ok=True)
     flags = {*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES}
@@ -73,19 +81,18 @@ def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
             before = dict(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             raise UserError(f"{file} is damaged: remove {out}, or choose another --out") from None
-        trained = (out / NAME).is_file()
-        loose = () if trained else ("tokens", *TABLES_NAMES, *TRAINING_NAMES)
+        loose = () if (out / NAME).is_file() else ("tokens", *TABLES_NAMES, *TRAINING_NAMES)
         same = {name: value for name, value in now.items() if name in before and name not in loose}
         name = first_difference({name: before[name] for name in same}, same)
         if name is not None:
-            what = _IN_WORDS.get(name, f"--{name.replace('_', '-')} {before.get(name)}, now {now[name]}")
-            raise UsageError(f"{out} holds a run with {what}: give the same flags, or another --out")
+            setting = _IN_WORDS.get(name, f"--{name.replace('_', '-')} {before.get(name)}, now {now[name]}")
+            raise UsageError(f"{out} holds a run with {setting}: give the same flags, or another --out")
     write_json(file, before | now)
 
 
 @contextmanager
 def progress_line(settings: Settings) -> Iterator[Progress]:
-    """A line on standard error: what is being done and how far it is; seldom where that is no terminal."""
+    """Show stage and progress in a line on standard error, seldom where that is no terminal."""
     with tqdm(
         total=1,
         bar_format="{desc} {percentage:.0f}%",
@@ -104,21 +111,22 @@ def progress_line(settings: Settings) -> Iterator[Progress]:
 
 
 def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Run the stages; the exit code. Raises UserError for what cannot be read, loaded, learned or written."""
-    check_folder(args.out)
-    for flag, folder in (("--features", args.features), ("--export", args.export)):
-        if folder is not None:
-            writable_folder(folder, flag)
+    """Run the stages; return the exit code. UserError for files and models that cannot be read, used or written."""
+    out: Path = args.out
+    writable_folder(out)
+    if out.is_dir() and not any((out / name).is_file() for name in (RUN, TABLES_FILE)) and any(out.iterdir()):
+        raise UsageError(f"--out {out} holds other files and no run of distill: name a new or empty folder")
+    if args.features is not None:
+        writable_folder(args.features, "--features")
     args.turns = None
     if args.prompts is not None:
-        questions = questions_of(args.prompts, settings.data_dir)
-        args.turns = [question.turns for question in questions]
+        args.turns = [question.turns for question in questions_of(args.prompts, settings.data_dir)]
     with Interrupts() as interrupt:
         if args.stage == TABLES and not args.writes:
             tokenizer, _ = target_tokenizer(settings, options, interrupt)
-            separate({"--out": args.out / TABLES_FILE}, args.data)
-            args.out.mkdir(parents=True, exist_ok=True)
-            build_tables(settings, options, args, tokenizer, args.out / TEXT_FILE, args.out / TABLES_FILE)
+            separate({"--out": out / TABLES_FILE}, args.data)
+            out.mkdir(parents=True, exist_ok=True)
+            build_tables(settings, options, args, tokenizer, out / TEXT_FILE, out / TABLES_FILE)
             return 0
         engine = load_target(settings, options, interrupt)
         if engine.encodes:
@@ -133,18 +141,18 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
             raise
         except OSError as error:
             raise UserError(
-                f"cannot write {error.filename or args.out}: {error.strerror}; what was kept in {args.out} is intact, "
-                "the same command goes on from there"
+                f"cannot write {error.filename or out}: {error.strerror}; all that was kept in {out} is intact, "
+                "the same command resumes the run"
             ) from error
     if kept:
-        sys.stderr.write(f"interrupted: {kept}, the same command goes on from there\n")
+        sys.stderr.write(f"interrupted: {kept}, the same command resumes the run\n")
     return INTERRUPTED if kept else 0
 
 
 def _make(
     engine: PairEngine, settings: Settings, options: ModelOptions, args: Namespace, interrupt: Callable[[], bool]
 ) -> str:
-    """Runs stage after stage; each keeps its work in the folder. Returns what is kept if interrupted."""
+    """Run stage after stage; each keeps its work in the folder. If interrupted, return words for the kept work."""
     out, text = args.out, args.out / TEXT_FILE
     about: dict[str, Any] = {"target": engine.loaded.target.name, "tokenizer": fingerprint(engine.tokenizer)}
     chosen = {name: shown(args, name) for name in (*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES)}
@@ -157,12 +165,9 @@ def _make(
     if args.writes:
         tokens = args.tokens if args.prompts is None or args.limited else None
         source, keeper = source_of(engine, settings, args), keeper_of(engine, options, args, text)
-        wrote = let_write(engine, source, text, tokens, settings, interrupt, args.batch, keeper)
-        if interrupt() and (tokens is None or wrote.tokens < tokens):
-            return f"{text} keeps {wrote.tokens:,} tokens"
-        if wrote.new and not settings.quiet:
-            rate = wrote.new / max(wrote.seconds, 1e-9)
-            sys.stderr.write(f"{text}: {wrote.tokens:,} tokens, {wrote.new:,} of them new, {rate:,.0f} tokens/s\n")
+        count = let_write(engine, source, text, tokens, settings, args, interrupt, keeper)
+        if interrupt() and (tokens is None or count < tokens):
+            return f"{text} keeps {count:,} tokens"
     if args.stage == TABLES or (args.stage is None and not (out / NAME).is_file()):
         build_tables(settings, options, args, engine.tokenizer, text, out / TABLES_FILE)
     if args.stage in (TEXT, TABLES):
@@ -181,7 +186,7 @@ def _head(
     chosen: Mapping[str, str],
     interrupt: Callable[[], bool],
 ) -> str:
-    """Train the draft head and write report and card. Returns what is kept if interrupted."""
+    """Train the draft head and write report and card. If interrupted, return words for the kept work."""
     out, model = args.out, engine.loaded.target.model
     features = args.features or out / WORK / "features"
     with progress_line(settings) as progress:
@@ -197,7 +202,7 @@ def _head(
             reads = draft_head.config.reads
             shards = extract(network, facts, source.texts, layers, features, progress, interrupt, reads)
             if interrupt():
-                return f"what the target made of the texts so far is kept in {features}"
+                return f"the target's outputs on the texts so far are kept in {features}"
             examples = [example for file in shards for example in load_shard(file, reads)]
             of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
             parts = [StoredExamples([of[id(text)] for text in part]) for part in (learned, held)]
@@ -212,8 +217,8 @@ def _head(
         training = Training(draft_head, teacher, parts[0], parts[1], layers, job, out)
         if not training.run(about, progress, interrupt):
             return f"the checkpoint of step {training.step:,} is kept in {out}"
-        progress("measuring what a draft costs", None)
-        costs = measured(engine, out, args.kind, source.texts, interrupt)
+        progress("measuring the cost of a draft", None)
+        costs = measured(engine, out, args.kind)
     about.pop("verifier", None)
     report = {
         **about,
@@ -240,18 +245,14 @@ def _head(
         v = {int(count): cost for count, cost in costs["v"].items()}
         report["expected"] = expected(training.best["held"]["alpha"], costs["c"], v)
     write_report(out, report)
-    if args.export is not None:
-        from training.draft_heads.export import export_plain
-
-        export_plain(load_student(out, model, about["tokenizer"]), args.export, engine.tokenizer)
     given = {"--pair": options.pair, "--models": options.models, "--target": options.target}
     flags = "".join(f"{flag} {shlex.quote(value)} " for flag, value in given.items() if value)
-    sys.stdout.write(in_lines(report, out, args.export, flags))
+    sys.stdout.write(in_lines(report, out, flags))
     return ""
 
 
 def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> TrainingJob:
-    """How to train, from the flags."""
+    """Return the hyperparameters, from the flags."""
     return TrainingJob(
         epochs=args.epochs,
         lr=args.lr,

@@ -1,20 +1,25 @@
-"""The new draft head of `distill`: its shape from the flags and the target, and what it starts from."""
+"""The draft head of `distill`: its shape from the flags and the target, its initial weights, and its costs here."""
 
 from __future__ import annotations
 
 import math
+import re
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from app.lanes.lane import PairEngine
-from sampling.drafters.draft_heads.checkpoint import load_student, target_rotary
+from app.lanes.warm import warm_up
+from sampling.drafters.draft_heads.checkpoint import load_student, read_config, target_rotary
 from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
-from training.draft_heads.build import new_draft_head, shape_for, taken_up
-from training.text.self_text import TextIds, short_list
+from sampling.gamma.costs import pass_times
+from training.draft_heads.build import continued, new_draft_head, shape_for
+from training.draft_heads.report import GAMMAS, Report
+from training.tables.build import Passage
+from training.text.self_text import short_list
 from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
 
@@ -22,21 +27,23 @@ _SHAPE = ("kind", "num_hidden_layers", "hidden_size", "intermediate_size", "num_
 
 
 def check_target(engine: PairEngine, args: Namespace) -> None:
-    """Refuse, before any work, a target that no draft head of this kind can be made for, or a shape that is none."""
+    """Refuse, before any work, a target that no draft head of this kind can be made for, or an impossible shape."""
     model, name = engine.loaded.target.model, engine.loaded.target.name
     if args.student == "glide" and target_rotary(model) is None:
         raise UserError(
-            f"{name} has no rotary keys that a glide drafter could read: --student plain or feature goes without"
+            f"{name} has no rotary keys that a glide drafter could read: --student plain or feature needs none"
         )
-    own = config_for(engine, args, args.short_list).hidden_size
-    if args.linear_start == "on" and own != model.config.get_text_config().hidden_size:
-        raise UsageError(f"--linear-start on: a head of width {own} cannot begin as a map of the target's states")
-    if args.kind in ("eagle", "dflash") and own != model.config.get_text_config().hidden_size:
-        raise UsageError(f"--hidden {own}: --student {args.student} has the target's width, whose embedding it shares")
+    width = config_for(engine, args, args.short_list).hidden_size
+    if args.kind in ("eagle", "dflash") and width != model.config.get_text_config().hidden_size:
+        raise UsageError(
+            f"--hidden {width}: --student {args.student} has the target's width, whose embedding it shares"
+        )
+    if args.linear_start == "on" and width != model.config.get_text_config().hidden_size:
+        raise UsageError(f"--linear-start on: a head of width {width} cannot begin as a map of the target's states")
 
 
 def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadConfig:
-    """The shape, with `listed` ids in its reduced vocabulary. UsageError for numbers that do not go together."""
+    """Return the shape, with `listed` ids in its reduced vocabulary. UsageError for numbers that do not go together."""
     model = engine.loaded.target.model
     plain = shape_for(model, args.kind)
     keys = None
@@ -63,22 +70,21 @@ def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadCon
 
 
 def verifier_of(engine: PairEngine) -> dict[str, Any]:
-    """The target as *speculators* names it: its hub id or its folder; of one from a single file no name."""
+    """Describe the target as *speculators* does: its hub id or its folder; no name for one from a single file."""
     spec, model = engine.loaded.spec.target, engine.loaded.target.model
     folder = None if spec.path is None else str(Path(spec.path).expanduser().absolute())
     names = getattr(model.config, "architectures", None) or [type(model).__name__]
-    layers = engine.target.network.layers
-    return {"name_or_path": spec.id or folder, "architectures": list(names), "layers": layers}
+    return {"name_or_path": spec.id or folder, "architectures": list(names), "layers": engine.target.network.layers}
 
 
-def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextIds], seed: int) -> DraftHead:
-    """A new draft head, whose head may start as the target's; with --start a trained one to train further, plain ones
-    and GLIDE heads deeper too.
+def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passage], seed: int) -> DraftHead:
+    """Return a new draft head, whose head may start as the target's; with --start a trained one to train further,
+    plain ones and GLIDE heads deeper too.
 
-    UsageError if that is of another shape than the flags say.
+    UsageError if that is of another shape than the flags.
     """
     model, device = engine.loaded.target.model, engine.loaded.target.device
-    seen = max(len(text.ids) for text in learned)  # what it never saw it cannot use
+    seen = max(len(text.ids) for text in learned)  # longer contexts cannot be learned
     if args.start is None:
         listed: list[int] = []
         if 0 < args.short_list < engine.loaded.target.vocab_size:
@@ -94,12 +100,71 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextId
             raise UsageError(f"--start {args.start}: its {name} is {theirs}, the flags say {ours}")
     if args.kind == "eagle" and not old.config.wide:
         raise UsageError(f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3")
-    window = max(old.config.window, seen) if old.config.window else 0  # 0: it has learned to look back to the beginning
     changed = replace(
         old.config,
-        window=window,
+        window=max(old.config.window, seen) if old.config.window else 0,  # 0: it has learned to use the whole text
         block_size=wanted.block_size,
         recency=wanted.recency,
         num_hidden_layers=wanted.num_hidden_layers,
     )
-    return taken_up(old, changed, device, seed)
+    return continued(old, changed, device, seed)
+
+
+# -- the trained head -----------------------------------------------------------------------------
+
+
+def described(folder: Path, shape: DraftHeadConfig) -> dict[str, Any]:
+    """Return kind, size and a line of text about the draft head in `folder`."""
+    config = asdict(shape) | read_config(folder)
+    layers, ids = config["num_hidden_layers"], config["short_list"]
+    head = f"a head of {ids:,} ids" if ids else "a head of all ids"
+    shared = " (the target's rows)" if config["shared_head"] else ""
+    text = (
+        f"{layers} layer{'' if layers == 1 else 's'} of width {config['hidden_size']}, {head}{shared}, "
+        f"{config['bytes'] / 1e6:.1f} MB"
+    )
+    return {name: config[name] for name in (*_SHAPE, "bytes", "crc32")} | {"text": text}
+
+
+def measured(engine: PairEngine, folder: Path, kind: str) -> dict[str, Any]:
+    """Measure `c`, `v` (n → cost of a pass over n tokens, in one-token passes) and `plain_ms`; empty without drafts."""
+    other = PairEngine(replace(engine.loaded, drafter_kind=kind, draft_head=folder))
+    warm_up(other)
+    costs = other.measured
+    if costs is None or costs.drafted is None:
+        return {}
+    seconds = pass_times(costs.passes)
+    return {
+        "c": costs.drafted / costs.plain,
+        "v": {str(n): seconds(n) / costs.plain for n in range(1, GAMMAS[-1] + 2)},
+        "plain_ms": 1e3 * costs.plain,
+    }
+
+
+def licence_of(model: Any) -> str:
+    """Return the licence that the target's own card names, if it lies beside its weights; else where to look."""
+    file = Path(str(getattr(model, "name_or_path", "") or "."), "README.md")
+    head = file.read_text(encoding="utf-8", errors="replace")[:4000] if file.is_file() else ""
+    match = re.search(r"\A---\n(?:.*\n)*?license:\s*(\S+)", head)
+    return match[1] if match else "see the target's own card"
+
+
+def in_lines(report: Report, out: Path, flags: str) -> str:
+    """Return the result in a few lines."""
+    held = report["best"]["held"]
+    alphas = " ".join(f"{alpha:.2f}" for alpha in held["alpha"])
+    lines = [
+        f"{report['student']['kind']} drafter for {report['target']}: {report['student']['text']}",
+        f"held out: agreement {held['alpha'][0]:.3f}, alpha by position {alphas}, "
+        f"{held['overlap']:.3f} at temperature 1",
+    ]
+    if "c" in report:
+        best = max(report["expected"], key=lambda row: row["speedup"])
+        lines.append(
+            f"a drafted token costs c = {report['c']:.3f} of a one-token pass of the target "
+            f"({report['plain_ms']:.1f} ms); expected {best['speedup']:.2f}x at gamma {best['gamma']}"
+        )
+    tables = "tables.bin, " if (out / "tables.bin").is_file() else ""
+    lines.append(f"{out}: weights, {tables}report.json, README.md (the card); {out / 'work'} may be removed")
+    lines.append(f"use it: python infer.py {flags}--drafter {out}")
+    return "\n".join(lines) + "\n"

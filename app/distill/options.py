@@ -26,7 +26,7 @@ _KINDS = Text(
 _DATA = (
     Field("data", Text("self|FILES", "self or files"), SELF, "files to learn from and to count, or self", _GROUP),
     PROMPT_FIELDS["prompts"],
-    Field("kinds", _KINDS, "chat", "what the user's turns of own text are about, in turn", _GROUP),
+    Field("kinds", _KINDS, "chat", "kinds of task of the user's turns in own text, in turn", _GROUP),
     Field("answer_tokens", Whole(1, 65_536), 384, "longest answer written, in tokens", _GROUP),
     Field("tokens", Whole(1), 200_000, "answer tokens to write or to take", _GROUP),
     Field("temperatures", NumberList(0, 5), (0.0, 0.7, 1.0), "of the answers written, in turn", _GROUP),
@@ -43,37 +43,36 @@ _SHAPE = (
     Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)", _GROUP),
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)", _GROUP),
     Field("intermediate", Whole(8, 1_000_000), None, "its MLP's width (default: the target's)", _GROUP),
-    Field("start", _FOLDER, None, "a trained drafter of this shape, or of fewer layers, to go on from", _GROUP),
+    Field("start", _FOLDER, None, "a trained drafter of this shape, or of fewer layers, to train further", _GROUP),
     Field("bits", Choice(("16", "4")), "16", "bits of the stored weights", _GROUP),
     Field("short_list", Whole(0), 4096, "ids of its head, the most frequent ones; 0: all", _GROUP),
     Field(
         "head",
         Choice(("trained", "shared", "projected")),
         "trained",
-        "its head: own rows, the target's, or those behind an own matrix",
+        "its head: own rows, the target's, or the target's after an own matrix",
         _GROUP,
     ),
 )
 _TRAINING = (
     Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature, eagle3)", _GROUP),
-    Field("lag", Whole(1, 64), 5, "tokens its view of the target lags behind, at most (glide)", _GROUP),
+    Field("lag", Whole(1, 64), 5, "largest lag of its view of the target, in tokens (glide)", _GROUP),
     Field("block", Whole(2, 64), 8, "rows of a block: its drafts and the last token (dflash)", _GROUP),
     Field("anchors", Whole(1, 4096), 24, "blocks of each sequence in a batch (dflash)", _GROUP),
-    Field("recency", Choice(("off", "on")), "off", "a learned leaning towards the latest keys (glide)", _GROUP),
+    Field("recency", Choice(("off", "on")), "off", "a learned preference for the latest keys (glide)", _GROUP),
     Field("linear_start", Choice(("off", "on")), "off", "begin as the best linear map (feature)", _GROUP),
     Field("held", Whole(1), 48, "sequences held out, at most a fifth", _GROUP),
     Field("epochs", Number(0, 1000, without_low=True), 4.0, "times the data is learned from", _GROUP),
     Field("lr", Number(0, 1, without_low=True), 0.003, "highest learning rate", _GROUP),
     Field("batch_tokens", Whole(16), 1536, "tokens of a training batch", _GROUP),
-    Field("minutes", Number(0, 100_000, without_low=True), None, "end the training after so long", _GROUP),
-    Field("patience", Whole(1, 1000), 4, "stop after so many evaluations without gain", _GROUP),
+    Field("minutes", Number(0, 100_000, without_low=True), None, "end the training after this time", _GROUP),
+    Field("patience", Whole(1, 1000), 4, "evaluations without gain after which it stops", _GROUP),
 )
 _WHERE = (
-    Field("out", _FOLDER, None, "folder for text, tables and head; kept work in it is gone on with", _GROUP),
+    Field("out", _FOLDER, None, "folder for text, tables and head; work in it is resumed", _GROUP),
     Field("stage", Choice(STAGES), None, "make the text, the tables or the head alone (default: all three)", _GROUP),
-    Field("features", _FOLDER, None, "folder of what the target computes, for several runs", _GROUP),
+    Field("features", _FOLDER, None, "folder of the target's outputs, for several runs", _GROUP),
     Field("batch", Whole(1, 4096), 32, "chats that are written at once", _GROUP),
-    Field("export", _FOLDER, None, "also save a plain one as a transformers model", _GROUP),
 )
 DISTILL_FIELDS: Mapping[str, Field] = {field.name: field for field in (*_WHERE, *_DATA, *_TABLES, *_SHAPE, *_TRAINING)}
 DATA_NAMES, TABLES_NAMES, TRAINING_NAMES = (
@@ -91,10 +90,10 @@ _ONLY_FOR = {
 
 
 def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """What was given or is the default; UsageError in one line for what does not go together.
+    """Return the values given or the defaults; UsageError in one line for values that exclude each other.
 
-    `data` is ("self",) or files, `writes` says whether the target writes it itself; `limited`: --tokens was given;
-    `tasks` are the --kinds; `command` is what was typed.
+    `data` is ("self",) or files, `writes`: the target writes it itself; `limited`: --tokens was given; `tasks` are the
+    --kinds; `command` is the command line.
     """
     plain = {name: value for name, value in given.items() if name != "data"}
     args = arguments(DISTILL_FIELDS, plain, command=shlex.join(["python", "infer.py", *words]))
@@ -110,40 +109,32 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
         if "kinds" in given and given_too:
             raise UsageError(f"--kinds and {name} contradict each other: give one")
     if args.stage == TEXT and not args.writes:
-        raise UsageError("--stage text writes text, --data FILES is there already: give one")
+        raise UsageError("--stage text writes text, --data FILES reads it: give one")
     args.tasks = tuple(KINDS) if args.kinds == "all" else tuple(kind.strip() for kind in args.kinds.split(","))
     for name, kinds in _ONLY_FOR.items():
         if name in given and args.student not in kinds:
             raise UsageError(f"--{name} belongs to --student {' or '.join(kinds)}, the student is {args.student}")
     args.kind = "eagle" if args.student == "eagle3" else args.student
-    if args.kind in ("eagle", "dflash"):
-        _published(args)
-    if args.export is not None and (args.student != "plain" or args.short_list):
-        raise UsageError("--export needs --student plain and --short-list 0: no ordinary model has another head")
+    if args.kind in ("eagle", "dflash") and args.head != "trained":
+        raise UsageError(
+            f"--head {args.head} has no place in a published checkpoint: --student {args.student} trains its own"
+        )
+    if args.features is not None and args.kind == "eagle":
+        raise UsageError("--features: the target's outputs for --student eagle3 are streamed, not kept")
     if args.heads is not None and args.hidden is not None and args.hidden % args.heads:
         raise UsageError(f"--hidden {args.hidden} cannot be shared out over --heads {args.heads}")
     return args
 
 
-def _published(args: Namespace) -> None:
-    """Refuse what the published format has no place for, and what streaming leaves nothing of."""
-    if args.head != "trained":
-        raise UsageError(
-            f"--head {args.head} has no place in a published checkpoint: --student {args.student} trains its own"
-        )
-    if args.features is not None and args.kind == "eagle":
-        raise UsageError("--features: what the target computes for --student eagle3 is streamed, not kept")
-
-
 def matters(args: Namespace, name: str) -> bool:
-    """Whether a setting says anything about this draft head."""
+    """Return whether a setting has an influence on this draft head."""
     if name in ("tokens", "temperatures", "kinds", "answer_tokens"):
         return bool(args.writes or (name == "tokens" and args.limited))  # else the text is there already
     return getattr(args, name, "") is not None and args.student in _ONLY_FOR.get(name, (args.student,))
 
 
 def shown(args: Namespace, name: str) -> str:
-    """A setting's value as a user would type it."""
+    """Return a setting's value as a user would type it."""
     value = getattr(args, name)
     if name == "data":
         return " ".join(value)

@@ -1,4 +1,7 @@
-"""The texts to learn from: written by the target, or read from files."""
+"""The text of `distill`: written by the target, or read from files; and n-gram tables of it.
+
+Reports progress and results on standard error. Knows neither sampling nor counting (training/).
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from app.lanes.lane import PairEngine
+from app.lanes.pairing import choose_pair
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from training.draft_heads.features import Keeper
+from training.tables.build import Passage, build, read_passages
 from training.text.dialogues import GivenPrompts, OwnChats, Source
-from training.text.self_text import ENDLESS, TextIds, read_texts, split, write_self, written
+from training.text.self_text import ENDLESS, passages, read_texts, split, write_self, written
 from training.text.synthesize import Keep, TextWriter
 from utils.errors import UserError
 from utils.files import hash_of
@@ -28,35 +33,27 @@ from utils.machine import keep_memory
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts to learn from, and what the card says of them."""
+    """The texts to learn from, and their description for the card."""
 
-    texts: list[TextIds]
+    texts: list[Passage]
     text: str
     sha256: str
 
     @property
     def tokens(self) -> int:
-        """Answer tokens."""
+        """The number of answer tokens."""
         return sum(len(text.ids) - text.start for text in self.texts)
 
 
-class Wrote(NamedTuple):
-    """Tokens that the file holds now, new ones among them, and the seconds that these took."""
-
-    tokens: int
-    new: int
-    seconds: float
-
-
 def load_target(settings: Settings, options: ModelOptions, interrupt: Callable[[], bool]) -> PairEngine:
-    """The target alone. Here `auto` means none: what is written and learned stays what it was on any processor."""
+    """Load the target alone. Here `auto` means none: text and training are the same on any processor."""
     keep_memory()
     quantization = "none" if options.quantization == "auto" else options.quantization
     return load_engine(settings, options.changed(drafter="none", quantization=quantization), interrupt)
 
 
 def target_facts(engine: PairEngine, options: ModelOptions) -> dict[str, str]:
-    """What of the target its text and its states depend on, as a user would type it."""
+    """Return the facts of the target that its text and its states depend on, as a user would type them."""
     target = engine.loaded.target
     return {
         "target": target.name,
@@ -74,24 +71,24 @@ def let_write(
     file: Path,
     tokens: int | None,
     settings: Settings,
-    interrupt: Callable[[], bool],
-    batch: int = 32,
+    args: Namespace,
+    interrupt: Any,
     keep: Keep | None = None,
-) -> Wrote:
-    """Let the target write until `file` holds so many tokens (None: as many as the source has).
+) -> int:
+    """Let the target write until `file` holds `tokens` tokens (None: as many as the source has); return their number.
 
     `keep` receives the target's states of each line.
     UserError if it has none, since no prompt leaves room for an answer.
     """
     network, size = engine.target.network, engine.target.vocab_size
-    writer = TextWriter(network, size, engine.stop_ids, source, settings.seed, batch, keep)
-    found, begun = written(file)[0], time.monotonic()
+    writer = TextWriter(network, size, engine.stop_ids, source, settings.seed, args.batch, keep)
+    before, begun = written(file)[0], time.monotonic()
     with tqdm(
         desc="writing text",
         total=tokens,
-        initial=found,
+        initial=before,
         unit="token",
-        disable=settings.quiet or found >= (tokens or ENDLESS),
+        disable=settings.quiet or before >= (tokens or ENDLESS),
         file=sys.stderr,
         mininterval=0.2 if sys.stderr.isatty() else 60,
         leave=False,
@@ -99,11 +96,14 @@ def let_write(
         count = write_self(writer, file, tokens or ENDLESS, lambda count: bar.update(count - bar.n), interrupt)
     if not (count or source.endless or interrupt()):
         raise UserError(f"every prompt has {source.longest} tokens or more: there is no room for an answer")
-    return Wrote(count, count - found, time.monotonic() - begun)
+    if count > before and not settings.quiet:
+        rate = (count - before) / max(time.monotonic() - begun, 1e-9)
+        sys.stderr.write(f"{file}: {count:,} tokens, {count - before:,} of them new, {rate:,.0f} tokens/s\n")
+    return count
 
 
 def keeper_of(engine: PairEngine, options: ModelOptions, args: Namespace, file: Path) -> Keeper | None:
-    """Keeps the target's states of new text in the folder of --features; None without one."""
+    """Return what keeps the target's states of new text in the folder of --features; None without one."""
     if args.features is None:
         return None
     before = read_texts([file], engine.target.vocab_size, _longest(engine, args)) if written(file)[0] else []
@@ -111,12 +111,12 @@ def keeper_of(engine: PairEngine, options: ModelOptions, args: Namespace, file: 
 
 
 def _longest(engine: PairEngine, args: Namespace) -> int:
-    """Tokens of the longest sequence learned from."""
+    """Return the tokens of the longest sequence to learn from."""
     return min(int(args.longest), engine.context)
 
 
 def source_of(engine: PairEngine, settings: Settings, args: Namespace) -> Source:
-    """The chats that the target writes: its own, or answers to the given prompts."""
+    """Return the chats that the target writes: its own, or answers to the given prompts."""
     tokenizer, how = engine.tokenizer, (args.answer_tokens, args.temperatures)
     if args.turns is None:
         return OwnChats(tokenizer, engine.stop_ids, *how, args.tasks, settings.seed)
@@ -124,35 +124,55 @@ def source_of(engine: PairEngine, settings: Settings, args: Namespace) -> Source
 
 
 def read(engine: PairEngine, args: Namespace, file: Path) -> Texts:
-    """The texts to learn from: of `file`, which the target has written, or of the given files."""
+    """Read the texts to learn from: those of `file`, which the target has written, or of the given files."""
     text, files = ", ".join(Path(name).name for name in args.data), list(args.data)
     if args.writes:
-        text = "self-written chats" if args.prompts is None else f"the target's answers to {_name(args.prompts)}"
+        prompts = args.prompts if isinstance(args.prompts, str | None) else args.prompts.name
+        text = "self-written chats" if prompts is None else f"the target's answers to {prompts}"
         files = [str(file)]
     texts = read_texts(files, engine.target.vocab_size, _longest(engine, args))
     if args.limited and not args.writes:
-        texts = _first(texts, args.tokens)
+        before = [0, *accumulate(len(text.ids) - text.start for text in texts)]
+        texts = [text for text, count in zip(texts, before, strict=False) if count < args.tokens]
     if len(texts) < 5:
         raise UserError(f"{text}: {len(texts)} sequences are too few to learn from")
     return Texts(texts, text, hash_of(files))
 
 
-def _name(prompts: Path | str) -> str:
-    return prompts if isinstance(prompts, str) else prompts.name
-
-
-def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[TextIds], list[TextIds]]:
-    """(to learn from, held out). Of given prompts none is in both, at whatever temperature it was answered."""
+def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[Passage], list[Passage]]:
+    """Return (to learn from, held out). No given prompt is in both, at whatever temperature it was answered."""
     learned, out = split(source.texts, held)
     if args.prompts is not None:
-        prompts = {text.ids[: text.start] for text in out}
-        learned = [text for text in learned if text.ids[: text.start] not in prompts]
+        prompts = {tuple(text.ids[: text.start]) for text in out}
+        learned = [text for text in learned if tuple(text.ids[: text.start]) not in prompts]
     if not learned:
         raise UserError(f"{source.text}: too few different prompts to hold some out")
     return learned, out
 
 
-def _first(texts: list[TextIds], tokens: int) -> list[TextIds]:
-    """As many of the texts as hold `tokens` answer tokens."""
-    before = [0, *accumulate(len(text.ids) - text.start for text in texts)]
-    return [text for text, count in zip(texts, before, strict=False) if count < tokens]
+def build_tables(
+    settings: Settings, options: ModelOptions, args: Namespace, tokenizer: Any, text: Path, out: Path
+) -> None:
+    """Build the file `out` of the passages in `text`, or in the files of --data. UserError for an unreadable file."""
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    begun, size = time.monotonic(), int(max(tokenizer.get_vocab().values())) + 1
+    facts = build(
+        passages(text) if args.writes else [each for file in args.data for each in read_passages(file, encode, size)],
+        out,
+        vocab_size=size,
+        fingerprint=fingerprint(tokenizer),
+        source=f"{choose_pair(options).target.name}: " + ", ".join(Path(name).name for name in args.data),
+        max_n=args.max_n,
+        max_mb=args.max_mb,
+        choices=args.choices,
+    )
+    if not settings.quiet:
+        kept, counted = sum(facts["contexts"]), sum(facts["contexts_found"])
+        sys.stderr.write(
+            f"{out}: {facts['bytes'] / 1e6:.1f} MB, {kept:,} of {counted:,} entries for contexts of at most "
+            f"{facts['max_n']} tokens from {facts['tokens']:,} tokens in {facts['passages']:,} passages, "
+            f"{time.monotonic() - begun:.0f} s\n"
+        )

@@ -1,4 +1,4 @@
-"""One answer of one lane with its figures, and what `run --json` and `bench --out` say about it.
+"""One answer of one lane with its figures, and its form in `run --json` and `bench --out`.
 
 Knows lanes by name and ids, not how they decode, and nothing of terminals.
 """
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from app.lanes.comparison import (
+    BY_CONSTRUCTION,
     Comparison,
     difference,
     gap_between,
     gap_text,
     may_differ,
     near_tie,
-    same_text,
     speed_of,
 )
 from app.lanes.costs import Terms, swi_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a lane made of a prompt. `ids` holds every emitted id, a closing stop id included."""
+    """A lane's answer to a prompt. `ids` holds every emitted id, a closing stop id included."""
 
     method: str
     ids: tuple[int, ...]
@@ -51,12 +51,12 @@ class Answer:
         return self.stats.stop_reason == "interrupted"
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of `results`, without what takes two answers (:func:`results`)."""
-        told = {"method": self.method, "text": self.text, "ids": list(self.ids), **self.stats.to_json()}
-        return {**told, "swi": swi_of(self.stats, self.terms)}
+        """Return one entry of `results`, without the figures of two answers (:func:`results`)."""
+        answer = {"method": self.method, "text": self.text, "ids": list(self.ids)}
+        return {**answer, **self.stats.to_json(), "swi": swi_of(self.stats, self.terms)}
 
     def expected(self, plain: Answer | None) -> float | None:
-        """The speed-up over `plain` to expect at what both measured; None where no formula describes the lane."""
+        """Return the expected speed-up over `plain` by the figures of both; None if no formula describes the lane."""
         if plain is None or not self.terms.drafts:
             return None
         return expected(self.stats, plain.stats, self.terms.gamma)
@@ -84,14 +84,14 @@ def run_lane(
 
 
 def answer_of(lane: Lane, meter: Meter, decode: Callable[[list[int]], str], terms: Terms) -> Answer:
-    """The answer of a lane whose events the meter has counted."""
+    """Return the answer of a lane whose events the meter has counted."""
     return Answer(lane.name, tuple(meter.ids), decode(meter.ids), meter.stats, may_differ(lane, lane.settings), terms)
 
 
 def agrees(plain: Answer, other: Answer) -> bool | None:
-    """Whether `other` is the text of plain decoding; None where it may rightly differ or cannot be told.
+    """Return whether `other` is the text of plain decoding; None if it may rightly differ or is not known.
 
-    An interrupted answer can only be told to differ: as far as it goes it may be the same.
+    An interrupted answer is only known to differ: its part may be equal.
     """
     if other.may_differ:
         return None
@@ -105,10 +105,11 @@ PartingKind = Literal["near tie", "beyond", "other draw", "other text"]
 
 
 class Parting(NamedTuple):
-    """Where an answer leaves plain decoding's (from 0), and the target's top-2 gap there (None: not recorded).
+    """The first position (from 0) where an answer differs from plain decoding's, and the target's top-2 gap there
+    (None: not recorded).
 
-    `kind`: a near tie, which rounding may turn; beyond one, which is an alarm; where it may rightly differ another
-    draw of the same distribution, or another text (of another model, or of a search).
+    `kind`: a near tie, which rounding may turn; beyond one, which is an alarm; if it may rightly differ another draw
+    of the same distribution, or another text (of another model, or of a search).
     """
 
     kind: PartingKind
@@ -120,7 +121,7 @@ class Parting(NamedTuple):
 
 
 def parting(plain: Answer, other: Answer) -> Parting | None:
-    """Where and how two whole answers part; None where they are the same."""
+    """Return where and how two whole answers part; None if they are the same."""
     at = difference(plain.ids, other.ids)
     if at is None:
         return None
@@ -133,29 +134,30 @@ def parting(plain: Answer, other: Answer) -> Parting | None:
 
 
 def plain_answer(answers: Sequence[Answer]) -> Answer | None:
-    """The answer of `ar`, if it is there."""
+    """Return the answer of `ar`, if there is one."""
     return next((answer for answer in answers if answer.method == "ar"), None)
 
 
 def baseline(answers: Sequence[Answer]) -> Answer | None:
-    """What the others are compared with: the answer of `ar`, or without it a first lane that is a server's."""
+    """Return the answer to compare the others with: that of `ar`, or without it a first lane that is a server's."""
     return plain_answer(answers) or next((answer for answer in answers[:1] if is_server(answer.method)), None)
 
 
 def comparisons_of(answers: Sequence[Answer]) -> list[Comparison]:
-    """Every other lane compared with the baseline, if there is one; each is named where there are more than two."""
-    plain = baseline(answers)
-    others = [] if plain is None else [answer for answer in answers if answer is not plain]
-    known = [(other.method, found) for other in others if plain and (found := compare(plain, other)) is not None]
-    named = len(answers) > 2
-    return [Comparison(f"{method}: {found.text}", found.style) if named else found for method, found in known]
+    """Compare every other lane with the baseline, if there is one; each is named if there are more than two."""
+    plain, comparisons = baseline(answers), list[Comparison]()
+    for answer in answers:
+        if plain is not None and answer is not plain and (comparison := compare(plain, answer)) is not None:
+            name = f"{answer.method}: " if len(answers) > 2 else ""
+            comparisons.append(Comparison(f"{name}{comparison.text}", comparison.style))
+    return comparisons
 
 
 def compare(plain: Answer, last: Answer) -> Comparison | None:
-    """How an answer compares with plain decoding's; None without two answers that have tokens.
+    """Compare an answer with plain decoding's; None without two answers that have tokens.
 
     A difference is an alarm where none may be and rounding does not explain it. A beam search looks for a better text
-    than plain decoding's, so that another one is no other draw. If a lane was stopped, what both have is compared.
+    than plain decoding's, so that another text is no other draw. If a lane was stopped, the common length is compared.
     """
     if not plain.ids or not last.ids:
         return None
@@ -168,7 +170,9 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     ending = ", stopped" if stopped else ""
     at = difference(plain.ids, last.ids, prefix=stopped)
     if at is None:
-        same = same_text(invariant and not last.may_differ, so_far=stopped)
+        same = "same output so far" if stopped else "same output"
+        if invariant and not last.may_differ:
+            same = BY_CONSTRUCTION
     elif not last.may_differ:
         gap = gap_between(plain.stats, last.stats, at)
         parts = [f"differs at token {at + 1}{gap_text(gap, precision, invariant)}{ending}", speed]
@@ -183,17 +187,19 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
 
 
 def _compare_texts(first: Answer, other: Answer) -> Comparison:
-    """How two answers compare of which a server gave one: by their texts, since their ids are not the same ones'."""
+    """Compare two answers by their texts, as their ids are not of one tokenizer: a server gave one."""
     speed, style = speed_of(first.stats, other.stats)
     stopped = first.interrupted or other.interrupted
     at = difference(first.text, other.text, prefix=stopped)
-    same = f"the texts part at character {at + 1}" if at is not None else same_text(False, so_far=stopped)
+    same = "same output so far" if stopped else "same output"
+    if at is not None:
+        same = f"the texts part at character {at + 1}"
     return Comparison(", ".join(filter(None, (speed, same))) + (", stopped" if stopped else ""), style)
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:
-    """`speedup` (the last lane's rate over ar's), `disturbed` (whether that timing was, `speedup` is None then) and
-    `same_output` (of every lane that must equal ar)."""
+    """Return `speedup` (the last lane's rate over ar's), `disturbed` (whether that timing was, `speedup` is None then)
+    and `same_output` (of every lane that must equal ar)."""
     plain, last = baseline(answers), answers[-1]
     if plain is None or len(answers) < 2:
         return {"speedup": None, "disturbed": False, "same_output": None}
@@ -205,7 +211,7 @@ def compared(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict[str, Any]]:
-    """The entries of `results`, exactly the keys of `run --json`; `plain` is ar's answer if it is not among them."""
+    """Return the entries of `results` of `run --json`; `plain` is ar's answer if it is not among them."""
     plain = plain or plain_answer(answers)
     factors = [answer.expected(plain) for answer in answers]
     return [
@@ -215,5 +221,5 @@ def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that an answer depends on: all but how it is shown."""
+    """Return the settings that an answer depends on: all but those of the display."""
     return {name: getattr(settings, name) for name, field in SETTING_FIELDS.items() if field.group != OUTPUT}

@@ -1,6 +1,5 @@
-"""What lanes are compared by: is one faster, may its text differ, and does it; by which rule its drafts are accepted,
-in words and as chances; how far the same can be promised at all, by the number format that the target computes in; in
-what order methods are timed.
+"""The comparison of lanes: speed, and whether texts may differ and do; the rule that accepts drafts, in words and as
+chances; how far equal texts can be promised, by the number format of the target's pass; the order of timed methods.
 
 Works on figures and ids only; knows no text of the answer, no models and no screen.
 """
@@ -44,7 +43,7 @@ Style = Literal["good", "bad", "alarm", "plain"]
 
 
 def rule_of(temperature: float, *, sampled: bool, coupling: str = "rejection", draft_sampling: str = "law") -> Rule:
-    """The rule of a lane: `sampled` says that its drafter is a model (tables and n-grams are point masses)."""
+    """Return the rule of a lane. `sampled`: its drafter is a model (tables and n-grams are point masses)."""
     if temperature == 0:
         return "argmax"
     if not sampled or draft_sampling == "greedy":
@@ -53,26 +52,26 @@ def rule_of(temperature: float, *, sampled: bool, coupling: str = "rejection", d
 
 
 def may_differ(lane: Any, settings: Settings) -> bool:
-    """Whether the lane's text may rightly differ from that of `ar` with the same seed."""
+    """Return whether the lane's text may rightly differ from that of `ar` with the same seed."""
     sampled = settings.temperature > 0 and settings.coupling == "rejection" and settings.draft_sampling == "law"
     return lane.name in ("draft", "beam") or is_server(lane.name) or (lane.drawn_drafts and sampled)
 
 
 def chance(rule: Rule, q: float, p: float) -> float | None:
-    """How likely the target was to accept a draft; None where the rule leaves nothing to chance, or no formula."""
+    """Return the target's chance to accept a draft; None for a rule without chance, or without a formula."""
     if rule == "match":
         return p
     return ratio(q, p) if rule == "ratio" else None
 
 
 def ratio(q: float, p: float, lenience: float = 1.0) -> float:
-    """The chance that x ~ q is accepted; `lenience` is that of a review before the target's."""
+    """Return the chance that x ~ q is accepted; `lenience` is that of a review before the target's."""
     # Theorem (Leviathan 2023): accepting x ~ q with min(1, p/q) leaves p(x) unchanged.
     return min(1.0, lenience * p / q) if q > 0 else 0.0
 
 
 def reviews(rule: Rule, lenience: float | None, letter: str = "lambda") -> str:
-    """The rule of the reviews inside a cascade; `lenience` is None where it is not known, `letter` its name."""
+    """Return the rule of the reviews inside a cascade; `lenience` is None if it is not known, `letter` its name."""
     if lenience == 1:
         return f"reviews inside are as strict as the target's ({letter} 1), but only the target's decides the text"
     how = ""
@@ -91,13 +90,14 @@ class Comparison:
 
 
 def near_tie(precision: str) -> float:
-    """The logit gap under which rounding may let two tokens change places; 0 where none may, or none is measured."""
+    """Return the logit gap under which rounding may let two tokens change places; 0 if none may, or none is
+    measured."""
     return ROUNDING.get(precision, (0.0, 0.0))[1]
 
 
 def promise(precision: str, invariant: bool = False) -> str:
-    """What holds of the output: `precision` is the dtype that the target computes in, or its quantization; `invariant`
-    says that its pass gives each row what it would give that row alone."""
+    """Return the promise about the output. `precision`: the dtype of the target's pass, or its quantization.
+    `invariant`: the pass gives each row the same as if it were alone."""
     if invariant:
         return (
             f"the target's own, {BY_CONSTRUCTION}: the compiled pass over {precision} weights gives a token the same "
@@ -112,18 +112,18 @@ def promise(precision: str, invariant: bool = False) -> str:
     )
 
 
-def difference(one: Sequence[Any], other: Sequence[Any], *, prefix: bool = False) -> int | None:
-    """The first position (from 0) where the ids (or two texts) differ, None if they do not.
+def difference(ids: Sequence[Any], other: Sequence[Any], *, prefix: bool = False) -> int | None:
+    """Return the first position (from 0) where the ids (or two texts) differ, None if they do not.
 
     With `prefix` the shorter one may end early; otherwise ending early is a difference.
     """
-    common = min(len(one), len(other))
-    at = next((index for index in range(common) if one[index] != other[index]), None)
-    return common if at is None and not prefix and len(one) != len(other) else at
+    common = min(len(ids), len(other))
+    at = next((index for index in range(common) if ids[index] != other[index]), None)
+    return common if at is None and not prefix and len(ids) != len(other) else at
 
 
 def speed_of(plain: Stats, other: Stats) -> tuple[str, Style]:
-    """How fast `other` was beside plain decoding, in words; "" where that is not known."""
+    """Return the speed of `other` beside plain decoding, in words; "" if it is not known."""
     ratio = speedup(plain, other)
     if not ratio:
         return "", "plain"
@@ -135,18 +135,13 @@ def speed_of(plain: Stats, other: Stats) -> tuple[str, Style]:
 
 
 def gap_between(plain: Stats, other: Stats, position: int) -> float | None:
-    """The target's top-2 gap at a position, from the answer that recorded it."""
+    """Return the target's top-2 gap at a position, from the answer that recorded it."""
     gaps = (stats.gap_at(position) for stats in (plain, other))
     return next((gap for gap in gaps if gap is not None), None)
 
 
-def same_text(no_other: bool, *, so_far: bool) -> str:
-    """What is said of equal texts: more where no other was possible."""
-    return BY_CONSTRUCTION if no_other else "same output so far" if so_far else "same output"
-
-
 def gap_text(gap: float | None, precision: str, invariant: bool = False) -> str:
-    """What a top-2 gap says of a difference, by the target's number format."""
+    """Return a top-2 gap in words, by the target's number format."""
     if invariant:
         shown = "" if gap is None else f", top-2 gap {gap:.3g}"
         return f"{shown} (impossible in the compiled pass)"
@@ -163,7 +158,7 @@ def gap_text(gap: float | None, precision: str, invariant: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing to time: a method, at one gamma where it drafts. `temperature`: None for that of the settings."""
+    """A method to time, at one gamma if it drafts. `temperature`: None for that of the settings."""
 
     method: str
     gamma: int | str | None = None
@@ -172,16 +167,11 @@ class Variant:
     @property
     def label(self) -> str:
         gamma = "" if self.gamma is None else f" gamma {self.gamma}"
-        return f"{self.method}{gamma}{at_temperature(self.temperature)}"
-
-
-def at_temperature(temperature: float | None) -> str:
-    """ " temperature 0.7" with a leading space, or nothing."""
-    return "" if temperature is None else f" temperature {plain(temperature)}"
+        return self.method + gamma + ("" if self.temperature is None else f" temperature {plain(self.temperature)}")
 
 
 def order(variants: Sequence[Variant], turn: int) -> list[Variant]:
-    """The variants in the order of round `turn`: rotated by one each time, reversed every other time."""
+    """Return the variants in the order of round `turn`: rotated by one each time, reversed every other time."""
     start = (turn // 2) % len(variants)
     rotated = [*variants[start:], *variants[:start]]
     return rotated[::-1] if turn % 2 else rotated

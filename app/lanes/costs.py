@@ -1,4 +1,4 @@
-"""What the figures of an answer are read with, and what they say about its models: calls, reviews, who proposed what,
+"""The facts that an answer's figures are read with, and the figures of its models: calls, reviews, drafts by source,
 the standardised walltime improvement. Knows lanes and pairs by their parts, not how they decode.
 """
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 
 LOOKED_UP = ("match", "suffix")  # sources that copy from earlier answers
-SEEN = 0.5  # share of an answer's tokens that earlier answers have, above which it is called seen before
-
-Swi = Mapping[str, float | None]
+SEEN = 0.5  # share of an answer's tokens in earlier answers above which it counts as seen before
 
 BY = {
     MEASURED: "time",
@@ -32,15 +30,15 @@ BY = {
     "previous_work": "previous work",
     "published": "published sizes",
 }
-"""What a call's cost is taken from, in words, in the order of the screen."""
+"""The tables of a call's cost, in words, in the order of the screen."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a lane's figures cannot tell by themselves.
+    """The facts of a lane that its figures lack.
 
-    `drafts`: it has a drafter. `gamma`: its number, "auto", or None where the drafter ignores gamma (or there is none).
-    `models`: what the calls' names stand for. `sources`: the drafter's names. `precision` and `invariant`: the
+    `drafts`: it has a drafter. `gamma`: its number, "auto", or None if the drafter ignores gamma (or there is none).
+    `models`: the models by the names of calls. `sources`: the drafter's names. `precision` and `invariant`: the
     target's, as :func:`app.lanes.comparison.promise` takes them. `seen`: earlier answers of the session have this text.
     """
 
@@ -54,44 +52,45 @@ class Terms:
 
 
 def terms_of(lane: Lane, engine: PairEngine) -> Terms:
-    """The terms of one of the engine's lanes as it is set now."""
+    """Return the terms of one of the engine's lanes with its present settings."""
     if is_server(lane.name):
         return Terms()
-    precision, invariant = engine.loaded.target.precision, engine.invariant
-    if not lane.drafts:
-        return Terms(models=models_of(engine, (lane.lm.name,)), precision=precision, invariant=invariant)
-    gamma = None if ignores_gamma(lane) else lane.settings.gamma
-    names = tuple(lane.source_names)
-    models = models_of(engine, (lane.lm.name, *names))
-    return Terms(True, "auto" if lane.pace is not None else gamma, models, names, precision, invariant)
+    names = tuple(lane.source_names) if lane.drafts else ()
+    gamma = lane.settings.gamma if lane.drafts and not ignores_gamma(lane) else None
+    return Terms(
+        lane.drafts,
+        "auto" if lane.pace is not None else gamma,
+        models_of(engine, (lane.lm.name, *names)),
+        names,
+        engine.loaded.target.precision,
+        engine.invariant,
+    )
 
 
 def ignores_gamma(lane: Lane) -> bool:
-    """Whether the lane drafts by a plan of its own (a cascade, a chain), whatever number gamma is."""
+    """Return whether the lane drafts by its own plan (a cascade, a chain), whatever number gamma is."""
     return lane.drafts and not lane.takes_gamma
 
 
 def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, Model]:
-    """What these names of calls stand for; a drafter without a model is left out."""
+    """Return the models that these names of calls stand for; drafters without a model are left out."""
     loaded = engine.loaded
     known: dict[str, Any] = {TARGET: loaded.target, "drafter": loaded.drafter, **loaded.cascade_models}
-    found: dict[str, Model] = {}
+    models: dict[str, Model] = {}
     for name in names:
         if (model := known.get(name)) is not None:
-            found[name] = Model(model.name, model.parameters)
-        elif name == "mtp":
-            found[name] = Model(name, None)
-        elif name in HEAD_KINDS:
-            found[name] = Model(name, None)
+            models[name] = Model(model.name, model.parameters)
+        elif name in (*HEAD_KINDS, "mtp"):
+            models[name] = Model(name, None)
             with suppress(UserError):
-                found[name] = Model(name, stored_parameters(engine.drafters.folder(name)))
-    return found
+                models[name] = Model(name, stored_parameters(engine.drafters.folder(name)))
+    return models
 
 
 def stored_parameters(folder: Path) -> int | None:
-    """How many numbers the draft head's own tensors hold, by the head of its file; None if that cannot be read.
+    """Count the numbers of the draft head's own tensors, by the head of its file; None if that cannot be read.
 
-    What it shares with its target is not stored, and not counted.
+    Tensors shared with the target are not stored, and not counted.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -106,22 +105,22 @@ def stored_parameters(folder: Path) -> int | None:
 
 
 def swi_of(stats: Stats, terms: Terms) -> dict[str, float | None] | None:
-    """The SWI by every table, None where it does not apply; None as a whole for a lane that does not draft."""
+    """Return the SWI by every table, None where it does not apply; None as a whole for a lane that does not draft."""
     if not terms.drafts:
         return None
     return {name: None if value is None else round(value, 4) for name, value in every_swi(stats, terms.models).items()}
 
 
-def applying(swi: Swi | None) -> list[str]:
-    """The tables whose SWI is worth a place: `published` only where it differs from `model_parameters`."""
-    told = {name: value for name, value in (swi or {}).items() if value is not None}
-    if told.get("published") == told.get("model_parameters"):
-        told.pop("published", None)
-    return [name for name in BY if name in told]
+def applying(swi: Mapping[str, float | None] | None) -> list[str]:
+    """Return the tables with an SWI to show: `published` only where it differs from `model_parameters`."""
+    known = {name: value for name, value in (swi or {}).items() if value is not None}
+    if known.get("published") == known.get("model_parameters"):
+        known.pop("published", None)
+    return [name for name in BY if name in known]
 
 
 def cost_lines(stats: Stats, terms: Terms) -> list[str]:
-    """What an answer's models did and cost, a line each; empty for a lane whose drafter calls no model and is one."""
+    """Return the calls and costs of an answer's models, a line each; none for one drafter that calls no model."""
     modelled = any(model != TARGET for model in stats.calls)
     several = sum(drafted > 0 for drafted, _ in stats.sources) > 1
     if not terms.drafts or not (modelled or several or stats.reviews):
@@ -129,21 +128,21 @@ def cost_lines(stats: Stats, terms: Terms) -> list[str]:
     each = [f"{model} {n} of {stats.call_ms.get(model, 0.0) / n:.1f} ms" for model, n in stats.calls.items() if n]
     lines = [f"calls: {', '.join(each)}"] if modelled else []
     lines += [f"{model} passed {kept} of {seen} drafts" for model, (kept, seen) in stats.reviews.items()]
-    lines += [f"accepted of what each proposed: {proposed(stats, terms.sources)}"] if several else []
-    told = swi_of(stats, terms) or {}
-    shown = [f"{told[name]:.2f}x by {BY[name]}" for name in applying(told)] if modelled else []
+    lines += [f"accepted of each source's drafts: {proposed(stats, terms.sources)}"] if several else []
+    swi = swi_of(stats, terms) or {}
+    shown = [f"{swi[name]:.2f}x by {BY[name]}" for name in applying(swi)] if modelled else []
     return lines + ([f"walltime improvement (SWI) {', '.join(shown)}"] if shown else [])
 
 
 def seen_before(stats: Stats, terms: Terms) -> bool:
-    """Whether earlier answers have the text and most accepted drafts were looked up: the figures say how well it is
-    remembered, not how well it is guessed."""
+    """Return whether earlier answers have the text and most accepted drafts were looked up: then the figures measure
+    memory, not prediction."""
     looked_up = sum(kept for name, (_, kept) in zip(terms.sources, stats.sources, strict=False) if name in LOOKED_UP)
     return terms.seen and 2 * looked_up > stats.draft_n_accepted
 
 
 def proposed(stats: Stats, names: Sequence[str]) -> str:
-    """Accepted / drafted by source: "glide 12/20, maxgram 30/60"."""
+    """Return accepted / drafted by source: "glide 12/20, maxgram 30/60"."""
     return ", ".join(
         f"{names[index] if index < len(names) else index} {accepted}/{drafted}"
         for index, (drafted, accepted) in enumerate(stats.sources)

@@ -1,7 +1,7 @@
-"""What a loaded pair has for drafters to be built of: its models, its tables, its trained draft heads.
+"""The parts of a loaded pair that drafters are built from: its models, its tables, its trained draft heads.
 
-How each drafter is put together its row says (sampling/drafters/registry.py). A draft head is built from its folder
-at its first use, checked, and kept. Knows no lanes and keeps no drafter.
+Each drafter is built by its row (sampling/drafters/registry.py). A draft head is built from its folder at its first
+use, checked, and kept. Knows no lanes and keeps no drafter.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class PairDrafters:
     def __init__(self, loaded: LoadedPair, target: CausalLM, mark: str | None = None) -> None:
         self._loaded, self.target, self._mark = loaded, target, mark
         self.model: LM | None = None  # the pair's drafter, where it is a model that runs alone
-        self.answers = SuffixIndex()  # that are over: who decodes adds them
-        self.in_session = False  # whether `suffix: auto` looks at them
+        self.answers = SuffixIndex()  # finished answers: the callers that decode add them
+        self.in_session = False  # whether `suffix: auto` uses them
         self._tables: StaticTables | None = None
         self._models: dict[str, LM] = {}  # of cascades, by name
         self._heads: dict[str, LM] = {}  # by kind
@@ -63,15 +63,15 @@ class PairDrafters:
             raise UnusableDrafterError(str(error)) from error
 
     def _prepare(self, kind: str) -> None:
-        """Build what the pair drafts with: a file that does not fit is an error now."""
+        """Build the pair's drafters: a file that does not fit is an error now."""
         if kind == "model" and self._loaded.drafter is not None:
             self.model = self._lm(self._loaded.drafter, "drafter")
         for word in self._loaded.spec.cascade_names if ROWS[kind].needs == "cascade" else (kind,):
             if word in ROWS and word != "model":
-                made: Any = self.build(DraftRequest(word, Settings()))
-                self.model = made.lm if kind == "plain" else self.model
+                drafter: Any = self.build(DraftRequest(word, Settings()))
+                self.model = drafter.lm if kind == "plain" else self.model
 
-    # -- what builders ask for ----------------------------------------------------------------
+    # -- for builders -------------------------------------------------------------------------
 
     @functools.cached_property
     def mark(self) -> str | None:
@@ -85,15 +85,16 @@ class PairDrafters:
         return ships_mtp(getattr(config, "name_or_path", ""))
 
     def tables(self) -> StaticTables | None:
-        """The pair's static tables; None if it names none. UserError if the file cannot be used."""
+        """Return the pair's static tables; None if it names none. UserError if the file cannot be used."""
         file = self._loaded.spec.tables
         if self._tables is None and file is not None:
-            size = None if self._loaded.target.model is None else self._loaded.target.vocab_size  # a recording's guess
+            target = self._loaded.target
+            size = None if target.model is None else target.vocab_size  # the size in a recording is a guess
             self._tables = StaticTables.open(file, vocab_size=size, fingerprint=self.mark)
         return self._tables
 
     def finished(self, request: DraftRequest) -> SuffixIndex | None:
-        """The answers that are over, where `suffix` is on; under "auto" for the lane `suffix` and in a session."""
+        """Return the finished answers if `suffix` is on; under "auto" for the lane `suffix` and in a session."""
         auto = self.in_session or request.word == "suffix"
         return self.answers if {"on": True, "off": False}.get(request.settings.suffix, auto) else None
 
@@ -118,7 +119,7 @@ class PairDrafters:
         return self._heads[kind]
 
     def alphas(self, word: str) -> tuple[float, ...]:
-        """Alpha by position of a draft head on held-out text, as its card has it; () for other drafters."""
+        """Return alpha by position of a draft head on held-out text, from its card; () for other drafters."""
         if row_of(word).needs not in HEADS or "+" in word:
             return ()
         try:
@@ -128,9 +129,9 @@ class PairDrafters:
         return alphas if all(0 < alpha < 1 for alpha in alphas) else ()
 
     def cascade(self, request: DraftRequest) -> tuple[list[Drafter], Matrix, float]:
-        """Drafters large to small, K matrix and lenience: what the settings say, else the pair.
+        """Return drafters large to small, K matrix and lenience of the settings, else of the pair.
 
-        UsageError where they name nothing or do not go together.
+        UsageError if they name nothing or do not go together.
         """
         spec, settings, lane = self._loaded.spec, request.settings, f"lane {request.word}"
         names, lenience = settings.cascade, settings.lenience
@@ -147,7 +148,7 @@ class PairDrafters:
         return [self._member(lane, name, settings) for name in names], matrix, lenience
 
     def build(self, request: DraftRequest) -> Drafter:
-        """A new drafter; UsageError if the pair lacks what it is made of."""
+        """Build a new drafter; UsageError if the pair lacks a part."""
         if "model" in request.word.split("+") and self.model is None:
             raise UsageError(f"lane {request.word} needs a drafter model, pair '{self._loaded.spec.name}' has none")
         if row_of(request.word).needs == "tables" and self.tables() is None:
@@ -155,49 +156,47 @@ class PairDrafters:
             raise UsageError(f"lane {request.word} needs n-gram tables, {has}")
         return registry.build(self, request)
 
-    # -- what lanes ask for -------------------------------------------------------------------
+    # -- for lanes ----------------------------------------------------------------------------
 
     def key(self, word: str, settings: Settings) -> tuple[Any, ...]:
-        """What the drafter depends on: another key, another drafter."""
+        """Return all settings that the drafter depends on: another key, another drafter."""
         values = {name: getattr(settings, name) for name in row_of(word).settings}
         if "gamma" in values:
             values["gamma"] = settings.gamma == "auto"
-        if row_of(word).needs == "cascade":  # what it is made of grows no trees
+        if row_of(word).needs == "cascade":  # its members grow no trees
             members = {*(settings.cascade or self._loaded.spec.cascade_names)} & {*ROWS}
             own = {name for member in members for name in ROWS[member].settings if name not in (*TREE, "gamma")}
             values |= {name: getattr(settings, name) for name in own}
         return (word, *sorted(values.items()))
 
     def make(self, word: str, settings: Settings, ratios: Ratios | None = None) -> Drafter:
-        """A new drafter as these settings have it; UsageError if the pair lacks what it is made of."""
-        return self.build(DraftRequest(word, settings, self._grown(word, settings), settings.gamma == "auto", ratios))
+        """Build a new drafter under these settings; UsageError if the pair lacks a part.
 
-    def _grown(self, word: str, settings: Settings) -> str:
-        """none, cape, dynamic or joint: whether drafts become trees, where the target takes them.
-
-        "auto" is what was found fastest (docs/notes.md): what looks up alone grows under `gamma auto` only.
+        Drafts become trees where the target takes them. "auto" is the fastest way by measurement (docs/notes.md): a
+        drafter that only looks up grows trees under `gamma auto` only.
         """
-        grown = row_of(word).grows if settings.expand == "auto" else settings.expand
-        trees = settings.expand != "auto" or settings.gamma == "auto" or grown == "joint"
-        return grown if trees and self.target.takes_trees else "none"
+        grows = row_of(word).grows if settings.expand == "auto" else settings.expand
+        trees = settings.expand != "auto" or settings.gamma == "auto" or grows == "joint"
+        grows = grows if trees and self.target.takes_trees else "none"
+        return self.build(DraftRequest(word, settings, grows, settings.gamma == "auto", ratios))
 
     def folder(self, kind: str) -> Path:
-        """Where the draft head lies: the pair's drafter if it is of this kind, else the pair's `students`.
+        """Return the draft head's folder: the pair's drafter if it is of this kind, else the pair's `students`.
 
-        UsageError if the pair has none or its folder is not there.
+        UsageError if the pair has none or its folder does not exist.
         """
-        own = self._loaded.draft_head
-        if head_kind_of(self._loaded.drafter_kind) == kind and own is not None and own.is_dir():
-            return own
+        folder = self._loaded.draft_head
+        if head_kind_of(self._loaded.drafter_kind) == kind and folder is not None and folder.is_dir():
+            return folder
         return self._loaded.spec.head_folder(kind)
 
     # -- inside -------------------------------------------------------------------------------
 
     def _load(self, kind: str) -> DraftHead:
-        loaded, place = self._loaded, self.folder(kind)
-        head = load_student(place, loaded.target.model, self.mark, loaded.spec.target.id)
+        loaded, folder = self._loaded, self.folder(kind)
+        head = load_student(folder, loaded.target.model, self.mark, loaded.spec.target.id)
         if head.config.kind != kind:
-            raise UserError(f"the drafter {place} is a {head.config.kind} drafter, not a {kind} one")
+            raise UserError(f"the drafter {folder} is a {head.config.kind} drafter, not a {kind} one")
         network = self.target.network
         head.rounded = True
         if network.device.type == "cpu":
@@ -205,7 +204,7 @@ class PairDrafters:
         return moved(head, network.device, network.dtype, loaded.target.model)
 
     def _member(self, lane: str, name: str, settings: Settings) -> Drafter:
-        """One drafter of a cascade, its own instance; how much it drafts is the matrix's affair."""
+        """Build one drafter of a cascade, a separate instance; the matrix decides how much it drafts."""
         if name == "model" and self.model is None:
             raise UsageError(f"{lane}: model is the pair's drafter model, got {self._loaded.drafter_kind}")
         if name in MEMBERS:
@@ -213,7 +212,7 @@ class PairDrafters:
         return ModelDrafter(self._named(lane, name), rule=rule_of(DraftRequest(name, settings)))
 
     def _named(self, lane: str, name: str) -> LM:
-        """A model that the pair brought along; UsageError if it did not."""
+        """Return a model that was loaded for the cascade; UsageError if there is none."""
         loaded = self._loaded
         if name not in self._models:
             if name not in loaded.cascade_models:
@@ -224,11 +223,11 @@ class PairDrafters:
         return self._models[name]
 
     def lm(self, name: str) -> Any:
-        """A model that the pair brought along: "drafter", or its name in the cascade."""
+        """Return a model that was loaded with the pair: "drafter", or its name in the cascade."""
         return self.model if name == "drafter" else self._named("check", name)
 
     def _lm(self, model: LoadedModel, name: str) -> LM:
-        """A drafter model by the target's ids, whatever its own are."""
+        """Return a drafter model that reads and drafts the target's ids, whatever its own are."""
         if model.vocabulary is None:
             if is_assistant(model.model):
                 return AssistantLM(model.model, self.target, name)
@@ -241,7 +240,7 @@ class PairDrafters:
 
 
 class UnusableDrafterError(UserError):
-    """The pair's own drafter cannot be used: `why` names the file, the text also says what goes without it."""
+    """The pair's own drafter cannot be used: `why` names the file, the text also names a drafter that needs none."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -249,11 +248,11 @@ class UnusableDrafterError(UserError):
 
 
 def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any) -> DraftHead:
-    """The head's parameters on `device` in `dtype`, its angles in float32, a shared embedding the target's own."""
+    """Move the head's parameters to `device` in `dtype`; its angles stay float32, a shared embedding the target's."""
     table = head.model.embed_tokens
     if isinstance(table, QuantizedEmbedding):
         if device.type == "cpu" and dtype == torch.float32:
-            return head  # it is there already, and the table is the target's
+            return head  # nothing to move, and the table is the target's
         head.model.embed_tokens = table.unpacked()
     head = head.to(device)
     for parameter in head.parameters():
@@ -266,7 +265,7 @@ def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any
 
 
 def described(kind: str, folder: Path) -> str:
-    """One line about a draft head from its configuration; UserError if that cannot be read."""
+    """Return one line about a draft head from its configuration; UserError if that cannot be read."""
     config = read_config(folder)
     if kind in PUBLISHED_KINDS and "student" not in config:
         shape, large = config.get("transformer_layer_config") or config, verifier(config)
@@ -277,11 +276,11 @@ def described(kind: str, folder: Path) -> str:
         return f"{kind}: {', '.join(filter(None, parts))} ({folder})"
     layers, ids, size = config.get("num_hidden_layers"), config.get("short_list"), config.get("bytes")
     target, date = config.get("target"), config.get("date")
-    made = [f"trained for {target}" if target else "", f"{'on' if target else 'of'} {date}" if date else ""]
+    origin = [f"trained for {target}" if target else "", f"{'on' if target else 'of'} {date}" if date else ""]
     parts = [
         f"{layers} layer{'' if layers == 1 else 's'} of width {config.get('hidden_size')}",
         f"short list of {ids:,} ids" if isinstance(ids, int) and ids else "head of the whole vocabulary",
         f"{size / 1e6:.1f} MB" if isinstance(size, int) else "",
-        " ".join(filter(None, made)),
+        " ".join(filter(None, origin)),
     ]
     return f"{kind}: {', '.join(filter(None, parts))} ({folder})"

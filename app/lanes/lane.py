@@ -2,7 +2,7 @@
 
 A :class:`Lane` is one way of answering a prompt. `ar` is the target alone, `spec` the target with the pair's drafter,
 `draft` the drafter model alone, `beam` the target searching; the others are the target with the drafter of that
-word (sampling/drafters/registry.py). A :class:`PairEngine` keeps drafters from answer to answer and makes them anew
+word (sampling/drafters/registry.py). A :class:`PairEngine` keeps drafters from answer to answer and builds new ones
 when their settings change. Knows no text, no screen.
 """
 
@@ -56,13 +56,13 @@ class Lane:
     settings: Settings
     limits: Limits
     shares_target: bool = True
-    reopen: Callable[[list[int], Sequence[int]], Session] | None = None  # where the lane keeps a session of its own
+    reopen: Callable[[list[int], Sequence[int]], Session] | None = None  # of a lane that keeps its own session
     pace: Controller | None = None  # `gamma auto`
     beams: BeamPlan | None = None  # beam search in place of the loop
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """What `Step.source` indexes into."""
+        """The names that `Step.source` indexes into."""
         return self.drafter.traits.names
 
     @property
@@ -72,7 +72,7 @@ class Lane:
 
     @property
     def most(self) -> int | None:
-        """Tokens that a round may draft where the drafter itself says how many (cascade, chain); None: gamma does."""
+        """Tokens that a round may draft, of a drafter with a fixed number (cascade, chain); None: gamma decides."""
         return self.drafter.traits.most
 
     @property
@@ -82,8 +82,8 @@ class Lane:
 
     @property
     def drawn_drafts(self) -> bool:
-        """Whether its drafts may be drawn from a model's distribution: sampled text may rightly be another draw of the
-        target's then."""
+        """Whether its drafts may be drawn from a model's distribution: then sampled text may rightly be another draw of
+        the target's."""
         return self.drafter.traits.rule is not Rule.POINT
 
     @property
@@ -107,8 +107,8 @@ class Lane:
     ) -> Iterator[Event]:
         """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt.
 
-        `begun`: see :meth:`PairEngine.open`; a session that is given has it already. `alternatives`: of each position
-        so many are recorded, `log_top` at least.
+        `begun`: see :meth:`PairEngine.open`; a session that is given has it already. `alternatives`: the number
+        recorded at each position, `log_top` at least.
         """
         if session is None and self.reopen is not None:
             session = self.reopen(prompt, begun)
@@ -157,7 +157,7 @@ class Lane:
 
 
 def make_sampler(settings: Settings) -> KeyedSampler:
-    """The sampler of one answer."""
+    """Return the sampler of one answer."""
     return KeyedSampler(
         LogitsProcessor(**{name: getattr(settings, name) for name in ARGUMENTS}),
         settings.seed,
@@ -166,14 +166,9 @@ def make_sampler(settings: Settings) -> KeyedSampler:
     )
 
 
-def make_plan(settings: Settings) -> BeamPlan:
-    """How the lane `beam` searches."""
-    return BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
-
-
 @dataclass
 class _Kept:
-    """A lane's drafter from answer to answer, and what chooses its gamma where it has run under `gamma auto`."""
+    """A lane's drafter from answer to answer, and its gamma controller if it has run under `gamma auto`."""
 
     key: Any
     drafter: Drafter
@@ -200,7 +195,7 @@ class PairEngine:
         self.target: CausalLM = target
         self.drafters = PairDrafters(loaded, self.target)
         self._kept: dict[str, _Kept] = {}  # by lane
-        self._paces: dict[tuple[str, Any], Controller] = {}  # by lane and what its drafter depends on
+        self._paces: dict[tuple[str, Any], Controller] = {}  # by lane and its drafter's key
         self._own: Session | None = None  # the draft lane's session
         self.measured: Measured | None = None  # costs here, if it was warmed up
 
@@ -245,20 +240,20 @@ class PairEngine:
 
     @property
     def start_id(self) -> int | None:
-        """What the target's decoder starts from, where it has one of its own."""
+        """The id that the target's decoder starts from, if it has one."""
         return getattr(self.target, "start_id", None)
 
     @property
     def drafter(self) -> LM | None:
-        """The pair's drafter, where it is a model that runs alone."""
+        """The pair's drafter, if it is a model that runs alone."""
         return self.drafters.model
 
     def lanes(self, settings: Settings) -> list[Lane]:
-        """The lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
+        """Return the lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
         return [self.lane(name, settings) for name in settings.compare]
 
     def lane(self, name: str, settings: Settings) -> Lane:
-        """One lane by name."""
+        """Return one lane by name."""
         if is_server(name):
             return self._server_lane(name, settings)  # type: ignore[return-value]  # what a Lane is to its users
         if self.reads_text and self.server is not None:
@@ -277,7 +272,8 @@ class PairEngine:
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
             return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
         if name == "beam":
-            return Lane(name, self.target, NoDrafter(), settings, limits, beams=make_plan(settings))
+            beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
+            return Lane(name, self.target, NoDrafter(), settings, limits, beams=beams)
         kept = self._drafting(name, settings)
         pace = kept.pace if settings.gamma == "auto" else None
         return Lane(name, self.target, kept.drafter, settings, limits, pace=pace)
@@ -291,7 +287,7 @@ class PairEngine:
             raise UsageError(f"lane {name}: drafts for a server are verified by its likeliest tokens, without {why}")
 
     def _server_lane(self, name: str, settings: Settings) -> ServerLane:
-        """The lane of the pair's own server, or of the one at a URL."""
+        """Return the lane of the pair's own server, or of the one at a URL."""
         server = self.server if name == OWN else Server(name)
         if server is None:
             raise UsageError(
@@ -300,33 +296,33 @@ class PairEngine:
         return server_lane(name, server, settings, self.pieces)
 
     def pace(self, name: str) -> Controller | None:
-        """What chooses gamma in this lane under `gamma auto`; None before it has run so."""
+        """Return the gamma controller of this lane; None before it has run under `gamma auto`."""
         return self._kept[name].pace if name in self._kept else None
 
     def mean_drafted(self, settings: Settings) -> float | None:
-        """Tokens that `gamma auto` drafts a round in the last lane that has one; None before."""
+        """Return the tokens that `gamma auto` drafts a round in the last lane with a controller; None without one."""
         paces = [pace for name in reversed(settings.compare) if (pace := self.pace(name)) is not None]
         return paces[0].mean_drafted if paces else None
 
     def limits(self, settings: Settings) -> Limits:
-        """When an answer ends."""
+        """Return the limits of an answer."""
         stop_ids = self.stop_ids | end_ids(self.tokenizer, settings.template)
         return Limits(settings.max_new_tokens, stop_ids, self.context)
 
     def open(
         self, prompt: list[int], previous: Session | None = None, *, hidden: Hidden = False, begun: Sequence[int] = ()
     ) -> Session:
-        """A session of the target, going on from the cache of `previous` (which must not be used again).
+        """Open a session of the target on the cache of `previous` (which must not be used again).
 
-        `hidden`: the hidden states it keeps; a cache without them is read anew then, one with more serves either way.
-        `begun`: what the decoder has of the answer already, where an encoder reads the prompt.
+        `hidden`: the hidden states to keep; a cache without them is read again, one with more serves either way.
+        `begun`: the part of the answer that the decoder has already, if an encoder reads the prompt.
         """
         return go_on(self.target.open([prompt], previous=previous, hidden=hidden), begun)
 
     def forget(self) -> None:
         """Drop everything kept from earlier answers: n-gram stores, the drafters' caches.
 
-        How long passes take here, and how often this pair's drafts hold on average, is no answer's and stays known.
+        The times of passes and the average acceptance of this pair's drafts belong to no answer and are kept.
         """
         self._kept.clear()
         self._own = None
@@ -338,7 +334,7 @@ class PairEngine:
         return self._own
 
     def _drafting(self, name: str, settings: Settings) -> _Kept:
-        """What drafts in the lane: that of the last answer unless its settings have changed."""
+        """Return the lane's drafter: that of the last answer unless its settings have changed."""
         if name.partition(":")[0] not in LANES:
             raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
         if name.startswith("oracle") and world().size > 1:

@@ -1,7 +1,7 @@
-"""A lane as a file tells of it: what the screen, the figures and /trace ask of one, without what it takes to run it.
+"""A lane as files keep it: the parts that the screen, the figures and /trace use, without those that run it.
 
-A running lane is written down as one of these (:func:`known`); read again, it takes the lane's place, and its events
-are read by :func:`event_of`. No models, no torch.
+A running lane is written as a LoggedLane (:func:`known`); read again, it stands in for the lane, and its events are
+read by :func:`event_of`. No models, no torch.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class LoggedLane:
 
     @property
     def pace(self) -> object | None:
-        """Only whether there was one."""
+        """Not None if gamma was chosen from round to round."""
         return self.auto or None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the settings, as plain values."""
+        """Return everything but the settings, as plain values."""
         return {name: value for name, value in asdict(self).items() if name != "settings"}
 
 
 def known(lane: Any, terms: Terms) -> LoggedLane:
-    """What a file has to say of a lane."""
+    """Return the parts of a lane that a file keeps."""
     same = {
         name: getattr(lane, name) for name in ("name", "drafts", "source_names", "drawn_drafts", "beams", "settings")
     }
@@ -59,7 +59,7 @@ def known(lane: Any, terms: Terms) -> LoggedLane:
 
 
 def lenience_of(lane: Any) -> float | None:
-    """That of the reviews inside the lane's cascade; None if it has none."""
+    """Return the lenience of the reviews inside the lane's cascade; None if it has none."""
     if isinstance(lane, LoggedLane):
         return lane.lenience
     stages = getattr(getattr(lane, "drafter", None), "stages", ())
@@ -67,21 +67,21 @@ def lenience_of(lane: Any) -> float | None:
 
 
 def kept(event: Event, log_top: int) -> Event:
-    """An event as files keep it: without the alternatives of its positions unless `log_top` asks for them."""
+    """Return an event as files keep it: without the alternatives of its positions unless `log_top` is set."""
     return event if log_top or not isinstance(event, Step) else replace(event, positions=())
 
 
-def settings_of(told: Mapping[str, Any]) -> Settings:
-    """The settings of an answer as a file has them; names that this program does not know are passed over."""
-    return Settings(**{name: value for name, value in told.items() if name in SETTING_FIELDS})
+def settings_of(row: Mapping[str, Any]) -> Settings:
+    """Return the settings of an answer in a file; unknown names are ignored."""
+    return Settings(**{name: value for name, value in row.items() if name in SETTING_FIELDS})
 
 
-def event_of(told: Mapping[str, Any]) -> Event:
-    """The event that a file tells of, as `to_json` wrote it; UserError or ValueError for one that no run has."""
-    kind = _EVENTS.get(told.get("event"))
+def event_of(row: Mapping[str, Any]) -> Event:
+    """Return the event that `to_json` wrote; UserError or ValueError for an impossible one."""
+    kind = _EVENTS.get(row.get("event"))
     if kind is None:
-        raise UserError(f"no event is called {told.get('event')!r:.40}")
-    event: Event = kind.validate_python(told)
+        raise UserError(f"no event is called {row.get('event')!r:.40}")
+    event: Event = kind.validate_python(row)
     if not all(map(math.isfinite, _spent(event))):
         raise UserError("an event took no finite time")
     if isinstance(event, Step) and event.gamma > _MOST:
@@ -90,7 +90,6 @@ def event_of(told: Mapping[str, Any]) -> Event:
 
 
 def _spent(event: Event) -> Iterator[float]:
-    """All seconds that it tells of."""
     if isinstance(event, Finished):
         return
     yield event.seconds

@@ -1,4 +1,4 @@
-"""From options to what is to be loaded: which pair of which catalogue, with which models put in their places.
+"""From options to the pair to load: a pair of a catalogue, with models of the options put in.
 
 Touches no model and no torch; :func:`load_options` alone imports the loader's record, when called.
 """
@@ -41,11 +41,11 @@ _PRESET_TYPES: dict[Any, Any] = {
     tuple[str, ...]: str | list[str],
     tuple[tuple[int, ...], ...]: str | list[list[int]],
 }
-"""What a catalogue may hold for a setting of a type that YAML has not."""
+"""The types in a catalogue of settings whose type YAML lacks."""
 
 
 def catalogue_in(file: str | Path) -> Catalogue:
-    """The catalogue of a file, with the words for drafters and the settings of this program."""
+    """Read the catalogue in a file, with the words for drafters and the settings of this program."""
     from utils.catalogue.catalogue import load_catalogue
 
     types = {
@@ -55,15 +55,15 @@ def catalogue_in(file: str | Path) -> Catalogue:
 
 
 def catalogue(options: ModelOptions) -> Catalogue:
-    """The catalogue of --models, or the program's own; UsageError in one line when it is wrong."""
+    """Read the catalogue of --models, or the program's own; UsageError in one line when it is wrong."""
     return catalogue_in(options.models or CATALOGUE)
 
 
 def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
-    """The pair called `name` (else --pair, else the catalogue's default) with --target, --drafter, --tables put in.
+    """Return the pair called `name` (else --pair, else the catalogue's default) with --target, --drafter, --tables.
 
     A --target without --pair takes no other value from the catalogue's default pair but its settings for every
-    pair, and the n-gram drafter unless --drafter names one. A pair named here (by /pair) is taken as it stands.
+    pair, and the n-gram drafter unless --drafter names one. A pair given by `name` (/pair) is unchanged.
     """
     known = catalogue(options)
     if name is not None:
@@ -110,7 +110,7 @@ def _served(pair: PairSpec, url: str, options: ModelOptions) -> PairSpec:
 
 
 def with_drafter(pair: PairSpec, text: str) -> PairSpec:
-    """The pair with the drafter that --drafter or /drafter names: a word, `tables:FILE`, or a model.
+    """Return the pair with the drafter that --drafter or /drafter names: a word, `tables:FILE`, or a model.
 
     A model is a hub id, a folder or a GGUF file; a folder may hold a trained draft head. UsageError for anything else.
     """
@@ -118,13 +118,13 @@ def with_drafter(pair: PairSpec, text: str) -> PairSpec:
     if (file := named_tables(text)) is not None:
         text, changes["tables"] = "tables", file
     if text in LANES and text not in DRAFTERS and not os.path.exists(text):
-        raise UsageError(f"{text} drafts only in a lane of its own (compare ar,{text}); {_words(pair)}")
+        raise UsageError(f"{text} drafts only in a separate lane (compare ar,{text}); {_words(pair)}")
     changes["drafter"] = text if text in DRAFTERS else spec_from_argument(text)
     return pair.model_copy(update=changes)
 
 
 def has_parts(pair: PairSpec, word: str, cascade: Sequence[str] = ()) -> bool:
-    """Whether the pair, with this cascade or its own, names what a drafter's row needs. Looks at folders only."""
+    """Return whether the pair, with this cascade or its own, has the parts of a drafter's row. Reads folders only."""
     from utils.catalogue.catalogue import ships_mtp
 
     needs = ROWS[word].needs
@@ -142,7 +142,7 @@ def _words(pair: PairSpec) -> str:
 
 @contextmanager
 def drafter_words(pair: PairSpec) -> Iterator[None]:
-    """Where the drafter's name has no slash, as a misspelt word, an error that names it first says which words are."""
+    """Name the words for drafters in an error about a drafter whose name has no slash, as a misspelt word."""
     try:
         yield
     except UserError as error:
@@ -164,7 +164,7 @@ def load(spec: PairSpec, options: LoadOptions, *job: Any) -> LoadedPair:
 
 
 def load_options(options: ModelOptions) -> LoadOptions:
-    """The loader's half of the options. Imports the loader (and with it torch)."""
+    """Return the loader's half of the options. Imports the loader (and with it torch)."""
     from utils.loading.loaded import LoadOptions
 
     names = set(LoadOptions.__dataclass_fields__) - {"tp_size"}

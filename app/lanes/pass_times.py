@@ -1,7 +1,6 @@
-"""How long a pass over n tokens takes here: passes that leave the cache as they found it, timed in turns.
+"""The time of a pass over n tokens on this machine: passes that leave the cache as it was, timed in turns.
 
-Everything is measured in turns, so that a machine that slows down slows all of it down. Knows no lanes and no texts:
-the tokens are random.
+In turns a machine that slows down slows all of them down. Knows no lanes and no texts: the tokens are random.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, TypeVar
 
 import torch
@@ -31,7 +31,7 @@ Pass = Callable[[], object]
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds that a pair takes here: of passes over n tokens, by n, and of a drafted token (None: it drafts none)."""
+    """Seconds of a pair's passes over n tokens, by n, and of a drafted token (None: it drafts none)."""
 
     passes: dict[int, Annotated[float, Field(gt=0)]]
     drafted: Annotated[float, Field(ge=0)] | None
@@ -42,7 +42,7 @@ class Measured:
         return self.passes[1]
 
     def costs(self, with_drafter: bool) -> Costs:
-        """New costs seeded with these."""
+        """Return new costs seeded with these."""
         c = self.drafted / self.plain if with_drafter and self.drafted is not None else None
         return Costs(c, {n: max(1.0, each / self.plain) for n, each in self.passes.items() if n > 1}, self.plain)
 
@@ -50,7 +50,7 @@ class Measured:
 def measure_costs(
     model: Network | CausalLM, counts: Iterable[int] = COUNTS, context: int = 256, repeats: int = 15
 ) -> dict[int, float]:
-    """Seconds of one pass over n new tokens behind `context` cached ones, logits of all n included.
+    """Measure the seconds of one pass over n new tokens after `context` cached ones, logits of all n included.
 
     The median of `repeats`, taken in turns over all `counts` after a warm-up.
     """
@@ -60,7 +60,7 @@ def measure_costs(
 
 
 def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, Pass]:
-    """For each n a pass over n tokens that leaves the cache as it found it."""
+    """Return a pass over n tokens that leaves the cache as it was, for each n."""
     counts = sorted(set(counts))
     context = max(1, min(context, network.context - counts[-1]))
     ids, positions = random_tokens(network.vocab_size, context + counts[-1], network.device)
@@ -71,21 +71,17 @@ def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, P
     with torch.inference_mode():
         network.forward(ids[:, :context], positions[:, :context], None, cache, 1)
 
-    def one(count: int) -> Pass:
-        new, places = ids[:, context : context + count], positions[:, context : context + count]
+    def run(count: int) -> None:
+        new = slice(context, context + count)
+        with torch.inference_mode():
+            network.forward(ids[:, new], positions[:, new], None, cache, count)
+            cache.crop(context)
 
-        def run() -> None:
-            with torch.inference_mode():
-                network.forward(new, places, None, cache, count)
-                cache.crop(context)
-
-        return run
-
-    return {count: one(count) for count in counts}
+    return {count: partial(run, count) for count in counts}
 
 
 def timed(turns: dict[Key, Pass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
-    """Seconds of each pass: all in turn, `repeats` times or as often as the budget allows, at least three."""
+    """Time each pass: all in turn, `repeats` times or as often as the budget allows, at least three. In seconds."""
     laps: dict[Key, list[float]] = {key: [] for key in turns}
     begun = time.monotonic()
     for run in turns.values():
@@ -101,6 +97,6 @@ def timed(turns: dict[Key, Pass], repeats: int, device: torch.device) -> dict[Ke
 
 
 def random_tokens(vocab_size: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """`count` random ids [1, count], always the same ones, and their positions."""
+    """Return `count` random ids [1, count], always the same ones, and their positions."""
     ids = torch.randint(0, vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
     return ids.to(device), torch.arange(count, device=device)[None]

@@ -1,8 +1,8 @@
-"""Several lanes answer one prompt, taking turns in one process: who is behind goes next.
+"""Several lanes answer one prompt, taking turns in one process: the lane with the least time on its clock is next.
 
 Each lane's clock counts only its own compute, so the lanes advance at their true relative speed
 although one process runs them all. The prompt is read once and its cost put on every clock. Knows
-no text and no screen; the time its consumer takes is on no clock. By the same clocks a race that is over can be shown
+no text and no screen; the time of its consumer is on no clock. By the same clocks a finished race can be shown
 at any speed.
 """
 
@@ -24,7 +24,7 @@ _NAP = 0.05  # seconds after which a waiting show looks for Ctrl-C
 
 
 def seconds(event: Event) -> float:
-    """The compute that an event puts on its lane's clock."""
+    """Return the compute that an event puts on its lane's clock."""
     return 0.0 if isinstance(event, Finished) else event.seconds
 
 
@@ -119,13 +119,13 @@ class Race:
 
 
 def timed(events: Iterable[tuple[int, Event]]) -> list[tuple[float, int, Event]]:
-    """The events with the time at which each has happened by its lane's own clock, in that order."""
+    """Return the events with the time of each by its lane's own clock, in that order."""
     clocks: dict[int, float] = {}
-    found = []
+    rows = []
     for lane, event in events:
         clocks[lane] = clocks.get(lane, 0.0) + seconds(event)
-        found.append((clocks[lane], lane, event))
-    return sorted(found, key=lambda one: one[0])
+        rows.append((clocks[lane], lane, event))
+    return sorted(rows, key=lambda row: row[0])
 
 
 def paced(
@@ -136,8 +136,8 @@ def paced(
     sleep: Callable[[float], None] = time.sleep,
     idle: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, Event]]:
-    """The events, each when it is due at `speed` (above 0) times its own; ends early when stopped. `idle` is called
-    before a wait.
+    """Yield the events, each when it is due at `speed` (above 0) times its own; end early when stopped. `idle` is
+    called before a wait.
     """
     begun = clock()
     for at, lane, event in timed(events):
@@ -153,12 +153,12 @@ def paced(
 
 
 def slowed(race: Iterable[tuple[int, Event]], times: float, *how: Any, **more: Any) -> Iterator[tuple[int, Event]]:
-    """A race at 1 / `times` of its speed: it is run first, so that no pause is on a clock or cools a cache, and then
-    shown. `how` are the further arguments of :func:`paced`; what is left when that is stopped comes at once.
+    """Yield a race at 1 / `times` of its speed: it is run first, so that no pause is on a clock or cools a cache, and
+    then shown. `how` are the further arguments of :func:`paced`; when that is stopped the rest comes at once.
     """
     run = [(lane, event) for _, lane, event in timed(race)]
     left = iter(run)
-    for one in paced(run, 1 / times, *how, **more):
+    for row in paced(run, 1 / times, *how, **more):
         next(left)
-        yield one
+        yield row
     yield from left

@@ -1,7 +1,7 @@
 """The lane of a server: it sends the chat's messages and yields the answer's pieces of text as rounds.
 
-A piece is a Step without a draft and without a call: nothing runs here. Its clock is ours, from the request on; what
-the server itself says of the answer comes with the end. Knows no terminal and no protocol.
+A piece is a Step without a draft and without a call, as nothing runs on this machine. Its time is measured by this
+program, from the request on; the server's own figures come with the end. Knows no terminal and no protocol.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ServerLane:
         messages: Sequence[Message] = (),
         **_: Any,
     ) -> Iterator[Event]:
-        """The server's answer to the chat. UserError where it fails before the first piece."""
+        """Yield the server's answer to the chat. UserError if it fails before the first piece."""
         answer = ChatAnswer(self.server, messages, options_for(self.server, self.settings), interrupt)
         for text, seconds in answer:
             yield piece(self.pieces.id_of(text), seconds)
@@ -62,7 +62,7 @@ class ServerLane:
 
 
 def piece(token: int, seconds: float) -> Step:
-    """A piece of text as a round."""
+    """Return a piece of text as a round."""
     nothing: dict[str, Any] = dict.fromkeys(
         ("drafted", "parents", "source", "path", "target_p", "draft_p", "calls"), ()
     )
@@ -85,7 +85,7 @@ def options_for(server: Server, settings: Settings) -> dict[str, Any]:
 
 
 def server_lane(name: str, server: Server, settings: Settings, pieces: Pieces) -> ServerLane:
-    """The lane of a server. UsageError for a setting that no server has."""
+    """Return the lane of a server. UsageError for a setting that no server has."""
     if settings.no_repeat_ngram or not settings.chat:
         setting = "chat" if not settings.chat else "no_repeat_ngram"
         raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")

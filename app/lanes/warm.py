@@ -1,9 +1,9 @@
-"""Warm up a loaded pair: run once what answers run, measure what it costs here, and remember that.
+"""Warm up a loaded pair: run its passes and drafter once, measure their costs here, and remember them.
 
-The first calls of a process take many times as long as later ones. They are made here, on nobody's clock: passes of 1
-to 16 tokens and a few rounds with the pair's drafter. What they cost seeds `gamma auto`, so that the first round of the
-first answer drafts as many tokens as pay. The measurements of earlier starts on this machine stand beside today's in
-the cache folder; a folder that cannot be written harms nothing. Knows no text: the tokens are random.
+The first calls of a process take many times as long as later ones. They are made here, outside any answer: passes of 1
+to 16 tokens and a few rounds with the pair's drafter. Their costs seed `gamma auto`, so that the first round of the
+first answer drafts as many tokens as pay. The measurements of earlier starts on this machine are kept in the cache
+folder; a folder that cannot be written harms nothing. Knows no text: the tokens are random.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import time
 from collections import deque
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import TypeAdapter
 
-from app.lanes.lane import make_sampler
+from app.lanes.lane import PairEngine, make_sampler
 from app.lanes.pass_times import Measured, random_tokens
 from app.settings.table import Settings
 from sampling.events import Step
@@ -32,9 +31,6 @@ from utils.loading.cache import cache_folder
 from utils.machine import cpu_name, version
 from utils.timing import Stopwatch
 
-if TYPE_CHECKING:
-    from app.lanes.lane import PairEngine
-
 SECONDS = 1.0  # that passes may take in all; a large target is measured at fewer widths
 QUICK = 0.02  # seconds of a one-token pass up to which every width is measured, three times
 WIDTHS, FEW_WIDTHS = range(1, 17), (1, 2, 4, 8, 16)
@@ -45,10 +41,10 @@ _FILE = TypeAdapter(dict[str, list[Measured]])  # by machine and pair, the lates
 
 
 def warm_up(engine: PairEngine) -> None:
-    """Warm a pair up; its controllers begin with what that measured, beside what earlier starts did."""
+    """Warm a pair up; its controllers begin with these measurements and those of earlier starts."""
     if engine.server is not None:  # it runs elsewhere
         return
-    if engine.encodes:  # some tokens of its own lane; nothing is measured
+    if engine.encodes:  # some tokens of the lane spec; nothing is measured
         deque(engine.lane("spec", Settings(gamma=2, max_new_tokens=3)).run([0] * 8), maxlen=0)
         engine.forget()
     else:
@@ -60,8 +56,7 @@ def _measured(engine: PairEngine) -> Measured:
     drafter = engine.drafters.make(engine.loaded.drafts_by, settings.changed(gamma="auto"))
     length = max(1, min(PROMPT, engine.context - WIDTHS[-1] - 1))
     prompt: list[int] = random_tokens(engine.target.vocab_size, length, torch.device("cpu"))[0][0].tolist()
-    session = engine.open(prompt, hidden=drafter.traits.needs_hidden)
-    plain = Measured(_passes(session, prompt), None)
+    plain = Measured(_passes(engine.open(prompt, hidden=drafter.traits.needs_hidden), prompt), None)
     c = _c(engine, drafter, prompt, settings, plain.costs(with_drafter=False))
     return plain if c is None else Measured(plain.passes, c * plain.plain)
 
@@ -87,7 +82,7 @@ def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
 
 
 def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settings, costs: Costs) -> float | None:
-    """c of the drafter by rounds of the real loop; None where it drafts nothing."""
+    """Return c of the drafter by rounds of the real loop; None if it drafts nothing."""
     whole = drafter.traits.most
     if not drafter.traits.names or whole == 0:
         return None
@@ -101,7 +96,7 @@ def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settin
 
 
 def _key(engine: PairEngine) -> str:
-    """What measurements depend on: the machine, the models and their numbers, the drafter, this version."""
+    """Return the key of measurements: the machine, the models and their numbers, the drafter, this version."""
     loaded = engine.loaded
     target = loaded.target
     drafter = loaded.draft_head or ", ".join(model.name for model in loaded.drafting_models)
@@ -110,7 +105,7 @@ def _key(engine: PairEngine) -> str:
 
 
 def _remembered(key: str, measured: Measured) -> Measured:
-    """The least times of the latest starts, this one added to them."""
+    """Return the least times of the latest starts, after adding this one."""
     file = cache_folder() / FILE
     known: dict[str, list[Measured]] = {}
     with suppress(OSError, ValueError):  # a damaged file counts as none

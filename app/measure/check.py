@@ -1,4 +1,4 @@
-"""`pairs` and `check`: what the catalogue holds, whether a pair fits, how it would run here, and how elsewhere.
+"""`pairs` and `check`: the pairs of the catalogue; whether a pair fits, its speed here, and its command elsewhere.
 
 Prints tables to stdout. Knows no decoding; the catalogue is listed without torch.
 """
@@ -36,31 +36,40 @@ if TYPE_CHECKING:
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
 _WIDE = 200  # columns for a table that goes into a file or a pipe
 PROMPTS = 6  # built-in ones after which rounds are timed
+_WOULD = {
+    "hidden size": _HEAD,
+    "is for a vocabulary": _HEAD,
+    "this target is": _HEAD,
+    "another target": _HEAD,
+    "no tokenizer files": "with its tokenizer's files beside its weights its drafts would be translated",
+    "encoder-decoder": "a drafter of the target's own kind would",
+}
+"""A drafter that would fit, by words of the error."""
 
 
 def list_pairs(settings: Settings, options: ModelOptions, own: None) -> int:
-    """Print the catalogue as a table; 0. Raises UsageError if it is wrong."""
+    """Print the catalogue as a table; return 0. Raises UsageError if it is wrong."""
     known = catalogue(options)
     table = _table("pair", "target", "drafter", "method", "state", "notes")
     for pair in known.pairs.values():
         name = Text(pair.name, style="bold" if pair.name == known.default else "")
         if pair.name == known.default:
             name.append(" (default)")
-        table.add_row(name, pair.target.name, _drafting(pair), pair.method, _state(pair), pair.notes)
+        between = {"cascade": " < ", "chain": " + "}.get(pair.drafter_name)  # large to small, or in their order
+        drafter = between.join(pair.cascade_names) if between else pair.drafter_name
+        table.add_row(name, pair.target.name, drafter, pair.method, _state(pair), pair.notes)
     screen(settings, sys.stdout, _WIDE).print(table)
     return 0
 
 
 def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Load the pair and print its parts and that they fit; 0. `args`: see :func:`app.measure.options.check_args`.
+    """Load the pair and print its parts and that they fit; return 0. `args`: :func:`app.measure.options.check_args`.
 
-    With --speed also the time of passes over 1 … 16 tokens, the cost of drafting, the parts of a round, and the
-    difference between a file's own bits and the same numbers in float. Weights that were rounded at load are compared
-    with the float ones. Raises UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit,
+    With --speed also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
+    UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit,
     its own tables or draft head included; other heads that the pair names have a line each.
     """
     from app.lanes.lane import PairEngine
-    from app.measure.rounding import rounding_lines
     from utils.loading.loading import load_pair
 
     by_word = args.forecast and options.pair is None
@@ -77,15 +86,14 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
                 loaded = load_pair(spec, given, progress, interrupted)
             engine = PairEngine(loaded)
         except UserError as error:
-            would = next((would for said, would in _WOULD.items() if said in str(error)), "")
+            would = next((would for words, would in _WOULD.items() if words in str(error)), "")
             if not (would and args.forecast) or isinstance(error, UsageError):
                 raise
             raise UserError(f"{error}; {would}") from None
-        found = [*_shared(loaded), *_wide_passes(engine), *_translated(engine)]
-        found += rounding_lines(engine, given, args.speed, progress, interrupted)
+        lines = [*_shared(loaded), *_wide_passes(engine), *_translated(engine)]
     console = screen(settings, sys.stdout, _WIDE)
     console.print(_models(loaded))
-    for line in [*found, *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:
+    for line in [*lines, *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:
         console.print(Text(line), soft_wrap=True)
     if args.speed:
         from app.measure.speed import speed_table
@@ -106,26 +114,12 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     return 0
 
 
-_WOULD = {
-    "hidden size": _HEAD,
-    "is for a vocabulary": _HEAD,
-    "this target is": _HEAD,
-    "another target": _HEAD,
-    "no tokenizer files": "with its tokenizer's files beside its weights its drafts would be translated",
-    "encoder-decoder": "a drafter of the target's own kind would",
-}
-"""By what an error says: what would fit."""
-
-
 def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: int) -> Recipe:
-    """The pair as another program has to be told of it."""
+    """Return the facts of the pair that its command in another program depends on."""
     from sampling.drafters.draft_heads.checkpoint import load_student, read_config
     from sampling.drafters.draft_heads.pard import PardLM
 
-    loaded, spec = engine.loaded, engine.loaded.spec
-    way, drafter = loaded.drafter_kind, ""
-    if not isinstance(spec.drafter, str):
-        drafter = _source(spec.drafter, given)
+    loaded, spec, way = engine.loaded, engine.loaded.spec, engine.loaded.drafter_kind
     if way == "eagle" and "student" not in read_config(engine.drafters.folder(way)):
         head = load_student(engine.drafters.folder(way), loaded.target.model, engine.drafters.mark)
         way = "eagle3" if head.config.wide else "eagle1"
@@ -135,7 +129,7 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
         _source(spec.target, given),
         way,
         gamma,
-        drafter,
+        "" if isinstance(spec.drafter, str) else _source(spec.drafter, given),
         translated=any(model.vocabulary is not None for model in loaded.drafting_models),
         packed=engine.invariant,
         encodes=loaded.target.encodes,
@@ -144,7 +138,7 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
 
 
 def _source(model: ModelSpec, given: LoadOptions) -> str:
-    """The id, folder or file by which another program loads the model."""
+    """Return the id, folder or file by which another program loads the model."""
     from utils.loading.sources import gguf_file
 
     return str(gguf_file(model, given, silent, never)) if model.of_gguf else model.source
@@ -157,14 +151,8 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _drafting(pair: PairSpec) -> str:
-    """The drafter; of a cascade its drafters, large to small, of a chain in their order."""
-    between = {"cascade": " < ", "chain": " + "}.get(pair.drafter_name)
-    return between.join(pair.cascade_names) if between else pair.drafter_name
-
-
 def _state(pair: PairSpec) -> str:
-    """Whether the pair can be loaded now, or after fetching, or what is missing. Asks no network."""
+    """Return whether the pair can be loaded now, or after fetching, or the missing folder. Uses no network."""
     from utils.catalogue.specs import CASCADES, head_kind_of
     from utils.loading.sources import is_here
 
@@ -182,38 +170,36 @@ def _state(pair: PairSpec) -> str:
 
 
 def _models(loaded: LoadedPair) -> Table:
-    """One column a model, one row a property."""
     models: dict[str, tuple[LoadedModel, Any]] = {"target": (loaded.target, loaded.spec.target)}
     if loaded.drafter is not None:
         models["drafter"] = (loaded.drafter, loaded.spec.drafter)
     specs = {spec.name: spec for spec in loaded.spec.cascade_models}
-    for place, name in enumerate(loaded.spec.cascade_names, start=1):
+    for number, name in enumerate(loaded.spec.cascade_names, start=1):
         if name in loaded.cascade_models:
-            models[f"drafter {place}"] = (loaded.cascade_models[name], specs[name])
+            models[f"drafter {number}"] = (loaded.cascade_models[name], specs[name])
     table = _table(loaded.spec.name, *models)
-    for row in zip(*(_properties(model, spec) for model, spec in models.values()), strict=True):
-        table.add_row(row[0][0], *[value for _, value in row])
+    properties = [
+        {
+            "model": model.name,
+            "source": spec.source,
+            "parameters": f"{model.parameters:,}",
+            "memory": f"{model.bytes / 1e6:,.0f} MB",
+            "dtype": model.dtype_text,
+            "quantization": model.quantization,
+            "kernels": kernels_of(model),
+            "device": str(model.device),
+            "context": limit_text(model.context),
+            "vocabulary": f"{model.vocab_size:,} ids",
+            "loaded in": f"{model.seconds:.1f} s",
+        }
+        for model, spec in models.values()
+    ]
+    for name in properties[0]:
+        table.add_row(name, *(values[name] for values in properties))
     return table
 
 
-def _properties(model: LoadedModel, spec: Any) -> list[tuple[str, str]]:
-    return [
-        ("model", model.name),
-        ("source", spec.source),
-        ("parameters", f"{model.parameters:,}"),
-        ("memory", f"{model.bytes / 1e6:,.0f} MB"),
-        ("dtype", model.dtype_text),
-        ("quantization", model.quantization),
-        ("kernels", kernels_of(model)),
-        ("device", str(model.device)),
-        ("context", limit_text(model.context)),
-        ("vocabulary", f"{model.vocab_size:,} ids"),
-        ("loaded in", f"{model.seconds:.1f} s"),
-    ]
-
-
 def _shared(loaded: LoadedPair) -> list[str]:
-    """What the models have in common, in sentences."""
     drafter, tokenizer, models = loaded.drafter_kind, loaded.tokenizer, loaded.drafting_models
     if loaded.drafter is not None:
         drafter = loaded.drafter.name
@@ -258,32 +244,32 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what conf
 
 
 def _translated(engine: PairEngine) -> list[str]:
-    """Of each drafter with other tokens: how much is shared, how it drafts, what translating costs."""
+    """Return of each drafter with other tokens how much is shared, how it drafts, and the cost of translating."""
     lines = []
     for name, model in {"drafter": engine.loaded.drafter, **engine.loaded.cascade_models}.items():
         if model is None or model.vocabulary is None:
             continue
         by = engine.drafters.lm(name).translation
         shared, size = len(by.ours), engine.loaded.vocab_size
-        what = "text, which is spelled in the target's tokens" if by.by_text else "shared tokens"
+        drafts = "text, which is spelled in the target's tokens" if by.by_text else "shared tokens"
         lines += [
             f"{model.name} shares {shared:,} of the target's {size:,} tokens ({shared / size:.0%}); of a sample's "
             f"{by.tokens:,} tokens {by.own:.0%} are its own there, and it spells {by.spelled:.0%} of the text with "
             f"{by.ratio:.2f} tokens for one of the target's",
-            f"{model.name} drafts {what}; translating costs {1000 * by.seconds:.2f} ms a token",
+            f"{model.name} drafts {drafts}; translating costs {1000 * by.seconds:.2f} ms a token",
         ]
     return lines
 
 
 def _draft_heads(engine: PairEngine) -> list[str]:
-    """A line for each draft head: the pair's own first, then those it names beside, built to see that they fit."""
+    """Return a line for each draft head: the pair's own first, then the others that it names, built to see that they
+    fit."""
     from app.lanes.drafters import described
     from utils.catalogue.specs import HEAD_KINDS, head_kind_of
 
     loaded, lines = engine.loaded, []
-    own = head_kind_of(loaded.drafter_kind)
-    named = [kind for kind in HEAD_KINDS if kind != own and getattr(loaded.spec.students, kind) is not None]
-    for kind in filter(None, [own, *named]):
+    named = [kind for kind in HEAD_KINDS if getattr(loaded.spec.students, kind) is not None]
+    for kind in dict.fromkeys(filter(None, [head_kind_of(loaded.drafter_kind), *named])):
         try:
             folder = engine.drafters.folder(kind)
             engine.drafters.make(kind, Settings())

@@ -1,4 +1,4 @@
-"""`check --for`: the command or call that serves a pair in another program, and what that program cannot do of it.
+"""`check --for`: the command or call that serves a pair in another program, and the parts that it cannot serve.
 
 Every text is complete: comments (`#`) say what differs, the rest runs in a shell or in Python. Flags and keys are those
 that the programs document:
@@ -39,7 +39,7 @@ PROMPT = "Why is the sky blue?"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A pair as another program has to be told of it.
+    """The facts of a pair that its command in another program depends on.
 
     `target`, `drafter`: a hub id, a folder or a GGUF file. `way`: the drafter's word, of a published head a key of
     PUBLISHED. `gamma`: drafts a round. `lookup`: the most tokens that are looked up. `translated`: the drafter has
@@ -58,18 +58,18 @@ class Recipe:
 
     @property
     def looks_up(self) -> bool:
-        """Whether the other program's prompt lookup is the nearest thing to it: for all that has no place there."""
+        """Whether the other program's prompt lookup is the nearest thing to it: for all drafters that it lacks."""
         return not self.encodes and self.way not in ("model", "none", *PUBLISHED)
 
 
 def written(program: str, recipe: Recipe) -> str:
-    """The text for `program`, one of PROGRAMS; comments alone where it cannot serve the target at all."""
+    """Return the text for `program`, one of PROGRAMS; comments alone where it cannot serve the target at all."""
     notes, text = PROGRAMS[program](recipe)
     return "\n".join([*(f"# {note}" for note in notes), text]).rstrip()
 
 
-def _stays(recipe: Recipe, program: str) -> list[str]:
-    """What of the way of drafting no other program has."""
+def _lacking(recipe: Recipe, program: str) -> list[str]:
+    """Return the parts of the way of drafting that no other program has."""
     notes, (first, _, head) = [], recipe.way.partition("+")
     if recipe.way in ROWS and ROWS[recipe.way].needs == "cascade":
         notes.append(f"{program} has no {recipe.way}s of drafters")
@@ -78,14 +78,14 @@ def _stays(recipe: Recipe, program: str) -> list[str]:
     if first in ("tables", "static", "maxgram"):
         notes.append(f"{program} has no n-gram tables or bigrams")
     if recipe.looks_up and recipe.way != "ngram" and (recipe.way, program) != ("suffix", "vLLM"):
-        notes.append("what comes nearest is prompt lookup: fewer drafts, and gamma was not measured for it")
+        notes.append("prompt lookup comes nearest: fewer drafts, and gamma was not measured for it")
     if recipe.packed:
         notes.append(f"the compiled pass over 4- to 8-bit weights stays here: c and v(n) are others in {program}")
     return notes
 
 
 def _kind(way: str) -> str:
-    """A published kind in words."""
+    """Return a published kind in words."""
     return {"eagle1": "EAGLE-1 or 2 heads", "eagle3": "EAGLE-3 heads", "pard": "PARD models"}.get(way, f"{way} heads")
 
 
@@ -97,7 +97,7 @@ def _gguf(name: str) -> bool:
 
 
 def _vllm(recipe: Recipe) -> tuple[list[str], str]:
-    notes = ["vLLM (documents of commit 01ed47b)", *_stays(recipe, "vLLM")]
+    notes = ["vLLM (documents of commit 01ed47b)", *_lacking(recipe, "vLLM")]
     if recipe.encodes:
         return [*notes, "vLLM drafts for no encoder-decoder model"], ""
     if any(map(_gguf, (recipe.target, recipe.drafter))):
@@ -108,7 +108,7 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
         config = {"method": "draft_model", "model": recipe.drafter, "num_speculative_tokens": recipe.gamma}
         if recipe.translated:
             config["use_heterogeneous_vocab"] = True
-            notes.append("of another vocabulary vLLM drafts the shared tokens alone, and greedily")
+            notes.append("vLLM drafts with another vocabulary the shared tokens alone, and greedily")
     elif method := PUBLISHED.get(recipe.way, ({}, ""))[0]:
         own = {"model": recipe.drafter} if recipe.drafter else {}
         config = {**method, **own, "num_speculative_tokens": recipe.gamma}
@@ -129,7 +129,7 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
 
 
 def _transformers(recipe: Recipe) -> tuple[list[str], str]:
-    notes, call, lines = ["transformers 5.23", *_stays(recipe, "transformers")], "", []
+    notes, call, lines = ["transformers 5.23", *_lacking(recipe, "transformers")], "", []
     if recipe.way == "mtp":
         call = "use_mtp=True, "
         notes.append("transformers' use_mtp is for DeepSeek V3, GLM-4-MoE and others that its documents name")
@@ -164,7 +164,7 @@ def _transformers(recipe: Recipe) -> tuple[list[str], str]:
 
 
 def _from(name: str) -> str:
-    """What `from_pretrained` is called with."""
+    """Return the arguments of `from_pretrained`."""
     if not _gguf(name):
         return json.dumps(name)
     file = Path(name)
@@ -175,7 +175,7 @@ def _from(name: str) -> str:
 
 
 def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
-    notes = ["llama.cpp (builds that have --spec-draft-n-max)", *_stays(recipe, "llama.cpp")]
+    notes = ["llama.cpp (builds that have --spec-draft-n-max)", *_lacking(recipe, "llama.cpp")]
     if recipe.encodes:
         return [*notes, "llama-server serves no encoder-decoder model"], ""
     drafts = [f"--spec-draft-n-max {recipe.gamma}", "--spec-draft-n-min 0", "--spec-draft-p-min 0"]
@@ -201,7 +201,7 @@ def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
 
 
 def _converted(name: str, notes: list[str], more: str = "") -> str:
-    """The GGUF file of a model; where it is none, a note says how one is made."""
+    """Return the GGUF file of a model; for another format a note says how it is converted."""
     if _gguf(name):
         return name
     file = f"{Path(name).name}.gguf"

@@ -1,4 +1,4 @@
-"""What `check` takes on the command line beside the models. No torch, no models."""
+"""The flags of `check` beside those of the models. No torch, no models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CHECK_FIELDS: Mapping[str, Field] = {
 
 
 def _check_plan(args: Namespace, given: Mapping[str, Any]) -> None:
-    """UsageError in one line for flags of --plan that do not go together, or without --plan."""
+    """UsageError in one line for flags of --plan that exclude each other, or without --plan."""
     if not args.plan:
         flags = [PLAN_FIELDS[name].flag for name in PLAN_FIELDS if name in given]
         if flags or given.get("json"):
@@ -70,9 +70,9 @@ def _check_plan(args: Namespace, given: Mapping[str, Any]) -> None:
 
 
 def check_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """`program`: for which a command is asked, or None; `forecast`: whether the pair's speed is to be predicted.
+    """Return the values. `program`: whose command is wanted, or None; `forecast`: whether to predict the pair's speed.
 
-    `plan`: whether the speed-up over gamma and alpha is; `c` outranks every other way of telling what drafting costs.
+    `plan`: whether to print the speed-up over gamma and alpha; `c` outranks every other source of drafting costs.
     """
     switches = {"plan": given.get("plan"), "speed": given.get("speed"), "as_json": given.get("json")}
     args = arguments(CHECK_FIELDS, given, **{name: bool(value) for name, value in switches.items()})

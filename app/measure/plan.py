@@ -12,11 +12,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from app.lanes.lane import PairEngine
 from app.lanes.pass_times import passes, timed
 from app.measure.speed import drafting_lane, proposals
 from app.screen.output import load_engine, screen, small_table
@@ -25,10 +26,7 @@ from app.settings.table import ModelOptions, Settings
 from sampling.gamma.costs import pass_times
 from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
 
-if TYPE_CHECKING:
-    from app.lanes.lane import PairEngine
-
-LIMIT = 64  # highest gamma that is thought of
+LIMIT = 64  # highest gamma considered
 REPEATS = 7  # of each measured pass: a quick look
 CONTEXT = 256  # tokens before a measured pass
 
@@ -40,36 +38,37 @@ class Option:
     name: str
     c: float
     v: Callable[[int], float]
-    t_verify: float | None = None  # seconds of the one-token pass, where they are known
+    t_verify: float | None = None  # seconds of the one-token pass, if known
 
 
 def run_plan(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Print the plan; the exit code."""
-    described = args.target_params is not None or args.c  # no model is needed
-    found = _described(args) if described else _measured(settings, options, args)
-    surfaces = [surface(one, args.gammas, args.alphas) for one in found]
+    """Print the plan; return the exit code."""
+    if args.target_params is not None or args.c:  # no model is needed
+        priced = _described(args)
+    else:
+        with Interrupts() as interrupt:
+            engine = load_engine(settings, options, interrupt)
+        priced = measured(engine, settings, args.methods, args.v)
+    surfaces = [surface(option, args.gammas, args.alphas) for option in priced]
     if args.as_json:
         sys.stdout.write(json.dumps({"options": surfaces}, ensure_ascii=False, allow_nan=False) + "\n")
         return 0
     console = screen(settings, sys.stdout)
     console.print("S: tokens a second over plain decoding's, by gamma (rows) and alpha (columns)\n", markup=False)
-    for one in surfaces:
-        passes = ", ".join(f"v({n}) {value:.2f}" for n, value in one["v"].items() if n in ("2", "5", "9"))
-        seconds = "" if one["t_verify"] is None else f", a pass {one['t_verify'] * 1000:.3g} ms"
-        console.print(f"{one['drafter']}: c {one['c']:.3g}, {passes}{seconds}", style="italic", markup=False)
-        console.print(_table(one, settings))
-        even = one["break_even_alpha"]
+    for plan in surfaces:
+        passes = ", ".join(f"v({n}) {value:.2f}" for n, value in plan["v"].items() if n in ("2", "5", "9"))
+        seconds = "" if plan["t_verify"] is None else f", a pass {plan['t_verify'] * 1000:.3g} ms"
+        console.print(f"{plan['drafter']}: c {plan['c']:.3g}, {passes}{seconds}", style="italic", markup=False)
+        console.print(_table(plan, settings))
+        even = plan["break_even_alpha"]
         pays = f"pays from alpha {even:.2f} on" if even is not None else "never pays, whatever is accepted"
         console.print(f"{pays}\n", markup=False)
     return 0
 
 
 def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> dict[str, Any]:
-    """The expected speed-ups S[gamma][alpha] of an option, its best gamma at each alpha, and its break-even alpha."""
-
-    def row(gamma: int) -> list[float]:
-        return [round(expected_speedup(alpha, gamma, option.c, option.v(gamma + 1)), 4) for alpha in alphas]
-
+    """Return the expected speed-ups S[gamma][alpha] of an option, its best gamma at each alpha, and its break-even
+    alpha."""
     best = [best_gamma(alpha, option.c, option.v, LIMIT) for alpha in alphas]
     even = break_even(option.c, option.v, LIMIT)
     return {
@@ -79,28 +78,31 @@ def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> d
         "t_verify": option.t_verify,
         "alphas": list(alphas),
         "gammas": list(gammas),
-        "expected_speedup": [row(gamma) for gamma in gammas],
+        "expected_speedup": [
+            [round(expected_speedup(alpha, gamma, option.c, option.v(gamma + 1)), 4) for alpha in alphas]
+            for gamma in gammas
+        ],
         "best_gamma": [gamma for gamma, _ in best],
-        "best_speedup": [round(found, 4) for _, found in best],
+        "best_speedup": [round(speedup, 4) for _, speedup in best],
         "break_even_alpha": None if even is None else round(even, 4),
     }
 
 
-# -- where the costs come from ----------------------------------------------------------------------
+# -- costs ------------------------------------------------------------------------------------------
 
 
 def _described(args: Namespace) -> list[Option]:
-    """Costs as they are given, or by the sizes of models and the speed of a machine."""
+    """Return costs as given, or by the sizes of models and the speed of a machine."""
     times: Callable[[int], float] = pass_times(dict(args.v)) if args.v else lambda n: 1.0
     if args.target_params is not None:
         times = roofline(args.target_params, args.target_bytes, args.bandwidth, args.flops)
-    one = None if args.target_params is None else times(1)
+    plain = None if args.target_params is None else times(1)
     costs = [("given", c) for c in args.c]
     if not costs:
         width = args.drafter_bytes if args.drafter_bytes is not None else args.target_bytes
         drafters = {size: roofline(size, width, args.bandwidth, args.flops) for size in args.drafter_params}
         costs = [(f"{_size(size)} parameters", drafter(1) / times(1)) for size, drafter in drafters.items()]
-    return [Option(name, c, lambda n: times(n) / times(1), one) for name, c in costs]
+    return [Option(name, c, lambda n: times(n) / times(1), plain) for name, c in costs]
 
 
 def _size(parameters: float) -> str:
@@ -110,17 +112,10 @@ def _size(parameters: float) -> str:
     return f"{parameters:.3g}"
 
 
-def _measured(settings: Settings, options: ModelOptions, args: Namespace) -> list[Option]:
-    """The pair's target and drafters, timed here in turns."""
-    with Interrupts() as interrupt:
-        engine = load_engine(settings, options, interrupt)
-    return measured(engine, settings, args.methods, args.v)
-
-
 def measured(
     engine: PairEngine, settings: Settings, methods: Sequence[str], v: Sequence[tuple[int, float]] = ()
 ) -> list[Option]:
-    """The drafters of these lanes as costs, timed in turns with passes over 1 … 17 tokens; `v` replaces those."""
+    """Return the costs of these lanes' drafters, timed in turns with passes over 1 … 17 tokens; `v` replaces those."""
     counts = [1] if v else range(1, 18)
     turns: dict[tuple[str, int], Any] = {
         ("", n): run for n, run in passes(engine.target.network, counts, CONTEXT).items()
@@ -130,14 +125,14 @@ def measured(
         turns |= {(method, n): run for n, run in list(proposed.items())[-1:]}
     laps = timed(turns, REPEATS, engine.loaded.target.device)
     seconds = {key: statistics.median(each) for key, each in laps.items()}
-    one = seconds["", 1]
+    plain = seconds["", 1]
     times = pass_times(dict(v) or {n: each for (role, n), each in seconds.items() if not role})
     costs = {role: each / n for (role, n), each in seconds.items()}
-    return [Option(name, costs.get(name, 0.0) / one, lambda n: times(n) / times(1), one) for name in methods]
+    return [Option(name, costs.get(name, 0.0) / plain, lambda n: times(n) / times(1), plain) for name in methods]
 
 
 def _table(plan: dict[str, Any], settings: Settings) -> Table:
-    """Gamma down, alpha across; each alpha's best gamma below."""
+    """Return a table with a row a gamma and a column an alpha; each alpha's best gamma below."""
     table = small_table(settings)
     table.add_column("gamma \\ alpha", justify="right")
     for alpha in plan["alphas"]:

@@ -1,14 +1,14 @@
 """Data sets by name: spec_bench, mt_bench, gsm8k, mmlu and hellaswag as questions; the prompts of published runs.
 
 Each is a jsonl file of the folder that `data_dir` names. Every record becomes an object of a prompt file
-(app/prompts/questions.py) first. Knows no models, and nothing of right answers: what is measured is speed.
+(app/prompts/questions.py) first. Knows no models and no right answers: only speed is measured.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -16,14 +16,13 @@ from typing import Any
 from app.prompts.questions import (
     Question,
     chosen,
-    cut,
     numbered_lines,
     parsed,
     question_of,
     read_questions,
     stratified,
 )
-from app.settings.table import FILES, Field
+from app.settings.table import Field
 from app.settings.types import Text, Whole
 from utils.errors import UsageError
 
@@ -32,9 +31,9 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DataSet:
-    """`files`: its names in the folder, the first that is there counts.
+    """`files`: its names in the folder, of which the first that exists counts.
 
-    `entry` makes of a record what a prompt file would hold, None where it is no part of the set.
+    `entry` makes an object of a prompt file of a record, None if that is no part of the set.
     """
 
     files: tuple[str, ...]
@@ -46,27 +45,29 @@ def _gsm8k(row: Record) -> dict[str, Any]:
 
 
 def _mmlu(row: Record) -> dict[str, Any]:
-    """The layout of Hendrycks et al. (2021): a header, the question, lettered choices, "Answer:"."""
+    """Return the layout of Hendrycks et al. (2021): a header, the question, lettered choices, "Answer:"."""
     subject = row["subject"]
-    if not isinstance(row["choices"], list):
-        raise TypeError
-    choices = [f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, row["choices"], strict=False)]
+    choices = [f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, _choices(row), strict=False)]
     header = f"The following is a multiple choice question about {subject.replace('_', ' ')}."
     return {"prompt": "\n".join([header, "", row["question"], *choices, "Answer:"]), "category": subject}
 
 
+def _choices(row: Record) -> list[Any]:
+    if not isinstance(row["choices"], list):
+        raise TypeError
+    return row["choices"]
+
+
 def _gsm8k_cascade(row: Record) -> dict[str, Any]:
-    """The prompt of Cascade Speculative Drafting's runs (arXiv 2312.11462, csd_datasets.py), blanks included."""
+    """Return the prompt of Cascade Speculative Drafting's runs (arXiv 2312.11462, csd_datasets.py), blanks included."""
     return {"prompt": f"Reason the math question below step by step. Question: {row['question']}.\n Answer: "}
 
 
 def _mmlu_cascade(row: Record) -> dict[str, Any]:
-    """As above, for mmlu; four choices."""
-    if not isinstance(row["choices"], list):
-        raise TypeError
-    choices = " ".join(f"({letter}) {choice}" for letter, choice in zip("ABCD", row["choices"], strict=False))
-    asked = f"Question: {row['question']}\n{choices}\n Answer: \n Let's think step by step. "
-    return {"prompt": asked, "category": row["subject"]}
+    """Return the same for mmlu; four choices."""
+    choices = " ".join(f"({letter}) {choice}" for letter, choice in zip("ABCD", _choices(row), strict=False))
+    prompt = f"Question: {row['question']}\n{choices}\n Answer: \n Let's think step by step. "
+    return {"prompt": prompt, "category": row["subject"]}
 
 
 def _hellaswag(row: Record) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def _hellaswag(row: Record) -> dict[str, Any]:
 
 
 def _mt_bench(row: Record) -> dict[str, Any] | None:
-    """A question of two turns; others of Spec-Bench's are not MT-Bench's."""
+    """Return a question of two turns; other questions of Spec-Bench are not MT-Bench's."""
     turns = row["turns"] if "turns" in row else row["prompt"]
     if not isinstance(turns, list) or len(turns) != 2:
         return None
@@ -118,47 +119,33 @@ _PROMPTS = (
 PROMPT_FIELDS: Mapping[str, Field] = {field.name: field for field in _PROMPTS}  # of the commands that ask many
 
 
-def paths_of(values: Mapping[str, Any]) -> dict[str, Path]:
-    """The files among these values, names of data sets left out."""
-    files = [name for name in FILES if values.get(name) and values[name] not in NAMED]
-    return {name: Path(os.path.expanduser(values[name])) for name in files}
-
-
 def selected(args: Any, data_dir: str = "") -> list[Question]:
-    """What PROMPT_FIELDS ask for: of :func:`questions_of` those that --ids and --limit choose, cut at --turns."""
+    """Return the questions of --prompts that --ids and --limit choose, cut to their first --turns turns."""
     known = questions_of(args.prompts, data_dir)
     listed = known if args.ids is None else chosen(known, args.ids)
-    return cut(stratified(listed, args.limit), args.turns)
+    return [replace(question, turns=question.turns[: args.turns]) for question in stratified(listed, args.limit)]
 
 
 def questions_of(prompts: str | Path | None, data_dir: str = "") -> list[Question]:
-    """The questions of a data set's name, of a file, or the built-in ones.
+    """Return the questions of a data set's name, of a file, or the built-in ones.
 
-    A name means the set even where a file is called so (./NAME is that file). UsageError names the line, or says
-    where a set was looked for.
+    A name means the set even if a file has that name (./NAME is the file). UsageError names the line, or the missing
+    file of a set.
     """
     if not isinstance(prompts, str) or prompts not in DATASETS:
         return read_questions(prompts)
     known = DATASETS[prompts]
     folder = Path(os.path.expanduser(data_dir)) if data_dir else None
-    places = [folder / name for name in known.files] if folder else []
-    file = next((place for place in places if place.is_file()), None)
+    paths = [folder / name for name in known.files] if folder else []
+    file = next((path for path in paths if path.is_file()), None)
     if file is None:
         files = " or ".join(known.files)
-        looked = f"no {files} in {folder}" if folder else f"its file {files} was looked for nowhere"
-        raise UsageError(f"no data set {prompts}: {looked}; --data-dir or SPEC_DATA_DIR names the folder")
-    rows = [(number, parsed(line, f"{file}:{number}")) for number, line in numbered_lines(file)]
-    questions = _questions(known, file, rows)
-    if not questions:
-        raise UsageError(f"{file} holds no questions of {prompts}")
-    return questions
-
-
-def _questions(known: DataSet, place: object, rows: Iterable[tuple[int, Record]]) -> list[Question]:
-    """The questions of numbered records. What has no question_id of its own goes by its number."""
-    found = []
-    for number, row in rows:
-        where = f"{place}:{number}"
+        missing = f"no {files} in {folder}" if folder else f"no folder is given for its file {files}"
+        raise UsageError(f"no data set {prompts}: {missing}; --data-dir or SPEC_DATA_DIR names the folder")
+    questions = []
+    for number, line in numbered_lines(file):
+        where = f"{file}:{number}"
+        row = parsed(line, where)
         try:
             entry = known.entry(row)
         except KeyError as error:
@@ -166,6 +153,8 @@ def _questions(known: DataSet, place: object, rows: Iterable[tuple[int, Record]]
         except (AttributeError, TypeError):
             raise UsageError(f"{where}: subject and question must be text, choices a list") from None
         if entry is not None:
-            name = entry.get("question_id")
-            found.append(question_of({**entry, "question_id": number if name is None else name}, where, number))
-    return found
+            name = entry.get("question_id")  # without one a question is known by its number
+            questions.append(question_of({**entry, "question_id": number if name is None else name}, where, number))
+    if not questions:
+        raise UsageError(f"{file} holds no questions of {prompts}")
+    return questions

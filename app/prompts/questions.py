@@ -1,4 +1,4 @@
-"""Prompts: one from standard input, many from a file, and how a text becomes the ids a model reads.
+"""Prompts: one from standard input, many from a file, and the ids that a model reads for a text.
 
 Files are jsonl (`prompt`, or `turns`; optionally `category` and `question_id`) or plain text with a
 prompt a line. Knows no models beyond their tokenizer; a wrong line is named by its number.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class Question:
-    """One entry of a prompt file: what the user says, turn by turn."""
+    """One entry of a prompt file: the user's messages, turn by turn."""
 
     turns: tuple[str, ...]
     category: str | None = None
@@ -40,7 +40,7 @@ BUILT_IN = tuple(Question(turns, category, number) for number, (category, turns)
 
 
 def conversation(engine: PairEngine, settings: Settings) -> Conversation:
-    """An empty chat under these settings. It sets no limit of its own: see :func:`fitting`."""
+    """Return an empty chat under these settings, without a limit: see :func:`fitting`."""
     return Conversation(
         engine.tokenizer,
         engine.stop_ids,
@@ -53,7 +53,7 @@ def conversation(engine: PairEngine, settings: Settings) -> Conversation:
 
 
 def fitting(ids: list[int], context: int) -> list[int]:
-    """The ids of a prompt; UsageError if there are none, or if they leave an answer no room."""
+    """Return the ids of a prompt; UsageError if there are none, or if they leave an answer no room."""
     if not ids:
         raise UsageError("the prompt has no tokens: give some text")
     if len(ids) >= context:
@@ -62,12 +62,12 @@ def fitting(ids: list[int], context: int) -> list[int]:
 
 
 def prompt_ids(engine: PairEngine, text: str, settings: Settings) -> list[int]:
-    """A message as the model reads it: in the chat template unless settings say otherwise. UsageError if too long."""
+    """Return the ids of a message, in the chat template unless the settings turn it off. UsageError if too long."""
     return fitting(conversation(engine, settings).plan(text).prompt, engine.context)
 
 
 def fitting_prompts(engine: PairEngine, questions: Iterable[Question], settings: Settings) -> Iterator[list[int]]:
-    """The first turns of those questions that fit into the pair's context, as the model reads them."""
+    """Yield the ids of the first turns of those questions that fit into the pair's context."""
     for question in questions:
         try:
             ids = prompt_ids(engine, question.turns[0], settings)
@@ -76,18 +76,16 @@ def fitting_prompts(engine: PairEngine, questions: Iterable[Question], settings:
         yield ids
 
 
-def piped(stream: IO[str]) -> str:
-    """All of a piped stream as ONE prompt: UTF-8, what is none replaced, without its closing newlines."""
-    raw = getattr(stream, "buffer", None)
-    text = raw.read().decode("utf-8", errors="replace") if raw is not None else stream.read()
-    return str(text).removeprefix("\ufeff").rstrip("\r\n")
-
-
 def given_prompt(prompt: str | None, stream: IO[str]) -> str:
-    """The prompt of `run`: the argument, or for None what is piped in. UsageError if empty."""
+    """Return the prompt of `run`: the argument, or for None all of the pipe as one prompt. UsageError if empty."""
     if prompt is None and stream.isatty():
         raise UsageError('no prompt: give one (run "…"), or pipe it in')
-    text = clean(piped(stream) if prompt is None else prompt)
+    if prompt is None:
+        raw = getattr(stream, "buffer", None)
+        piped = raw.read().decode("utf-8", errors="replace") if raw is not None else stream.read()
+        text = clean(piped.removeprefix("\ufeff").rstrip("\r\n"))
+    else:
+        text = clean(prompt)
     if not text.strip() and prompt is None:
         raise UsageError('no terminal to chat on, and standard input is empty: give a prompt (run "…"), or pipe it in')
     if not text.strip():
@@ -96,7 +94,7 @@ def given_prompt(prompt: str | None, stream: IO[str]) -> str:
 
 
 def read_questions(path: str | Path | None) -> list[Question]:
-    """The questions of a file (.jsonl, else one prompt a line), or the built-in ones. UsageError names the line."""
+    """Read the questions of a file (.jsonl, else a prompt a line), or the built-in ones. UsageError names the line."""
     if path is None:
         return list(BUILT_IN)
     file = Path(os.path.expanduser(path))
@@ -111,45 +109,41 @@ def read_questions(path: str | Path | None) -> list[Question]:
 
 
 def numbered_lines(file: Path) -> list[tuple[int, str]]:
-    """The lines of a prompt file that are not blank, with their numbers. UsageError if it cannot be read."""
+    """Return the lines of a prompt file that are not blank, with their numbers. UsageError if it cannot be read."""
     if not file.exists():
         raise UsageError(f"no prompt file {file}: name an existing .jsonl or .txt file")
     return [(number, line.strip()) for number, line in enumerate(read_text(file).split("\n"), start=1) if line.strip()]
 
 
 def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
-    """The questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a line."""
+    """Return the questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a
+    line."""
     path = Path(os.path.expanduser(file))
     known: dict[str, list[Question]] = {}
     for question in questions:
         if question.question_id is not None:
             known.setdefault(str(question.question_id), []).append(question)
-    found: dict[str, Question] = {}
+    selected: dict[str, Question] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         name = line.partition("#")[0].strip()
         same = known.get(name, [])
         if not name:
             continue
-        if name in found:
-            raise UsageError(f"{path}:{number}: question id {_short(name)} stands there twice")
+        if name in selected:
+            raise UsageError(f"{path}:{number}: question id {_short(name)} is listed twice")
         if len(same) != 1:
             have = f"{len(same) or 'none'} of the {len(questions)} prompts"
             raise UsageError(
                 f"{path}:{number}: {have} have question id {_short(name)}, not one (--prompts names their file)"
             )
-        found[name] = same[0]
-    if not found:
+        selected[name] = same[0]
+    if not selected:
         raise UsageError(f"{path} holds no question ids")
-    return list(found.values())
-
-
-def cut(questions: Sequence[Question], turns: int | None) -> list[Question]:
-    """The questions with their first `turns` turns; None keeps all."""
-    return list(questions) if turns is None else [replace(one, turns=one.turns[:turns]) for one in questions]
+    return list(selected.values())
 
 
 def parsed(line: str, where: str) -> dict[str, Any]:
-    """The JSON object of a line; UsageError begins with `where`."""
+    """Return the JSON object of a line; UsageError begins with `where`."""
     try:
         data: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -160,7 +154,7 @@ def parsed(line: str, where: str) -> dict[str, Any]:
 
 
 def question_of(data: Mapping[str, Any], where: str, number: int) -> Question:
-    """The question that an object of a prompt file stands for; UsageError begins with `where`."""
+    """Return the question of an object of a prompt file; UsageError begins with `where`."""
     if ("prompt" in data) == ("turns" in data):
         keys = ", ".join(sorted(map(str, data))) or "nothing"
         raise UsageError(f'{where}: needs "prompt" or "turns" (one of them), has {keys}')
@@ -181,7 +175,7 @@ def _short(value: Any) -> str:
 
 
 def stratified(questions: Sequence[Question], limit: int | None) -> list[Question]:
-    """At most `limit` questions, as evenly from the categories as they allow; file order is kept."""
+    """Return at most `limit` questions, as evenly from the categories as possible, in the order of the file."""
     if limit is None or limit >= len(questions):
         return list(questions)
     piles: dict[str | None, list[int]] = {}

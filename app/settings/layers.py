@@ -20,21 +20,21 @@ _FALSE = {"", "0", "off", "no", "false"}
 
 
 def from_environment(environ: Mapping[str, str], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """The values of SPEC_* variables (empty ones count as unset); UsageError names the variable."""
-    given = [one for one in fields.values() if environ.get(one.variable)]
-    values = {one.name: one.read(environ[one.variable], label=one.variable) for one in given}
+    """Read the values of SPEC_* variables (empty ones count as unset); UsageError names the variable."""
+    given = [field for field in fields.values() if environ.get(field.variable)]
+    values = {field.name: field.read(environ[field.variable], label=field.variable) for field in given}
     if "offline" in fields and environ.get("HF_HUB_OFFLINE", "").lower() not in _FALSE:
         values.setdefault("offline", True)
     return values
 
 
 def from_flags(flags: Values, fields: Mapping[str, Field]) -> dict[str, Any]:
-    """The values of the flags that belong to `fields`; UsageError names the flag."""
-    return {name: one.read(flags[name], label=one.flags[0]) for name, one in fields.items() if name in flags}
+    """Read the values of the flags that belong to `fields`; UsageError names the flag."""
+    return {name: each.read(flags[name], label=each.flags[0]) for name, each in fields.items() if name in flags}
 
 
 def from_pair(values: Values) -> dict[str, Any]:
-    """The values that models.yaml has for a pair; UsageError says that they stand there."""
+    """Read the values that models.yaml has for a pair; UsageError names the pair's defaults as their origin."""
     try:
         return {Settings.field(name).name: Settings.field(name).read(value) for name, value in values.items()}
     except UsageError as error:
@@ -42,15 +42,15 @@ def from_pair(values: Values) -> dict[str, Any]:
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """One warning for each SPEC_* variable that nearly names a setting but does not."""
-    known = {f.variable for f in FIELDS.values()}
+    """Return one warning for each SPEC_* variable that nearly names a setting but does not."""
+    known = {field.variable for field in FIELDS.values()}
     unknown = sorted(name for name in environ if name.startswith("SPEC_") and name not in known)
-    near = {name: nearest(name[5:], [f[5:].lower() for f in known]) for name in unknown}
+    near = {name: nearest(name[5:], FIELDS) for name in unknown}
     return [f"{name} is not a setting (did you mean SPEC_{n.upper()}?)" for name, n in near.items() if n]
 
 
 def model_options(environ: Mapping[str, str], flags: Values) -> ModelOptions:
-    """Built in < environment < flags."""
+    """Return the options of the layers built in < environment < flags."""
     return ModelOptions(**{**from_environment(environ, MODEL_FIELDS), **from_flags(flags, MODEL_FIELDS)})
 
 
@@ -61,7 +61,7 @@ class Layers:
     pair: Values = field(default_factory=dict)
     environment: Values = field(default_factory=dict)
     flags: Values = field(default_factory=dict)
-    console: Values = field(default_factory=dict)  # what /set and its like changed
+    console: Values = field(default_factory=dict)  # changes by /set and the like
 
     @classmethod
     def of(
@@ -76,37 +76,37 @@ class Layers:
 
     @cached_property
     def defaults(self) -> Settings:
-        """What /reset goes back to: everything below /set."""
+        """The settings that /reset restores: everything below /set."""
         return Settings(**{**self.pair, **self.environment, **self.flags})
 
     @cached_property
     def settings(self) -> Settings:
-        """All layers together; UsageError where they do not go together."""
-        found = self.defaults.changed(**self.console)
-        _check_together(found)
-        return found
+        """All layers together; UsageError for settings that exclude each other."""
+        settings = self.defaults.changed(**self.console)
+        _check_together(settings)
+        return settings
 
     def resolve(self, pair_defaults: Values) -> Layers:
-        """The same layers over another pair's defaults; UsageError when those are wrong."""
-        found = replace(self, pair=from_pair(pair_defaults))
-        _check_together(found.settings)
-        return found
+        """Return the same layers over another pair's defaults; UsageError when those are wrong."""
+        layers = replace(self, pair=from_pair(pair_defaults))
+        _check_together(layers.settings)
+        return layers
 
     def with_set(self, **changes: object) -> Layers:
-        """With these console changes on top, all or none of them; UsageError with what still holds."""
+        """Return layers with these console changes on top, all or none of them; UsageError names the present values."""
         after = self.settings.changed(**changes)
         _check_together(after, f" (still verify {self.settings.verify}, expand {self.settings.expand})")
         names = [Settings.field(name).name for name in changes]
         return replace(self, console={**self.console, **{name: getattr(after, name) for name in names}})
 
     def without_set(self, *names: str) -> Layers:
-        """Without the console's changes of these settings (of all when none is named)."""
+        """Return layers without the console's changes of these settings (of all when none is named)."""
         gone = {Settings.field(name).name for name in names} or set(self.console)
         return replace(self, console={name: value for name, value in self.console.items() if name not in gone})
 
 
 def _check_together(settings: Settings, still: str = "") -> None:
-    """UsageError for settings that exclude each other; `still` says what holds."""
+    """UsageError for settings that exclude each other; `still` names the present values."""
     if settings.verify == "block" and settings.expand in ("cape", "dynamic"):
         raise UsageError(
             f"verify block judges chains, expand {settings.expand} grows trees:"

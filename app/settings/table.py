@@ -1,9 +1,9 @@
-"""The one table of what a user can set: flags, variables, /set, completion, help, errors and the README come from it.
+"""The one table of settings: flags, variables, /set, completion, help, errors and the README come from it.
 
 A setting is one :func:`row`: its type, default, range, one line of help and group. The rows of :class:`Settings` can
-stand in models.yaml and change while the console runs; those of :class:`ModelOptions` say what is loaded and how. Knows
-neither how values are layered (app/settings/layers.py) nor the command line's grammar (app/command_line/arguments.py).
-No torch.
+stand in models.yaml and change while the console runs; those of :class:`ModelOptions` choose the models and their form.
+Knows neither how values are layered (app/settings/layers.py) nor the command line's grammar
+(app/command_line/arguments.py). No torch.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from utils.errors import COLDEST, UsageError, did_you_mean
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 BEAM = "Beam search"
 
-FILES = ("prompts", "out", "report", "ids", "features", "start", "export")
+FILES = ("prompts", "out", "report", "from", "ids", "features", "start")
 
 
 @dataclass(frozen=True)
 class Field:
-    """One setting. `short` is the name of its own console command where that differs from `name`; `also` is the name
-    by which its flag is shown, beside the one that follows from `name`.
+    """One setting. `short` is the name of its console command if that differs from `name`; `also` names the flag that
+    is shown, beside the one that follows from `name`.
     """
 
     name: str
-    kind: Kind | Any  # or what reads, shows and names its values like one
+    kind: Kind | Any  # or another reader of values with its methods
     default: Any
     help: str
     group: str
@@ -72,7 +72,7 @@ class Field:
         return f"SPEC_{self.name.upper()}"
 
     def read(self, value: object, label: str = "", still: Any = ...) -> Any:
-        """The value this text (or plain value) means; UsageError `LABEL must be …, got … (still …)`."""
+        """Return the value of a text or plain value; UsageError `LABEL must be …, got … (still …)`."""
         try:
             return self.kind.read(value)
         except RefusedError as error:
@@ -80,12 +80,12 @@ class Field:
             raise UsageError(f"{label or self.name} must be {error}, got {got(value)}{holds}") from None
 
     def show(self, value: Any) -> str:
-        """The value as a user would type it, on one line."""
+        """Return the value as a user would type it, on one line."""
         return " ".join(self.kind.show(value).split())
 
 
 def row(default: Any, kind: Any, help: str, group: str, **names: str) -> Any:
-    """A setting of a record; `names` may give `short` and `also`, see :class:`Field`."""
+    """Declare a setting of a record; `names` may give `short` and `also`, see :class:`Field`."""
     return pydantic.Field(default, description=help, json_schema_extra={"kind": kind, "group": group, **names})
 
 
@@ -98,18 +98,18 @@ class _Record(pydantic.BaseModel):
     @classmethod
     @cache
     def fields(cls) -> dict[str, Field]:
-        """The rows by name, in the order of the table."""
+        """Return the rows by name, in the order of the table."""
         rows: dict[str, Any] = dict(cls.model_fields)
         return {
-            name: Field(name=name, default=one.default, help=one.description, **one.json_schema_extra)
-            for name, one in rows.items()
+            name: Field(name=name, default=info.default, help=info.description, **info.json_schema_extra)
+            for name, info in rows.items()
         }
 
     @classmethod
     def field(cls, name: str) -> Field:
-        """The row of this name, short name or flag's name; UsageError with the nearest one."""
+        """Return the row of this name, short name or flag's name; UsageError with the nearest one."""
         rows = cls.fields().values()
-        named = {name: one for one in rows for name in (one.short, one.also) if name} | cls.fields()
+        named = {name: field for field in rows for name in (field.short, field.also) if name} | cls.fields()
         if name not in named:
             raise UsageError(f"unknown {cls.noun} {got(name)}{did_you_mean(name, cls.fields())}")
         return named[name]
@@ -121,15 +121,15 @@ class _Record(pydantic.BaseModel):
         return {name: cls.field(name).read(value) for name, value in dict(data).items()}
 
     def changed(self, **changes: object) -> Self:
-        """A copy with these values (text or plain); UsageError, with what still holds, when one is refused."""
+        """Return a copy with these values (text or plain); UsageError, with the present value, when one is refused."""
         fields = {name: self.field(name) for name in changes}
-        read = {one.name: one.read(changes[name], still=getattr(self, one.name)) for name, one in fields.items()}
+        read = {each.name: each.read(changes[name], still=getattr(self, each.name)) for name, each in fields.items()}
         return self.model_copy(update=read)
 
     def show(self, name: str) -> str:
-        """The value of one setting as a user would type it."""
-        found = self.field(name)
-        return found.show(getattr(self, found.name))
+        """Return the value of one setting as a user would type it."""
+        field = self.field(name)
+        return field.show(getattr(self, field.name))
 
 
 _MANY = 1_000_000
@@ -147,7 +147,6 @@ def _device(optional: bool) -> Text:
 
 
 def _drafters() -> str:
-    """The words for drafters as an error line lists them."""
     more = {"tables": "tables, tables:FILE"}
     *words, last = [f"{word} (…)" if "+" in word else more.get(word, word) for word in examples()]
     return f"{', '.join(words)} or {last}"
@@ -157,7 +156,7 @@ _FILE = Text("FILE", "a file", pattern=r"[^\x00-\x1f\x7f]*")
 
 
 class ModelOptions(_Record):
-    """Which models to load and how; None leaves it to the pair or to the loader."""
+    """The models to load and their form; None leaves the choice to the pair or to the loader."""
 
     noun = "model option"
 
@@ -204,7 +203,7 @@ class ModelOptions(_Record):
     activations: str = row(
         "q16",
         Choice(("q16", "q8")),
-        "bits of what the compiled pass multiplies its weights with; q8: cheaper passes over many tokens, less exact",
+        "bits of the compiled pass's activations; q8: cheaper passes over many tokens, less exact",
         MODELS,
     )
     attn_implementation: str | None = row(
@@ -216,11 +215,11 @@ class ModelOptions(_Record):
 
 
 class Settings(_Record):
-    """How to decode and what to show."""
+    """The settings of decoding and of the display."""
 
     noun = "setting"
 
-    gamma: int | str = row(4, Whole(1, 64, "auto"), "tokens to draft a round; auto: what is fastest", DECODING)
+    gamma: int | str = row(4, Whole(1, 64, "auto"), "tokens to draft a round; auto: the fastest number", DECODING)
     temperature: float = row(0.0, Number(0, 5, least=COLDEST), "randomness; 0: the likeliest token", DECODING)
     top_p: float = row(1.0, Number(0, 1, without_low=True), "sample from this share; 1: all", DECODING)
     top_k: int = row(0, Whole(0, _MANY), "sample from the k best; 0: all", DECODING)
@@ -244,7 +243,7 @@ class Settings(_Record):
     expand: str = row(
         "auto",
         Choice(("auto", "none", "cape", "dynamic")),
-        "grow drafts into trees: siblings where a model is unsure, the likeliest nodes of all, or what is fastest",
+        "grow drafts into trees: siblings where a model is unsure, the likeliest nodes of all, or the fastest way",
         DECODING,
     )
     suffix: str = row(
@@ -269,7 +268,7 @@ class Settings(_Record):
     k_matrix: tuple[tuple[int, ...], ...] = row(
         (), KMatrix(), "tokens each drafter adds; first row: for the target", CASCADE
     )
-    lenience: float = row(1.0, Number(1, _MANY), "how much drafters let pass; 1: nothing", CASCADE)
+    lenience: float = row(1.0, Number(1, _MANY), "leniency of the drafters' reviews; 1: none", CASCADE)
     num_beams: int = row(4, Whole(1, 64), "texts that the lane beam grows at a time", BEAM)
     beam_top_k: int = row(0, Whole(0, _MANY), "tokens each may go on with; 0: all that can count", BEAM)
     min_length: int = row(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM)
@@ -287,7 +286,7 @@ class Settings(_Record):
     )
     render: bool = row(True, Switch(), "draw Markdown and code of a finished answer", OUTPUT)
     slow: float | str = row(
-        1.0, Number(1, 1000, "step"), "show the race so many times slower; step: phase by phase", OUTPUT
+        1.0, Number(1, 1000, "step"), "factor by which the race is slowed; step: phase by phase", OUTPUT
     )
     color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT)
     palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT)
@@ -297,7 +296,7 @@ class Settings(_Record):
     verbose: bool = row(False, Switch(), "more detail, tracebacks of errors", OUTPUT)
     debug: bool = row(False, Switch(), "show details of every round", OUTPUT)
     log_top: int = row(0, Whole(0, 16), "likeliest tokens of each position that files keep; 0: none", OUTPUT)
-    record: str = row("", _FILE, "write all that is decoded to this file, for replay", OUTPUT, also="log")
+    record: str = row("", _FILE, "write everything decoded to this file, for replay", OUTPUT, also="log")
 
     @property
     def steps(self) -> bool:
@@ -306,7 +305,7 @@ class Settings(_Record):
 
     @property
     def times_slower(self) -> float:
-        """How many times slower than it was a race is shown."""
+        """The factor by which a race is shown slower than it was."""
         return self.slow if isinstance(self.slow, float) else 1.0
 
 
@@ -316,7 +315,7 @@ FIELDS: Mapping[str, Field] = {**MODEL_FIELDS, **SETTING_FIELDS}
 
 
 def arguments(fields: Mapping[str, Field], given: Mapping[str, Any], **more: Any) -> Namespace:
-    """What a command takes beside the settings: of each flag what was given, else its default; files as paths.
+    """Return a command's values beside the settings: of each flag the given value, else its default; files as paths.
 
     UsageError names the flag.
     """

@@ -1,9 +1,9 @@
-"""Types of setting: how a value is read from text, what is allowed, how it is shown and completed.
+"""Types of setting: how a value is read from text, its allowed values, how it is shown and completed.
 
-A :class:`Kind` is a pydantic type with the words of the house. It turns what a user typed (or a configuration file
-holds) into a plain Python value, or raises :class:`RefusedError` with the words that follow "must be"; an error line
-shows what was refused and what was nearly given. What only a loaded pair can tell (which models it has, whether rows
-of a K matrix and drafters agree) is not asked here. Knows no setting by name, no flags, no torch.
+A :class:`Kind` is a pydantic type with words for errors. It turns a user's text (or a value of a configuration file)
+into a plain Python value, or raises :class:`RefusedError` with the words that follow "must be"; an error line shows the
+refused value and the nearest allowed one. Facts of a loaded pair (which models it has, whether rows of a K matrix and
+drafters agree) are checked elsewhere. Knows no setting by name, no flags, no torch.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ def _cut(text: str) -> str:
 
 
 def got(value: object) -> str:
-    """The refused value for an error line: numbers bare, text quoted, long ones cut, always one line."""
+    """Return the refused value for an error line: numbers bare, text quoted, long ones cut, always one line."""
     return _cut(value if isinstance(value, str) and NUMBER.fullmatch(value) else repr(value))
 
 
 def named(word: str) -> str:
-    """A refused name for an error line: as typed, but cut when long and always one printable line."""
+    """Return a refused name for an error line: as typed, but cut when long and always one printable line."""
     return _cut(word if word.isprintable() else repr(word)[1:-1])
 
 
 def plain(value: float) -> str:
-    """A number without a needless ".0": 1.0 → 1, 0.9 → 0.9."""
+    """Return a number without a needless ".0": 1.0 → 1, 0.9 → 0.9."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
 def one_of(words: Iterable[str]) -> str:
-    """ "a, b or c"."""
+    """Return "a, b or c"."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last
 
 
 class RefusedError(ValueError):
-    """A value that a kind does not take; the text is what would have been allowed."""
+    """A value that a kind does not take; the text names the allowed values."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Kind:
         return TypeAdapter(self.type)
 
     def read(self, value: object) -> Any:
-        """The value that this means; RefusedError where the kind does not take it."""
+        """Return the value of a text or plain value; RefusedError if the kind does not take it."""
         try:
             return self._adapter.validate_python(value)
         except ValidationError as refused:
@@ -101,7 +101,7 @@ class Kind:
 
 
 def _digits(value: Any) -> Any:
-    """Text of a whole number as that number; anything else as it is."""
+    """Return text of a whole number as that number; anything else unchanged."""
     return int(value) if isinstance(value, str) and len(value) <= SHOWN and _WHOLE.fullmatch(value) else value
 
 
@@ -120,7 +120,7 @@ class Whole(Kind):
 
 
 class Seed(Kind):
-    """A seed for the noise; `random` draws one now, so that what is shown can be repeated."""
+    """A seed for the noise; `random` draws one now, so that the run can be repeated."""
 
     def __init__(self) -> None:
         drawn = BeforeValidator(lambda value: secrets.randbelow(2**31) if value == "random" else value)
@@ -129,7 +129,7 @@ class Seed(Kind):
 
 
 def _decimal(value: Any) -> Any:
-    """Text of a number as that number, one that no float holds as infinity; nan is no number."""
+    """Return text of a number as that number, infinity for one that no float holds; nan is no number."""
     if isinstance(value, str) and NUMBER.fullmatch(value):
         return float(value)
     if value != value:
@@ -138,8 +138,8 @@ def _decimal(value: Any) -> Any:
 
 
 class Number(Kind):
-    """A finite number between `low` and `high`; either end may be left out. What is below `least` counts as 0. `word`
-    stands for a value that is none."""
+    """A finite number between `low` and `high`; either end may be left out. A value below `least` counts as 0. `word`
+    stands for a value that is no number."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Number(Kind):
 
 
 class Choice(Kind):
-    """One of a few words. `suggests`: an error names the word that was nearly given."""
+    """One of a few words. `suggests`: an error names the nearest one."""
 
     def __init__(self, choices: tuple[str, ...], suggests: bool = False) -> None:
         words, every = one_of(choices), "|".join(choices)
@@ -211,7 +211,7 @@ class Text(Kind):
 
 
 def _parts(value: Any) -> Any:
-    """The parts of a comma list; of a sequence its members."""
+    """Return the parts of a comma list; of a sequence its members."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         raise ValueError
@@ -271,27 +271,27 @@ class LaneNames(_List):
 
 
 class WholeList(_List):
-    """A comma list of different whole numbers from `low` to `high`; `word` may stand among them."""
+    """A comma list of different whole numbers from `low` to `high`; `word` may be among them."""
 
     def __init__(self, low: int, high: int, word: str = "") -> None:
-        one = Whole(low, high, word)
-        super().__init__(one.type, one.allowed.replace("a whole number", "whole numbers"))
+        each = Whole(low, high, word)
+        super().__init__(each.type, each.allowed.replace("a whole number", "whole numbers"))
 
 
 class NumberList(_List):
-    """A comma list of numbers between `low` and `high`; one may come more often than another unless `once`."""
+    """A comma list of numbers between `low` and `high`, which may repeat unless `once`."""
 
     def __init__(self, low: float, high: float, *, without_low: bool = False, once: bool = False) -> None:
-        one = Number(low, high, without_low=without_low)
+        each = Number(low, high, without_low=without_low)
         super().__init__(
-            one.type, f"numbers {one.outside}", once=once, show=lambda values: ",".join(map(plain, values))
+            each.type, f"numbers {each.outside}", once=once, show=lambda values: ",".join(map(plain, values))
         )
 
 
 def _pairs(value: Any) -> list[list[Any]]:
-    """The parts of `1:seconds,2:seconds`, or of seconds alone, counted from 1; nothing where both are mixed."""
+    """Return the parts of `1:seconds,2:seconds`, or of seconds alone, counted from 1; none if both are mixed."""
     parts = value.split(",") if isinstance(value, str) else []
-    pairs = [part.split(":") if ":" in part else [str(place), part] for place, part in enumerate(parts, start=1)]
+    pairs = [part.split(":") if ":" in part else [str(count), part] for count, part in enumerate(parts, start=1)]
     return [_parts(pair) for pair in pairs] if len({":" in part for part in parts}) == 1 else []
 
 
@@ -332,7 +332,7 @@ class DrafterNames(Kind):
 
 
 def _matrix(value: Any) -> Matrix:
-    """A K matrix from JSON text or rows of numbers; see utils/catalogue/k_matrix.py."""
+    """Return a K matrix from JSON text or rows of numbers; see utils/catalogue/k_matrix.py."""
     if value in ("", NONE, (), []):
         return ()
     try:
@@ -340,7 +340,7 @@ def _matrix(value: Any) -> Matrix:
     except RecursionError:
         raise ValueError from None
     except UserError as error:
-        why = str(error).partition(", got ")[0]  # the value given stands in the line already
+        why = str(error).partition(", got ")[0]  # the line has the value already
         raise RefusedError(re.sub(r"^k_matrix must (be|hold) ", "", why)) from None
 
 

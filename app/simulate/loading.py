@@ -1,7 +1,7 @@
-"""Recorded answers in their target's place: the recorded target, and what drafts for it, loaded as far as it must be.
+"""Recorded answers in place of their target: the recorded target, and its drafters, loaded as far as needed.
 
-A drafter without a model needs no pair; a model is loaded by itself; a trained drafter comes with its target, whose
-embeddings it shares. The target is loaded, too, where its passes are to be timed. Knows no decoding and no figures.
+A drafter without a model needs no pair; a model is loaded alone; a trained drafter comes with its target, whose
+embeddings it shares. The target is loaded, too, if its passes are to be timed. Knows no decoding and no figures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _READS = {"glide": "keys and values", **dict.fromkeys(("feature", *PUBLISHED_KIN
 
 @dataclass(frozen=True)
 class RecordedPair:
-    """The recorded target with what drafts for it. `network`: the real target, where it was loaded."""
+    """The recorded target with its drafters. `network`: the real target, if it was loaded."""
 
     lm: RecordedLM
     recorded: RecordedAnswers
@@ -49,14 +49,14 @@ class RecordedPair:
     network: CausalLM | None = None
 
     def kind(self, method: str) -> str:
-        """What drafts under this name."""
+        """Return the word of the drafter under this name."""
         return self.loaded.drafter_kind if method == "spec" else method
 
 
 def load_recorded_pair(
     settings: Settings, options: ModelOptions, args: Namespace, cancelled: Callable[[], bool]
 ) -> RecordedPair:
-    """Read the recorded answers and load what drafts. UserError, in one line, for what cannot draft for them."""
+    """Read the recorded answers and load the drafters. UserError, in one line, for drafters that they cannot serve."""
     named = options.pair is not None or options.target is not None
     if not named and head_kind_of(options.drafter or "") == "plain":
         raise UsageError(_SHARES)
@@ -84,26 +84,27 @@ def load_recorded_pair(
 
 
 def _kinds(spec: PairSpec, settings: Settings, args: Namespace) -> list[str]:
-    """The words of all that is to draft, those in cascades included; "model" for a model."""
-    found: list[str] = []
+    """Return the words of all drafters, those in cascades included; "model" for a model."""
+    words: list[str] = []
     for method in args.methods:
         kind: Any = spec.drafter if method == "spec" else method
         if not isinstance(kind, str):
             kind = (head_kind(kind.path) if kind.path is not None else None) or "model"
-        found += [*(settings.cascade or spec.cascade_names)] if kind in CASCADES else [kind]
-    return found
+        words += [*(settings.cascade or spec.cascade_names)] if kind in CASCADES else [kind]
+    return words
 
 
 def _starts(
     settings: Settings, options: ModelOptions, args: Namespace, cancelled: Callable[[], bool]
 ) -> list[list[list[int]]] | None:
-    """What the rows may begin with: each of --prompts in its chat template, or with and without special tokens.
+    """Return the possible beginnings of the rows: each of --prompts in its chat template, or with and without special
+    tokens.
 
-    The tokenizer is the target's, or where none is named the drafter's.
+    The tokenizer is the target's, or if none is named the drafter's.
     """
     if args.prompts is None:
         return None
-    texts = [one.turns[0] for one in read_questions(args.prompts)]
+    texts = [question.turns[0] for question in read_questions(args.prompts)]
     if options.pair is None and options.target is None:
         if options.drafter is None:
             raise UsageError("--prompts needs a tokenizer: --pair, --target or --drafter names a model that has one")
@@ -117,19 +118,19 @@ def _starts(
 
 @dataclass(frozen=True)
 class _File:
-    """The file of recorded answers: what it holds depends on the kind of model that it is read as one of."""
+    """The file of recorded answers, whose reading depends on the kind of the model."""
 
     args: Namespace
     starts: list[list[list[int]]] | None
 
     def read(self, arch: Arch | None, start_id: int | None = None) -> RecordedAnswers:
-        found = read_answers(self.args.file, self.starts, self.args.prompt_tokens, arch, start_id)
-        if not found.answers:
+        recorded = read_answers(self.args.file, self.starts, self.args.prompt_tokens, arch, start_id)
+        if not recorded.answers:
             raise UserError(f"{self.args.file} holds no recorded answer")
-        return replace(found, answers=found.answers[: self.args.limit])
+        return replace(recorded, answers=recorded.answers[: self.args.limit])
 
     def fitting(self, recorded: RecordedAnswers, model: LoadedModel, tokenizer: Any) -> RecordedAnswers:
-        """What it holds as one of the model's kind; UserError where its ids are not the model's."""
+        """Return the answers as those of the model's kind; UserError if its ids are not the model's."""
         begins = decoder_start_id(model.model) if model.encodes else None
         if begins is not None and "start_id" not in recorded.header and self.args.arch == "auto":
             recorded = self.read("seq2seq", begins)
@@ -147,7 +148,7 @@ class _File:
         return recorded
 
     def stop(self, recorded: RecordedAnswers, tokenizer: Any) -> frozenset[int]:
-        """Ids that end an answer: --end-id, else what the file tells, else the tokenizer's."""
+        """Return the ids that end an answer: --end-id, else the file's, else the tokenizer's."""
         if self.args.end_id is not None:
             return frozenset([self.args.end_id])
         own = getattr(tokenizer, "eos_token_id", None)
@@ -165,19 +166,19 @@ def _alone(
     recorded: RecordedAnswers,
     cancelled: Callable[[], bool],
 ) -> RecordedPair:
-    """Without the target, which has a name and a vocabulary and no model: its drafter, or the models of its cascade,
-    each by itself."""
+    """Load the drafter, or the models of a cascade, without the target, which has a name and a vocabulary and no
+    model."""
     kind, wanted = ("model", [spec.drafter]) if isinstance(spec.drafter, ModelSpec) else (spec.drafter, [])
     if kind in CASCADES:
         wanted = list(spec.cascade_models)
     models: dict[str, LoadedModel] = {}
     tokenizer = None
-    for one in wanted:
-        models[one.name], tokenizer = _model(one, settings, options, cancelled)
-        recorded = file.fitting(recorded, models[one.name], tokenizer)
+    for model in wanted:
+        models[model.name], tokenizer = _model(model, settings, options, cancelled)
+        recorded = file.fitting(recorded, models[model.name], tokenizer)
     if not models and spec.arch == "seq2seq" and file.args.arch == "auto" and "start_id" not in recorded.header:
         recorded = file.read("seq2seq")
-    size = recorded.vocab_size or max([recorded.highest + 1, *(one.vocab_size for one in models.values())])
+    size = recorded.vocab_size or max([recorded.highest + 1, *(model.vocab_size for model in models.values())])
     lm = RecordedLM.of(recorded, file.args.end_id or 0, size)
     cpu = torch.device("cpu")
     loaded = LoadedPair(
@@ -191,20 +192,20 @@ def _alone(
         context=lm.context,
         cascade_models=models if kind in CASCADES else {},
     )
-    drafters = PairDrafters(loaded, lm, recorded.header.get("tokenizer"))  # type: ignore[arg-type]  # its size is all that counts
+    drafters = PairDrafters(loaded, lm, recorded.header.get("tokenizer"))  # type: ignore[arg-type]  # only its size counts
     return RecordedPair(lm, recorded, file.stop(recorded, tokenizer), loaded, drafters)
 
 
 def _model(
     spec: ModelSpec, settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]
 ) -> tuple[LoadedModel, Any]:
-    """A drafter's model and tokenizer, loaded as if it were a target; where the drafter is to run."""
-    place = replace(
+    """Load a drafter's model and tokenizer as if it were a target, on the drafter's device."""
+    how = replace(
         load_options(options),
         device=options.drafter_device or options.device,
         quantization=options.drafter_quantization,
         revision=None,
     )
     with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress:
-        loaded = load_pair(PairSpec(name=spec.name, target=spec, drafter="none"), place, progress, cancelled)
+        loaded = load_pair(PairSpec(name=spec.name, target=spec, drafter="none"), how, progress, cancelled)
     return loaded.target, loaded.tokenizer

@@ -1,4 +1,4 @@
-"""What `simulate` and `record` take on the command line beside the settings. No torch, no models."""
+"""The flags of `simulate` and `record` beside the settings. No torch, no models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILE = Text("FILE", "a file", optional=True)
 RECORD_FIELDS: Mapping[str, Field] = {
     **PROMPT_FIELDS,
     "out": Field("out", _FILE, None, "the recording, .jsonl", _RECORD),
-    "costs": Field("costs", Switch(), False, "also record what passes over 1 to 17 tokens take here", _RECORD),
+    "costs": Field("costs", Switch(), False, "also record the time of passes over 1 to 17 tokens here", _RECORD),
     "best": Field("best", Whole(1, 64), 3, "the target's likeliest ids to record at each token", _RECORD),
 }
 
@@ -53,14 +53,14 @@ SIMULATE_FIELDS: Mapping[str, Field] = {field.name: field for field in _TABLE}
 
 
 def simulate_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """What was given or is the default, and `file`; UsageError in one line. `t_verify` are pairs of tokens, seconds."""
+    """Return the values or defaults, and `file`; UsageError in one line. `t_verify` are pairs of tokens, seconds."""
     if not given.get("file"):
         raise UsageError("simulate needs a file: the recording to play (infer.py record makes one)")
     return arguments(SIMULATE_FIELDS, given, file=Path(os.path.expanduser(given["file"])))
 
 
 def record_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """What was given or is the default; UsageError in one line."""
+    """Return the values or defaults; UsageError in one line."""
     args = arguments(RECORD_FIELDS, given)
     if args.out is None:
         raise UsageError("record needs --out: the file to write")

@@ -1,8 +1,8 @@
-"""`record`: what a pair's target answers to many prompts, as a file that can take its place (app/simulate/run.py).
+"""`record`: a target's answers to many prompts, as a file that can stand in for it (app/simulate/run.py).
 
-The target decodes alone (lane `ar`) under the settings as given. Beside the ids goes what n-gram drafters ask of a
-target: its likeliest ids at each token. The file has a header, then a line an answer as it is made; a stopped run goes
-on in it. Knows the form that sampling/recorded/answers.py reads.
+The target decodes alone (lane `ar`) under the given settings. Beside the ids the file has the facts that n-gram
+drafters need of a target: its likeliest ids at each token. It has a header, then a line an answer as it is made; a
+stopped run is resumed in it. Knows the form that sampling/recorded/answers.py reads.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from utils.loading.fit import fingerprint
 from utils.machine import machine
 from utils.progress import INTERRUPTED
 
-_SAME = ("target", "vocab_size", "end_id", "tokenizer")
+_SAME = ("target", "vocab_size", "end_id", "tokenizer", "weights")
 _SETTINGS = (
     *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "repetition_penalty", "no_repeat_ngram"),
     *("system", "chat", "template"),
 )
-"""What an answer of the target alone depends on."""
+"""The settings that an answer of the target alone depends on."""
 
 WIDTHS = range(1, 18)  # tokens of the passes that --costs times: gamma up to 16
 
@@ -55,7 +55,7 @@ class Listener(NoDrafter):
 
 
 def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Record the answers; the exit code."""
+    """Record the answers; return the exit code."""
     questions = selected(args, settings.data_dir)
     with Interrupts() as interrupt:
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
@@ -70,16 +70,16 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     if done and not count:
         raise UserError(f"nothing was recorded: none of the {len(questions)} prompts fits into the context")
     if not done:
-        sys.stderr.write(f"interrupted: {args.out} keeps {count} answers, the same command goes on from there\n")
+        sys.stderr.write(f"interrupted: {args.out} keeps {count} answers, the same command resumes the run\n")
         return INTERRUPTED
     if not settings.quiet:
         tokens = sum(map(len, recorder.answers.values()))
-        sys.stderr.write(f"{args.out}: {count} answers, {tokens:,} tokens, of which {recorder.made} answers are new\n")
+        sys.stderr.write(f"{args.out}: {count} answers, {tokens:,} tokens; {recorder.new} answers are new\n")
     return 0
 
 
 def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> dict[str, Any]:
-    """What the answers depend on, and what whoever plays them needs to know."""
+    """Return the facts that the answers depend on, and those that playing them needs."""
     stop, end = engine.limits(settings).stop, engine.tokenizer.eos_token_id
     return {
         "recording": 1,
@@ -98,70 +98,64 @@ def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> di
 
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for a run to go on."""
     settings, machine = header.get("settings", {}), header.get("machine", {})
-    found = {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
-    found |= {name: machine.get(name) for name in ("dtype", "quantization")}
-    return found | {"weights": header.get("weights")}
+    facts = {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
+    return facts | {name: machine.get(name) for name in ("dtype", "quantization")}
 
 
 class TargetRecorder:
-    """Answers prompts and writes each answer as it is whole; to be closed.
+    """Answers prompts and writes each whole answer; to be closed.
 
-    The file is new or has a stopped run's answers in it. UsageError, before anything is written, for a file that is
-    another run's or none of ours. `answers` are all that it holds, by prompt, as ids.
+    The file is new or holds a stopped run's answers. UsageError, before anything is written, for a file of another run
+    or program. `answers` are all answers of the file, by prompt, as ids.
     """
 
     def __init__(
-        self,
-        engine: PairEngine,
-        settings: Settings,
-        args: Namespace,
-        interrupt: Interrupts,
-        header: Mapping[str, Any],
+        self, engine: PairEngine, settings: Settings, args: Namespace, interrupt: Interrupts, header: Mapping[str, Any]
     ) -> None:
         self.engine, self.settings, self.args, self.interrupt = engine, settings, args, interrupt
         self.answers: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.has_costs = False
         self.skipped: list[str] = []
-        self.made = 0
+        self.new = 0
         new = not args.out.exists() or args.out.stat().st_size == 0
         writable(args.out)
         if not new:
-            self._take_up(header)
+            self._resume(header)
         self._file = args.out.open("ab", buffering=0)
         if new:
             self._add(header)
 
-    def _take_up(self, header: Mapping[str, Any]) -> None:
-        """What is there already; an unfinished last line goes."""
-        found = read_answers(self.args.out)
-        if "recording" not in found.header:
+    def _resume(self, header: Mapping[str, Any]) -> None:
+        """Take the answers of the file; an unfinished last line is removed."""
+        recorded = read_answers(self.args.out)
+        if "recording" not in recorded.header:
             raise UsageError(f"--out {self.args.out} holds something else: name a new file")
-        before, now = _facts(found.header), _facts(header)
+        before, now = _facts(recorded.header), _facts(header)
         if (name := first_difference(before, now)) is not None:
             raise UsageError(
                 f"--out {self.args.out} holds a recording with {name} {before.get(name)}, now {now.get(name)}: "
                 "give the same flags, or another file"
             )
-        self.answers = {one.prompt: one.answer for one in found.answers}
-        self.has_costs = bool(found.pass_seconds)
+        self.answers = {answer.prompt: answer.answer for answer in recorded.answers}
+        self.has_costs = bool(recorded.pass_seconds)
         drop_half_line(self.args.out)
 
     def close(self) -> None:
         self._file.close()
 
     def _add(self, line: Mapping[str, Any]) -> None:
-        """Write one line, now and whole; UserError where that cannot be."""
+        """Write one line, now and whole; UserError where that fails."""
         text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
         append(self._file, text.encode("utf-8"), self.args.out)
 
     def add_costs(self, questions: Sequence[Question]) -> None:
-        """Write the seconds of passes over 1 … 17 tokens, half an answer behind the usual prompt."""
-        first = [len(conversation(self.engine, self.settings).plan(one.turns[0]).prompt) for one in questions]
+        """Write the seconds of passes over 1 … 17 tokens, half an answer after the median prompt."""
+        chat = conversation(self.engine, self.settings)
+        first = [len(chat.plan(question.turns[0]).prompt) for question in questions]
         context = int(statistics.median(first)) + self.settings.max_new_tokens // 2
         seconds = measure_costs(self.engine.target, WIDTHS, context)
-        self._add({"pass_seconds": {str(n): round(one, 7) for n, one in seconds.items()}, "pass_context": context})
+        self._add({"pass_seconds": {str(n): round(each, 7) for n, each in seconds.items()}, "pass_context": context})
 
     def run(self, questions: Sequence[Question]) -> bool:
         """Answer every turn that was not answered before; an interrupted answer is dropped."""
@@ -209,5 +203,5 @@ class TargetRecorder:
             }
         )
         self.answers[prompt] = answer.ids
-        self.made += 1
+        self.new += 1
         return True

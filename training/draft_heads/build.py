@@ -1,4 +1,4 @@
-"""A new draft head for a target: its shape, and what it starts from."""
+"""A new draft head for a target: its shape and its initial weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.errors import UsageError, UserError
 
 
 def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
-    """A draft head's shape: the target's own width and heads, one layer, what is not given in `changes`.
+    """Return a draft head's shape: the target's width and heads and one layer, but for `changes` (None: no change).
 
     Raises UserError for a target whose shape cannot be read, UsageError for numbers that do not go together.
     """
@@ -42,69 +42,67 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
             "rope_theta": (getattr(large, "rope_parameters", None) or {}).get("rope_theta", 10000.0),
         }
     except AttributeError as error:
-        raise UserError(f"{type(target).__name__} is of no kind a student can be made for: {error}") from None
+        raise UserError(f"no draft head can be made for a {type(target).__name__}: {error}") from None
     given = {name: value for name, value in changes.items() if value is not None}
+    if kind in ("eagle", "dflash"):
+        values["reads"] = tuple(usual_reads(large.num_hidden_layers))
     if kind == "eagle":
-        values |= _eagle3(large.num_hidden_layers)
+        if len(values["reads"]) < 3 or values["reads"][0] < 2:
+            raise UserError(
+                f"EAGLE-3 reads three states of its target, one of {large.num_hidden_layers} layers has too few: it "
+                "needs 7"
+            )
+        # The norms that *speculators* 0.9 trains with.
+        norms = dict.fromkeys(("norm_before_fc", "norm_before_residual", "norm_output"), True)
+        values |= {"wide": True, **norms}
     if kind == "dflash":
         # The mask's row enters as the embedding of the last id, of which hardly any text has a token.
-        reads = tuple(usual_reads(large.num_hidden_layers))
-        values |= {"reads": reads, "qk_norm": True, "mask": large.vocab_size - 1}
+        values |= {"qk_norm": True, "mask": large.vocab_size - 1}
     values |= given
     if "num_attention_heads" in given:
         values["head_dim"] = values["hidden_size"] // given["num_attention_heads"]
     values["shared_embedding"] = values["hidden_size"] == width
     if values.get("shared_head") and not values["shared_embedding"]:
-        raise UsageError(f"a student of width {values['hidden_size']} cannot share what has the target's width {width}")
+        raise UsageError(f"a head of width {values['hidden_size']} cannot share rows of the target's width {width}")
     if kind == "dflash":
         return BlockConfig(**values, windows=(0,) * values["num_hidden_layers"])
     return DraftHeadConfig(**values)
 
 
-def _eagle3(layers: int) -> dict[str, Any]:
-    """What its authors read of the target, and the norms that *speculators* 0.9 trains with."""
-    reads = usual_reads(layers)
-    if len(reads) < 3 or reads[0] < 2:
-        raise UserError(f"EAGLE-3 reads three states of its target, one of {layers} layers has too few: it needs 7")
-    norms = dict.fromkeys(("norm_before_fc", "norm_before_residual", "norm_output"), True)
-    return {"reads": tuple(reads), "wide": True, **norms}
-
-
 def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], seed: int) -> DraftHead:
-    """A draft head with fresh weights; what has the target's width starts as the target's own.
+    """Return a draft head with fresh weights.
 
     Embedding and head rows are the target's where the widths agree; layers start from noise.
     """
     torch.manual_seed(seed)
-    made = DraftHead(config, torch.tensor(short_list, dtype=torch.long))
-    made.adopt(made.ids, target_rotary(target))
-    for module in made.modules():
+    head = DraftHead(config, torch.tensor(short_list, dtype=torch.long))
+    head.adopt(head.ids, target_rotary(target))
+    for module in head.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5 / 2)
-    trunk: Any = made.model
+    trunk: Any = head.model
     rows = plain(target.get_output_embeddings()).weight.detach().float()
     if config.hidden_size == rows.shape[1]:
         embedding = plain(target.get_input_embeddings()).weight.detach()
         trunk.embed_tokens.weight = nn.Parameter(embedding.float(), requires_grad=False)
-        made.lm_head.weight = nn.Parameter((rows[made.ids] if config.short_list else rows).clone())
+        head.lm_head.weight = nn.Parameter((rows[head.ids] if config.short_list else rows).clone())
     if config.project:
         nn.init.eye_(trunk.project.weight)
     if config.kind == "feature":
         for joined in (trunk.join_feature, trunk.join_state):
             if joined.weight.shape[0] == joined.weight.shape[1]:
                 nn.init.eye_(joined.weight)
-    if config.kind in ("eagle", "dflash"):
-        width, large = config.hidden_size, config.large_hidden_size
-        if width == large:
-            trunk.fc.weight.data[:, -large:] = torch.eye(width)  # the highest of the states that it reads
+    width = config.hidden_size
+    if config.kind in ("eagle", "dflash") and width == config.large_hidden_size:
+        trunk.fc.weight.data[:, -width:] = torch.eye(width)  # the highest of the states that it reads
     if config.kind == "glide":
         for layer in trunk.layers:
             nn.init.zeros_(layer.cross_attn.o_proj.weight)
-    return _trainable(made)
+    return _trainable(head)
 
 
 def plain(layer: Any) -> Any:
-    """The layer, or its unpacked copy: packed weights cannot be copied from."""
+    """Return the layer, or its unpacked copy: packed weights cannot be copied from."""
     return layer.unpacked() if hasattr(layer, "unpacked") else layer
 
 
@@ -133,35 +131,35 @@ def start_linear(draft_head: DraftHead, examples: Examples, ridge: float = 100.0
             layer.mlp.down_proj.weight.zero_()
 
 
-def _trainable(made: DraftHead) -> DraftHead:
-    """Everything learns but what is the target's own."""
-    made.model.embed_tokens.weight.requires_grad_(not made.config.shared_embedding)
-    made.lm_head.weight.requires_grad_(not made.config.shared_head)
-    return made
+def _trainable(head: DraftHead) -> DraftHead:
+    """Let everything learn but the target's own parameters."""
+    head.model.embed_tokens.weight.requires_grad_(not head.config.shared_embedding)
+    head.lm_head.weight.requires_grad_(not head.config.shared_head)
+    return head
 
 
-def taken_up(old: DraftHead, config: DraftHeadConfig, device: torch.device, seed: int = 0) -> DraftHead:
-    """A draft head with the weights of `old`, to be trained further; it shares none but the embedding.
+def continued(old: DraftHead, config: DraftHeadConfig, device: torch.device, seed: int = 0) -> DraftHead:
+    """Return a draft head with the weights of `old`, to be trained further; it shares none but the embedding.
 
-    `config` may differ in window, block size, recency and depth. What `old` has not begins as if it were not there:
-    recency with slopes of 0, further layers, which stand in front of its own, with nothing to add.
+    `config` may differ in window, block size, recency and depth. New parts change no output at first: recency has
+    slopes of 0, further layers, which precede its own, add nothing.
     """
     torch.manual_seed(seed)
     with torch.device("meta"):  # no memory for parameters that are replaced
-        made = DraftHead(config, old.ids)
+        head = DraftHead(config, old.ids)
     further, weights = config.num_hidden_layers - old.config.num_hidden_layers, dict[str, Tensor]()
     for name, value in old.state_dict().items():
         moved = re.sub(r"(?<=^model\.layers\.)\d+", lambda number: str(int(number[0]) + further), name)
         weights[moved] = value.detach() if "embed_tokens" in name else value.detach().clone()
-    fresh = {name: _silent(name, value.shape) for name, value in made.state_dict().items() if name not in weights}
-    made.load_state_dict(fresh | weights, assign=True)
-    made.requires_grad_(True)
-    made.adopt(old.ids, old.cross_rotary)
-    return _trainable(made).to(device)
+    fresh = {name: _silent(name, value.shape) for name, value in head.state_dict().items() if name not in weights}
+    head.load_state_dict(fresh | weights, assign=True)
+    head.requires_grad_(True)
+    head.adopt(old.ids, old.cross_rotary)
+    return _trainable(head).to(device)
 
 
 def _silent(name: str, shape: torch.Size) -> Tensor:
-    """A parameter that the old head lacks: noise, or 0 where it would change the output."""
+    """Return a parameter that the old head lacks: noise, or 0 where it would change the output."""
     if name.endswith(("o_proj.weight", "down_proj.weight")) or "recency" in name:
         return torch.zeros(shape)
     return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * shape[1] ** -0.5 / 2

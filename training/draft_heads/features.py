@@ -1,53 +1,50 @@
-"""What a target computes on given texts: last hidden states, keys and values of chosen layers, states between layers.
+"""The outputs of a target on given texts: last hidden states, keys and values of chosen layers, states between layers;
+and padded batches of them.
 
-Everything a draft head learns from follows from them: the target's distribution is its head applied to the states.
-Computed once, kept in shards of safetensors beside the checkpoint, resumable shard by shard; or, where it is too much
-to keep (the states that EAGLE-3 reads are 10 GB of three million tokens), computed whenever it is asked for. Knows no
-draft heads and no loss.
+A draft head learns from these alone: the target's distribution is its head applied to the states. They are computed
+once and kept in shards of safetensors beside the checkpoint, resumable shard by shard; or, where they are too much to
+keep (the states that EAGLE-3 reads are 10 GB of three million tokens), computed whenever they are taken. The order of
+batches depends on the seed and the epoch alone. Knows no draft heads and no loss.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sampling.models.network import network_of
-from training.text.self_text import TextIds
+from training.tables.build import Passage
+from training.text.self_text import cut
 from training.text.synthesize import KEPT
 from utils.files import write_bytes
 from utils.progress import Progress, never
 
 SHARD = 64  # sequences a file
 FED = 4096  # tokens a pass, padding included
+POOL = 32  # batches' worth of sequences that are sorted by length among themselves
 _SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True)
 class Example:
-    """One sequence of T tokens and what the target makes of it. Positions run from 0."""
+    """One sequence of T tokens and the target's outputs on it. Positions run from 0."""
 
     ids: Tensor  # [T] long
-    start: int  # the first token somebody wrote
-    hidden: Tensor  # [T, H] what the target's head is applied to
+    start: int  # the first token of the answer
+    hidden: Tensor  # [T, H] the input of the target's head
     kv: dict[int, tuple[Tensor, Tensor]]  # layer → K, V [T, H_kv, D], rotated as in the target's cache
     read: Tensor | None = None  # [T, K·G] the states that an EAGLE-3 head reads, beside each other
-
-
-class Examples(Protocol):
-    """What is learned from, by number."""
-
-    @property
-    def lengths(self) -> list[int]: ...  # tokens of each
-    def take(self, chosen: Sequence[int]) -> list[Example]: ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class StreamedExamples:
     """Examples that `model` computes of `texts` whenever they are taken, with the states `reads`; none is kept."""
 
     model: Any
-    texts: Sequence[TextIds]
+    texts: Sequence[Passage]
     reads: tuple[int, ...]
 
     @property
@@ -77,32 +74,37 @@ class StreamedExamples:
         return [len(text.ids) for text in self.texts]
 
     def take(self, chosen: Sequence[int]) -> list[Example]:
-        """In passes of at most FED tokens: the same ones for the same `chosen`, so a run that goes on sees no other."""
-        lengths, made = self.lengths, dict[int, Example]()
+        """Compute in passes of at most FED tokens: the same ones for the same `chosen`, so that a resumed run sees the
+        same examples."""
+        lengths, examples = self.lengths, dict[int, Example]()
         for batch in in_batches(sorted(chosen, key=lengths.__getitem__), lengths, FED):
-            found = _run(self.model, [self.texts[at] for at in batch], (), self.reads)
-            for index, one in zip(batch, found, strict=True):
-                width = one["hidden"].shape[-1] // (1 + len(self.reads))
-                last, read = one["hidden"][:, :width], one["hidden"][:, width:]
-                made[index] = Example(one["ids"].long(), self.texts[index].start, last, {}, read)
-        return [made[index] for index in chosen]
+            outputs = _run(self.model, [self.texts[index] for index in batch], (), self.reads)
+            for index, output in zip(batch, outputs, strict=True):
+                width = output["hidden"].shape[-1] // (1 + len(self.reads))
+                last, read = output["hidden"][:, :width], output["hidden"][:, width:]
+                examples[index] = Example(output["ids"].long(), self.texts[index].start, last, {}, read)
+        return [examples[index] for index in chosen]
+
+
+Examples = StoredExamples | StreamedExamples
+"""Examples by number: `lengths` are the tokens of each, `take` returns the chosen ones."""
 
 
 def extract(
     model: Any,
     facts: Mapping[str, str],
-    texts: Sequence[TextIds],
+    texts: Sequence[Passage],
     layers: Sequence[int],
     folder: Path,
     progress: Progress,
     interrupt: Callable[[], bool] = never,
     reads: tuple[int, ...] = (),
 ) -> list[Path]:
-    """Run `model` over `texts`; the shards' files, fewer than needed only when interrupted.
+    """Run `model` over `texts`; return the shards' files, fewer than needed only when interrupted.
 
-    `reads`: states between layers that are wanted too. `facts` say which model it is, whatever changes what it computes
-    among them. A shard of an earlier run is taken if it was made by the same one of the same texts and holds these
-    layers, perhaps others too: one folder serves draft heads of every kind and of several targets.
+    `reads`: states between layers that are kept too. `facts` identify the model and all that changes its outputs. A
+    shard of an earlier run is taken if it has the same facts and texts and holds these layers, perhaps others too: one
+    folder serves draft heads of every kind and of several targets.
     Raises OSError where the disk is full; a shard appears whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,7 @@ def extract(
         if interrupt():
             return files
         mark = _mark({**facts, **({"reads": repr(reads)} if reads else {})}, part)
-        file = _made(folder, mark, layers)
+        file = _shard_with(folder, mark, layers)
         if file is None:
             file = folder / f"{mark}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"
             write_bytes(file, save(_shard(model, part, layers, reads)))
@@ -129,15 +131,15 @@ class Keeper:
 
     def __init__(self, facts: Mapping[str, str], folder: Path, before: int, longest: int) -> None:
         self._facts, self._folder, self._skipped, self._longest = facts, folder, -before % SHARD, longest
-        self._texts: list[TextIds] = []
+        self._texts: list[Passage] = []
         self._states: list[Tensor] = []
 
     def __call__(self, ids: Sequence[int], start: int, states: Tensor) -> None:
         """Take the next line of the file and its states [T, H]. Raises OSError where the disk is full."""
-        text = TextIds.cut(ids, start, self._longest)
-        if text.teaches and self._skipped:
+        text = cut(ids, start, self._longest)
+        if text is not None and self._skipped:
             self._skipped -= 1
-        elif text.teaches:
+        elif text is not None:
             self._texts.append(text)
             self._states.append(states[: self._longest])
         if len(self._texts) == SHARD:
@@ -149,53 +151,41 @@ class Keeper:
             self._texts, self._states = [], []
 
 
-def _mark(facts: Mapping[str, str], texts: Sequence[TextIds]) -> str:
-    """How the name of a shard of these texts begins."""
+def _mark(facts: Mapping[str, str], texts: Sequence[Passage]) -> str:
+    """Return the begin of the name of a shard of these texts."""
     content = json.dumps([facts, [[text.ids, text.start] for text in texts]], sort_keys=True)
     return f"features-{hashlib.sha256(content.encode('ascii')).hexdigest()[:16]}-"
 
 
-def _lengths(texts: Sequence[TextIds]) -> dict[str, Tensor]:
-    """How long the sequences of a shard are and where their answers start."""
+def _lengths(texts: Sequence[Passage]) -> dict[str, Tensor]:
+    """Return the lengths of a shard's sequences and the starts of their answers."""
     lengths, starts = [len(text.ids) for text in texts], [text.start for text in texts]
     return {"length": torch.tensor(lengths), "start": torch.tensor(starts)}
 
 
-def _made(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
-    """A shard of this mark's model and texts that holds at least these layers."""
+def _shard_with(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
+    """Return a shard with this mark that holds at least these layers."""
     for file in sorted(folder.glob(f"{mark}*{_SUFFIX}")):
         if set(map(str, layers)) <= set(file.name.removeprefix(mark).removesuffix(_SUFFIX).split("-")):
             return file
     return None
 
 
-def _shard(model: Any, texts: Sequence[TextIds], layers: Sequence[int], reads: tuple[int, ...]) -> dict[str, Tensor]:
-    lengths = [len(text.ids) for text in texts]
-    made: dict[int, dict[str, Tensor]] = {}
+def _shard(model: Any, texts: Sequence[Passage], layers: Sequence[int], reads: tuple[int, ...]) -> dict[str, Tensor]:
+    lengths, outputs = [len(text.ids) for text in texts], dict[int, dict[str, Tensor]]()
     for batch in in_batches(sorted(range(len(texts)), key=lengths.__getitem__), lengths, FED):
-        made |= zip(batch, _run(model, [texts[index] for index in batch], layers, reads), strict=True)
-    tensors = {name: torch.cat([made[index][name] for index in range(len(texts))]) for name in made[0]}
+        outputs |= zip(batch, _run(model, [texts[index] for index in batch], layers, reads), strict=True)
+    tensors = {name: torch.cat([outputs[index][name] for index in range(len(texts))]) for name in outputs[0]}
     return tensors | _lengths(texts)
-
-
-def in_batches(order: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Indices in `order`, as many at once as are `most` tokens when padded to the last of them."""
-    batch: list[int] = []
-    for index in order:
-        if batch and (len(batch) + 1) * lengths[index] > most:
-            yield batch
-            batch = []
-        batch.append(index)
-    yield batch
 
 
 @torch.no_grad()
 def _run(
-    model: Any, texts: Sequence[TextIds], layers: Sequence[int], reads: tuple[int, ...] = ()
+    model: Any, texts: Sequence[Passage], layers: Sequence[int], reads: tuple[int, ...] = ()
 ) -> list[dict[str, Tensor]]:
-    """One pass; padding lies behind the sequences, where causal attention does not see it.
+    """Run one pass. Padding follows the sequences, where causal attention does not see it.
 
-    `hidden` are the last states and behind them those of `reads` (sampling.types.Hidden).
+    `hidden` are the last states, followed by those of `reads` (sampling.types.Hidden).
     """
     network = network_of(model)
     width = max(len(text.ids) for text in texts)
@@ -204,16 +194,15 @@ def _run(
     positions = torch.arange(width, device=network.device).expand(len(texts), -1)
     _, hidden = network.forward(ids, positions, None, cache, 1, hidden=(-1, *reads))
     assert hidden is not None
-    found = []
+    outputs = []
     for row, text in enumerate(texts):
         count = len(text.ids)
-        one = {"ids": ids[row, :count].to("cpu", torch.int32), "hidden": _kept(hidden[row, :count])}
+        output = {"ids": ids[row, :count].to("cpu", torch.int32), "hidden": _kept(hidden[row, :count])}
         for layer in layers:
-            key, value = cache.layer(layer)
-            one[f"key.{layer}"] = _kept(key[row, :, :count].transpose(0, 1))
-            one[f"value.{layer}"] = _kept(value[row, :, :count].transpose(0, 1))
-        found.append(one)
-    return found
+            for name, part in zip(("key", "value"), cache.layer(layer), strict=True):
+                output[f"{name}.{layer}"] = _kept(part[row, :, :count].transpose(0, 1))
+        outputs.append(output)
+    return outputs
 
 
 def _kept(tensor: Tensor) -> Tensor:
@@ -221,13 +210,12 @@ def _kept(tensor: Tensor) -> Tensor:
 
 
 def load_shard(file: Path, reads: tuple[int, ...] = ()) -> list[Example]:
-    """The examples of one file, made with `reads`; tensors are read from the page cache, not copied at once."""
+    """Return the examples of one file, made with `reads`; tensors are read from the page cache, not copied at once."""
     with safe_open(str(file), framework="pt") as data:
         tensors = {name: data.get_tensor(name) for name in data.keys()}  # noqa: SIM118  # no mapping
     layers = sorted(int(name.partition(".")[2]) for name in tensors if name.startswith("key."))
     ends = tensors["length"].cumsum(0).tolist()
     width = tensors["hidden"].shape[-1] // (1 + len(reads))
-    facts = zip([0, *ends], ends, tensors["start"].tolist(), strict=False)
     return [
         Example(
             ids=tensors["ids"][begin:end].long(),
@@ -236,5 +224,75 @@ def load_shard(file: Path, reads: tuple[int, ...] = ()) -> list[Example]:
             kv={layer: (tensors[f"key.{layer}"][begin:end], tensors[f"value.{layer}"][begin:end]) for layer in layers},
             read=tensors["hidden"][begin:end, width:] if reads else None,
         )
-        for begin, end, start in facts
+        for begin, end, start in zip([0, *ends], ends, tensors["start"].tolist(), strict=False)
     ]
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences of at most T tokens, padded on the right."""
+
+    ids: Tensor  # [B, T] long
+    hidden: Tensor  # [B, T, G]
+    kv: list[tuple[Tensor, Tensor]]  # of each layer read: K, V [B, H_kv, T, D]
+    weight: Tensor  # [B, T] the weight of the target's distribution after each token; 0 at padding
+    read: Tensor | None = None  # [B, T, K·G] the states that an EAGLE-3 head reads
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens with a weight."""
+        return int((self.weight > 0).sum())
+
+    def to(self, device: torch.device) -> Batch:
+        kv = [(key.to(device), value.to(device)) for key, value in self.kv]
+        read = None if self.read is None else self.read.to(device)
+        return Batch(self.ids.to(device), self.hidden.to(device), kv, self.weight.to(device), read)
+
+
+def make_batch(examples: Sequence[Example], layers: Sequence[int], prompt_weight: float) -> Batch:
+    """Pad and stack. The token after an answer's token has weight 1, within a prompt `prompt_weight`."""
+    weight = torch.zeros(len(examples), max(len(example.ids) for example in examples))
+    for row, example in enumerate(examples):
+        weight[row, : len(example.ids)] = prompt_weight
+        weight[row, max(0, example.start - 1) : len(example.ids)] = 1.0
+
+    def stacked(parts: Sequence[Tensor]) -> Tensor:
+        return pad_sequence(list(parts), batch_first=True)
+
+    kv = [
+        (
+            stacked([example.kv[layer][0] for example in examples]).transpose(1, 2),
+            stacked([example.kv[layer][1] for example in examples]).transpose(1, 2),
+        )
+        for layer in layers
+    ]
+    ids, hidden = [example.ids for example in examples], [example.hidden for example in examples]
+    read = [example.read for example in examples if example.read is not None]
+    return Batch(stacked(ids), stacked(hidden), kv, weight, stacked(read) if read else None)
+
+
+def grouped(lengths: Sequence[int], tokens: int, seed: int) -> list[list[int]]:
+    """Return indices in batches of about `tokens` tokens, padding included: similar lengths together, in shuffled
+    order."""
+    draw, order = random.Random(seed), list(range(len(lengths)))
+    draw.shuffle(order)
+    pool = max(1, POOL * tokens // max(1, *lengths))
+    batches: list[list[int]] = []
+    for first in range(0, len(order), pool):
+        batches += in_batches(sorted(order[first : first + pool], key=lengths.__getitem__), lengths, tokens)
+    draw.shuffle(batches)
+    return batches
+
+
+def in_batches(order: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield indices in `order`, in batches of at most `most` tokens when padded to the last of them."""
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) + 1) * lengths[index] > most:
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch

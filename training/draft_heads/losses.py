@@ -1,4 +1,4 @@
-"""What a draft head is taught and how well it does: the target's distribution from its states, and agreement with it.
+"""The losses of a draft head against its target's distribution, and its agreement with the target on held-out text.
 
 Knows draft heads and batches, no optimizer and no files.
 """
@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import DraftHead
-from training.draft_heads.batches import Batch
+from training.draft_heads.features import Batch
 
 CHUNK = 2048  # positions whose distributions are held at once
+ANCHORS = 64  # blocks of a sequence that are computed at once
+DECAY = 4.0  # positions of a block over which the weight falls to 1 / e
 
 
 @dataclass(frozen=True)
@@ -25,29 +27,19 @@ class Teacher:
     rows: Tensor
     listed: Tensor
 
-    @staticmethod
-    def of(rows: Tensor, short_list: Tensor) -> Teacher:
-        return Teacher(rows, rows[short_list] if len(short_list) else rows)
-
     def probs(self, hidden: Tensor) -> Tensor:
-        """[M, G] states → [M, N] the target's distribution over the reduced vocabulary."""
+        """Return [M, N], the target's distribution over the reduced vocabulary, for [M, G] states."""
         return (hidden.to(self.listed.dtype) @ self.listed.t()).float().softmax(dim=-1)
 
     def favourite(self, hidden: Tensor) -> Tensor:
-        """[M, G] → [M] the target's most probable id, of all."""
+        """Return [M], the target's most probable id of all, for [M, G] states."""
         return (hidden.to(self.rows.dtype) @ self.rows.t()).argmax(dim=-1)
 
 
 def loss(
-    draft_head: DraftHead,
-    teacher: Teacher,
-    batch: Batch,
-    *,
-    steps: int,
-    decay: float,
-    offset: int,
+    draft_head: DraftHead, teacher: Teacher, batch: Batch, *, steps: int, decay: float, offset: int
 ) -> tuple[Tensor, float]:
-    """(loss, cross-entropy of the first step in nats), means over the tokens that count.
+    """Return (loss, cross-entropy of the first step in nats), weighted means over the tokens.
 
     Cross-entropy against the target's distribution at each drafted step, the later ones weighted by `decay` to the
     power of the step.
@@ -73,26 +65,26 @@ def loss(
 def block_loss(
     draft_head: DraftHead, teacher: Teacher, batch: Batch, anchors: int, noise: torch.Generator
 ) -> tuple[Tensor, float]:
-    """(loss, cross-entropy of the first draft in nats) of blocks behind `anchors` tokens drawn of each sequence.
+    """Return (loss, cross-entropy of the first draft in nats) of blocks after `anchors` drawn tokens of each sequence.
 
     Cross-entropy against the target's distribution at each position of a block. Later positions count less, by
-    exp(−(k − 1) / 4): a draft is of use only where all before it were right (the paper's decay for blocks of 8).
+    exp(−(k − 1) / 4): a draft is of use only if all before it were right (the paper's decay for blocks of 8).
     """
     assert batch.read is not None
     length = batch.ids.shape[1]
-    places = torch.randperm(length - 1, generator=noise)[:anchors].sort().values.to(batch.ids.device)
-    states = draft_head.blocks(batch.ids, batch.read, places)[:, :, 1:]
-    steps = torch.arange(states.shape[2], device=places.device)
-    behind = places[:, None] + steps  # the target's distribution there is that of the step's draft
-    inside = behind < length - 1
-    behind = behind.clamp(max=length - 1)
-    weight = batch.weight[:, behind] * inside * (-steps / DECAY).exp()
+    begins = torch.randperm(length - 1, generator=noise)[:anchors].sort().values.to(batch.ids.device)
+    states = draft_head.blocks(batch.ids, batch.read, begins)[:, :, 1:]
+    steps = torch.arange(states.shape[2], device=begins.device)
+    positions = begins[:, None] + steps  # the target's distribution there is that of the step's draft
+    inside = positions < length - 1
+    positions = positions.clamp(max=length - 1)
+    weight = batch.weight[:, positions] * inside * (-steps / DECAY).exp()
     wanted = weight > 0
     total, first = torch.zeros((), device=weight.device), 0.0
     for depth in range(states.shape[2]):
         chosen = wanted[:, :, depth]
         with torch.no_grad():
-            probs = teacher.probs(batch.hidden[:, behind[:, depth]][chosen])
+            probs = teacher.probs(batch.hidden[:, positions[:, depth]][chosen])
         logits = draft_head.lm_head(states[:, :, depth][chosen]).float()
         each = F.cross_entropy(logits, probs, reduction="none") * weight[:, :, depth][chosen]
         total = total + each.sum()
@@ -100,15 +92,12 @@ def block_loss(
     return total / float(weight.sum()), first / max(1e-9, float(weight[:, :, 0].sum()))
 
 
-DECAY = 4.0  # positions of a block over which the weight falls to 1 / e
-
-
 @dataclass(frozen=True)
 class Held:
-    """How a draft head does on held-out text.
+    """Figures of a draft head on held-out text.
 
-    `alpha` per drafted position: how often its favourite is the target's where all drafts before it in the round were.
-    `overlap`: Σ min(p, q) of the first draft at temperature 1, i.e. its chance of acceptance there.
+    `alpha` per drafted position: the share of its favourites that are the target's, where all drafts before it in the
+    round were right. `overlap`: Σ min(p, q) of the first draft at temperature 1, its chance of acceptance there.
     """
 
     alpha: tuple[float, ...]
@@ -118,7 +107,7 @@ class Held:
 
 @torch.no_grad()
 def favourites(teacher: Teacher, batches: Sequence[Batch]) -> list[Tensor]:
-    """Of each batch [B, T] the target's most probable ids; −1 where nothing is measured."""
+    """Return of each batch [B, T] the target's most probable ids; −1 where nothing is measured."""
     result = []
     for batch in batches:
         wanted = batch.weight >= 1
@@ -138,63 +127,49 @@ def held_out(
     """
     hits, seen = [0.0] * depth, [0.0] * depth
     overlap = entropy = count = 0.0
+    ids = draft_head.ids
     for batch, favourite in zip(batches, best_ids or favourites(teacher, batches), strict=True):
         wanted = before = batch.weight >= 1
         states = drafted_states(draft_head, batch, depth)
         for step, state in enumerate(states):  # fewer than `depth` of a short block
             best = _by_chunk(lambda part: draft_head.lm_head(part).argmax(dim=-1), state)
-            agree = (draft_head.ids[best] if len(draft_head.ids) else best) == favourite
+            agree = (ids[best] if len(ids) else best) == favourite
             seen[step] += float(before.sum())
             hits[step] += float((before & agree).sum())
             before = F.pad(before & agree, (1, 0))[:, :-1] & wanted
-        shared, nats = _first(draft_head, teacher, batch.hidden[wanted], states[0][wanted])
-        overlap, entropy, count = overlap + shared, entropy + nats, count + float(wanted.sum())
+        count += float(wanted.sum())
+        hidden, first = (torch.split(part[wanted], CHUNK) for part in (batch.hidden, states[0]))
+        for target, own in zip(hidden, first, strict=True):  # over the head's ids
+            probs, logs = teacher.probs(target), draft_head.lm_head(own).float().log_softmax(dim=-1)
+            overlap += float(torch.minimum(probs, logs.exp()).sum())
+            entropy -= float((probs * logs).sum())
     alpha = tuple(hit / all_ if all_ else 0.0 for hit, all_ in zip(hits, seen, strict=True))
     return Held(alpha, overlap / max(count, 1.0), entropy / max(count, 1.0))
 
 
 def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tensor]:
-    """The states of drafted positions 1 … depth, as in a round whose earlier drafts were right."""
+    """Return the states of drafted positions 1 … depth, as in a round whose earlier drafts were right."""
     kind = draft_head.config.kind
     if kind in ("feature", "eagle"):
         return draft_head.states(batch.ids, _read(draft_head, batch), steps=depth)
     if kind == "plain":
         return draft_head.states(batch.ids) * depth
-    if kind == "dflash":
-        return _block_states(draft_head, batch, depth)
-    return [draft_head.states(batch.ids, kv=batch.kv, lag=step)[0] for step in range(depth)]
-
-
-def _block_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tensor]:
-    """The same of a head that drafts blocks, of which each is as deep as it was trained for at most."""
+    if kind != "dflash":
+        return [draft_head.states(batch.ids, kv=batch.kv, lag=step)[0] for step in range(depth)]
     assert batch.read is not None
     length = batch.ids.shape[1]
     anchors = torch.arange(length, device=batch.ids.device)
     parts = [draft_head.blocks(batch.ids, batch.read, part)[:, :, 1:] for part in torch.split(anchors, ANCHORS)]
     rows = torch.cat(parts, dim=1)
-    # Row k of the block behind token t is the draft behind token t + k.
+    # Row k of the block after token t is the draft after token t + k; a block is as deep as it was trained for at most.
     return [F.pad(rows[:, :, step], (0, 0, step, 0))[:, :length] for step in range(min(depth, rows.shape[2]))]
 
 
-ANCHORS = 64  # blocks of a sequence that are computed at once
-
-
 def _read(draft_head: DraftHead, batch: Batch) -> Tensor | None:
-    """The target's states that this kind of draft head reads."""
+    """Return the target's states that this kind of draft head reads."""
     return {"feature": batch.hidden, "eagle": batch.read}.get(draft_head.config.kind)
 
 
-def _first(draft_head: DraftHead, teacher: Teacher, hidden: Tensor, states: Tensor) -> tuple[float, float]:
-    """Of the first drafts, sums over the tokens that count: Σ min(p, q) and cross-entropy, over the head's ids."""
-    shared = nats = 0.0
-    for target, own in zip(torch.split(hidden, CHUNK), torch.split(states, CHUNK), strict=True):
-        probs, logs = teacher.probs(target), draft_head.lm_head(own).float().log_softmax(dim=-1)
-        shared += float(torch.minimum(probs, logs.exp()).sum())
-        nats -= float((probs * logs).sum())
-    return shared, nats
-
-
 def _by_chunk(act: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
-    """`act` on states [B, T, G], some positions at a time; [B, T]."""
-    rows = torch.cat([act(part) for part in torch.split(states.flatten(0, 1), CHUNK)])
-    return rows.view(states.shape[:2])
+    """Return `act` on states [B, T, G], some positions at a time, as [B, T]."""
+    return torch.cat([act(part) for part in torch.split(states.flatten(0, 1), CHUNK)]).view(states.shape[:2])

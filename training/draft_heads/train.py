@@ -1,6 +1,6 @@
 """The training of a draft head: AdamW, cosine schedule, checkpoints, early stop on held-out acceptance.
 
-A run's state lies on disk, so that it goes on where it was stopped. Knows examples, kept or streamed
+A run's state lies on disk, so that a stopped run can be resumed. Knows examples, kept or streamed
 (training/draft_heads/features.py), and draft heads; no texts, no screen.
 """
 
@@ -21,8 +21,7 @@ import torch
 
 from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.drafters.draft_heads.modules import DraftHead
-from training.draft_heads.batches import Batch, grouped, make_batch
-from training.draft_heads.features import Examples
+from training.draft_heads.features import Batch, Examples, grouped, make_batch
 from training.draft_heads.losses import Teacher, block_loss, favourites, held_out, loss
 from training.draft_heads.report import tokens_per_pass
 from utils.errors import UserError
@@ -35,7 +34,7 @@ _KEPT = ("step", "tokens", "seconds", "shown", "curve", "best", "worse")
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """How a draft head is trained; a checkpoint goes on with the same job only.
+    """The hyperparameters of a training; a checkpoint is resumed by the same job only.
 
     `steps` drafted steps are unrolled (EAGLE heads), each weighted by `decay` more; the first part of the schedule,
     `single`, unrolls only one. `minutes` ends training early with the schedule brought down in time (None: after
@@ -64,7 +63,7 @@ class TrainingJob:
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The state last saved; None if there is none. UserError if it is damaged."""
+    """Return the state last saved; None if there is none. UserError if it is damaged."""
     file = folder / NAME
     try:
         content = file.read_bytes()
@@ -79,10 +78,10 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 class Training:
-    """A run: it goes on from the folder's checkpoint if there is one of the same job, UserError if it is of another.
+    """A run: it resumes the folder's checkpoint of the same job, if there is one; UserError for one of another job.
 
     `layers`: the target's layers whose keys and values the examples hold, in the draft head's order. `curve` ends with
-    the last evaluation; `best` is the mark of the draft head that lies in the folder.
+    the last evaluation; `best` is the mark of the draft head in the folder.
     """
 
     def __init__(
@@ -102,9 +101,9 @@ class Training:
             make_batch(held.take(batch), layers, job.prompt_weight)
             for batch in grouped(held.lengths, job.batch_tokens, 0)
         ]
-        self.trained = {name: one for name, one in draft_head.named_parameters() if one.requires_grad}
-        matrices = [one for one in self.trained.values() if one.dim() > 1]
-        vectors = [one for one in self.trained.values() if one.dim() <= 1]
+        self.trained = {name: weight for name, weight in draft_head.named_parameters() if weight.requires_grad}
+        matrices = [weight for weight in self.trained.values() if weight.dim() > 1]
+        vectors = [weight for weight in self.trained.values() if weight.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": job.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=job.lr, betas=job.betas)
         self.total = max(1, round(job.epochs * len(grouped(self.lengths, job.batch_tokens, 0))))
@@ -120,7 +119,7 @@ class Training:
     # -- where it was stopped --------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
-        """What must not change between a run and its continuation."""
+        """Return all that must not change between a run and its continuation."""
         return {
             "job": {**asdict(self.job), "betas": list(self.job.betas)},
             "student": asdict(self.draft_head.config),
@@ -132,7 +131,10 @@ class Training:
         if state is None:
             return
         if state["facts"] != self._facts():
-            theirs, ours = _flat(state["facts"]), _flat(self._facts())
+            theirs, ours = (
+                {**facts["job"], **facts["student"], "examples": facts["examples"]}
+                for facts in (state["facts"], self._facts())
+            )
             name = str(first_difference(theirs, ours))
             other = f"{name} {theirs.get(name)} instead of {ours.get(name)}"
             raise UserError(f"{self.folder} holds another run ({other}): choose another --out, or remove it")
@@ -140,16 +142,16 @@ class Training:
             for name, value in state["parameters"].items():
                 self.trained[name].copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
-        vars(self).update({name: state[name] for name in _KEPT if name in state})  # older ones lack `shown`
+        vars(self).update({name: state[name] for name in _KEPT})
 
     def _save(self) -> None:
         """Write the state, whole or not at all. Raises OSError (a full disk) with the last one intact."""
-        held = io.BytesIO()
+        written = io.BytesIO()
         parameters = {name: value.detach() for name, value in self.trained.items()}
         kept = {name: getattr(self, name) for name in _KEPT}
         state = {"facts": self._facts(), "parameters": parameters, "optimizer": self.optimizer.state_dict(), **kept}
-        torch.save(state, held)
-        data = held.getvalue()
+        torch.save(state, written)
+        data = written.getvalue()
         write_bytes(self.folder / NAME, zlib.crc32(data).to_bytes(4, "little") + data)
 
     # -- the run ---------------------------------------------------------------------------------
@@ -177,27 +179,25 @@ class Training:
         return True
 
     def _done(self) -> float:
-        """The part of the schedule that is done."""
         by_time = 0.0 if self.job.minutes is None else self.seconds / (60 * self.job.minutes)
         return max(self.step / self.total, by_time)
 
     def _due(self) -> bool:
-        """Whether it is time for an evaluation."""
         if self.job.minutes is None:
             return self.step % max(1, self.total // self.job.evaluations) == 0
         last = self.curve[-1]["seconds"] if self.curve else 0.0
         return self.seconds - last >= 60 * self.job.minutes / self.job.evaluations
 
     def _batch(self) -> Batch:
-        """The batch of this step: the epoch and the place in it follow from the number alone."""
-        epoch, place = 0, self.step
-        while place >= len(self._order(epoch)):
-            epoch, place = epoch + 1, place - len(self._order(epoch))
-        chosen = self.examples.take(self._order(epoch)[place])
+        """Return the batch of this step: the epoch and the index in it follow from the step's number alone."""
+        epoch, index = 0, self.step
+        while index >= len(self._order(epoch)):
+            epoch, index = epoch + 1, index - len(self._order(epoch))
+        chosen = self.examples.take(self._order(epoch)[index])
         return make_batch(chosen, self.layers, self.job.prompt_weight).to(self.device)
 
     def _order(self, epoch: int) -> list[list[int]]:
-        """The batches of an epoch; earlier epochs are asked for at every step, so none is made twice."""
+        """Return the batches of an epoch; every step needs the earlier epochs' too, so they are kept."""
         if epoch not in self._orders:
             self._orders[epoch] = grouped(self.lengths, self.job.batch_tokens, self.job.seed + epoch)
         return self._orders[epoch]
@@ -224,7 +224,7 @@ class Training:
         return first
 
     def _mixed(self) -> contextlib.AbstractContextManager[Any]:
-        """16-bit products where the machine multiplies 16 bit faster; weights and sums stay float32."""
+        """Return a context of 16-bit products where they are faster; weights and sums stay float32."""
         mixed = fast_half(self.device) and not self.job.precise
         return torch.autocast(self.device.type, torch.bfloat16) if mixed else contextlib.nullcontext()
 
@@ -244,19 +244,16 @@ class Training:
             save_student(self.folder, self.draft_head, {**about, "held_out": mark})
 
 
-def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    return {**facts["job"], **facts["student"], "examples": facts["examples"]}
-
-
 def fast_half(device: torch.device) -> bool:
-    """Whether bfloat16 products are faster than float32's there."""
+    """Return whether bfloat16 products are faster than float32's on `device`."""
     if device.type == "cpu":
         return bool(torch.cpu._is_avx512_bf16_supported())
     return device.type == "cuda" and torch.cuda.is_bf16_supported()
 
 
 def teacher_for(target: Any, draft_head: DraftHead) -> Teacher:
-    """The target's head for a draft head, in 16 bit where that is fast."""
-    place = draft_head.lm_head.weight.device
-    kind = torch.bfloat16 if fast_half(place) else torch.float32
-    return Teacher.of(target.get_output_embeddings().weight.detach().to(place, kind), draft_head.ids)
+    """Return the target's head for a draft head, in 16 bit where that is fast."""
+    device, ids = draft_head.lm_head.weight.device, draft_head.ids
+    kind = torch.bfloat16 if fast_half(device) else torch.float32
+    rows = target.get_output_embeddings().weight.detach().to(device, kind)
+    return Teacher(rows, rows[ids] if len(ids) else rows)

@@ -3,8 +3,7 @@
 A context's distribution is interpolated with that of the context one token shorter:
 P_n(w) = (c_n(w) + k · P_{n-1}(w)) / (c_n + k), with P_0 the share of the token. The best tokens are those with
 the largest P_n of the tokens seen there, so that ties go to what follows the shorter context more often,
-and P_n is their confidence. What is read: :func:`read_passages`; the file's format:
-sampling/drafters/tables/table_file.py.
+and P_n is their confidence. The file's format: sampling/drafters/tables/table_file.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from utils.files import read_text
 
 Array = np.ndarray[Any, Any]
 PRIOR = 8.0
-"""k: how many sightings the shorter context's distribution is worth; at 8 the confidence is what is then seen."""
+"""k: the weight of the shorter context's distribution, in sightings; at 8 the confidence is calibrated."""
 LEAST = 0.03
 """A further token of a context is kept from this confidence on: less likely ones are never drafted."""
 
@@ -35,7 +34,7 @@ _HEADER = 4096  # bytes left to the header and to alignment
 
 @dataclass(frozen=True)
 class Passage:
-    """One sequence; the tokens from index `start` on are counted, those before it are context only."""
+    """One sequence; the tokens from index `start` on are counted and learned, those before it are context only."""
 
     ids: Sequence[int]
     start: int = 0
@@ -53,17 +52,17 @@ class Level:
     repeats: Array  # bool: it is the best token of the context one token shorter
 
     def take(self, chosen: Array) -> Level:
-        """Only the entries where `chosen` [N] is true."""
+        """Return only the entries where `chosen` [N] is true."""
         arrays = (self.keys, self.tokens, self.confidence, self.counts, self.repeats)
         return Level(self.size, *(array[chosen] for array in arrays))
 
 
 def count_levels(passages: Iterable[Passage], max_n: int, prior: float = PRIOR, most: int = 1) -> list[Level]:
-    """Levels of 1 … `max_n` context tokens, as far as the passages reach; at most `most` entries a context."""
+    """Return levels of 1 … `max_n` context tokens, as far as the passages reach; at most `most` entries a context."""
     kept = list(passages)
-    sequences = [np.asarray(one.ids, dtype=np.int64) for one in kept]
+    sequences = [np.asarray(passage.ids, dtype=np.int64) for passage in kept]
     # Of each counted token: how many tokens of its passage precede it, and its index among all ids.
-    reaches = [np.arange(max(one.start, 1), len(one.ids)) for one in kept]
+    reaches = [np.arange(max(passage.start, 1), len(passage.ids)) for passage in kept]
     begins = np.cumsum([0, *map(len, sequences)])
     reach = np.concatenate([np.zeros(0, dtype=np.int64), *reaches])
     if not len(reach):
@@ -91,7 +90,7 @@ def count_levels(passages: Iterable[Passage], max_n: int, prior: float = PRIOR, 
 def _level(
     size: int, states: Array, front: Array, follows: Array, below: Array, likely: Array, prior: float, most: int
 ) -> tuple[Level, Array, Array]:
-    """One level, and for each counted token [N] its P at this size and its context's best token."""
+    """Return one level, and for each counted token [N] its P at this size and its context's best token."""
     _, first, context, totals = np.unique(states, return_index=True, return_inverse=True, return_counts=True)
     vocabulary = int(follows.max()) + 1
     pairs, seen, pair, counts = np.unique(
@@ -123,16 +122,16 @@ def _level(
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[str, str]]:
-    """The place ("FILE:NUMBER") and the text of each line that is not blank. UserError if the file cannot be read."""
+    """Yield "FILE:NUMBER" and the text of each line that is not blank. UserError if the file cannot be read."""
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             yield f"{path}:{number}", line
 
 
 def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator[Passage]:
-    """The sequences of a file.
+    """Return the sequences of a file.
 
-    A .jsonl line holds `ids` (and `start`, from which on they are counted: an answer behind its
+    A .jsonl line holds `ids` (and `start`, from which on they are counted: an answer after its
     prompt), or `text`, or `prompt`; any other file is plain text, split at empty lines.
 
     Raises:
@@ -140,22 +139,24 @@ def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator
     """
     file = Path(path).expanduser()
     if file.suffix in (".jsonl", ".json"):
-        return (_passage(line, where, encode, vocab_size) for where, line in numbered_lines(file))
+        return (passage_of(line, where, vocab_size, encode) for where, line in numbered_lines(file))
     return (Passage(encode(part)) for part in read_text(file).split("\n\n") if part.strip())
 
 
-def _passage(line: str, where: str, encode: Encode, vocab_size: int) -> Passage:
+def passage_of(line: str, where: str, vocab_size: int, encode: Encode | None = None) -> Passage:
+    """Return the sequence in a line of JSON; without `encode` it must hold ids. UserError names `where`."""
+    wanted = '"ids"' if encode is None else '"ids", "text" or "prompt"'
     try:
         data = json.loads(line)
     except ValueError as error:
         raise UserError(f"{where}: no JSON: {error}") from None
     if not isinstance(data, dict):
-        raise UserError(f'{where}: must be an object with "ids", "text" or "prompt"')
-    if "ids" not in data:
-        text = data.get("text", data.get("prompt"))
-        if not isinstance(text, str):
-            raise UserError(f'{where}: needs "ids", "text" or "prompt", has {", ".join(map(str, data)) or "nothing"}')
+        raise UserError(f"{where}: must be an object with {wanted}")
+    text = data.get("text", data.get("prompt"))
+    if "ids" not in data and encode is not None and isinstance(text, str):
         return Passage(encode(text))
+    if "ids" not in data:
+        raise UserError(f"{where}: needs {wanted}, has {', '.join(map(str, data)) or 'nothing'}")
     ids, start = data["ids"], data.get("start", 0)
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise UserError(f"{where}: ids must be a list of whole numbers")
@@ -168,7 +169,7 @@ def _passage(line: str, where: str, encode: Encode, vocab_size: int) -> Passage:
 
 
 def pruned(levels: Sequence[Level], entries: int) -> list[Level]:
-    """At most `entries` entries: those often seen and those that correct the shorter context stay.
+    """Return at most `entries` entries: the frequent ones and those that correct the shorter context.
 
     A context whose token the shorter one predicts as well goes before one that says something new,
     a rare one before a frequent one, a long one before a short one.
@@ -193,10 +194,10 @@ def build(
     max_mb: float = 10.0,
     choices: int = 1,
 ) -> dict[str, Any]:
-    """Count, prune to `max_mb` million bytes, write; returns the header's facts with `bytes`.
+    """Count, prune to `max_mb` million bytes, write; return the header's facts with `bytes`.
 
     Args:
-        passages: what to count.
+        passages: the sequences to count.
         out: the file.
         vocab_size, fingerprint: of the target and its tokenizer, kept in the header.
         source: named in the header.
@@ -209,8 +210,8 @@ def build(
         UserError: nothing to count.
         OSError: a file that cannot be written.
     """
-    kept = [one for one in passages if len(one.ids)]
-    counted = sum(max(0, len(one.ids) - max(one.start, 1)) for one in kept)
+    kept = [passage for passage in passages if len(passage.ids)]
+    counted = sum(max(0, len(passage.ids) - max(passage.start, 1)) for passage in kept)
     levels = count_levels(kept, max_n, most=choices)
     if not levels:
         raise UserError(f"{source}: no tokens to count")
@@ -229,11 +230,14 @@ def build(
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    size = write_tables(out, [arrays_of(level) for level in left], about)
+    arrays = [
+        TableArrays(
+            level.size,
+            level.keys,
+            level.tokens.astype(np.uint32),
+            np.clip(np.rint(level.confidence * 255), 1, 255).astype(np.uint8),  # in 255ths, never 0
+        )
+        for level in left
+    ]
+    size = write_tables(out, arrays, about)
     return {**about, "contexts": [len(level.keys) for level in left], "bytes": size}
-
-
-def arrays_of(level: Level) -> TableArrays:
-    """A level as it is looked up: confidence in 255ths, never 0."""
-    confidence = np.clip(np.rint(level.confidence * 255), 1, 255).astype(np.uint8)
-    return TableArrays(level.size, level.keys, level.tokens.astype(np.uint32), confidence)

@@ -1,9 +1,9 @@
-"""What a target is made to write: chats it makes up by itself, by kind of task, or answers to given prompts.
+"""The chats that a target writes: chats that it invents, by kind of task, or answers to given prompts.
 
-A chat is a generator that asks for continuations and gets them; it ends with the lines to be kept. How the user's turns
-begin is of our own making and of no benchmark; in kind they ask what people ask: a text to be summarised, passages to
-be asked about, a sentence to be translated, a sum, a question, a list, some code. Knows a tokenizer and no model; how
-text is sampled is training/text/synthesize.py's business.
+A chat is a generator that requests continuations and gets them; it ends with the lines to be kept. The beginnings of
+the user's turns are our own and from no benchmark; their kinds are those of people's questions: a text to be
+summarised, passages with a question, a sentence to be translated, a sum, a question, a list, some code. Knows a
+tokenizer and no model; training/text/synthesize.py samples the text.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers, chat by chat
 USER_TOKENS = 96  # a longer user turn is thrown away
 _LONG_TURN = 288  # tokens of a turn that has a text in it, its beginning included
 _TAIL = 32  # tokens that a template puts between a user's turn and its answer, at most
-_SENTENCE = re.compile(r"(?<!\d)[.!?][\"'”’)]*(?=\s|$)")  # where one ends; behind a figure a point may be another's
+_SENTENCE = re.compile(r"(?<!\d)[.!?][\"'”’)]*(?=\s|$)")  # the end of one; after a figure a point may be no end
 
 
 @dataclass(frozen=True)
 class TurnPart:
-    """A piece of a turn: `opening` is given, then the target goes on for at most `tokens`.
+    """A piece of a turn: `opening` is given, then the target continues for at most `tokens`.
 
-    A part that is `loose` may be cut there, at its last full sentence; another one has to end by itself.
+    A part that is `loose` may be cut there, at its last full sentence; any other has to end by itself.
     """
 
     opening: str
@@ -189,12 +189,12 @@ _TRANSLATIONS = ("Translate this sentence into English: ", "What is this in Engl
 
 
 def _begun(*beginnings: Sequence[str], tokens: int = 96, loose: bool = False) -> Callable[[Random], list[TurnPart]]:
-    """One part that begins with one of each."""
+    """Return a maker of one part, which begins with one of each."""
     return lambda dice: [TurnPart("".join(map(dice.choice, beginnings)), tokens, loose)]
 
 
 def _sum(dice: Random) -> list[TurnPart]:
-    """Two facts to reckon with, half of the time with the question's first words."""
+    """Return two facts to reckon with, half of the time with the question's first words."""
     name, other = dice.sample(_NAMES, 2)
     thing = dice.choice(_THINGS)
     many, some, few = dice.randrange(40, 90), dice.randrange(11, 30), dice.randrange(2, 10)
@@ -254,7 +254,7 @@ class Source(Protocol):
     """Where chats come from; their content depends on their number alone."""
 
     @property
-    def endless(self) -> bool: ...  # chats without end: they are given up if none comes to anything
+    def endless(self) -> bool: ...  # there is always a further chat: writing ends if none has an answer
     @property
     def longest(self) -> int: ...  # tokens of the longest sequence
     def chat(self, number: int) -> Chat | None: ...  # None: there are no more
@@ -268,17 +268,17 @@ class Talk:
         self.templated = bool(getattr(tokenizer, "chat_template", None))
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        """The chat up to where its answer begins; without a template the first message itself."""
+        """Return the ids of the chat up to where its answer begins; without a template of the first message itself."""
         if not self.templated:
             return list(self._tokenizer(messages[0]["content"])["input_ids"])
         return self.ids(self._render(messages))
 
     def opening(self) -> list[int]:
-        """The template up to where the user's turn begins. UserError if there is none to be found."""
+        """Return the ids of the template up to where the user's turn begins. UserError where that is not found."""
         if not self.templated:
             raise UserError("the target has no chat template to write to itself with: give it files or prompts")
-        head, found, _ = self._render([_user(_MARK)]).partition(_MARK)
-        if not found:
+        head, mark, _ = self._render([_user(_MARK)]).partition(_MARK)
+        if not mark:
             raise UserError("the target's chat template changes the user's turn: give it files or prompts")
         return self.ids(head)
 
@@ -299,9 +299,9 @@ def _user(text: str) -> dict[str, str]:
 class OwnChats:
     """Chats without end whose user turns the target samples itself (Magpie, arXiv 2406.08464).
 
-    A turn of kind "chat" is all its own; of other kinds its beginning is given, drawn by `seed`
-    (training/text/dialogues.py). Chats take the kinds in turn, one given twice twice as often, and each kind the
-    temperatures. Raises UserError for a tokenizer whose chat template does not allow it.
+    A turn of kind "chat" is sampled whole; the beginning of other kinds is given, drawn by `seed`. Chats take the kinds
+    in turn, a kind given twice comes twice as often, and each kind takes the temperatures in turn. Raises UserError for
+    a tokenizer whose chat template does not allow it.
     """
 
     endless = True
@@ -336,13 +336,13 @@ class OwnChats:
         return [line if kind == "chat" else {**line, "kind": kind}]
 
     def _turn(self, pieces: Sequence[TurnPart]) -> Generator[Ask, list[int], str]:
-        """A user's turn, piece by piece; empty if one did not come to its end."""
+        """Return a user's turn, requested piece by piece; empty if a piece did not end."""
         text = ""
         for piece in pieces:
             given = self._talk.ids(text + piece.opening)
             more = yield Ask(self._head + given, 1.0, piece.tokens)
             ended = bool(more) and more[-1] in self._stop
-            # Read with what goes before it: some tokenizers drop the space in front of what they decode.
+            # Decoded with the tokens before it: some tokenizers drop the space in front of the first token.
             added = self._talk.text(given + (more[:-1] if ended else more))[len(self._talk.text(given)) :]
             if not ended:
                 added = whole_sentences(added) if piece.loose else ""
@@ -353,8 +353,8 @@ class OwnChats:
 
 
 def whole_sentences(text: str) -> str:
-    """The text up to where its last full sentence ends; empty if it holds none."""
-    ends = [found.end() for found in _SENTENCE.finditer(text)]
+    """Return the text up to the end of its last full sentence; empty if it holds none."""
+    ends = [sentence.end() for sentence in _SENTENCE.finditer(text)]
     return text[: ends[-1]] if ends else ""
 
 
@@ -371,16 +371,15 @@ class GivenPrompts:
         temperatures: Sequence[float] = TEMPERATURES,
         most: int = 1024,
     ) -> None:
-        self._talk, self._turns = Talk(tokenizer), [list(one) for one in turns]
+        self._talk = Talk(tokenizer)
+        self._turns = [list(texts) if self._talk.templated else list(texts[:1]) for texts in turns]
         self._answer, self._temperatures, self._most = answer_tokens, tuple(temperatures), most
-        if not self._talk.templated:
-            self._turns = [one[:1] for one in self._turns]
 
     @property
     def longest(self) -> int:
-        """No more than `most` tokens; a chat that outgrows them ends before that turn."""
-        first = [len(self._talk.prompt([_user(one[0])])) for one in self._turns]
-        several = any(len(one) > 1 for one in self._turns)
+        """At most `most` tokens; a chat that outgrows them ends before that turn."""
+        first = [len(self._talk.prompt([_user(texts[0])])) for texts in self._turns]
+        several = any(len(texts) > 1 for texts in self._turns)
         return self._most if several else min(self._most, max(first, default=0) + self._answer)
 
     def chat(self, number: int) -> Chat | None:

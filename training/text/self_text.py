@@ -1,8 +1,8 @@
-"""Texts to learn from, as token sequences in files: written by a target, taken up again where an earlier run stopped,
-read back and split into what is learned from and what is held out.
+"""Texts to learn from, as token sequences in files: written by a target, resumed where an earlier run stopped, read
+back and split into texts to learn from and texts that are held out.
 
-How text is written is training/text/synthesize.py's business. Knows no models and no tensors beyond lists of ids; says
-how far it is through a callable.
+training/text/synthesize.py writes the text. Knows no models and no tensors beyond lists of ids; reports its progress
+to a callable.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.tables.build import Passage, numbered_lines
+from training.tables.build import Passage, numbered_lines, passage_of
 from training.text.dialogues import Line
 from training.text.synthesize import TextWriter
 from utils.errors import UserError
@@ -26,7 +25,7 @@ SHORTEST = 8  # tokens; a shorter sequence teaches nothing
 
 
 def written(file: Path) -> tuple[int, set[int]]:
-    """(answer tokens, numbers of the chats) of a file begun earlier; a line cut off at its end is taken away."""
+    """Return (answer tokens, numbers of the chats) of a file begun earlier; a line cut off at its end is removed."""
     if not file.is_file():
         return 0, set()
     drop_half_line(file)
@@ -55,11 +54,11 @@ def write_self(
     progress: Callable[[int], Any],
     interrupt: Callable[[], bool] = never,
 ) -> int:
-    """Append answers to `file` (jsonl) until it holds `tokens` answer tokens; returns how many it holds.
+    """Append answers to `file` (jsonl) until it holds `tokens` answer tokens; return how many it holds.
 
-    Goes on where an earlier run stopped; chats that came to nothing leave a line without ids. `progress` hears the
-    tokens so far, first those found in the file; nothing where they are enough. Less than asked for comes back only
-    when interrupted or when the source ends. Raises OSError (a full disk) with the whole lines written so far intact.
+    Resumes an earlier run; chats without an answer leave a line without ids. `progress` gets the tokens so far, first
+    those of the file, unless they are enough already. Fewer tokens than wanted are returned only when interrupted or
+    when the source ends. Raises OSError (a full disk) with the whole lines written so far intact.
     """
     count, done = written(file)
     if count >= tokens:
@@ -79,56 +78,30 @@ def write_self(
 
 
 def passages(file: Path) -> list[Passage]:
-    """What :func:`write_self` wrote, its answers to be counted."""
+    """Return the answers that :func:`write_self` wrote, to be counted."""
     return [Passage(row["ids"], row["start"]) for row in _rows(file) if row["ids"]]
 
 
-@dataclass(frozen=True)
-class TextIds:
-    """One sequence of ids. The first `start` are a prompt that nobody wrote."""
-
-    ids: tuple[int, ...]
-    start: int = 0
-
-    @classmethod
-    def cut(cls, ids: Sequence[int], start: int, longest: int) -> TextIds:
-        """The first `longest` ids."""
-        return cls(tuple(ids[:longest]), min(start, longest))
-
-    @property
-    def teaches(self) -> bool:
-        """Whether its answer is long enough to learn from."""
-        return len(self.ids) - self.start >= SHORTEST
+def cut(ids: Sequence[int], start: int, longest: int) -> Passage | None:
+    """Return the first `longest` ids; None if their answer is too short to learn from."""
+    text = Passage(tuple(ids[:longest]), min(start, longest))
+    return text if len(text.ids) - text.start >= SHORTEST else None
 
 
-def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> list[TextIds]:
-    """The sequences of jsonl files with `ids`, and optionally `start`, a line; other fields are passed over.
+def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> list[Passage]:
+    """Return the sequences of jsonl files with `ids`, and optionally `start`, a line; other fields are ignored.
 
     Sequences are cut at `longest` tokens; those with an answer of fewer than 8 are left out.
 
     Raises:
         UserError: a file or line that cannot be read, or an id outside the vocabulary, named by its number.
     """
-    found = [_text(line, where, vocab_size, longest) for file in files for where, line in numbered_lines(file)]
-    return [text for text in found if text.teaches]
+    texts = [passage_of(line, where, vocab_size) for file in files for where, line in numbered_lines(file)]
+    return [text for each in texts if (text := cut(each.ids, each.start, longest)) is not None]
 
 
-def _text(line: str, where: str, vocab_size: int, longest: int) -> TextIds:
-    try:
-        row = json.loads(line)
-        ids, start = list(map(int, row["ids"])), int(row.get("start", 0))
-    except (ValueError, OverflowError, KeyError, TypeError, AttributeError):
-        raise UserError(f'{where}: must be an object with a list of token ids under "ids"') from None
-    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise UserError(f"{where}: id {wrong} is outside the target's vocabulary (0 … {vocab_size - 1})")
-    if not 0 <= start <= len(ids):
-        raise UserError(f"{where}: start is {start}, the sequence has {len(ids)} ids")
-    return TextIds.cut(ids, start, longest)
-
-
-def split(texts: Sequence[TextIds], held: int) -> tuple[list[TextIds], list[TextIds]]:
-    """(to learn from, held out): every so-many-th sequence is held out, `held` in all, at most a fifth."""
+def split(texts: Sequence[Passage], held: int) -> tuple[list[Passage], list[Passage]]:
+    """Return (to learn from, held out): `held` sequences at equal steps are held out, at most a fifth."""
     held = max(1, min(held, len(texts) // 5))
     step = len(texts) // held
     chosen = {index * step for index in range(held)}
@@ -138,8 +111,8 @@ def split(texts: Sequence[TextIds], held: int) -> tuple[list[TextIds], list[Text
     )
 
 
-def short_list(texts: Iterable[TextIds], size: int, always: Iterable[int] = ()) -> list[int]:
-    """The `size` most frequent ids of what was written (prompts left out), ascending; `always` are among them."""
+def short_list(texts: Iterable[Passage], size: int, always: Iterable[int] = ()) -> list[int]:
+    """Return the `size` most frequent ids of the answers, ascending; `always` are among them."""
     counts = Counter(token for text in texts for token in text.ids[text.start :])
     first = list(dict.fromkeys(always))
     ranked = sorted(counts.keys() - set(first), key=lambda token: (-counts[token], token))

@@ -1,9 +1,9 @@
 """A target writes training text: many chats at once, one token of each a pass, a finished row given to the next chat.
 
-The noise of a token is keyed by (seed, chat, position), so what a chat says depends neither on the chats
-beside it nor on where a run was taken up again (up to rounding: a pass over other rows may add up differently).
-Token i of a row lies in slot i of a cache of fixed size, whatever the other rows hold. What is asked is
-training/text/dialogues.py's business, what is kept training/text/self_text.py's. Knows no files and no screen.
+The noise of a token is keyed by (seed, chat, position), so that a chat's text depends neither on the chats beside it
+nor on where a run was resumed (up to rounding: a pass over other rows may add up differently). Token i of a row lies in
+slot i of a cache of fixed size, whatever the other rows hold. training/text/dialogues.py makes the chats,
+training/text/self_text.py keeps them. Knows no files and no screen.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from utils.errors import UserError
 from utils.progress import never
 
 _STREAM = 16  # the noise's streams: this one for a chat's first continuation, the next for its second …
-_ONE_BY_ONE = 8  # waiting tokens that are fed with the batch; more are read in a pass of their own
+_ONE_BY_ONE = 8  # waiting tokens that are fed with the batch; more are read in a separate pass
 KEPT = torch.bfloat16  # states that are kept
-_FRUITLESS = 200  # chats in a row that came to nothing, of a source without end
+_FRUITLESS = 200  # chats without an answer in a row, of an endless source
 
 Ended = tuple[int, list[Line]]
-"""The number of a chat and its lines; none where it came to nothing."""
+"""The number of a chat and its lines; none if it has no answer."""
 Keep = Callable[[Sequence[int], int, Tensor], None]
 """Receives each line as its chat ends: ids, where the answer starts, the target's last hidden states [T, H]."""
 
@@ -46,7 +46,7 @@ class RowCache(SlotCache):
         self._slots = torch.empty(0, dtype=torch.long)
 
     def at(self, slots: Tensor) -> Tensor:
-        """Row i's next token goes to slot slots[i] [N]; the mask [N, 1, 1, S] of that pass."""
+        """Put row i's next token into slot slots[i] [N]; return the mask [N, 1, 1, S] of that pass."""
         self._slots, width = slots, int(slots.max()) + 1
         for buffer in self.buffers:
             buffer.length = width - 1
@@ -55,7 +55,7 @@ class RowCache(SlotCache):
         return mask.masked_fill_(unseen, torch.finfo(mask.dtype).min)[:, None, None]
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write [N, heads, 1, D] each into the rows' own slots; views of the first N rows' slots in use."""
+        """Write [N, heads, 1, D] each into the rows' own slots; return views of the first N rows' slots in use."""
         rows = torch.arange(len(self._slots), device=key.device)
         for buffer, new in ((self.keys[layer], key), (self.values[layer], value)):
             self._allocated(buffer, new)[rows, :, self._slots] = new[:, :, 0]
@@ -69,13 +69,13 @@ class RowCache(SlotCache):
                 self._allocated(buffer, new)[row, :, : new.shape[2]] = new[0]
 
     def move(self, row: int, to: int, length: int) -> None:
-        """Row `to` becomes the first `length` slots of `row`."""
+        """Copy the first `length` slots of `row` to row `to`."""
         for buffer in self.buffers:
             if buffer.data is not None:
                 buffer.data[to, :, :length] = buffer.data[row, :, :length]
 
     def _allocated(self, buffer: Buffer, like: Tensor) -> Tensor:
-        """The buffer's data [rows, heads, capacity, D]; its shape is known when the first of it comes."""
+        """Return the buffer's data [rows, heads, capacity, D], allocated when its first part comes."""
         if buffer.data is None:
             buffer.data = like.new_zeros((self._rows, like.shape[1], self._capacity, like.shape[3]))
         return buffer.data
@@ -83,7 +83,7 @@ class RowCache(SlotCache):
 
 @dataclass(frozen=True)
 class TextWriter:
-    """What writes: a causal model (or Network), the ids that end a turn, `batch` rows at once.
+    """A causal model (or Network) that writes `batch` rows at once, and the ids that end a turn.
 
     Only the first `vocab_size` ids are ever drawn. `model` may have any dtype; on the CPU quantised weights in the
     compiled pass are the fastest, then float32 with packed ones (utils.kernels.packed_linear). With `keep` each
@@ -99,24 +99,24 @@ class TextWriter:
     keep: Keep | None = None
 
     def chats(self, done: Container[int] = (), interrupt: Callable[[], bool] = never) -> Iterator[Ended]:
-        """Each chat as it finishes, but those `done`.
+        """Yield each chat as it finishes, but those `done`.
 
-        Ends when the source does, or at the next token after an interrupt. Raises UserError if the chats
-        of a source without end come to nothing.
+        Ends when the source does, or at the next token after an interrupt. Raises UserError if the chats of an endless
+        source have no answers.
         """
         return _Batch(self, done).run(interrupt)
 
 
 @dataclass(eq=False)
 class _Row:
-    """A chat and what of it the cache holds: the first `fed` of `ids`."""
+    """A chat; the cache holds the first `fed` of its `ids`."""
 
     number: int
     chat: Chat
     ask: Ask = field(init=False)
     ids: list[int] = field(default_factory=list)
     fed: int = 0
-    asked: int = -1  # continuations before this one
+    continuations: int = -1  # before this one
     answer: list[int] = field(default_factory=list)
     states: Tensor | None = None  # [capacity, H] of what was fed
     answered: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # ids → their states, at each answer's end
@@ -134,21 +134,21 @@ class _Batch:
         self.waiting = _chats(writer.source, done)
         self.rows: list[_Row] = []
         self.fruitless = 0
-        self._read: tuple[list[int], SlotCache, Tensor | None] | None = None  # the last prompt read by itself
+        self._read: tuple[list[int], SlotCache, Tensor | None] | None = None  # the last prompt read in a separate pass
 
     def run(self, interrupt: Callable[[], bool]) -> Iterator[Ended]:
         while True:
             while len(self.rows) < self.writer.batch and (row := next(self.waiting, None)):
                 self.rows.append(row)
-                yield from self._go_on(row, None)
+                yield from self._advance(row, None)
             if not self.rows or interrupt():
                 return
             self._step()
             for row in [row for row in self.rows if self._complete(row)]:
-                yield from self._go_on(row, row.answer)
+                yield from self._advance(row, row.answer)
 
-    def _go_on(self, row: _Row, answer: list[int] | None) -> Iterator[Ended]:
-        """Hand a chat its answer (None: it begins) and take up the next that it asks for; yields a chat that ends."""
+    def _advance(self, row: _Row, answer: list[int] | None) -> Iterator[Ended]:
+        """Hand a chat its answer (None: it begins) and begin its next request; yield a chat that ends."""
         if answer and row.states is not None:
             row.answered[tuple(row.ids)] = row.states[: len(row.ids)].clone()
         try:
@@ -166,7 +166,8 @@ class _Batch:
             yield row.number, list(ended.value)
             return
         row.fed = min(common_prefix(row.ids[: row.fed], ask.prompt), len(ask.prompt) - 1)
-        row.ask, row.ids, row.answer, row.asked = ask, list(ask.prompt), [], row.asked + 1
+        row.ask, row.ids, row.answer = ask, list(ask.prompt), []
+        row.continuations += 1
         if row.fed == 0 and len(ask.prompt) > _ONE_BY_ONE:
             self._read_prompt(row)
 
@@ -192,7 +193,7 @@ class _Batch:
 
     @torch.no_grad()
     def _step(self) -> None:
-        """Feed every row its next token; those that have none left to feed draw one."""
+        """Feed every row its next token; rows without one draw one."""
         device = self.network.device
         slots = torch.tensor([row.fed for row in self.rows], device=device)
         fed = torch.tensor([[row.ids[row.fed]] for row in self.rows], device=device)
@@ -208,31 +209,31 @@ class _Batch:
             drawn = draw(
                 logits[due, 0, : self.writer.vocab_size].float(),
                 [row.ask.temperature for row in chosen],
-                [stream_key(self.writer.seed, _STREAM + row.asked, row.number, len(row.ids)) for row in chosen],
+                [stream_key(self.writer.seed, _STREAM + row.continuations, row.number, len(row.ids)) for row in chosen],
             )
             for row, token in zip(chosen, drawn, strict=True):
                 row.ids.append(token)
                 row.answer.append(token)
 
     def _complete(self, row: _Row) -> bool:
-        """Whether the row's continuation has ended and all that is kept of it is known."""
+        """Return whether the row's continuation has ended and all that is kept of it is known."""
         return self._ended(row) and (self.writer.keep is None or row.fed == len(row.ids))
 
     def _ended(self, row: _Row) -> bool:
-        """Whether the row's continuation has its last token."""
+        """Return whether the row's continuation has its last token."""
         full = len(row.answer) >= row.ask.limit or len(row.ids) >= self.capacity
         return bool(row.answer) and (full or row.answer[-1] in self.writer.stop_ids)
 
     def _drop(self, row: _Row) -> None:
-        """Take the row out; the last one moves into its place."""
-        place, last = self.rows.index(row), self.rows.pop()
+        """Remove the row; the last one takes its index."""
+        index, last = self.rows.index(row), self.rows.pop()
         if last is not row:
-            self.cache.move(len(self.rows), place, last.fed)
-            self.rows[place] = last
+            self.cache.move(len(self.rows), index, last.fed)
+            self.rows[index] = last
 
 
 def _chats(source: Source, done: Container[int]) -> Iterator[_Row]:
-    """The source's chats but those `done`, each as a row that has not begun."""
+    """Yield the source's chats but those `done`, each as a row that has not begun."""
     for number in count():
         if number not in done:
             chat = source.chat(number)
@@ -242,7 +243,7 @@ def _chats(source: Source, done: Container[int]) -> Iterator[_Row]:
 
 
 def draw(logits: Tensor, temperatures: list[float], keys: list[int]) -> list[int]:
-    """One id a row: [M, V] float32 logits, each row at its own temperature (0: the likeliest), by its key's noise.
+    """Return one id a row: [M, V] float32 logits, each row at its temperature (0: the likeliest), by its key's noise.
 
     The inverse of the distribution function: one uniform number a row instead of one an id.
     """
@@ -254,9 +255,9 @@ def draw(logits: Tensor, temperatures: list[float], keys: list[int]) -> list[int
     heat = torch.tensor([temperatures[row] for row in warm], device=logits.device)[:, None]
     mass = (logits[warm] - best.values[warm, None]).div_(heat).exp_().cumsum(dim=-1)
     total = mass[:, -1:]
-    place = (uniforms([keys[row] for row in warm], 1, logits.device) * total.double()).float()
-    place = place.minimum(total.nextafter(torch.zeros_like(total)))
-    # The first id whose mass reaches beyond the point: it lies below the total, so ids of probability 0 are never met.
-    for row, token in zip(warm, torch.searchsorted(mass, place, right=True)[:, 0].tolist(), strict=True):
+    point = (uniforms([keys[row] for row in warm], 1, logits.device) * total.double()).float()
+    point = point.minimum(total.nextafter(torch.zeros_like(total)))
+    # The first id whose mass reaches beyond the point: it lies below the total, so no id of probability 0 is drawn.
+    for row, token in zip(warm, torch.searchsorted(mass, point, right=True)[:, 0].tolist(), strict=True):
         chosen[row] = token
     return chosen

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from app.bench.measurement import run_rows
 from app.bench.options import BenchArgs
-from app.bench.run import run_bench, run_rows
+from app.bench.run import run_bench
 from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
 from app.settings.table import ModelOptions, Settings

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import app.bench.measurement
 import app.bench.run
 from app.bench.journal import Journal, Slot, about, difference
 from app.bench.options import BenchArgs
@@ -54,9 +55,9 @@ class World:
 
     def rule(self, patch: pytest.MonkeyPatch) -> None:
         """Put its answers in the place of real ones."""
-        patch.setattr(app.bench.run, "run_lane", self.run_lane)
+        patch.setattr(app.bench.measurement, "run_lane", self.run_lane)
         patch.setattr(app.bench.run, "load_engine", lambda *_: self.engine)
-        patch.setattr(app.bench.run, "WARM_UP", 3)  # so that warm-ups can be told from answers
+        patch.setattr(app.bench.measurement, "WARM_UP", 3)  # so that warm-ups can be told from answers
 
     def run_lane(self, lane: Any, prompt: list[int], decode: Any, *, terms: Terms, **_watching: Any) -> Answer:
         told = lane.settings
@@ -99,7 +100,7 @@ class World:
     def told(self) -> dict[str, Any]:
         """The final file without what may differ from part to part."""
         data: dict[str, Any] = json.loads(self.out.read_text())
-        for name in ("machine", "parts", "resumed"):
+        for name in ("machine", "resumed"):
             del data[name]
         return data
 
@@ -140,7 +141,7 @@ def test_an_unbroken_run_leaves_the_file_alone(world: Any) -> None:
     assert world.told() == world.whole
     assert sorted(path.name for path in world.out.parent.iterdir()) == ["out.json", "prompts.jsonl"]
     data = json.loads(world.out.read_text())
-    assert (data["resumed"], [part["answers"] for part in data["parts"]]) == (0, [TOTAL])
+    assert data["resumed"] == 0
     assert any(row["near_ties"] for row in data["summary"])
     assert any(row["beyond_ties"] for row in data["summary"])
 
@@ -176,26 +177,26 @@ def test_cuts_at_any_byte_one_after_another_lose_only_the_torn_line(world: Any, 
 def test_after_ctrl_c_the_same_command_goes_on_and_says_so(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
     loud = SETTINGS.changed(quiet=False)
     assert world.run(5, like=loud) == 130
-    assert "interrupted after 5 answers: the same command goes on from there" in capsys.readouterr().err
+    assert "interrupted after 5 answers: the same command resumes the run" in capsys.readouterr().err
     assert world.run(like=loud) == 0
-    assert f"going on: 5 answers are in {world.journal}\n" in capsys.readouterr().err
+    assert f"resuming: 5 answers are in {world.journal}\n" in capsys.readouterr().err
     assert len(world.asked) == TOTAL - ROUND  # the round that was stopped in its midst is timed anew
     data = json.loads(world.out.read_text())
-    assert (data["resumed"], [part["answers"] for part in data["parts"]]) == (1, [ROUND, TOTAL - ROUND])
+    assert data["resumed"] == 1
 
 
 def test_a_finished_file_is_not_gone_on_from(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.run() == 0
     assert world.run(like=SETTINGS.changed(quiet=False)) == 0
     assert len(world.asked) == TOTAL
-    assert f"{world.out} is there already: this run begins anew and replaces it in the end" in capsys.readouterr().err
+    assert f"{world.out} exists: this run begins again and replaces it at its end" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_a_finished_file_as_it_is(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.run() == 0
     before = world.out.read_bytes()
     assert world.run(0) == 130
-    assert f"{world.out} holds a finished result: it stays\n" in capsys.readouterr().err
+    assert f"{world.out} holds a finished result and is kept\n" in capsys.readouterr().err
     assert world.run(ROUND) == 130
     assert world.out.read_bytes() == before
     assert world.run() == 0  # what was measured since is in the journal
@@ -205,12 +206,12 @@ def test_ctrl_c_leaves_a_finished_file_as_it_is(world: Any, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"gammas": (3, 2)}, "gammas 3 there, 3,2 here"),
-        ({"temperatures": (0.0,)}, "temperatures 0.0,0.7 there, 0.0 here"),
-        ({"methods": ("ngram", "ar")}, "methods ar,ngram there, ngram,ar here"),
+        ({"gammas": (3, 2)}, "gammas [3] there, [3, 2] here"),
+        ({"temperatures": (0.0,)}, "temperatures [0.0, 0.7] there, [0.0] here"),
+        ({"methods": ("ngram", "ar")}, "methods ['ar', 'ngram'] there, ['ngram', 'ar'] here"),
         ({"repeat": 3}, "repeat 2 there, 3 here"),
-        ({"limit": 2}, "3 prompts there, 2 here"),
-        ({"turns": 1}, "other prompts (the first that differs is the 1. of 3)"),
+        ({"limit": 2}, "other prompts (3 there, 2 here)"),
+        ({"turns": 1}, "other prompts (3 there, 3 here)"),
         ({"like": SETTINGS.changed(seed=7)}, "seed 42 there, 7 here"),
         ({"like": SETTINGS.changed(system="x")}, "system  there, x here"),
     ],
@@ -220,7 +221,7 @@ def test_the_journal_of_another_run_is_refused_and_kept(world: Any, changes: dic
     with pytest.raises(UsageError) as caught:
         world.run(**changes)
     assert str(caught.value) == (
-        f"{world.journal} is the journal of another run: {told} (delete it to begin anew, or give another --out)"
+        f"{world.journal} is the journal of another run: {told} (delete it to begin again, or give another --out)"
     )
     assert world.journal.read_bytes() == world.kept
     assert world.asked == []
@@ -267,15 +268,14 @@ def test_a_pair_is_known_by_what_its_weights_hold(world: Any, pair: TinyPair, tm
     ("number", "line", "told"),
     [
         (1, b"{}", "no line of a journal"),
-        (1, b'{"journal": 1, "run": {}}', "is a journal of another version: delete it to begin anew"),
+        (1, b'{"journal": 1, "run": {}}', "is a journal of another version: delete it to begin again"),
         (2, b"nothing", "Expecting value"),
         (3, b'{"question": 0}', "Field required"),
-        (5, None, "an answer twice"),
     ],
 )
-def test_a_broken_line_is_named(world: Any, number: int, line: bytes | None, told: str) -> None:
+def test_a_broken_line_is_named(world: Any, number: int, line: bytes, told: str) -> None:
     lines = world.kept.splitlines()
-    lines[number - 1] = lines[number - 2] if line is None else line
+    lines[number - 1] = line
     world.journal.write_bytes(b"\n".join(lines) + b"\n")
     with pytest.raises(UsageError, match=told) as caught:
         world.run()
@@ -308,7 +308,7 @@ def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
     first = Journal(tmp_path / "o.json", {"a": 1})
     first.begin({"device": "cpu"})
     first.add(place, WHOLE)
-    with pytest.raises(UsageError, match=r"o\.json\.partial is being written by another run"):
+    with pytest.raises(UsageError, match=r"another run is writing .*o\.json\.partial"):
         Journal(tmp_path / "o.json", {"a": 1})
     first.close()
     again = Journal(tmp_path / "o.json", {"a": 1})

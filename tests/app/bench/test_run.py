@@ -141,7 +141,7 @@ def timed(method: str, tokens: int, seconds: float, *, ids: int = 0, drafted: in
 
 
 def item(category: str | None, *rounds: dict[Variant, Answer]) -> Item:
-    return Item(Question(("x",), category), 0, "x", 5, list(rounds))
+    return Item(0, Question(("x",), category), 0, [], list(rounds))
 
 
 def test_a_speedup_is_the_ratio_of_summed_times_and_the_median_of_the_repeats() -> None:
@@ -426,7 +426,7 @@ def test_sampled_lanes_are_compared_with_the_seeds_own_text(
     assert run_bench(settings, options, args) == 0
     told = "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ (transformers not compared: sampled)\n"
     assert capsys.readouterr().out == told
-    with pytest.raises(UsageError, match="no lane here must equal ar"):
+    with pytest.raises(UsageError, match="no lane must equal ar"):
         run_bench(settings, options, replace(args, methods=("ar", "spec")))
 
 
@@ -482,7 +482,7 @@ def test_the_listed_questions_are_asked_in_the_order_of_the_list(tmp_path: Path)
         ("11\n13\n", ':2: none of the 5 prompts have question id "13", not one (--prompts names their file)'),
         ("12\n", ':1: 2 of the 5 prompts have question id "12", not one (--prompts names their file)'),
         ("None\n", ':1: none of the 5 prompts have question id "None", not one (--prompts names their file)'),
-        ("11\n# more\n11\n", ':3: question id "11" stands there twice'),
+        ("11\n# more\n11\n", ':3: question id "11" is listed twice'),
         ("# nothing\n", " holds no question ids"),
     ],
 )

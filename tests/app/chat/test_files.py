@@ -10,10 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from markdown_it import MarkdownIt
 
 from app.chat.conversation import Turn
-from app.chat.export import Shown, draw, drawing, fenced, html, markdown, svg
+from app.chat.export import Shown, draw, drawing, html, svg
 from app.chat.saved import answered_of, read_chat
 from app.settings.table import Settings
 from tests.support.scripted import Ran, catalogue_of, run_lines
@@ -45,7 +44,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def saved(catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
     folder = tmp_path_factory.mktemp("saved")
-    files = [f"/save {folder / 'chat'}{ending}" for ending in (".json", ".md", ".html", ".svg", ".txt")]
+    files = [f"/save {folder / 'chat'}{ending}" for ending in (".json", ".html", ".svg", ".txt")]
     ran = run_lines(catalogue, "/system Be brief.", "one", "/continue", HOSTILE, *files, "/trace", "three")
     assert not ran.errors
     return folder / "chat", ran
@@ -155,9 +154,9 @@ def test_one_damaged_answer_leaves_the_pages_of_a_chat_whole(
     told = json.loads(Path(f"{saved[0]}.json").read_text())
     file = tmp_path / "spoilt.json"
     file.write_text(spoilt(told, ["events", -2, "drafted"], 3))
-    ran = run_lines(catalogue, f"/load {file}", "/stats", f"/save {tmp_path}/a.html", f"/save {tmp_path}/a.md")
+    ran = run_lines(catalogue, f"/load {file}", "/stats", f"/save {tmp_path}/a.html")
     assert not ran.errors
-    assert (tmp_path / "a.md").read_text().count("the drafts and figures of this answer are not there") == 1
+    assert (tmp_path / "a.html").read_text().count("the drafts and figures of this answer are not there") == 1
 
 
 def test_what_cannot_be_loaded_is_one_line_and_changes_nothing(
@@ -264,27 +263,6 @@ def test_the_pictures_of_the_readme_load_nothing() -> None:
     assert re.findall(r"https?:[^\"' ]*", text.replace("https://www.textualize.io", "")) == [
         "http://www.w3.org/2000/svg"
     ]
-
-
-def test_markdown_keeps_every_text_in_a_fence(saved: tuple[Path, Ran]) -> None:
-    def blocks(text: str) -> list[Any]:
-        return [block for block in MarkdownIt().parse(text) if block.type not in ("heading_open", "heading_close")]
-
-    text = Path(f"{saved[0]}.md").read_text(encoding="utf-8")
-    assert {block.type for block in blocks(text)} == {"fence", "inline"}
-    heads = [block.content for block in blocks(text) if block.type == "inline"]
-    parts = ["Message", "Answer", "Drafts and figures"]
-    assert heads == ["Conversation", "System prompt", "1. Message", *parts[1:], "2. Message", *parts[1:]]
-    fences = [block.content for block in blocks(text) if block.type == "fence"]
-    assert fences[0] == "Be brief.\n"
-    assert fences[4].startswith(SEEN[:60])
-    assert "{+" in fences[3]
-    assert "from target" in fences[3]
-    turn = Turn(HEADINGS, (1,), (2,), f"{HEADINGS}\n{HOSTILE}", "length")
-    hard = blocks(markdown([Shown(turn)], Settings(), HEADINGS))
-    assert [block.type for block in hard] == ["inline", "inline", "fence"] + ["inline", "fence"] * 3
-    assert hard[2].content == HEADINGS + "\n"
-    assert fenced("``") == "```text\n``\n```"
 
 
 @pytest.mark.parametrize(

@@ -397,9 +397,6 @@ def test_ctrl_c_anywhere_is_130_without_a_traceback(tmp_path: Path) -> None:
     assert process.returncode == 130
 
 
-# ---- the tables of the documents
-
-
 # ---- which pair the options mean
 
 

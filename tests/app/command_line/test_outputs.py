@@ -116,7 +116,7 @@ FILES = {
     "/save FILE": Output(saved, ending=".json"),
     "reference": Output(renewed, rereads=True),
 }
-FOLDERS = ("distill --out", "distill --features", "distill --export", "bench --svg")
+FOLDERS = ("distill --out", "distill --features")
 READ = {
     *("--models", "--target", "--drafter", "--tables", "--data-dir", "/load FILE", "/prompts FILE|NAME"),
     *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts"),
@@ -256,10 +256,10 @@ def test_a_full_disk_is_one_line_and_the_old_content_stays(
 # -- folders --------------------------------------------------------------------------------------
 
 
-def distilled(home: Home, texts: Path, out: Path, features: Path, export: Path, *more: str) -> int:
-    words = ["distill", "--out", str(out), "--features", str(features), "--export", str(export), "--data", str(texts)]
+def distilled(home: Home, texts: Path, out: Path, features: Path) -> int:
+    words = ["distill", "--out", str(out), "--features", str(features), "--data", str(texts)]
     words += ["--short-list", "0", "--epochs", "1", "--hidden", "32", "--heads", "4", "--intermediate", "32"]
-    return main([*words, *home.target(), *more])
+    return main([*words, *home.target()])
 
 
 @pytest.fixture(scope="module")
@@ -270,13 +270,13 @@ def texts(home: Home) -> Path:
 
 def test_folders_behind_links_are_filled_and_the_links_stay(home: Home, texts: Path, tmp_path: Path) -> None:
     links = []
-    for name in ("out", "features", "export"):
+    for name in ("out", "features"):
         (tmp_path / "there" / name).mkdir(parents=True)
         links.append(tmp_path / name)
         links[-1].symlink_to(tmp_path / "there" / name)
     assert distilled(home, texts, *links) == 0
     assert all(link.is_symlink() for link in links)
-    for name, file in (("out", "model.safetensors"), ("features", "*.safetensors"), ("export", "model.safetensors")):
+    for name, file in (("out", "model.safetensors"), ("features", "*.safetensors")):
         assert list((tmp_path / "there" / name).glob(file))
     assert not list(tmp_path.rglob(".*"))
 
@@ -289,13 +289,10 @@ def test_a_folder_that_cannot_be_filled_is_refused_before_anything_is_made(
     work, refused = tmp_path / "work", tmp_path / "refused"
     work.mkdir()
     refused.mkdir()
-    folders = {one: work / one for one in ("out", "features", "export")}
+    folders = {flag: work / flag for flag in ("out", "features")}
     which = name.partition("--")[2]
 
     def filled(folder: Path) -> int:
-        if name == "bench --svg":
-            page = ["--report", str(tmp_path / "r.html")]
-            return main(["bench", "--from", home.file("bench.json"), *page, "--svg", str(folder)])
         return distilled(home, texts, **{**folders, which: folder})
 
     if place == "device":

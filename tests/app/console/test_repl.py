@@ -100,7 +100,7 @@ BAD = {
     "/pair nobody": "unknown pair 'nobody'",
     "/drafter /no/such/folder": "/no/such/folder",
     "/save": "needs a file name",
-    "/save a.doc": ".json, .txt, .md, .html or .svg",
+    "/save a.doc": ".json, .txt, .html or .svg",
     "/load a.txt": "/load needs a file ending in .json",
     "/load missing.json": "(the conversation is unchanged)",
     "/save /no/such/folder/a.json": "nothing was saved",

@@ -275,7 +275,7 @@ error: /continue takes no argument, got 5
 > /edit What is a lake?
 [/edit What is a lake?]
 > /save
-error: /save needs a file name ending in .json, .txt, .md, .html or .svg
+error: /save needs a file name ending in .json, .txt, .html or .svg
 > /save my chat.json
 [/save my chat.json]
 > /save "a b.TXT"
@@ -285,9 +285,9 @@ error: /save needs a file name ending in .json, .txt, .md, .html or .svg
 > /save chat.html
 [/save chat.html]
 > /save chat.pdf
-error: /save needs a file ending in .json, .txt, .md, .html or .svg, got 'chat.pdf'
+error: /save needs a file ending in .json, .txt, .html or .svg, got 'chat.pdf'
 > /save .json
-error: /save needs a file ending in .json, .txt, .md, .html or .svg, got '.json'
+error: /save needs a file ending in .json, .txt, .html or .svg, got '.json'
 > /load
 error: /load needs a file name ending in .json
 > /load "my chat.JSON"
@@ -429,7 +429,7 @@ def test_help_on_a_setting_tells_range_and_values() -> None:
         dispatch(line, console, COMMANDS)
     assert console.lines[1:] == [
         "/gamma [N|auto]",
-        "  tokens to draft a round; auto: what is fastest",
+        "  tokens to draft a round; auto: the fastest number",
         "  setting gamma: a whole number from 1 to 64 or auto",
         "  now 2, default 8",
         "/set ngram_n=VALUE",

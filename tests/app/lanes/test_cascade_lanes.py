@@ -12,7 +12,7 @@ from app.command_line.main import main
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import may_differ
 from app.lanes.lane import Lane, PairEngine
-from app.lanes.pairing import catalogue_in, with_drafter
+from app.lanes.pairing import catalogue_in
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.layers import Layers
@@ -22,7 +22,7 @@ from tests.app.lanes.test_draft_heads import write_student
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import LoadOptions
-from utils.loading.loading import load_drafter, load_pair
+from utils.loading.loading import load_pair
 from utils.progress import never
 
 CPU = LoadOptions(device="cpu")
@@ -111,18 +111,6 @@ def steps_of(engine: PairEngine, lane: Lane, settings: Settings) -> list[Step]:
 # -- loading --------------------------------------------------------------------------------------
 
 
-def test_the_models_of_a_cascade_are_loaded_by_name_and_fitted(folder: Path) -> None:
-    pair = load_pair(catalogue_in(folder / "models.yaml").pair("two"), CPU)
-    assert (pair.drafter, pair.drafter_kind, pair.draft_head, pair.notes[1:]) == (None, "cascade", None, ())
-    assert list(pair.cascade_models) == ["drafter", "small"]
-    assert pair.drafting_models == tuple(pair.cascade_models.values())
-    assert (pair.vocab_size, pair.context) == (300, 512)
-    without = load_drafter(pair, with_drafter(pair.spec, "ngram"), CPU)
-    assert (without.drafter_kind, dict(without.cascade_models)) == ("ngram", {})
-    again = load_drafter(without, with_drafter(without.spec, "chain"), CPU)
-    assert (again.drafter_kind, list(again.cascade_models)) == ("chain", ["drafter", "small"])
-
-
 def test_vocabulary_and_context_are_cut_to_the_smallest_of_all(folder: Path, tmp_path: Path) -> None:
     wide = tiny_model(context=256)
     wide.resize_token_embeddings(320)
@@ -202,11 +190,6 @@ def test_the_pairs_own_cascade_reviews_and_ignores_gamma(engines: Callable[[str]
     chain = engines("chained").lane("spec", Settings())
     assert (chain.takes_gamma, chain.most, chain.source_names) == (False, 5, ("drafter", "maxgram"))
     assert all(len(step.drafted) <= 5 and not step.inner for step in steps_of(engines("chained"), chain, Settings()))
-
-
-def test_other_lanes_take_gamma_and_plain_decoding_has_none(engines: Callable[[str], PairEngine]) -> None:
-    told = {name: engines("beside").lane(name, Settings()).takes_gamma for name in ("ar", "spec", "maxgram", "static")}
-    assert told == {"ar": False, "spec": True, "maxgram": True, "static": True}
 
 
 def test_under_auto_a_cascade_drafts_whole_or_not_at_all(engines: Callable[[str], PairEngine]) -> None:

@@ -23,7 +23,7 @@ from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from app.settings.types import LANES
-from sampling.drafters.draft_heads.checkpoint import is_draft_head, save_student
+from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.stream import decode_of, pieces
@@ -33,7 +33,6 @@ from tests.support.runs import after
 from tests.support.scripted import run_lines
 from tests.support.students import BLOCKS
 from tests.support.tiny import TinyPair, tiny_model, tiny_tokenizer, write_prompts
-from utils.catalogue.catalogue import head_kind
 from utils.errors import UsageError
 from utils.loading.fit import fingerprint
 from utils.progress import never
@@ -231,15 +230,10 @@ def test_a_folder_with_a_student_is_known_for_one(
     tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind in (*KINDS, *BLOCKS):
-        assert is_draft_head(students / kind)
-        assert head_kind(students / kind) == kind
         flags = ["--target", str(pair.target), "--drafter", str(students / kind), "--device", "cpu"]
         assert main(["run", "hi", "--json", "--max-new-tokens", "8", *flags]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["same_output"], kind in told["results"][1]["calls"]) == (True, True)
-    for other in (pair.target, tmp_path):
-        assert not is_draft_head(other)
-        assert head_kind(other) is None
     catalogue(tmp_path, pair, students, "ngram")
     ran = run_lines(tmp_path / "models.yaml", f"/drafter {students / 'glide'}", "hello", "/info")
     assert "drafter  glide drafter" in ran.after("/info")
@@ -357,14 +351,6 @@ def test_a_drafter_the_pair_has_no_weights_for_is_one_line(
     ran = run_lines(tmp_path / "m.yaml", "one", f"/drafter {drafter}", "two")
     assert f"pair 'p' names none {made} (still p)" in " ".join(ran.text.split())
     assert len(ran.state.answers) == 2
-
-
-def test_flags_for_a_second_model_are_said_to_be_unused(tmp_path: Path, pair: TinyPair, students: Path) -> None:
-    options = ModelOptions(
-        models=str(catalogue(tmp_path, pair, students, "plain")), device="cpu", drafter_quantization="int8"
-    )
-    notes = load_engine(Settings(quiet=True), options, never).loaded.notes
-    assert notes[1:] == ("a trained drafter is not quantized: --drafter-quantization int8 is unused",)
 
 
 # -- as others publish them -----------------------------------------------------------------------

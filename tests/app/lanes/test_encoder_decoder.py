@@ -19,7 +19,7 @@ from sampling.drafters.draft_model import ModelDrafter
 from tests.sampling.models.test_encoder_decoder import Oracle
 from tests.support.numbers import END, NumberPair, number_model, number_pair, number_tokenizer, question, solution
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import answers, emitted, sample_counts
+from tests.support.runs import emitted, sample_counts
 from tests.support.scripted import Ran, run_lines
 from tests.support.tiny import tiny_model
 from utils.errors import UsageError, UserError
@@ -85,14 +85,6 @@ def test_every_lane_says_what_transformers_says(
         lane = engine.lane(name, Settings(max_new_tokens=12))
         wanted = texts[number] if name != "draft" else generated(pair.drafter, number)
         assert emitted(lane.run(question(number))) == [wanted], number
-
-
-def test_a_ragged_batch_says_the_same(engines: dict[str, PairEngine], texts: dict[int, list[int]]) -> None:
-    engine, sampler = engines["numbers"], make_sampler(Settings())
-    prompts = [question(number) for number in ASKED]
-    drafter = ModelDrafter(engine.drafter)
-    found = answers(engine.target, prompts, drafter, sampler, length=12, stop=[END])
-    assert found == [texts[number] for number in ASKED]
 
 
 def test_sampled_answers_have_the_targets_law(engines: dict[str, PairEngine], pair: NumberPair) -> None:

@@ -101,13 +101,6 @@ def test_the_prompt_is_read_once_and_put_on_every_clock() -> None:
     assert len(ids(events, 0)) == 12
 
 
-def test_lanes_of_a_race_say_what_they_say_alone() -> None:
-    lm = TableLM(7, seed=3)
-    alone = list(Race([Toy(lm)], Engine(lm), PROMPT))
-    race = list(Race([Toy(lm, NgramDrafter(7)), Toy(lm)], Engine(lm), PROMPT))
-    assert ids(alone, 0) == ids(race, 0) == ids(race, 1)
-
-
 def test_the_last_lanes_session_serves_the_next_turn() -> None:
     lm = TableLM(7, seed=1)
     race = Race([Toy(lm), Toy(lm)], Engine(lm), PROMPT)

@@ -15,7 +15,6 @@ from app.lanes.pairing import catalogue_in
 from tests.support.architectures import architecture, save
 from tests.support.tiny import tiny_model, tiny_pair
 from tests.support.warm import run
-from utils.kernels.build import instruction_set, why_not
 
 ROOT = Path(__file__).parents[3]
 
@@ -109,22 +108,6 @@ def test_check_with_an_unknown_pair_is_one_line():
     done = infer("check", "smolm2")
     assert done.returncode == 2
     assert "no pair 'smolm2' (did you mean smollm2?)" in done.stderr
-
-
-@pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
-def test_check_says_what_rounding_at_load_costs(tmp_path, capsys):
-    """q8 of random weights is nearly right, q4 less, and 8-bit activations cost something too."""
-    wide = tiny_pair(tmp_path, context=256, hidden=64)
-    found = {}
-    for how in (("--quantization", "q8"), ("--quantization", "q4"), ("--quantization", "q8", "--activations", "q8")):
-        done = here(capsys, "check", *wide.flags(), "--drafter", "none", *how)
-        assert done.returncode == 0, done.stderr
-        said = re.search(r"beside its float weights .*: (.*) has KL ([\d.e-]+), greedy agreement ([\d.]+)", done.stdout)
-        assert said is not None, done.stdout
-        found[said[1]] = float(said[2])
-        assert 0 < float(said[3]) <= 1
-    assert list(found) == ["q8", "q4", "q8, q8 activations,"]
-    assert 0 < found["q8"] < found["q8, q8 activations,"] < found["q4"]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         questions_of("spec_bench")
     assert str(caught.value) == (
-        "no data set spec_bench: its file spec_bench.jsonl was looked for nowhere; "
+        "no data set spec_bench: no folder is given for its file spec_bench.jsonl; "
         "--data-dir or SPEC_DATA_DIR names the folder"
     )
 

@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 from app.command_line.run import run_once
 from app.lanes.answers import run_lane
 from app.lanes.comparison import Comparison, may_differ
-from app.lanes.lane import PairEngine, make_plan
+from app.lanes.lane import PairEngine
 from app.lanes.logged_lane import event_of
 from app.prompts.questions import prompt_ids
 from app.screen.beams import BeamLine, BeamReader, BeamTrace, search_of
@@ -178,8 +178,8 @@ def test_the_figures_count_the_tokens_of_the_answer_and_every_pass() -> None:
 def test_the_lane_searches_as_the_settings_say(engine: PairEngine) -> None:
     settings = Settings(num_beams=3, beam_top_k=2, min_length=5, length_penalty=0.5)
     lane = engine.lane("beam", settings)
-    assert lane.beams == make_plan(settings) == BeamPlan(3, 2, 5, 0.5)
-    assert make_plan(Settings()) == BeamPlan()
+    assert lane.beams == BeamPlan(3, 2, 5, 0.5)
+    assert engine.lane("beam", Settings()).beams == BeamPlan()
     assert may_differ(lane, settings)
     assert (lane.drafts, lane.takes_gamma, lane.pace, lane.shares_target) == (False, False, None, True)
     assert engine.lane("ar", settings).beams is None

@@ -362,7 +362,7 @@ lenience = 1
 > /help lenience
 /set lenience=VALUE
   setting lenience: a number from 1 to 1000000
-  how much drafters let pass; 1: nothing
+  leniency of the drafters' reviews; 1: none
   now 1, default 1
 """  # noqa: E501
 

@@ -127,7 +127,7 @@ def test_a_decoder_only_cache_is_read_behind_its_prompts(tmp_path: Path, capsys:
     file = cached(tmp_path, "LLAMA_7B_cache.json", whole)
     right, wrong = naive_tar(CAUSAL, 4, []), naive_tar(whole, 4, [])
     assert right != wrong
-    notes = ["the values begin with their prompts' ids: the answers are what follows them"]
+    notes = ["the values begin with their prompts' ids: the answers follow them"]
     assert tar(tmp_path, file, "--end-id", "2") == (right, "prompt first", notes)
     assert f"note: {notes[0]}" in " ".join(capsys.readouterr().out.split())
     assert tar(tmp_path, file, "--end-id", "2", "--arch", "causal")[0] == right
@@ -147,7 +147,7 @@ def test_the_screen_fits_and_says_what_it_rests_on(
         assert main(["simulate", str(file), "--methods", "ngram,maxgram,match", "--gammas", "1,2", "--quiet"]) == 0
         text = capsys.readouterr().out
         assert max(map(len, text.splitlines())) <= width
-        assert "no speeds: nothing tells what target passes take" in " ".join(text.split())
+        assert "no speeds: the time of target passes is unknown" in " ".join(text.split())
         assert "ngram counts 1 id a token: the recording has no more" in " ".join(text.split())
         rows = [line.split() for line in text.splitlines() if line.startswith("maxgram")]
         assert rows[1][1:3] == ["2", "1.667"]
@@ -243,7 +243,7 @@ def test_an_interrupt_keeps_whole_answers(
 
     monkeypatch.setattr(app.simulate.record_target, "run_lane", second_is_stopped)
     assert record(out) == 130
-    assert f"interrupted: {out} keeps 1 answers, the same command goes on" in capsys.readouterr().err
+    assert f"interrupted: {out} keeps 1 answers, the same command resumes the run" in capsys.readouterr().err
     assert record(out) == 0
     assert len(out.read_text().splitlines()) == 4
 

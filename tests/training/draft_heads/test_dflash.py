@@ -21,14 +21,14 @@ from tests.support.students import close, fed, make_target, text
 from training.draft_heads.build import new_draft_head, shape_for
 from training.draft_heads.features import StoredExamples, StreamedExamples, extract, load_shard
 from training.draft_heads.train import Training, TrainingJob, teacher_for
-from training.text.self_text import TextIds
+from training.tables.build import Passage
 from utils.catalogue.catalogue import head_kind
 from utils.progress import never
 
 pytestmark = pytest.mark.slow
 
 V, SHORT, READS = 40, [0, 2, 3, 5, 8, 13, 21, 34, 39], (2, 4, 5)
-TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5, V)), 3) for seed in range(16)]
+TEXTS = [Passage(tuple(text(seed, 9 + seed % 5, V)), 3) for seed in range(16)]
 JOB = TrainingJob(
     epochs=6.0, lr=0.01, batch_tokens=64, precise=True, save_every=1e9, patience=99, evaluations=3, depth=3, anchors=6
 )

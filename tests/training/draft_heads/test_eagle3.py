@@ -21,18 +21,17 @@ from sampling.models.network import network_of
 from sampling.types import Draft
 from tests.support import speculators
 from tests.support.students import close, fed, make_target, text
-from training.draft_heads.batches import make_batch
-from training.draft_heads.build import new_draft_head, shape_for, taken_up
-from training.draft_heads.features import StoredExamples, StreamedExamples
+from training.draft_heads.build import continued, new_draft_head, shape_for
+from training.draft_heads.features import StoredExamples, StreamedExamples, make_batch
 from training.draft_heads.losses import drafted_states
 from training.draft_heads.train import Training, TrainingJob, teacher_for
-from training.text.self_text import TextIds
+from training.tables.build import Passage
 from utils.catalogue.catalogue import head_kind
 from utils.errors import UserError
 from utils.progress import never
 
 V, SHORT = 40, [0, 2, 3, 5, 8, 13, 21, 34, 39]
-TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5, V)), 3) for seed in range(24)]
+TEXTS = [Passage(tuple(text(seed, 9 + seed % 5, V)), 3) for seed in range(24)]
 JOB = TrainingJob(
     epochs=6.0, lr=0.01, batch_tokens=64, steps=3, single=0.3, precise=True, save_every=1e9, patience=99, evaluations=4
 )
@@ -47,11 +46,11 @@ def new(target: Any, short: list[int] | None = SHORT) -> DraftHead:
     return new_draft_head(shape, target, short or [], seed=1)
 
 
-def streamed(target: Any, texts: list[TextIds] = TEXTS) -> StreamedExamples:
+def streamed(target: Any, texts: list[Passage] = TEXTS) -> StreamedExamples:
     return StreamedExamples(network_of(target), texts, (2, 4, 5))
 
 
-def train(folder: Path, interrupt: Callable[[], bool] = never, texts: list[TextIds] = TEXTS) -> Training:
+def train(folder: Path, interrupt: Callable[[], bool] = never, texts: list[Passage] = TEXTS) -> Training:
     target = large()
     head = new(target)
     parts = streamed(target, texts[4:]), streamed(target, texts[:4])
@@ -74,13 +73,6 @@ def test_what_is_streamed_are_the_targets_states_whatever_is_taken_with_them() -
         reading = torch.cat([wanted[at][0] for at in (2, 4, 5)], dim=-1)
         torch.testing.assert_close(one.read.float(), reading, rtol=1e-2, atol=1e-2)  # kept in 16 bit
         torch.testing.assert_close(one.hidden.float(), wanted[-1][0], rtol=1e-2, atol=1e-2)
-
-
-def test_it_learns_its_target(tmp_path: Path) -> None:
-    """Of a random target little can be learned; the loss falls all the same, in each drafted step."""
-    curve = train(tmp_path).curve
-    assert curve[-1]["held"]["loss"] < curve[0]["held"]["loss"] - 0.02
-    assert len(curve[-1]["held"]["alpha"]) == JOB.depth
 
 
 def test_one_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
@@ -194,7 +186,7 @@ def test_one_that_is_trained_further_begins_as_what_it_was(tmp_path: Path) -> No
     train(tmp_path)
     target = large()
     old = load_student(tmp_path, target)
-    further = taken_up(old, old.config, torch.device("cpu"))
+    further = continued(old, old.config, torch.device("cpu"))
     assert not further.model.embed_tokens.weight.requires_grad
     assert all(one.requires_grad for name, one in further.named_parameters() if "embed_tokens" not in name)
     batch = make_batch(StoredExamples(streamed(target).take([0, 1])).take([1, 0]), [], 0.3)

@@ -12,11 +12,12 @@ from sampling.models.llama import LlamaNetwork
 from tests.support.students import make_target, text
 from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.draft_heads.features import SHARD, Keeper, extract, load_shard
+from training.tables.build import Passage
 from training.text.dialogues import GivenPrompts
-from training.text.self_text import TextIds, read_texts, write_self
+from training.text.self_text import read_texts, write_self
 from training.text.synthesize import TextWriter
 
-TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5)), 3) for seed in range(SHARD + 6)]  # two shards
+TEXTS = [Passage(tuple(text(seed, 9 + seed % 5)), 3) for seed in range(SHARD + 6)]  # two shards
 FACTS = {"target": "large", "weights": "a"}
 
 
@@ -58,9 +59,9 @@ def test_students_that_read_fewer_layers_take_the_same_files(network: Counting, 
 
 def test_other_texts_and_other_prompts_have_files_of_their_own(network: Counting, tmp_path: Path) -> None:
     made = extract(network, FACTS, TEXTS, [], tmp_path, quietly)
-    shorter = [TextIds(one.ids, 2) for one in TEXTS]
+    shorter = [Passage(one.ids, 2) for one in TEXTS]
     assert not set(extract(network, FACTS, shorter, [], tmp_path, quietly)) & set(made)
-    more = extract(network, FACTS, [*TEXTS[:SHARD], TextIds(tuple(text(99, 8)))], [], tmp_path, quietly)
+    more = extract(network, FACTS, [*TEXTS[:SHARD], Passage(tuple(text(99, 8)))], [], tmp_path, quietly)
     assert more[0] == made[0]  # the first shard's texts are the same
     assert more[1] != made[1]
 

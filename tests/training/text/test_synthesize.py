@@ -20,7 +20,7 @@ from sampling.types import Limits
 from tests.support.quantized import quantized_model
 from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.text.dialogues import Ask, Chat, GivenPrompts, OwnChats
-from training.text.self_text import passages, read_texts, write_self, written
+from training.text.self_text import passages, write_self, written
 from training.text.synthesize import TextWriter, draw
 from utils.errors import UserError
 from utils.kernels.packed_linear import pack
@@ -175,14 +175,6 @@ def test_a_file_killed_while_it_was_written_goes_on(model: Any, tokenizer: Any, 
     again, before = by_number(file), by_number(whole)
     assert all(again[number] == before[number] for number in set(again) & set(before))
     assert count == sum(len(one.ids) - one.start for one in passages(file)) >= 120
-
-
-@pytest.mark.parametrize("line", ['{"ids": 5}', '{"ids": [1e999]}', '{"ids": [1], "start": 1e999}', "[1, 2]", "{}"])
-def test_a_line_that_is_no_list_of_ids_is_named(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(f'{{"ids": [1, 2, 3]}}\n{line}\n')
-    with pytest.raises(UserError, match=r"a\.jsonl:2: must be an object with a list of token ids"):
-        read_texts([file], VOCAB, 512)
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
