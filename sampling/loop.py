@@ -37,7 +37,7 @@ from sampling.verify.rules import rule_of, verify
 from utils.errors import UserError
 from utils.processes import agreed, first
 from utils.progress import never
-from utils.timing import Stopwatch
+from utils.timing import Stopwatch, synchronize
 
 PIECE = 256  # prompt tokens read between two looks at the interrupt
 
@@ -171,7 +171,7 @@ class _Run:
 
     def round(self, waited: float) -> Iterator[Event]:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended."""
-        watch = Stopwatch(self.lm.device)
+        watch = Stopwatch()  # drafts and verdicts reach the host before a lap, so only the pass has to be waited for
         share = len(self.rows)
         asked = Budget([0] * share) if self.opening else self.controller.budget(self.ids)
         room = list(map(self._room, self.rows, self.ends))
@@ -183,6 +183,7 @@ class _Run:
         took = watch.lap()
         draft_s = (took if draft.seconds is None else draft.seconds) + waited
         logits = self.session.score(self.rows, draft)
+        synchronize(self.lm.device)
         verify_s = watch.lap()
         verdict = self._verdict(logits, draft, keys)
         metrics = RoundMetrics.of(verdict, draft)

@@ -86,7 +86,7 @@ def uniforms(keys: list[int], count: int, device: torch.device) -> Tensor:
 
 def _numbers(states: Tensor, count: int, device: torch.device) -> Tensor:
     """:func:`uniforms` of the streams in these states [M]."""
-    words = _mixed(states.to(device)[:, None] + _steps(count, device))
+    words = _mixed(states.to(device, non_blocking=True)[:, None] + _steps(count, device))
     return _shifted(words, 11, words).double().add_(0.5).mul_(2.0**-53)
 
 

@@ -308,6 +308,11 @@ class Sampler(Protocol):
         :meth:`noise_state`; None where there is more to it."""
         return None
 
+    @property
+    def notes(self) -> bool:
+        """Whether every coin is noted, so that none may be tossed that decides nothing."""
+        return False
+
     def noise_state(self, row: int, position: int) -> int:
         """The signed 64-bit state of the noise that the target's draw there is made with."""
         return 0

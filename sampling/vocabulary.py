@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sampling.transfers import fetched
 from utils.kernels.bindings import at_hand
 from utils.logits_processors import check_finite, check_number
 
@@ -64,6 +65,16 @@ def likeliest(logits: Tensor, count: int) -> dict[int, float]:
     values, ids = logits.topk(min(count, len(logits)))
     check_finite(values[:1])  # NaN and +inf come first
     return dict(zip(ids.tolist(), logits.softmax(dim=-1)[ids].tolist(), strict=True))
+
+
+def likeliest_of_each(logits: Tensor, count: int) -> list[dict[int, float]]:
+    """:func:`likeliest` of each of logits [M, V]; from a device by one transfer."""
+    if logits.device.type == "cpu":
+        return [likeliest(row, count) for row in logits]
+    values, places = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    chances, where = fetched((values - logits.logsumexp(dim=-1, keepdim=True)).exp(), places)
+    check_finite(chances)
+    return [dict(zip(*row, strict=True)) for row in zip(where.long().tolist(), chances.tolist(), strict=True)]
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from sampling.drafters.draft_model import Model, ModelDrafter, scoring
 from sampling.drafters.drawing import ReducedSampler
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Step, by_row
+from sampling.transfers import put
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
 from sampling.verify.review import Review, review
 from sampling.verify.round_metrics import RoundMetrics
@@ -106,7 +107,7 @@ class CascadeDrafter(Composite):
         depth = reviewer.model.fitting(rows, budget.max_depth)
         if max(depth) <= 0:
             return Draft.empty(share)
-        watch = Stopwatch(reviewer.lm.device)
+        watch = Stopwatch()
         keys, going = reviewer.keys(rows), [index for index, most in enumerate(depth) if most > 0]
         draft = self.inner.propose(rows, Budget([max(0, most - 1) for most in depth]), sampler.drafting(keys))
         draft_s = watch.lap()
@@ -144,7 +145,7 @@ class CascadeDrafter(Composite):
 def _covered(draft: Draft, ids: Tensor) -> Draft:
     """Renumber the draft by the ids covered: token i is ids[i], len(ids) means any other id."""
     count = len(ids)
-    tokens = draft.tokens.to(ids.device)
+    tokens = put(draft.tokens, ids.device)
     at = torch.searchsorted(ids, tokens.clamp(min=0)).clamp(max=count - 1)
     known = torch.where(ids[at] == tokens, at, count)
     probs = draft.probs
@@ -171,7 +172,7 @@ def _emitted(result: Review, draft: Draft, ids: Tensor | None, numbers: list[int
     if probs is not None and ids is not None:
         probs = spread(probs[..., :-1], ids, vocab_size, 0.0)
     logits = verdict.logits.float()
-    at = tokens.to(logits.device).clamp(min=0)
+    at = put(tokens, logits.device).clamp(min=0)
     if ids is not None:
         at = torch.searchsorted(ids, at).clamp(max=len(ids) - 1)
     raw = (logits.gather(2, at[..., None])[..., 0] - logits.logsumexp(dim=-1)).exp().cpu()

@@ -19,8 +19,9 @@ from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Proposal
 from sampling.models.translated import TranslatedLM, TranslatedSession
+from sampling.transfers import put
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Tree
-from sampling.vocabulary import likeliest, spread
+from sampling.vocabulary import likeliest_of_each, spread
 from utils.errors import UserError
 from utils.timing import Stopwatch
 
@@ -105,7 +106,7 @@ class Model(Source):
 
     def expand(self, nodes: list[Node]) -> list[list[Offer]]:
         within = [node for node in nodes if node.depth < self._depths[node.row]]
-        watch = Stopwatch(self.lm.device)
+        watch = Stopwatch()  # the offers are on the host, so the device is done
         offers_of = self._drawn if self.draws else self._level if self._grows(within) else self._ranked
         offers: dict[Node, list[Offer]] = offers_of(within) if within else {}
         self._seconds += watch.lap()
@@ -135,12 +136,49 @@ class Model(Source):
 
     def _drawn(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Draw one token after each node."""
-        active = {node.row for node in nodes}
-        logits = self._logits(nodes)
-        column = self.drawing.column(logits, self._active, [row in active for row in range(len(self._active))])
-        self.columns.append(column)
+        depth, active = nodes[0].depth, {node.row for node in nodes}
+        if depth == len(self.columns):
+            logits = self._logits(nodes)
+            if not depth and self._runs_ahead(logits):
+                self.columns = self._chain(logits)
+            else:
+                draws = [row in active for row in range(len(self._active))]
+                self.columns += self.drawing.on_host([self.drawing.column(logits, self._active, draws)])
+        column = self.columns[depth]
         tokens, probs = column.tokens.tolist(), column.draft_prob.tolist()
         return {node: [(tokens[node.row], probs[node.row])] for node in nodes}
+
+    def _runs_ahead(self, logits: Tensor) -> bool:
+        """Whether to draw all tokens of the round on the device first, as the host would wait for each."""
+        return logits.device.type != "cpu" and not self.drawing.sampler.needs_prefixes and self._steps()
+
+    def _steps(self) -> bool:
+        return getattr(self.session, "steps", False)
+
+    def _following(self, column: Column, depth: int) -> Tensor:
+        """Return logits [B, n] after the drawn tokens of a column."""
+        session: Any = self.session
+        self._passes += 1
+        logits: Tensor = session.step(column.tokens.clamp(min=0))
+        return logits
+
+    def _chain(self, logits: Tensor) -> list[Column]:
+        """Return all columns of the round, of which the first has these logits [B, n], by one transfer."""
+        columns = list[Column]()
+        for depth in range(most := max(self._depths)):
+            active = [depth < limit for limit in self._depths]
+            columns.append(self.drawing.column(logits, self._active, active, depth))
+            if depth + 1 < most:
+                logits = self._following(columns[-1], depth)
+        columns = self.drawing.on_host(columns)
+        self._name([column.tokens.clamp(min=0).tolist() for column in columns[:-1]])
+        return columns
+
+    def _name(self, tokens: Rows) -> None:
+        """Name the tokens that were fed, by column and row."""
+        session: Any = self.session
+        if tokens:
+            session.name([list(row) for row in zip(*tokens, strict=True)])
 
     def _grows(self, nodes: list[Node]) -> bool:
         return bool(nodes) and nodes[0].depth > 0 and len(self._active) == 1 and hasattr(self.session, "grow")
@@ -151,7 +189,9 @@ class Model(Source):
         logits = self._logits([*best.values()])
         if len(best) == 1 and (node := next(iter(best.values()))).depth == 0:
             self._expanded[node] = -1
-        return {node: self._likeliest(logits[row]) for row, node in best.items()}
+        rows = sorted(best)
+        chosen = logits if len(rows) == len(logits) else logits[put(rows, logits.device)]
+        return {best[row]: offers for row, offers in zip(rows, self._likeliest(chosen), strict=True)}
 
     def _level(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Return, by one pass, the likeliest tokens after the likeliest nodes whose parents were expanded."""
@@ -167,11 +207,12 @@ class Model(Source):
         session: Any = self.session
         logits = session.grow([*self._expanded_tokens], [*self._expanded_parents])
         self._passes += 1
-        return {node: self._likeliest(row) for node, row in zip(known, logits, strict=True)}
+        return dict(zip(known, self._likeliest(logits), strict=True))
 
-    def _likeliest(self, logits: Tensor) -> list[Offer]:
-        probs = likeliest(logits.float(), self._count).items()
-        return [(index if self._short_ids is None else self._short_ids[index], p) for index, p in probs]
+    def _likeliest(self, logits: Tensor) -> list[list[Offer]]:
+        """Return the likeliest tokens of each row of logits [M, n]."""
+        each, ids = likeliest_of_each(logits.float(), self._count), self._short_ids
+        return [[(index if ids is None else ids[index], p) for index, p in probs.items()] for probs in each]
 
 
 class Block(Model):
@@ -213,8 +254,19 @@ class Block(Model):
             self._active[node.row] = [*self._base[node.row], *node.tokens]
         ids = self.session.reduced_ids if self._short is None else None
         logits = spread(self.session.logits_after(*self._paths(nodes)), ids, self.session.vocab_size, -math.inf)
-        rows = torch.tensor([node.row for node in nodes], device=logits.device)
+        rows = put([node.row for node in nodes], logits.device)
         return logits.new_zeros(len(self._active), logits.shape[1]).index_copy_(0, rows, logits)
+
+    def _steps(self) -> bool:
+        return not self.session.by_path
+
+    def _following(self, column: Column, depth: int) -> Tensor:
+        logits: Tensor = self.session.logits[:, depth + 1]
+        ids = self.session.reduced_ids if self._short is None else None
+        return spread(logits, ids, self.session.vocab_size, -math.inf)
+
+    def _name(self, tokens: Rows) -> None:
+        return
 
     def _drawn(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         kept = self._confident(nodes)
@@ -230,8 +282,8 @@ class Block(Model):
             return {}
         logits = self.session.logits_after(*self._paths(kept))
         if not logits.stride(0):  # the same after each
-            return dict.fromkeys(kept, self._likeliest(logits[0]))
-        return {node: self._likeliest(row) for node, row in zip(kept, logits, strict=True)}
+            return dict.fromkeys(kept, self._likeliest(logits[:1])[0])
+        return dict(zip(kept, self._likeliest(logits), strict=True))
 
 
 CONFIDENT = 0.2  # estimated chance of being accepted below which nothing is drafted
@@ -278,10 +330,11 @@ class ModelDrafter(Proposer):
         chain, model = super().propose(rows, budget, sampler), self.model
         if not model.columns:
             return chain
-        chain = replace(chain, probs=model.drawing.probs(model.columns[: chain.tokens.shape[1]]))
+        columns = model.columns[: chain.tokens.shape[1]]
+        chain = replace(chain, probs=model.drawing.probs(columns))
         if self.expansion is None or not self._takes_trees:
             return chain
-        return self.expansion.grow(chain, model.drawing, model.columns, rows, self.expansion.most(budget))
+        return self.expansion.grow(chain, model.drawing, columns, rows, self.expansion.most(budget))
 
 
 class Respelled(Model):
@@ -301,7 +354,7 @@ class Respelled(Model):
 
     def expand(self, nodes: list[Node]) -> list[list[Offer]]:
         if self._drafts is None:
-            watch = Stopwatch(self.lm.device)
+            watch = Stopwatch()
             self._drafts = self._write()
             self._seconds += watch.lap()
         drafts = [self._drafts[node.row][node.depth : node.depth + 1] for node in nodes]

@@ -10,7 +10,7 @@ Shapes: B rows, n ids covered (V without a short list), N drafted positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sampling.rows import padded
 from sampling.sampler import SamplerView
+from sampling.transfers import fetched, put
 from sampling.types import Rows, Sampler
 from sampling.vocabulary import best, spread
 
@@ -69,7 +70,7 @@ class ReducedSampler(SamplerView):
         if not self.point_mass:
             return self._sampler.draw(probs, keys)
         top, index = probs.max(dim=-1)
-        if bool((top == 1).all()):
+        if probs.device.type == "cpu" and bool((top == 1).all()):
             return index
         drawn = self._sampler.draw(spread(probs[:, : len(self._ids)], self._ids, self._vocab_size, 0.0), keys)
         return torch.searchsorted(self._ids, drawn)
@@ -96,20 +97,31 @@ class Drawing:
         """Whether the drafts are point masses."""
         return self.sampler.point_mass
 
-    def column(self, logits: Tensor, rows: Rows, active: list[bool]) -> Column:
-        """Draw a token for each row that is `active`; logits [B, n], at temperature 1 before any processor."""
+    def column(self, logits: Tensor, rows: Rows, active: list[bool], after: int = 0) -> Column:
+        """Draw a token for each row that is `active`; logits [B, n], at temperature 1 before any processor, after the
+        rows and `after` more tokens. Tokens and their probabilities stay where the logits are."""
         sampler = self.sampler
         if self.reduced_ids is not None:
             sampler = ReducedSampler(sampler, self.reduced_ids, self.vocab_size)
         probs = sampler.probs(logits, rows if sampler.needs_prefixes else [])
         drawing = [row for row, draws in enumerate(active) if draws]
-        keys = torch.tensor([[self.numbers[row], len(rows[row])] for row in drawing])
-        where = torch.tensor(drawing, device=probs.device)
+        keys = torch.tensor([[self.numbers[row], len(rows[row]) + after] for row in drawing])
+        where = put(drawing, probs.device)
         drawn = sampler.draw(probs if all(active) else probs[where], keys)
         index = torch.zeros(len(rows), dtype=torch.long, device=drawn.device).index_copy_(0, where, drawn)
         tokens = torch.full_like(index, -1).index_copy_(0, where, self._ids(drawn))
         logsumexp = logits.float().logsumexp(dim=-1)
-        return Column(tokens.cpu(), probs, _prob(logits, index, logsumexp).cpu(), logits, logsumexp)
+        return Column(tokens, probs, _prob(logits, index, logsumexp), logits, logsumexp)
+
+    @staticmethod
+    def on_host(columns: list[Column]) -> list[Column]:
+        """The columns with their tokens and `draft_prob` on the host, by one transfer."""
+        if columns[0].tokens.device.type == "cpu":
+            return columns
+        parts = [column.tokens for column in columns], [column.draft_prob for column in columns]
+        tokens, probs = fetched(*map(torch.stack, parts))
+        each = zip(columns, tokens.long(), probs.float(), strict=True)
+        return [replace(column, tokens=token, draft_prob=prob) for column, token, prob in each]
 
     def _ids(self, index: Tensor) -> Tensor:
         """Return the ids of these indices [M] into the ids covered."""

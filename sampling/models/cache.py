@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sampling.transfers import put
+
 GROW = 256  # slots added at least, whenever a buffer is full
 # Decorates functions whose tensors can be written to in inference mode and outside it. Sessions keep only such tensors:
 # some passes run in that mode, which costs less around every operator, others are compiled and run outside.
@@ -76,7 +78,7 @@ class Buffer:
     def shift(self, moves: Tensor, length: int) -> None:
         """Slot moves[2] of row moves[0] becomes what slot moves[1] was, moves [3, K]; then the first `length` stay."""
         if self.data is not None:
-            rows, old, new = moves.to(self.data.device)
+            rows, old, new = put(moves, self.data.device)
             self.data[rows, :, new] = self.data[rows, :, old]
         self.length = length
 
@@ -128,7 +130,7 @@ class SlotCache:
 
     def shift(self, moves: Tensor, length: int) -> None:
         for buffer in self.buffers:
-            moves = moves if buffer.data is None else moves.to(buffer.data.device)
+            moves = moves if buffer.data is None else put(moves, buffer.data.device)
             buffer.shift(moves, length)
 
     def select(self, rows: Tensor) -> None:

@@ -20,11 +20,13 @@ from sampling.models.masks import additive, places
 from sampling.models.network import network_of
 from sampling.models.positions import LengthTables
 from sampling.rows import common_prefix
+from sampling.transfers import put
 from sampling.types import LM, Draft, Hidden, KVCache, Network, RaggedNetwork, Rows, Session, above, states_of
 from sampling.vocabulary import spread
 from utils.errors import UserError
 
 Own = TypeVar("Own", bound="CausalSession")
+UNKNOWN = -1  # stands for a token that is on the device only
 
 
 class CausalLM(LM):
@@ -200,9 +202,31 @@ class CausalSession(Session):
         logits = network.of_one_row(feed[0], nodes[0], tree, self._cache, self.keeps_hidden, states)
         return self._took(logits, None, feed, nodes, parents is None)
 
+    @property
+    def steps(self) -> bool:
+        """Whether it can `step`."""
+        return self._by_length is None
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return logits [B, n] after one more token of each row, [B] on the device, which `name` says later."""
+        self._settle()
+        unknown = [[UNKNOWN] for _ in self._tokens]
+        try:
+            return self.cut(self._together(unknown, [[] for _ in unknown], None, tokens[:, None]))[:, 0]
+        except BaseException:
+            self._reset(len(unknown))
+            raise
+
+    def name(self, said: Rows) -> None:
+        """Say the tokens of the last steps, of each row."""
+        self._settle()
+        for tokens, known in zip(self._tokens, said, strict=True):
+            if known:
+                tokens[-len(known) :] = known
+
     @torch.inference_mode()
-    def _together(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
-        """A pass over several rows, or by a network that takes tensors only."""
+    def _together(self, feed: Rows, nodes: Rows, parents: Tensor | None, ids: Tensor | None = None) -> Tensor:
+        """A pass over several rows, or by a network that takes tensors only; `ids` [B, T] if they are there already."""
         start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
         lengths, mask = self.held(), None
         level = len(set(lengths)) == 1 and len(set(map(len, feed))) == 1
@@ -215,9 +239,10 @@ class CausalSession(Session):
             positions, seen = places(lengths, feed, parents, start, width, count)
             positions = positions.clamp(max=self.network.context - 1)  # absent nodes of a long row
             mask = additive(seen, self.network)
-        padded = [[0] * (width - len(new)) + new + row for new, row in zip(feed, nodes, strict=True)]
-        ids = torch.tensor(padded, device=self.device).clamp_(0, self.network.vocab_size - 1)
-        logits, hidden = self._run(ids, positions.to(self.device), mask, count + 1)
+        if ids is None:
+            padded = [[0] * (width - len(new)) + new + row for new, row in zip(feed, nodes, strict=True)]
+            ids = put(torch.tensor(padded).clamp_(0, self.network.vocab_size - 1), self.device)
+        logits, hidden = self._run(ids, positions, mask, count + 1)
         return self._took(logits, hidden, feed, nodes, parents is None)
 
     def _took(self, logits: Tensor, hidden: Tensor | None, feed: Rows, nodes: Rows, chain: bool) -> Tensor:
@@ -252,10 +277,10 @@ class CausalSession(Session):
         return torch.cat(parts)[order]
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
-        """Run the pass: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T]."""
+        """Run the pass: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T] at host positions [B, T]."""
         if self._by_length is not None:
             cast(SlotCache, self._cache).lengths = self._lengths
-        return self.network.forward(ids, positions, mask, self._cache, keep, self.keeps_hidden)
+        return self.network.forward(ids, put(positions, self.device), mask, self._cache, keep, self.keeps_hidden)
 
     def _note(self, feed: Rows, nodes: Rows, ends: list[int], chain: bool) -> None:
         """Remember the slots that the pass filled: each row's fed tokens end at its slot in `ends`, nodes follow."""

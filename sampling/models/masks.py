@@ -70,4 +70,4 @@ def additive(mask: Tensor, network: Network) -> Tensor:
     if network.device.type == "cpu" and network.dtype == torch.float32:
         return torch.from_numpy(np.where(mask.numpy(), _OPEN, _SHUT))[:, None]
     zeros = torch.zeros(mask.shape, dtype=network.dtype, device=mask.device)
-    return zeros.masked_fill_(~mask, torch.finfo(network.dtype).min)[:, None].to(network.device)
+    return zeros.masked_fill_(~mask, torch.finfo(network.dtype).min)[:, None].to(network.device, non_blocking=True)

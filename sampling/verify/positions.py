@@ -27,6 +27,8 @@ class CoinNotes(SamplerView):
         super().__init__(sampler)
         self.tossed: list[tuple[Tensor, Tensor]] = []  # chances [M], keys [M, 4]
 
+    notes = True
+
     @property
     def tempered(self) -> float | None:
         return self._sampler.tempered

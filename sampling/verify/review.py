@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sampling.transfers import put
 from sampling.types import Draft, Rows, Sampler, Verdict
 from sampling.verify.distributions import TINY, distributions_of, one_hot, residual
 from sampling.verify.rules import descend, examine_drawn, examine_points
@@ -46,7 +47,7 @@ def review(
     """
     if draft.parents is not None:
         raise ValueError("a review examines chains; the draft is a tree")
-    probs, tokens = distributions_of(logits, draft, rows, sampler), draft.tokens.to(logits.device)
+    probs, tokens = distributions_of(logits, draft, rows, sampler), put(draft.tokens, logits.device)
     own = sampler.point_mass
     emitted = None if own else probs.clone()
     passes = _lenient(logits, draft, tokens, lenience) if own else None
@@ -54,7 +55,7 @@ def review(
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         depth = int(here[0]) + 1  # all rows stand equally deep
-        where = active.to(probs.device)
+        where = put(active, probs.device)
         p = probs[where, depth]
         x = tokens[where, depth] if depth < count else torch.full_like(where, -1)
         if emitted is None:
@@ -80,5 +81,5 @@ def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> T
     before = logits[:, :-1].float()
     chosen = before.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
     p = (chosen - before.logsumexp(dim=-1)).exp()
-    raw = torch.ones_like(p) if draft.draft_prob is None else draft.draft_prob.to(p)
+    raw = torch.ones_like(p) if draft.draft_prob is None else put(draft.draft_prob, p.device).to(p)
     return (p > raw / lenience) & (tokens >= 0)

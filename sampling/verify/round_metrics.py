@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from sampling.events import Step
 from sampling.rows import padded
+from sampling.transfers import fetched, put
 from sampling.types import Draft, Rows, Verdict, above
 from sampling.vocabulary import best
 
@@ -97,9 +97,9 @@ def _read(verdict: Verdict, looks: list[_Look], ids: Rows) -> Iterable[tuple[flo
     if not isinstance(known, Tensor) and known.glance(looks[0].row, looks[0].node) is not None:
         glances = [known.glance(look.row, look.node) for look in looks]
         return [(seen.gap, seen.chances(wanted)) for seen, wanted in zip(glances, ids, strict=True) if seen is not None]
-    rows, nodes = torch.tensor([look[:2] for look in looks], device=verdict.logits.device).unbind(1)
+    rows, nodes = put([look[:2] for look in looks], verdict.logits.device).unbind(1)
     values = verdict.logits[rows, nodes + 1].float()
     top = best(values, 2)[0]
-    chances = values.softmax(dim=-1).gather(1, padded(ids, 0).to(values.device)).tolist()
-    gaps = (top[:, 0] - top[:, -1]).tolist()
+    read = values.softmax(dim=-1).gather(1, put(padded(ids, 0), values.device)), top[:, 0] - top[:, -1]
+    chances, gaps = (part.tolist() for part in fetched(*read))
     return [(gap, row[: len(wanted)]) for gap, row, wanted in zip(gaps, chances, ids, strict=True)]

@@ -27,8 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.rows import padded
+from sampling.transfers import fetched
 from sampling.types import Distributions, Draft, Drafter, Rows, Rule, Sampler, Verdict, above, depths_of
-from sampling.verify.distributions import TINY, LazyDistributions, check_ratio, normal, one_hot, residual
+from sampling.verify.at_once import verify_at_once
+from sampling.verify.block import acceptance, carried, coin_keys
+from sampling.verify.distributions import LazyDistributions, check_ratio, normal, one_hot, residual
 
 # the nodes at which rows stand [M] (-1: the root), the rows [M], their keys [M, 3] (row, position, the round's start) →
 # the child of each that is accepted [M] (-1: none) on the host, the verifier's tokens for those that end
@@ -52,6 +55,8 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Samp
     Returns:
         The accepted nodes of each row and the verifier's own token behind them.
     """
+    if logits.device.type != "cpu" and not sampler.notes:
+        return verify_at_once(logits, draft, rows, keys, sampler, rule)
     distributions = LazyDistributions(logits, draft, rows, sampler)
     return Verdict(*_RULES[rule](draft, keys, distributions, sampler), distributions, logits)
 
@@ -164,8 +169,10 @@ def examine_points(
     hit = (x == drawn[:, None]) & (x >= 0)
     if also is not None:
         hit |= also[:, None]
-    chosen = torch.where(hit.any(dim=1), hit.int().argmax(dim=1), -1).cpu()
-    return chosen, drawn.cpu()[chosen < 0]
+    chosen = torch.where(hit.any(dim=1), hit.int().argmax(dim=1), -1)
+    if p.device.type != "cpu":
+        chosen, drawn = (part.long() for part in fetched(chosen, drawn))
+    return chosen, drawn[chosen < 0]
 
 
 def examine_drawn(
@@ -214,13 +221,14 @@ def verify_block(draft: Draft, keys: Tensor, distributions: Distributions, sampl
     q = one_hot(tokens, probs) if draft.probs is None else draft.probs.to(probs)
     present = (tokens >= 0).cumprod(dim=1).bool()
     lengths = present.sum(dim=1)
-    r = _carried(probs, q, tokens, present)  # [B, N+1]
+    r = carried(probs, q, tokens, present)  # [B, N+1]
+    check_ratio(r)
     left = (r[:, :-1, None] * probs[:, :-1] - q).clamp_(min=0)  # what stands behind i drafts if the next is rejected
-    h = _acceptance(r, left.sum(dim=-1), lengths)
+    h = acceptance(r, left.sum(dim=-1), lengths)
     fell = torch.zeros_like(present)
     open_ = present & (h > 0)
     if bool(open_.any()):
-        fell[open_] = sampler.coin(h[open_], _coin_keys(keys, count)[open_.cpu()])
+        fell[open_] = sampler.coin(h[open_], coin_keys(keys, count)[open_.cpu()])
     n = (fell * torch.arange(1, count + 1, device=probs.device)).amax(dim=1)
     behind = probs[torch.arange(rows, device=probs.device), n]
     short = n < lengths
@@ -229,34 +237,6 @@ def verify_block(draft: Draft, keys: Tensor, distributions: Distributions, sampl
     n = n.cpu()
     path = torch.where(torch.arange(count)[None] < n[:, None], torch.arange(count)[None], -1)
     return path, sampler.draw(behind, keys + F.pad(n[:, None], (1, 0))).cpu()
-
-
-def _coin_keys(keys: Tensor, count: int) -> Tensor:
-    """[B, N, 4] of the coin of each draft, from the keys [B, 2] of the first: row, position, the round's start, 0."""
-    each = F.pad(torch.cat([keys, keys[:, 1:]], dim=1), (0, 1))[:, None].repeat(1, count, 1)
-    each[..., 1] += torch.arange(count)
-    return each
-
-
-def _carried(probs: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
-    """rᵢ [B, N+1]; behind a chain's end it stays."""
-    at = tokens.clamp(min=0)[..., None]
-    ratio = (probs[:, :-1].gather(2, at) / q.gather(2, at))[..., 0]
-    check_ratio(ratio[present])
-    found = [torch.ones_like(probs[:, 0, 0])]
-    for depth in range(tokens.shape[1]):
-        found.append(torch.where(present[:, depth], (found[-1] * ratio[:, depth]).clamp(max=1), found[-1]))
-    return torch.stack(found, dim=1)
-
-
-def _acceptance(r: Tensor, s: Tensor, lengths: Tensor) -> Tensor:
-    """hᵢ for i = 1 … N [B, N]: of the whole chain r itself, of a part of it s/(s + 1 − r)."""
-    count = s.shape[1]
-    inner, mass = r[:, 1:count], s[:, 1:]
-    below = mass + 1 - inner
-    part = torch.where(below > TINY, mass / below.clamp(min=TINY), 0.0)
-    last = torch.arange(1, count + 1, device=r.device)[None] == lengths[:, None]
-    return torch.where(last, r[:, 1:], torch.cat([part, r[:, count:]], dim=1))
 
 
 _RULES: Mapping[Rule, Verify] = {Rule.POINT: verify_points, Rule.DRAWN: verify_drawn, Rule.BLOCK: verify_block}

@@ -15,15 +15,17 @@ from sampling.drafters.registry import HEADS, ROWS, DraftRequest
 from sampling.drafters.tables.suffix import SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.events import Event, Step
+from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecLM
-from sampling.types import LM, Drafter, Rows
+from sampling.types import LM, Drafter, FixedPace, Limits, Rows
 from tests.sampling.models.test_encoder_decoder import drafters, t5
 from tests.support.pretend_device import moved, pretending
 from tests.support.proofs import noisy
 from tests.support.runs import decode, sampler
 from tests.support.students import make_drafter, make_student, make_target
 from training.tables.build import Passage, arrays_of, count_levels
+from utils.errors import LogitsError
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]
 SEVERAL = [PROMPT, PROMPT[:4], PROMPT[2:]]
@@ -128,12 +130,13 @@ def same(
     prompt: Rows,
     pair: Callable[[], RandomPair] = on_the_device,
     cpu: Callable[[], RandomPair] = on_the_cpu,
+    settings: Settings = Settings(),
     **options: Any,
 ) -> None:
     """A drafter of the registry drafts on the device as on the CPU; `options` are :func:`decode`'s."""
 
     def run(pair: RandomPair) -> list[Event]:
-        drafter = pair.build(DraftRequest(word, Settings(), grown))
+        drafter = pair.build(DraftRequest(word, settings, grown))
         return decode(pair.target, prompt, drafter, sampler(**SAMPLERS[kind]), length=8, **options)
 
     alike(run, pair, cpu)
@@ -165,6 +168,20 @@ def test_batches_do_on_a_device_what_they_do_on_the_cpu(word: str) -> None:
     same(word, "none", "sampled", SEVERAL)
 
 
+@pytest.mark.parametrize("word", ["model", "dflash"])
+@pytest.mark.parametrize("prompt", [[PROMPT], SEVERAL])
+def test_blocks_are_verified_on_a_device_as_on_the_cpu(word: str, prompt: Rows) -> None:
+    same(word, "none", "sampled", prompt, settings=Settings().changed(verify="block"))
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_logits_that_are_no_numbers_are_told_on_a_device_too(kind: str) -> None:
+    model = make_target()
+    model.lm_head.weight[0] = float("nan")
+    with pretending(), pytest.raises(LogitsError, match="NaN"):
+        decode(CausalLM(moved(model)), [PROMPT], None, sampler(**SAMPLERS[kind]), length=2)
+
+
 @pytest.mark.parametrize("word", ["model", "feature", "dspark", "cascade"])
 def test_heads_of_few_ids_and_noted_alternatives_do_on_a_device_what_they_do_on_the_cpu(word: str) -> None:
     same(word, "none", "sampled", [PROMPT], few_ids_on_the_device, few_ids, alternatives=2)
@@ -189,6 +206,51 @@ def test_encoder_decoder_models_do_on_a_device_what_they_do_on_the_cpu(word: str
 def test_a_drafter_model_may_run_on_another_device_than_its_target(word: str, grown: str, prompt: Rows) -> None:
     same(word, grown, "sampled", prompt, apart)
     same(word, grown, "greedy", prompt, beside)
+
+
+def rounds(word: str, kind: str, prompt: Rows, grown: str = "none") -> list[dict[str, int]]:
+    """How often the host waited in each round but the first two, by what waited and where."""
+    each = list[dict[str, int]]()
+    with pretending() as waits:
+        pair = on_the_device()
+        drafter = pair.build(DraftRequest(word, Settings(), grown))
+        events = generate(pair.target, prompt, drafter, sampler(**SAMPLERS[kind]), Limits(9), pace=FixedPace(4))
+        for event in events:
+            if isinstance(event, Step) and event.row == 0:
+                each.append(dict(waits))
+                waits.clear()
+    return each[2:]
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("prompt", [[PROMPT], SEVERAL])
+def test_a_plain_round_waits_twice_for_the_pass_and_for_its_tokens(kind: str, prompt: Rows) -> None:
+    assert all(sum(waits.values()) <= 2 for waits in rounds("none", kind, prompt))
+
+
+@pytest.mark.parametrize("word", ["tables", "match", "suffix", "static", "maxgram"])
+def test_a_round_whose_drafts_are_looked_up_waits_no_oftener(word: str) -> None:
+    for grown in {"none", ROWS[word].grows}:
+        assert all(sum(waits.values()) <= 2 for waits in rounds(word, "sampled", [PROMPT], grown))
+
+
+@pytest.mark.parametrize(("word", "kind"), [(word, kind) for word in ("model", "glide") for kind in SAMPLERS])
+def test_a_round_with_a_drafted_chain_waits_once_more_for_its_drafts(word: str, kind: str) -> None:
+    for prompt in ([PROMPT], SEVERAL):
+        assert all(sum(waits.values()) <= 3 for waits in rounds(word, kind, prompt))
+
+
+@pytest.mark.parametrize("word", ["plain", "feature", "eagle", "peagle", "dflash", "ngram", "tables+feature"])
+def test_so_do_heads_blocks_and_whatever_asks_the_target_for_more(word: str) -> None:
+    assert all(sum(waits.values()) <= 3 for waits in rounds(word, "greedy", [PROMPT]))
+
+
+@pytest.mark.parametrize(
+    ("word", "a_level"), [("tables+feature", 1), ("tables+model", 1), ("dflash2", 1), ("dspark", 2)]
+)
+def test_drafts_that_hang_on_the_drafts_before_them_wait_at_each_level(word: str, a_level: int) -> None:
+    for grown in {"none", ROWS[word].grows}:
+        assert all(sum(waits.values()) <= 2 + 4 * a_level for waits in rounds(word, "greedy", [PROMPT], grown))
 
 
 def test_the_device_refuses_what_a_gpu_refuses() -> None:

@@ -108,7 +108,7 @@ class _Mode(TorchFunctionMode):
         elif (
             name in READS | SIZES
             or (name == "where" and len(args) == 1)
-            or (name == "repeat_interleave" and "output_size" not in kwargs)
+            or (name == "repeat_interleave" and "output_size" not in kwargs and not isinstance(args[1], int))
         ):
             self._note(name)
             return
@@ -118,7 +118,7 @@ class _Mode(TorchFunctionMode):
         if (
             name in READS | SIZES
             or (name == "where" and len(args) == 1)
-            or (name == "repeat_interleave" and "output_size" not in kwargs)
+            or (name == "repeat_interleave" and "output_size" not in kwargs and not isinstance(args[1], int))
             or (name in ("__getitem__", "__setitem__") and (masks or any(isinstance(part, list) for part in index)))
         ):
             self._note(name)

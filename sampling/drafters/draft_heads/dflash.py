@@ -34,6 +34,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
 from sampling.models.llama import norm_of
 from sampling.models.masks import additive
+from sampling.transfers import put
 from sampling.types import Draft, Hidden, Rows
 
 
@@ -89,15 +90,16 @@ class DFlashSession(BlockSession, FollowingSession):
         return logits
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
-        network, held = self.network, torch.tensor(self.target.held(), device=positions.device)
+        network, held = self.network, torch.tensor(self.target.held())
         count = keep - 1 + max(0, int((positions[:, -keep] + 1 - held).max()))  # rows of the block; none in a prompt
         new, before = ids.shape[1] - count, self._cache.length
         if new:
-            network.remember(at(self.target.hidden(self.reads), positions[:, :new]), positions[:, :new], self._cache)
+            fed = positions[:, :new]
+            network.remember(at(self.target.hidden(self.reads), fed), put(fed, self.device), self._cache)
         if not count:
             return torch.zeros(len(ids), keep, network.width, device=ids.device, dtype=network.dtype), None
         seen = self._seen(positions, mask, new, before)
-        states = network.block(ids[:, new:], positions[:, new:], seen, self._cache)
+        states = network.block(ids[:, new:], put(positions[:, new:], self.device), seen, self._cache)
         self.states = states[:, -keep:]
         return network.logits(self.states), None
 
@@ -108,13 +110,13 @@ class DFlashSession(BlockSession, FollowingSession):
         open_ = torch.ones(rows, count, slots, dtype=torch.bool)
         if mask is not None:
             open_ = mask[:, 0, new:].cpu() == 0
-        where = torch.cat((torch.arange(before).expand(rows, -1), positions.cpu()), dim=1)
+        where = torch.cat((torch.arange(before).expand(rows, -1), positions), dim=1)
         masks: dict[int, Tensor | None] = {}
         for window in {*self.network.config.windows}:
             seen = open_.clone()
             seen[..., -count:] = True
             if window:
-                seen &= (where >= positions[:, new : new + 1].cpu() - window)[:, None]
+                seen &= (where >= positions[:, new : new + 1] - window)[:, None]
                 if self.network.config.causal:
                     seen[..., -count:] = torch.ones(count, count).tril().bool()
             masks[window] = None if bool(seen.all()) else additive(seen, self.network)
@@ -179,6 +181,7 @@ class DSparkSession(DFlashSession):
     """B rows of a DSpark head."""
 
     network: DSparkNetwork
+    by_path = True
 
     def _before(self, places: list[int], paths: Rows) -> tuple[Tensor, Tensor]:
         """Return the ids [M, k] before each draft of these paths and the drafts' states [M, k, H].
@@ -186,8 +189,8 @@ class DSparkSession(DFlashSession):
         If the last token's row yields no draft, its state comes before them, as in training.
         """
         lead = self.states.shape[1] - self.drafts
-        tokens = torch.tensor([path[:lead] + path for path in paths], device=self.states.device)
-        return tokens, self.states[places, : tokens.shape[1]]
+        tokens = put([path[:lead] + path for path in paths], self.states.device)
+        return tokens, self.states[put(places, self.states.device), : tokens.shape[1]]
 
     def logits_after(self, places: list[int], paths: Rows) -> Tensor:
         logits, bias = super().logits_after(places, paths), self.network.bias(*self._before(places, paths))
@@ -251,10 +254,11 @@ class DFlash2Session(DFlashSession):
     """B rows of a DFlash2 head."""
 
     network: DFlash2Network
+    by_path = True
 
     def logits_after(self, places: list[int], paths: Rows) -> Tensor:
-        states = self.states[:, -self.drafts :][places, len(paths[0]) - 1]
-        last = torch.tensor([path[-1] for path in paths], device=states.device)
+        states = self.states[:, -self.drafts :][put(places, self.states.device), len(paths[0]) - 1]
+        last = put([path[-1] for path in paths], states.device)
         return self.network.selected(super().logits_after(places, paths), last, states)
 
 

@@ -30,6 +30,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive, places
 from sampling.rows import common_prefix
+from sampling.transfers import put
 from sampling.types import Draft, Hidden, Rows, states_of
 from utils.errors import UserError
 
@@ -124,7 +125,7 @@ class FeatureSession(FollowingSession):
             self._settle()
             self._nodes, self._fed, self._chain = [[]], [[]], False
         length, known = len(self._tokens[0]), len(self._nodes[0])
-        above = torch.tensor([length + parent for parent in parents[known:]], device=self.device)
+        above = put([length + parent for parent in parents[known:]], self.device)
         try:
             logits = self._level(tokens, torch.tensor(parents), above, known, length)
         except BaseException:
@@ -146,9 +147,10 @@ class FeatureSession(FollowingSession):
             logits, own = network.compiled(ids, positions[:, known:], mask, self._cache, len(above), kinds, states)
             self._hidden.append(own[:, None])
             return cast(Tensor, logits[0])
-        embedded = network.embed(torch.tensor([tokens[known:]], device=self.device))
+        embedded = network.embed(put([tokens[known:]], self.device))
         joined = network.join_own(embedded, self._hidden.view()[:, 0].index_select(1, above))
-        own = network.run(joined, positions[:, known:].to(self.device), additive(seen[:, known:], network), self._cache)
+        there = put(positions[:, known:], self.device)
+        own = network.run(joined, there, additive(seen[:, known:], network), self._cache)
         self._hidden.append(own[:, None])
         return network.answer(own, own.shape[1])[0][0]
 
@@ -159,7 +161,8 @@ class FeatureSession(FollowingSession):
             result: tuple[Tensor, Tensor] = network.compiled(ids, positions, mask, self._cache, keep, kinds, states)
             del held  # the addresses point into it
             return result
-        own = network.run(self._joined(network.embed(ids), positions), positions, mask, self._cache)
+        joined = self._joined(network.embed(ids), positions)
+        own = network.run(joined, put(positions, self.device), mask, self._cache)
         return network.answer(own, keep)[0], own
 
     def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -176,14 +179,15 @@ class FeatureSession(FollowingSession):
 
     def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
         """Join tokens [B, T, H] at positions [B, T] with the state one position before, the target's or its own."""
-        before, held = positions - 1, torch.tensor(self.target.held(), device=positions.device)[:, None]
+        before, held = positions - 1, torch.tensor(self.target.held())[:, None]
         theirs, own = (before >= 0) & (before < held), before >= held
         x = self.network.join_none(embedded)
         if bool(theirs.any()):
             joined = self.network.join_target(embedded, at(self.target.hidden(self.reads), before))
-            x = torch.where(theirs[..., None], joined, x)
+            x = torch.where(put(theirs[..., None], x.device), joined, x)
         if bool(own.any()):
-            x = torch.where(own[..., None], self.network.join_own(embedded, at(self.hidden(), before)), x)
+            joined = self.network.join_own(embedded, at(self.hidden(), before))
+            x = torch.where(put(own[..., None], x.device), joined, x)
         return x
 
 
@@ -195,7 +199,7 @@ def _addresses(states: Tensor, rows: np.ndarray, places: np.ndarray) -> np.ndarr
 
 def at(states: Tensor, places: Tensor) -> Tensor:
     """Return states [B, S, D] at places [B, T], clamped to 0 … S − 1: [B, T, D]."""
-    index = places.clamp(0, states.shape[1] - 1).to(states.device)
+    index = put(places.clamp(0, states.shape[1] - 1), states.device)
     return states.gather(1, index[..., None].expand(-1, -1, states.shape[-1]))
 
 

@@ -24,6 +24,7 @@ from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive
+from sampling.transfers import put
 from sampling.types import Hidden, Rows, Session
 
 
@@ -88,20 +89,22 @@ class GlideSession(FollowingSession):
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         network = self.network
-        seen = self._seen(positions, fed_columns(mask, positions))
-        own = network.run(network.embed(ids), positions, mask, self._cache, seen, self._turned(positions))
+        seen, turned = self._seen(positions, mask), self._turned(positions)
+        there = put(positions, self.device)
+        turned = there if turned is None else put(turned, self.device)
+        own = network.run(network.embed(ids), there, mask, self._cache, seen, turned)
         return network.answer(own, keep, self._hidden is not None)
 
     def _turned(self, positions: Tensor) -> Tensor | None:
         """Return the positions [B, T] of the rotation; None: the tokens' own."""
         if not self.offset:
             return None
-        prompt = torch.tensor([len(row) for row in self.initial], device=positions.device)[:, None]
+        prompt = torch.tensor([len(row) for row in self.initial])[:, None]
         return positions + self.offset * (positions >= prompt)
 
-    def _seen(self, positions: Tensor, fed: Tensor) -> Seen | None:
-        """Return the part of the target's cache seen by queries at positions [B, T], `fed` [B] of them no padding; None
-        if the cache is empty."""
+    def _seen(self, positions: Tensor, mask: Tensor | None) -> Seen | None:
+        """Return the part of the target's cache seen by queries at positions [B, T] on the host; None if the cache is
+        empty."""
         valid = self.target.held()
         if (longest := max(valid)) == 0:
             return None
@@ -109,15 +112,16 @@ class GlideSession(FollowingSession):
         if positions.numel() == 1:  # the usual pass: one query
             count = min(max(int(positions), 1), longest)
             return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
-        slots, device = kv[0][0].shape[2], positions.device
-        ends = positions.clamp(min=1).minimum(torch.tensor(valid, device=device)[:, None])
+        slots = kv[0][0].shape[2]
+        ends = positions.clamp(min=1).minimum(torch.tensor(valid)[:, None])
         window = self.network.window if len(valid) > 1 else 0  # the network itself cuts the window of a single row
-        first = ends + 1 - window - fed[:, None] if window else torch.zeros_like(ends)
+        fed = fed_columns(mask, positions).cpu()[:, None] if window else 0  # no padding
+        first = ends + 1 - window - fed if window else torch.zeros_like(ends)
         if slots == longest and bool((ends == slots).all()) and bool((first <= 0).all()):
             return Seen(kv)
-        slot = torch.arange(slots, device=device)
+        slot = torch.arange(slots)
         hidden = (slot >= ends[..., None]) | (slot < first[..., None])
-        blind = (ends == 0)[..., None] if 0 in valid else None
+        blind = put((ends == 0)[..., None], self.device) if 0 in valid else None
         return Seen(kv, additive(~hidden, self.network), blind)
 
 

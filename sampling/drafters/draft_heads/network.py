@@ -54,14 +54,21 @@ class Angles:
         self._rotary, self._table = rotary, torch.empty(0)
 
     def __call__(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        if positions.device.type != "cpu":  # the host would wait for the highest
+            cos, sin = self._rows(positions).to(like)[:, :, None].chunk(2, dim=-1)
+            return cos, sin
         highest, table = int(positions.max()), self._table
         if highest >= len(table) or table.dtype != like.dtype or table.device != like.device:
-            inverse = cast(Tensor, self._rotary.inv_freq)
-            angle = torch.arange((highest // TABLE + 1) * TABLE, device=inverse.device)[:, None].float() * inverse
-            both = torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), dim=-1)
-            table = self._table = (both * self._rotary.attention_scaling).to(like)
+            where = torch.arange((highest // TABLE + 1) * TABLE, device=positions.device)
+            table = self._table = self._rows(where).to(like)
         cos, sin = F.embedding(positions, table)[:, :, None].chunk(2, dim=-1)
         return cos, sin
+
+    def _rows(self, positions: Tensor) -> Tensor:
+        """[..., 2D] of positions [...]."""
+        angle = positions[..., None].float() * cast(Tensor, self._rotary.inv_freq)
+        both = torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), dim=-1)
+        return both * self._rotary.attention_scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +275,8 @@ def _compilable(student: DraftHead) -> bool:
 def _without_first(bias: Tensor | None, positions: Tensor) -> Tensor | None:
     """Hide new tokens at position 0 from all others in the mask [.., T, S+T]: there is no state before them."""
     new = positions.shape[1]
-    if bias is None or not bool((first := positions == 0).any()):
+    first = positions == 0
+    if bias is None or (positions.device.type == "cpu" and not bool(first.any())):
         return bias
     hide = first[:, None, None] & ~torch.eye(new, dtype=torch.bool, device=first.device)
     late = bias[..., -new:].expand(len(first), -1, -1, -1).masked_fill(hide, torch.finfo(bias.dtype).min)

@@ -21,6 +21,7 @@ from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
+from sampling.transfers import put
 from sampling.types import Draft, Hidden, Rows
 
 
@@ -43,10 +44,10 @@ class PEagleSession(BlockSession, FeatureSession):
 
     def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
         """Join tokens [B, T, H] at positions [B, T] with the target's state one position before, or the mask's."""
-        before, held = positions - 1, torch.tensor(self.target.held(), device=positions.device)
+        before, held = positions - 1, torch.tensor(self.target.held())
         states = at(self.target.hidden(self.reads), before).to(embedded)
-        mask = before >= held[:, None]
-        return self.network.join_target(embedded, torch.where(mask[..., None], self.network.mask_hidden, states))
+        mask = put((before >= held[:, None])[..., None], self.device)
+        return self.network.join_target(embedded, torch.where(mask, self.network.mask_hidden, states))
 
 
 class PEagleLM(FeatureLM):

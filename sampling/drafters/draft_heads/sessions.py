@@ -15,6 +15,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
+from sampling.transfers import put
 from sampling.types import Draft, Hidden, Rows, Session, states_of
 from utils.errors import UserError
 
@@ -63,6 +64,7 @@ class BlockSession(CausalSession):
 
     mask: int
     drafts: int
+    by_path = False  # whether a draft's logits depend on the drafts before it
 
     def draftable(self, length: int) -> int | None:
         return self.drafts
@@ -81,7 +83,7 @@ class BlockSession(CausalSession):
         """Return [M, n] logits after M paths of one length, each the last token and drafts of a row in `places`."""
         if len({*places}) == 1:
             return self.logits[places[0], len(paths[0]) - 1].expand(len(places), -1)
-        return self.logits[places, len(paths[0]) - 1]
+        return self.logits[put(places, self.logits.device), len(paths[0]) - 1]
 
     def confidence(self, places: list[int], paths: Rows) -> list[float] | None:
         """Return the estimated chance that a draft after each of M paths is accepted; None: no estimate."""

@@ -8,12 +8,12 @@ import random
 from collections.abc import Iterator
 from itertools import repeat
 
-import torch
 from torch import Tensor
 
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.rows import common_prefix
+from sampling.transfers import put
 from sampling.types import Draft, Rows, Session, Verdict
 from sampling.vocabulary import best
 from utils.errors import whole
@@ -115,7 +115,7 @@ class Ngrams(Source):
         visited = [(row, node + 1) for row, path in enumerate(paths) for node in (-1, *path)]
         if logits.device.type == "cpu":  # one at a time without copies; on a GPU one call for all is faster
             return (best(logits[position], self.top_k_filler)[1].tolist() for position in visited)
-        rows, nodes = torch.tensor(visited, device=logits.device).unbind(1)
+        rows, nodes = put(visited, logits.device).unbind(1)
         return iter(best(logits[rows, nodes], self.top_k_filler)[1].tolist())
 
     def select(self, rows: list[int]) -> None:
