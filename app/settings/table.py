@@ -209,6 +209,9 @@ class ModelOptions(_Record):
     attn_implementation: str | None = row(
         None, _name("X", "a name"), "attention code of transformers (sdpa, eager …)", MODELS
     )
+    graphs: bool = row(
+        False, Switch(), "replay short passes as CUDA graphs (Llama, Mistral, Qwen2 on an NVIDIA GPU)", MODELS
+    )
     revision: str | None = row(None, _name("R", "a branch, tag or commit"), "revision of the target on the hub", MODELS)
     trust_remote_code: bool = row(False, Switch(), "run code that comes with a model", MODELS)
     offline: bool = row(False, Switch(), "never use the network", MODELS)

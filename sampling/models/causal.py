@@ -277,7 +277,7 @@ class CausalSession(Session):
         return torch.cat(parts)[order]
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
-        """Run the pass: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T] at host positions [B, T]."""
+        """Run the pass of ids [B, T] at host positions [B, T]: logits [B, keep, n or V]; states [B, T, H] if kept."""
         if self._by_length is not None:
             cast(SlotCache, self._cache).lengths = self._lengths
         return self.network.forward(ids, put(positions, self.device), mask, self._cache, keep, self.keeps_hidden)

@@ -105,6 +105,11 @@ class LlamaNetwork:
 
     takes_trees, ragged, reduced_ids = True, False, None
 
+    @property
+    def slot(self) -> tuple[int, int, int]:
+        """[heads, 0, D] of the keys, and of the values, of no slots."""
+        return self._layers[0].shared, 0, self._layers[0].size
+
     def new_cache(self, rows: int) -> SlotCache:
         """An empty cache; the first pass decides its number of rows."""
         return SlotCache(self.layers)

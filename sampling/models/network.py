@@ -143,8 +143,11 @@ def network_of(model: Any) -> Network:
     """The fastest Network for `model`: itself if it is one, else a hand-written pass where one fits."""
     if hasattr(model, "new_cache") and hasattr(model, "forward"):
         return cast(Network, model)
-    from sampling.models import fused, llama
+    from sampling.models import fixed, fused, llama
 
     if fused.supports(model):
         return fused.FusedNetwork(model)
-    return llama.LlamaNetwork(model) if llama.supports(model) else TransformersNetwork(model)
+    if not llama.supports(model):
+        return TransformersNetwork(model)
+    capture = getattr(model, "capture", None)
+    return llama.LlamaNetwork(model) if capture is None else fixed.FixedNetwork(llama.LlamaNetwork(model), capture)

@@ -30,6 +30,8 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.loop import generate
 from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM, CausalSession
+from sampling.models.fixed import FixedNetwork
+from sampling.models.llama import LlamaNetwork
 from sampling.models.network import network_of
 from sampling.sampler import KeyedSampler
 from sampling.stats.metrics import Meter
@@ -40,6 +42,7 @@ from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, noisy, p
 from tests.support.students import make_target
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
+from utils.graphs import Graphs
 from utils.kernels.packed_linear import pack
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
@@ -98,6 +101,22 @@ def in_few_bits(kind: str, device: torch.device, folder: Path) -> tuple[Proofs, 
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_change_no_text_no_distribution_and_no_cache(name: str, precision: str, device: torch.device) -> None:
     proofs_on(device, precision).run(name)
+
+
+@functools.cache
+def recorded_proofs(device: torch.device, precision: str) -> Proofs:
+    """The proofs of targets whose short passes are recorded, as graphs where the device has them."""
+    capture: Any = Graphs() if device.type == "cuda" else lambda function: function
+    dtype, models = getattr(torch, precision), (make_target(), make_target(6, seed=3))
+    guesses = [CausalLM(placed(noisy(model, 0.1), device, dtype), "drafter") for model in models]
+    target, few = (CausalLM(FixedNetwork(LlamaNetwork(placed(model, device, dtype)), capture)) for model in models)
+    return Proofs(device, precision, SMALL, (target, few, guesses[0], guesses[1]))
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+@pytest.mark.parametrize("name", ["passes of different width", "identity, model chain", "cache audit"])
+def test_recorded_passes_change_no_text_and_no_cache(name: str, precision: str, device: torch.device) -> None:
+    recorded_proofs(device, precision).run(name)
 
 
 @pytest.mark.parametrize("kind", ALIKE)

@@ -19,6 +19,7 @@ from utils.catalogue.templates import end_ids
 from utils.device_map import device_map, room_of
 from utils.errors import UsageError, UserError
 from utils.families import UnfitError, facts_of
+from utils.graphs import Graphs
 from utils.kernels.packed_linear import lean, pack, quantize
 from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, narrow_activations
 from utils.loading.accounting import check_loaded, check_said
@@ -60,6 +61,8 @@ def load_model(
     """
     started, expanded = time.perf_counter(), ""
     chosen = pick_device(device)
+    if options.graphs and chosen.type != "cuda" and options.drafter_device is None:
+        raise UserError(f"--graphs replays passes on an NVIDIA GPU, {spec.name} runs on {chosen.type}")
     kind = spec.quantization if quantization == "auto" else quantization
     wanted = options.dtype if options.dtype != "auto" else spec.dtype
     attention = options.attn_implementation or spec.attn_implementation
@@ -132,6 +135,8 @@ def load_model(
         if options.tp_size > 1:
             meet("loaded")
         model = model.eval().requires_grad_(False)
+        if options.graphs and chosen.type == "cuda" and spread is None:
+            model.capture = Graphs()
         if plain and spread is None:
             model = model.to(chosen)
         parameters = parameter_count(model)

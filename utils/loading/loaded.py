@@ -40,6 +40,7 @@ class LoadOptions:
     revision: str | None = None
     trust_remote_code: bool = False
     offline: bool = False
+    graphs: bool = False  # passes are replayed as graphs
     tp_size: int = 1  # processes that share the target
 
     @property
