@@ -49,7 +49,7 @@ class Buffer:
         data = self._with_room(new[:1].expand(of, -1, -1, -1), max(self.length, int(slots.max()) + 1))
         room, size = data.shape[2:]
         flat = slots + room * rows[:, None]
-        data.view(-1, size).index_copy_(0, flat.flatten().to(new.device), new.reshape(-1, size))
+        data.view(-1, size).index_copy_(0, put(flat.flatten(), new.device), new.reshape(-1, size))
 
     def _with_room(self, like: Tensor, end: int) -> Tensor:
         """The tensor, with `end` slots counted as filled; a larger one where there is no room for them."""
@@ -85,7 +85,7 @@ class Buffer:
     @outside_inference_mode
     def select(self, rows: Tensor) -> None:
         if self.data is not None:
-            self.data = self.data.index_select(0, rows.to(self.data.device))
+            self.data = self.data.index_select(0, put(rows, self.data.device))
 
     def fork(self) -> Buffer:
         return Buffer(None if self.data is None else self._grown(self.data, self.length), self.length)
@@ -177,7 +177,7 @@ class Encoded:
 
     def select(self, rows: Tensor) -> Encoded:
         """The states of these rows [B']."""
-        chosen = rows.to(self.states.device)
+        chosen = put(rows, self.states.device)
         cross = [(layer.keys[chosen], layer.values[chosen]) for layer in self.cross.layers]
         return Encoded(self.states[chosen], None if self.mask is None else self.mask[chosen], cross)
 

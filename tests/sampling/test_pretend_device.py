@@ -62,7 +62,7 @@ class RandomPair:
     def head(self, kind: str, make: Callable[[Any], Any]) -> Any:
         if kind not in self._heads:
             self._heads[kind] = self._place(make_student(kind, self._dense, self._short, dtype=torch.float64))
-        return make_drafter(self._heads[kind])
+        return make_drafter(self._heads[kind]).lm
 
     def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], list[list[int]], float]:
         members = [self.build(DraftRequest(word, Settings())) for word in ("model", "glide", "maxgram")]
