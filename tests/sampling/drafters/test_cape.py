@@ -157,7 +157,9 @@ def slow(columns: list[Column], lengths: list[int], nodes: int, ids: list[int] |
 
 
 def chain_of(drawing: Drawing, columns: list[Column]) -> Draft:
-    tokens, raw = (torch.stack(each, dim=1) for each in zip(*((one.tokens, one.draft_prob) for one in columns), strict=True))
+    tokens, raw = (
+        torch.stack(each, dim=1) for each in zip(*((one.tokens, one.draft_prob) for one in columns), strict=True)
+    )
     return Draft(tokens, drawing.probs(columns), raw)
 
 
