@@ -38,7 +38,7 @@ from sampling.stats.metrics import Meter
 from sampling.stats.summary import merge
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
 from tests.support import proofs
-from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, noisy, placed
+from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, noisy, placed
 from tests.support.students import make_target
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
@@ -165,22 +165,6 @@ SCALES = ((1, 32), (1, 16), (1, 8), (2, 16), (2, 8), (4, 8), (8, 4), (32, 2))
 """(divisor of a 7B model's widths and vocabulary, layers): the first that half of the memory holds is measured."""
 
 
-class Scripted:
-    """A network whose passes are real and whose logits name one token: what `script` [N] says at the next position."""
-
-    def __init__(self, network: Any, script: list[int]) -> None:
-        self._network, self._script = network, torch.tensor(script, device=network.device)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
-
-    def forward(self, ids: Any, positions: Any, mask: Any, cache: Any, keep: int, hidden: Any = False) -> Any:
-        """See :class:`sampling.types.Network`."""
-        logits, states = self._network.forward(ids, positions, mask, cache, keep, hidden)
-        following = self._script[positions[:, -keep:] + 1]
-        return logits.scatter(-1, following[..., None], torch.finfo(logits.dtype).max / 2), states
-
-
 def large_target(device: torch.device) -> tuple[Any, str, int]:
     """A random target of a 7B model's shape, as large as the device holds; in words; bytes that a pass reads."""
     import psutil
@@ -234,7 +218,7 @@ def test_passes_of_a_large_target_and_planted_drafts_are_timed(
         f"v(9) {costs[9] / costs[1]:.2f}"
     )
     script = [(7 * at * at + 3 * at) % network.vocab_size for at in range(120)]
-    target = CausalLM(Scripted(network, script))
+    target = CausalLM(ScriptedNetwork(network, script))
 
     def rate(drafter: Drafter, gamma: int) -> float:
         meter, sampler = Meter(prompt_n=32), KeyedSampler(make_processor(0.0))

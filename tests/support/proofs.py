@@ -107,6 +107,22 @@ class PlantedDrafter(Drafter):
         self.inner.observe(rows, draft, verdict)
 
 
+class ScriptedNetwork:
+    """A network whose passes are real and whose logits name one token: what `script` [N] says at the next position."""
+
+    def __init__(self, network: Any, script: list[int]) -> None:
+        self._network, self._script = network, torch.tensor(script, device=network.device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def forward(self, ids: Any, positions: Any, mask: Any, cache: Any, keep: int, hidden: Any = False) -> Any:
+        """See :class:`sampling.types.Network`."""
+        logits, states = self._network.forward(ids, positions, mask, cache, keep, hidden)
+        following = self._script[positions[:, -keep:] + 1]
+        return logits.scatter(-1, following[..., None], torch.finfo(logits.dtype).max / 2), states
+
+
 # -- rounding ---------------------------------------------------------------------------------------
 
 
