@@ -106,18 +106,12 @@ def noisy(model: Any) -> Any:
 PROMPTS: Rows = [[20, 31, 44, 20, 31, 44, 20, 31], [50, 51, 52, 53, 50, 51, 52, 53, 50, 51, 60, 61, 50, 51]]
 
 
-def differing(
-    model: Any,
-    reference: Any,
-    ways: Sequence[str] = ("alone", "ngram", "model", "tree"),
-    length: int = LENGTH,
-    gamma: int = 5,
-) -> list[str]:
+def differing(model: Any, reference: Any, ways: Sequence[str] = ("alone", "ngram", "model", "tree")) -> list[str]:
     """The ways of drafting for `model` whose greedy text is not that of `generate`, in rows alone and together.
 
     UserError if the model is refused. Rows that cannot be decoded together (one line says so) are left out.
     """
-    target, wanted = lm_of(model), [generated(reference, prompt, length) for prompt in PROMPTS]
+    target, wanted = lm_of(model), [generated(reference, prompt) for prompt in PROMPTS]
     drafters: dict[str, Callable[[], Drafter]] = {
         "alone": NoDrafter,
         "ngram": lambda: NgramDrafter(target.vocab_size, stop_if_unknown=False),
@@ -130,7 +124,7 @@ def differing(
         for rows in ([0], [1, 1], [0, 1]):
             prompts = [PROMPTS[row] for row in rows]
             try:
-                said = answers(target, prompts, drafter, greedy(), length=length, gamma=gamma, stop=[END])
+                said = answers(target, prompts, drafter, greedy(), length=LENGTH, gamma=5, stop=[END])
             except UserError:
                 if len(rows) == 1:
                     raise
