@@ -23,6 +23,7 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 SLOW = (
     "sampling/test_identity_real.py",
     "app/console/test_survival.py",
+    "app/console/test_served.py",
     "utils/test_processes.py",
     "sampling/drafters/test_vocabularies.py",
     "utils/loading/test_model_files.py",

@@ -89,13 +89,14 @@ class Server:
 
     @cached_property
     def _models(self) -> list[Any]:
-        """What the server lists; nothing where it has no list. UserError if it is absent or refuses."""
-        from openai import NotFoundError
+        """What the server lists; nothing where it has no list (`transformers serve` answers 500 where the hub's cache
+        is not there). UserError if it is absent or refuses."""
+        from openai import InternalServerError, NotFoundError
 
         with self.reading():
             try:
                 return list(self._client.models.list().data)
-            except NotFoundError:
+            except (NotFoundError, InternalServerError):
                 return []
 
     @property

@@ -235,6 +235,13 @@ def test_several_models_are_named_and_none_is_chosen() -> None:
         assert [body["model"] for path, _, body in scripted.requests if "chat" in path] == ["two"]
 
 
+def test_a_server_without_a_list_of_models_is_asked_for_none() -> None:
+    # `transformers serve` answers 500 where the hub's cache folder is not there
+    with ScriptedServer(said("x"), v1__models=refusal(500, "Internal Server Error")) as scripted:
+        assert [text for text, _ in asked(Server(scripted.url))] == ["x"]
+        assert "model" not in next(body for path, _, body in scripted.requests if "chat" in path)
+
+
 def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("A_KEY", raising=False)
     with pytest.raises(UserError, match="needs a key in the environment variable A_KEY"):
