@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import sampling
 from app.settings.table import Settings
 from sampling.drafters import registry
 from sampling.drafters.registry import HEADS, ROWS, DraftRequest
@@ -251,6 +254,13 @@ def test_so_do_heads_blocks_and_whatever_asks_the_target_for_more(word: str) -> 
 def test_drafts_that_hang_on_the_drafts_before_them_wait_at_each_level(word: str, a_level: int) -> None:
     for grown in {"none", ROWS[word].grows}:
         assert all(sum(waits.values()) <= 2 + 4 * a_level for waits in rounds(word, "greedy", [PROMPT], grown))
+
+
+def test_no_file_of_sampling_names_a_kind_of_gpu() -> None:
+    files = sorted(Path(sampling.__file__).parent.rglob("*.py"))
+    assert [
+        file.name for file in files if re.search(r"torch\.cuda|['\"]cuda\b", file.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_the_device_refuses_what_a_gpu_refuses() -> None:

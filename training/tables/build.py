@@ -183,6 +183,12 @@ def pruned(levels: Sequence[Level], entries: int) -> list[Level]:
     return [level.take(part) for level, part in zip(levels, np.split(keep, ends), strict=True)]
 
 
+def arrays_of(level: Level) -> TableArrays:
+    """Return the part of a level that a file keeps."""
+    confidence = np.clip(np.rint(level.confidence * 255), 1, 255).astype(np.uint8)  # in 255ths, never 0
+    return TableArrays(level.size, level.keys, level.tokens.astype(np.uint32), confidence)
+
+
 def build(
     passages: Iterable[Passage],
     out: str | Path,
@@ -230,14 +236,5 @@ def build(
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    arrays = [
-        TableArrays(
-            level.size,
-            level.keys,
-            level.tokens.astype(np.uint32),
-            np.clip(np.rint(level.confidence * 255), 1, 255).astype(np.uint8),  # in 255ths, never 0
-        )
-        for level in left
-    ]
-    size = write_tables(out, arrays, about)
+    size = write_tables(out, [arrays_of(level) for level in left], about)
     return {**about, "contexts": [len(level.keys) for level in left], "bytes": size}
