@@ -109,7 +109,6 @@ def html(console: Console) -> str:
 def draw(console: Console, turns: Iterable[Shown], settings: Settings) -> None:
     """Draw the conversation as the console shows it."""
     look, last = look_of(console, settings), Text()
-    all_drafts = settings.changed(drafts="all")  # a page keeps drafts that the screen may leave out
     for shown in turns:
         for answered in shown.answered[:1]:
             rows = heading(answered.models, answered.settings, look).rows()
@@ -121,7 +120,7 @@ def draw(console: Console, turns: Iterable[Shown], settings: Settings) -> None:
         console.print(Text(visible(shown.turn.text)))
         console.print()
         for answered in shown.answered:
-            console.print(panes(answered.tracks, console, all_drafts))
+            console.print(panes(answered.tracks, console, settings))
         if not shown.answered:
             console.print(Text("the drafts and figures of this answer are not there", style="dim"))
         console.print()

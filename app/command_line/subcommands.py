@@ -159,6 +159,7 @@ REMOVED: Mapping[str, str] = {
     "--tp-size": "torchrun --nproc-per-node N",
     "--load-in-8bit": "--quantization int8",
     "--load-in-4bit": "--quantization nf4",
+    "--drafts": "the command without it, rejected drafts stay in the text",
     "--init-layers": "distill --start DIR, a trained drafter",
     "--law": "distill without it, the whole distribution is learned",
     "--hard-weight": "distill without it, the whole distribution is learned",

@@ -5,10 +5,6 @@ Errors that a user can mend are raised as UserError and shown by whoever dispatc
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,24 +12,23 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from app.bench.options import BenchArgs
 from app.chat import export
 from app.chat.answered import Answered
-from app.chat.conversation import Plan, Turn, clean
+from app.chat.conversation import Plan, Turn
 from app.chat.saved import answered_of, as_json, as_text, local_clipboard, osc52, read_chat
 from app.console import about
 from app.console.answer import UNANSWERED, answer
 from app.console.command import files
 from app.console.loading import load_another_drafter
 from app.console.setting_commands import can_run
-from app.console.tryout import ask_all, time_lanes
 from app.lanes.pairing import choose_pair
-from app.prompts.datasets import NAMED
+from app.prompts.questions import read_questions
 from app.screen.heat import Heat
 from app.screen.live import look_of, telling, trace_of
 from app.screen.rendered import answer_text
 from app.screen.rounds import RoundPictures
 from app.screen.rows import Lines, plural
-from app.screen.terminal import usual_keys
 from app.screen.thinking import thoughts
 from app.screen.view import models_of, question
 from app.screen.viewer import view
@@ -113,11 +108,6 @@ def drafters(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
     return [*((word, ROWS[word].help) for word in words), *(files(())(state, so_far) if so_far else ())]
 
 
-def prompt_sets(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
-    """The data sets with a name, then folders and prompt files."""
-    return [*((name, "data set") for name in NAMED), *files((".jsonl", ".txt"))(state, so_far)]
-
-
 # -- the conversation -------------------------------------------------------------------------
 
 
@@ -168,31 +158,14 @@ def go_on(state: ConsoleState, _: object) -> None:
 
 
 def edit(state: ConsoleState, text: str) -> None:
-    chat = state.said()
-    last, editor = chat.turns[-1].user, os.environ.get("VISUAL") or os.environ.get("EDITOR")
-    if not text and not (editor and state.live):
+    last = state.said().turns[-1].user
+    if not text:
         state.next_line, state.editing = last, True
         return state.hint("Enter sends it in place of the last message")
-    new = text or clean(edited(last, editor or ""))
-    if new.strip() in ("", last.strip()):
+    if text.strip() == last.strip():
         return state.say("the message is as it was: nothing was sent")
-    if not text:
-        state.say(question(new, look_of(state.out, state.settings)))
-    with state.sending(new, True):
-        return _decode(state, state.plan(new, True))
-
-
-def edited(text: str, editor: str) -> str:
-    """`text` as the user left it in the editor. UserError if that cannot be run or fails."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "message.txt"
-            file.write_text(text, encoding="utf-8")
-            with usual_keys():
-                subprocess.run([*shlex.split(editor), str(file)], check=True)
-            return file.read_text(encoding="utf-8", errors="replace").rstrip("\n")
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        raise UserError(f"the editor {editor!r} failed: {error} (nothing was sent)") from None
+    with state.sending(text, True):
+        return _decode(state, state.plan(text, True))
 
 
 def _decode(state: ConsoleState, plan: Plan) -> None:
@@ -315,17 +288,25 @@ def load(state: ConsoleState, path: Path) -> None:
         state.hint(f"it was computed as {there}, here {here}: nearly tied tokens may fall otherwise")
 
 
-# -- many prompts -----------------------------------------------------------------------------
-
-
-def prompts(state: ConsoleState, name: str) -> None:
-    if not name:
-        raise UsageError(f"/prompts needs a .jsonl or .txt file, or one of {', '.join(NAMED)}")
-    ask_all(state, name)
-
-
 def bench(state: ConsoleState, gammas: tuple[int | str, ...]) -> None:
-    time_lanes(state, gammas)
+    """Time the lanes of /compare at these gammas (without any: the setting's) over the built-in prompts."""
+    from app.bench.run import Bench
+    from app.bench.table import show_tables
+    from app.lanes.lane import PairEngine
+
+    settings = state.settings
+    engine = state.engine_for(f"/bench {','.join(map(str, gammas))}".strip())
+    args = BenchArgs(methods=settings.compare, gammas=gammas or (settings.gamma,), repeat=1)
+    # An engine of its own keeps what the conversation's drafters have learned.
+    run = Bench(PairEngine(engine.loaded), settings, args, read_questions(None), state.stop)
+    state.hint(f"{', '.join(variant.label for variant in run.variants)}; Ctrl-C keeps the measured answers")
+    run.run()
+    for line in run.skipped:
+        state.hint(line)
+    if run.measured:
+        show_tables(*run.figures(), settings, state.out)
+    if state.note_stop():
+        state.hint(f"stopped after {plural(run.measured, 'answer')}")
 
 
 # -- looking back -----------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from app.console.answer import answer
 from app.console.state import ConsoleState
-from app.console.tryout import loaded
 from app.lanes.answers import run_lane
 from app.prompts.questions import conversation, fitting
 from app.replay.steps import BASE, Step, chosen, slowness
@@ -36,7 +35,7 @@ _WARM_UP = 8  # tokens
 
 def demo(state: ConsoleState, number: int | None) -> None:
     """Go through the steps, or play one of them."""
-    engine = loaded(state, f"/demo {number or ''}".strip())
+    engine = state.engine_for(f"/demo {number or ''}".strip())
     steps = chosen(number)
     whole = Tour(state, engine).walk(steps)
     state.note_stop()

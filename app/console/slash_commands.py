@@ -87,10 +87,6 @@ TABLE: tuple[Command, ...] = (
     ),
     Command("/info", "the models: size, memory, device", MODEL, chat.info),
     Command(
-        "/prompts FILE|NAME", "ask a file's prompts, one by one", LOOK, chat.prompts, unquoted,
-        chat.prompt_sets, spaces=True,
-    ),
-    Command(
         "/bench [GAMMAS]", "time the lanes over a few prompts", LOOK, chat.bench,
         one(BENCH_FIELDS["gammas"].kind, ()),
     ),
@@ -130,7 +126,7 @@ TABLE: tuple[Command, ...] = (
     ),
 )  # fmt: skip
 COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
-_INSTEAD = {"/draft": "/compare ar,draft", "/tables": "/compare ar,tables", "/settings": "/set"}
+_INSTEAD = {"/draft": "/compare ar,draft", "/tables": "/compare ar,tables", "/settings": "/set", "/prompts": "infer.py bench --prompts"}
 
 
 # -- what a typed line means ------------------------------------------------------------------

@@ -29,7 +29,6 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from app.chat.answered import Answered
     from app.lanes.lane import PairEngine
-    from app.prompts.questions import Question
     from sampling.drafters.tables.suffix import SuffixIndex
     from sampling.types import Session
     from utils.catalogue.specs import PairSpec
@@ -54,7 +53,6 @@ class ConsoleState:
         self.session: Session | None = None  # the target's, with the cache of what was said
         self.answers: list[Answered] = []  # all of this run
         self.said_before: dict[str | None, SuffixIndex] = {}  # by tokenizer: the answers that are over
-        self.asked: list[Question] = []  # of the last /prompts
         self.latest: Answered | None = None  # the one to look back at, also one that was loaded
         self.replaceable: set[Path] = set()  # files that /save wrote here, or that its user was told of
         self.next_line = ""  # what the next input line begins with
@@ -210,6 +208,14 @@ class ConsoleState:
         if self.pairs.engine is None:
             raise NotSentError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")
         return self.pairs.engine
+
+    def engine_for(self, command: str) -> PairEngine:
+        """The loaded pair; where there is none yet the command goes back into the input line."""
+        try:
+            return self.engine()
+        except NotSentError as error:
+            self.next_line = command
+            raise NotSentError(str(error).replace("the message", "the command")) from None
 
     # -- the conversation ---------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ and no token ids; figures that are undefined are not shown.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from app.screen.beams import BeamLine
@@ -49,7 +49,7 @@ class PaneData:
     is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` the mean tokens
     that a round drafted, where that changes from round to round; `resting` c and alpha where drafts do not pay; `names`
     who may have proposed a span, by its source; `beams` those of a beam search, best first; `slow` how many times
-    slower than it was it is shown; `recent` the first span of the last rounds; `seen` that its
+    slower than it was it is shown; `seen` that its
     drafts come from earlier answers, which have the text; `rounds` those after the opening one.
     """
 
@@ -65,22 +65,8 @@ class PaneData:
     names: tuple[str, ...] = ()
     beams: tuple[BeamLine, ...] = ()
     slow: float = 1.0
-    recent: int = 0
     seen: bool = False
     rounds: Sequence[Round] = ()
-    hidden: int = 0
-
-    def with_drafts(self, drafts: str) -> PaneData:
-        """The lane with "all" rejected and discarded drafts in its text, with "none", or while it runs ("fade") with
-        those of its last rounds; `hidden` counts the rejected ones that are left out.
-        """
-        if drafts == "all":
-            return self
-        fading = drafts == "fade" and self.state not in ("done", "stopped")
-        first = self.recent if fading else len(self.spans)
-        spans = tuple(span for place, span in enumerate(self.spans) if span.committed or place >= first)
-        before, left = (sum(one.kind == "rejected" for one in some) for some in (self.spans, spans))
-        return replace(self, spans=spans, hidden=before - left)
 
     @property
     def label(self) -> str:

@@ -63,10 +63,6 @@ def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool
     words["bonus"] = "{*x*} bonus"
     if look.color:
         words = {"rejected": "rejected", "discarded": "discarded", "target": "from the target", "bonus": "bonus"}
-    hidden = sum(pane.hidden for pane in panes)
     kinds = {span.kind for pane in panes for span in pane.spans}
     gone = ({"discarded"} if not show_discarded else set()) | ({"bonus"} - kinds)
-    if hidden and "rejected" not in kinds:
-        gone |= {"rejected", "discarded"}
-    left_out = [chunk(f"{hidden} rejected not shown", "faint")] if hidden else []
-    return first + [chunk(text, role) for role, text in words.items() if role not in gone] + left_out
+    return first + [chunk(text, role) for role, text in words.items() if role not in gone]

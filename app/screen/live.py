@@ -151,14 +151,13 @@ class Track:
             names=tuple(getattr(self.lane, "source_names", ())),
             beams=() if self.beams is None else self.beams.beams,
             seen=seen_before(self.meter.stats, self.terms),
-            recent=getattr(self.spanner, "recent", 0),
             rounds=self._rounds,
             slow=getattr(getattr(self.lane, "settings", None), "times_slower", 1.0),
         )
 
     def pane_as(self, settings: Settings) -> PaneData:
-        """The same with the drafts and the thinking that these settings show."""
-        pane = self.pane().with_drafts(settings.drafts)
+        """The same with the thinking that these settings show."""
+        pane = self.pane()
         if self.thinking is None:
             return pane
         found = thoughts(self.text, self.thinking, settings.thinking, self.decode(list(self.before)))

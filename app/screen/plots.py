@@ -18,7 +18,6 @@ from app.screen.palette import Look
 from app.screen.rows import Drawn, Row, chunk, flow, plural, row_of
 from sampling.drafters.registry import is_simulated, oracle_of
 from sampling.events import Step
-from sampling.gamma.acceptance import expected_tokens
 from sampling.gamma.controller import GAMMA_MAX, Controller, best
 from sampling.stats.ratios import disturbed, speedup
 from sampling.stats.summary import Stats
@@ -27,7 +26,6 @@ from utils.errors import UserError
 
 _LEAST = 8  # columns of the longest bar
 RANKS = 5  # of a drafter's list that have a bar of their own
-AGREE = 0.1  # how far (as a share) a measured figure may lie from its bar without a reason
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
         for gamma, rate in enumerate(rates)
     ]
     title = f"{track.lane.name}: expected speed-up by {look.glyph('gamma')}"
-    return Bars(title, bars, look, _remarks(track, controller, answers[-1], look, more_answers=len(answers) > 1))
+    return Bars(title, bars, look, _remarks(track, controller, answers[-1], look))
 
 
 def _notes(auto: int, used: int | None) -> dict[int, str]:
@@ -220,9 +218,7 @@ def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> Controller:
     return controller
 
 
-def _remarks(
-    track: Track, controller: Controller, last: Sequence[Track], look: Look, *, more_answers: bool
-) -> list[str]:
+def _remarks(track: Track, controller: Controller, last: Sequence[Track], look: Look) -> list[str]:
     """The figures that the bars are made of, and the measured speed-up."""
     costs, reach = controller.costs, controller.costs.reach
     alphas = " ".join(f"{alpha:.2f}" for alpha in controller.acceptance.alphas[:4])
@@ -238,41 +234,18 @@ def _remarks(
     if not costs.references:
         remarks.append("no plain pass was timed: /compare ar,spec does")
     plain = plain_answer([other.answer() for other in last])
-    return remarks if plain is None else [*remarks, *_measured(track, controller, plain.stats, more_answers)]
+    return remarks if plain is None else [*remarks, *_measured(track, plain.stats)]
 
 
-def _measured(track: Track, controller: Controller, plain: Stats, more_answers: bool) -> list[str]:
-    """The speed-up of the last answer; where the bar of its gamma says another, both as tokens over time, and why."""
-    own, used = track.meter.stats, track.lane.settings.gamma
+def _measured(track: Track, plain: Stats) -> list[str]:
+    """The speed-up of the last answer."""
+    own = track.meter.stats
     factor, tokens = speedup(plain, own), own.tokens_per_pass
     if not factor or not tokens:
         return []
     if disturbed(plain, own):
         return [f"timing of the last answer disturbed: faster than {tokens:.2f} tok/pass allows"]
-    told = f"measured in the last answer: {factor:.2f}x at gamma {_used(track)}"
-    gamma = best(controller.expected(controller.reach)) if used == "auto" else min(int(used), GAMMA_MAX)
-    bar, wanted = controller.expected(GAMMA_MAX)[gamma], expected_tokens(controller.acceptance.alphas)[gamma]
-    if _agree(factor, bar):
-        return [told]
-    reasons = {
-        "the text was seen before": track.pane().seen,
-        "drafts were trees, bars are of chains": own.branched > 0,
-        "bars are of earlier answers too": more_answers,
-    }
-    why = [reason for reason, holds in reasons.items() if holds and not _agree(tokens, wanted)]
-    if used == "auto":
-        why.append("the bar is of the gamma that auto would take now")
-    elif not why or not _agree(tokens / factor, wanted / bar):
-        why.append("bars take the middle of the latest rounds, the answer all of them")
-    sides = [
-        f"{count:.2f} tok/pass at {cost:.2f} plain passes a round"
-        for count, cost in ((wanted, wanted / bar), (tokens, tokens / factor))
-    ]
-    return [told, f"the bar of {gamma} stands for {sides[0]}, measured were {sides[1]}: {', '.join(why)}"]
-
-
-def _agree(one: float, other: float) -> bool:
-    return abs(one / other - 1) <= AGREE
+    return [f"measured in the last answer: {factor:.2f}x at gamma {_used(track)}"]
 
 
 def _used(track: Track) -> str:

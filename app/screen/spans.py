@@ -6,7 +6,6 @@ screen; control characters pass through.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +13,6 @@ from typing import Literal
 from sampling.events import Event, Finished, Step
 from utils.growing_text import REPLACEMENT, Decode, Window
 
-RECENT = 3  # rounds whose rejected drafts stay where they fade
 Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "plain"]
 
 
@@ -55,22 +53,15 @@ class Spanner:
         self._window = Window(decode, context)
         self.spans: list[Span] = []  # so far; characters that are not complete yet are waiting
         self._last: Kind = self._own
-        self._begun = deque([0], maxlen=RECENT)  # how many spans there were before each of the last rounds
 
     @property
     def text(self) -> str:
         """The answer so far, without rejected and discarded drafts."""
         return committed_text(self.spans)
 
-    @property
-    def recent(self) -> int:
-        """The first span that the last rounds may have added to."""
-        return max(0, self._begun[0] - 1)
-
     def feed(self, event: Event) -> None:
         """Take in one event."""
         if isinstance(event, Step):
-            self._begun.append(len(self.spans))
             self._step(event)
         elif isinstance(event, Finished):
             self._settle()

@@ -81,11 +81,6 @@ def quiet_keys() -> AbstractContextManager[None]:
     return _keys(echo=False)
 
 
-def usual_keys() -> AbstractContextManager[None]:
-    """The usual terminal, for another program that is run from inside :func:`quiet_keys`."""
-    return _keys(echo=True)
-
-
 def await_enter(stop: Callable[[], bool]) -> bool:
     """Wait for Enter, inside :func:`quiet_keys`; False after Ctrl-C or Ctrl-D. True at once where there is no keyboard.
 
@@ -297,7 +292,7 @@ def page(console: Console, content: RenderableType) -> bool:
     pager = shlex.split(os.environ.get("PAGER") or "less")
     if text.count("\n") <= console.size.height - BELOW or not pager or shutil.which(pager[0]) is None:
         return False
-    with usual_keys():
+    with _keys(echo=True):  # the usual ones, for the other program
         subprocess.run(pager, input=text.encode(), env={"LESS": "RFX", **os.environ}, check=False)
     return True
 

@@ -278,12 +278,6 @@ class Settings(_Record):
     length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM)
     compare: tuple[str, ...] = row(("ar", "spec"), LaneNames(), "lanes; the last carries the chat", OUTPUT)
     view: str = row("auto", Choice(("auto", "side", "stack", "trace")), "how the lanes are laid out", OUTPUT)
-    drafts: str = row(
-        "all",
-        Choice(("all", "fade", "none")),
-        "rejected drafts in the text: all, those of the last rounds, none",
-        OUTPUT,
-    )
     thinking: str = row(
         "fold", Choice(("show", "fold", "hide")), "a model's thinking: dim, as one line, or not at all", OUTPUT
     )

@@ -104,8 +104,6 @@ BAD = {
     "/load a.txt": "/load needs a file ending in .json",
     "/load missing.json": "(the conversation is unchanged)",
     "/save /no/such/folder/a.json": "nothing was saved",
-    "/prompts": "needs a .jsonl or .txt file, or one of spec_bench",
-    "/prompts /no/such.jsonl": "no prompt file",
     "/bench 0": "/bench must be a comma list",
     "/stats often": "must be last, session or json",
     "/demo 7": "/demo must be a whole number from 1 to 6, got 7",
@@ -292,26 +290,6 @@ def test_edit_without_text_waits_for_the_very_next_message(catalogue: Path) -> N
     ran = run_lines(catalogue, "one", "/edit", "un", "two", "/edit", "/gamma", "three")
     assert ran.reader.defaults[2] == "one"
     assert [turn.user for turn in ran.state.chat.turns] == ["un", "two", "three"]
-
-
-def test_edit_opens_the_editor_on_a_terminal(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    editor = tmp_path / "editor"
-    editor.write_text('#!/bin/sh\nprintf "from the editor" > "$1"\n', encoding="utf-8")
-    editor.chmod(0o755)
-    monkeypatch.setenv("EDITOR", str(editor))
-
-    def on_terminal(state: ConsoleState) -> None:
-        state.live = True
-
-    def off_terminal(state: ConsoleState) -> None:
-        state.live = False
-        monkeypatch.setenv("EDITOR", "/no/such/editor")
-
-    ran = run_lines(catalogue, "one", on_terminal, "/edit", off_terminal, on_terminal, "/edit")
-    assert [turn.user for turn in ran.state.chat.turns] == ["from the editor"]
-    assert "› from the editor" in ran.text  # nobody typed it here
-    assert "failed" in ran.after("/edit")
-    assert "nothing was sent" in ran.after("/edit")
 
 
 def test_a_prompt_beyond_the_context_leaves_the_conversation_alone(catalogue: Path) -> None:

@@ -335,7 +335,7 @@ error: unknown command /xyzzy (/help lists the commands; // sends a literal slas
 > /bench 1,x
 error: /bench must be a comma list of whole numbers from 1 to 64 or auto, each once, got '1,x'
 > /prompts mine of 2.jsonl
-[/prompts mine of 2.jsonl]
+error: /prompts is no command: use infer.py bench --prompts
 >   /gamma   6
 gamma = 6
 > 1/2 is a half

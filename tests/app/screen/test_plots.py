@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,24 +109,10 @@ def test_a_lane_under_gamma_auto_tells_what_its_own_pace_has_learned() -> None:
 def test_gamma_auto_is_told_by_what_was_drafted_not_by_what_it_allowed() -> None:
     allowed = [replace(step, gamma=9) for step in rounds(2, [1] * 40)]
     drawn = gamma_bars([both("auto", allowed)], LOOKS["60"])
-    told, why = drawn.remarks[-2:]
-    assert told.endswith("at gamma auto (2.0 drafted a round)")
-    assert why.startswith("the bar of 1 stands for 1.99 tok/pass at 1.15 plain passes a round, measured were 2.00")
-    assert why.endswith("the bar is of the gamma that auto would take now")
+    assert drawn.remarks[-1].endswith("at gamma auto (2.0 drafted a round)")
 
 
-def test_a_bar_that_the_answer_did_not_reach_says_why() -> None:
-    """The same figures twice: tokens a pass over the time of a round is the speed-up."""
-    tree = [replace(step, parents=(-1, -1, 1), path=step.path[:1]) for step in THREE]
-    remarks = gamma_bars([both(steps=tree)], LOOKS["60"]).remarks
-    bar, measured = (
-        [float(number) for number in re.findall(r"\d+\.\d+", side)] for side in remarks[-1].split("measured")
-    )
-    assert remarks[-1].endswith("drafts were trees, bars are of chains")
-    assert f"{measured[0] / measured[1]:.1f}" in remarks[-2]
-    assert bar[0] != pytest.approx(measured[0], rel=0.1)
-    uneven = [replace(step, verify_s=step.verify_s * (9 if index == 3 else 1)) for index, step in enumerate(THREE)]
-    assert "bars take the middle of the latest rounds" in gamma_bars([both(steps=uneven)], LOOKS["60"]).remarks[-1]
+def test_a_disturbed_timing_has_no_speed_up() -> None:
     spoiled = [replace(step, verify_s=PLAIN * (50 if index % 5 == 0 else 1)) for index, step in enumerate(PLAIN_ROUNDS)]
     wide = [replace(step, calls=(Call("target", 1, step.verify_s),)) for step in THREE]
     disturbed = answered(track(lane("ar", None, drafter=object()), spoiled), track(lane("spec", 3), wide))

@@ -345,24 +345,6 @@ def test_stats_lines_align_over_lanes() -> None:
     )
 
 
-# ---------------------------------------------------------------- what is drawn of rejected drafts
-
-
-@pytest.mark.parametrize("color", [True, False])
-@pytest.mark.parametrize("drafts", ["all", "fade", "none"])
-def test_rejected_drafts_stay_fade_or_are_left_out(drafts: str, color: bool, snapshot: SnapshotAssertion) -> None:
-    screens = []
-    for state, recent in (("running", 8), ("running", 3), ("done", 3)):
-        pane = PaneData("spec", SPANS, SPEC, state, limit=64, recent=recent)  # type: ignore[arg-type]
-        shown_pane = pane.with_drafts(drafts)
-        assert "".join(span.text for span in shown_pane.spans if span.committed) == TEXT
-        kinds = [span.kind for span in shown_pane.spans]
-        left = {"all": 2, "none": 0, "fade": {("running", 8): 1, ("running", 3): 2}.get((state, recent), 0)}[drafts]
-        assert (kinds.count("rejected"), shown_pane.hidden) == (left, 2 - left)
-        screens.append(shown(Frame([shown_pane], Look(60, None, color=color)), color))
-    assert "\n".join(screens) == snapshot
-
-
 @pytest.mark.parametrize(("frame_s", "most"), [(0.0001, 13), (0.02, 3)])
 def test_frames_are_dropped_where_drawing_takes_long_and_tokens_never(frame_s: float, most: int) -> None:
     """A second of 400 rounds: at most 12 frames and the first, and no more than 4% of the time."""
