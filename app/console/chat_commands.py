@@ -27,9 +27,9 @@ from app.prompts.questions import read_questions
 from app.screen.heat import Heat
 from app.screen.live import look_of, telling, trace_of
 from app.screen.rendered import answer_text
-from app.screen.rounds import RoundPictures
 from app.screen.rows import Lines, plural
 from app.screen.thinking import thoughts
+from app.screen.trace import RoundPictures
 from app.screen.view import models_of, question
 from app.screen.viewer import view
 from app.settings.types import got

@@ -126,7 +126,12 @@ TABLE: tuple[Command, ...] = (
     ),
 )  # fmt: skip
 COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
-_INSTEAD = {"/draft": "/compare ar,draft", "/tables": "/compare ar,tables", "/settings": "/set", "/prompts": "infer.py bench --prompts"}
+_INSTEAD = {
+    "/draft": "/compare ar,draft",
+    "/tables": "/compare ar,tables",
+    "/settings": "/set",
+    "/prompts": "infer.py bench --prompts",
+}
 
 
 # -- what a typed line means ------------------------------------------------------------------

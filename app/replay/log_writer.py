@@ -3,7 +3,7 @@ reads it).
 
 A line is written whole and at once, so a killed run leaves a file that can be shown as far as it goes. If the file
 cannot be written any more a line says so once, and decoding continues. Knows no screen; texts are what `decode` said
-(app/replay/texts.py).
+(app/replay/session_log.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 from app.lanes.answers import shown_settings
 from app.lanes.costs import terms_of
 from app.lanes.logged_lane import kept, known
-from app.replay.session_log import VERSION, LaneViews, check_head
-from app.replay.texts import LoggingDecoder
+from app.replay.session_log import VERSION, LaneViews, LoggingDecoder, check_head
 from app.screen.live import Track
 from app.screen.stepping import Pause
 from app.screen.view import models_of

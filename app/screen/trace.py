@@ -7,7 +7,7 @@ from the draft that had grown before it. Knows no models and no settings but the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,9 +16,12 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from app.lanes.comparison import RULES, Rule, chance, ratio, reviews
+from app.screen.beams import BeamTrace
 from app.screen.palette import Look, tint
 from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, quoted, share
+from app.screen.viewer import Action, Scroll
 from sampling.events import Step
+from utils.errors import UserError
 from utils.growing_text import Decode, Window
 
 _WIDE = 60  # columns from which a draft's row has its columns spelled out
@@ -387,3 +390,34 @@ def _joined(words: Iterable[str]) -> str:
 
 def _of(name: str) -> str:
     return f"{name}'" if name.endswith("s") else f"{name}'s"
+
+
+class RoundPictures:
+    """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws, or step `number`."""
+
+    help = "n next round  p previous  up/down scroll  q leave"
+
+    def __init__(self, make: Callable[[Look], Trace | BeamTrace], number: int) -> None:
+        self.make, self.number, self.scroll = make, number, Scroll()
+        self.first = make(Look()).first
+        self.last = self.first + len(make(Look()).steps) - 1
+        if not self.first <= number <= self.last:
+            raise UserError(f"there is no round {number}: the answer has rounds {self.first} to {self.last}")
+
+    def rows(self, look: Look) -> list[Row]:
+        """The picture, as much of it as fits."""
+        return self.scroll.part(self.picture(look), look)
+
+    def picture(self, look: Look) -> list[Row]:
+        """The whole picture."""
+        return self.make(look.sized()).picture(self.number)
+
+    def to(self, number: int) -> None:
+        """Show another round; the first or last one instead of none."""
+        self.number, self.scroll.top = max(self.first, min(self.last, number)), 0
+
+    @property
+    def keys(self) -> dict[str, Action]:
+        forth, back = lambda: self.to(self.number + 1), lambda: self.to(self.number - 1)
+        turns: dict[str, Action] = {"n": forth, "right": forth, "p": back, "left": back}
+        return {**turns, "home": lambda: self.to(self.first), "end": lambda: self.to(self.last), **self.scroll.keys}

@@ -19,8 +19,7 @@ from rich.text import Text
 
 from app.lanes.comparison import Comparison
 from app.screen.figures import RATES_NOTE, PaneData, StatsLines, details, note, positions, title_of
-from app.screen.legend import meanings
-from app.screen.palette import Look
+from app.screen.palette import TINTS, Look, letters, tint
 from app.screen.panes import Layout, SideBySide
 from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
@@ -137,6 +136,44 @@ def _resting(pane: PaneData) -> str:
     return f"{pane.label}: drafts do not pay here: c {c}, " + (
         "none was worth a wider pass" if alpha is None else f"alpha {alpha}"
     )
+
+
+Proposers = tuple[tuple[int, str], ...]  # (source, name) of those whose accepted drafts a tinted lane has
+
+
+def _proposers(pane: PaneData) -> Proposers:
+    sources = {span.source for span in pane.spans if span.kind == "accepted"}
+    return tuple((i, name) for i, name in enumerate(pane.names) if i in sources and pane.tinted)
+
+
+def _accepted(panes: Sequence[PaneData]) -> list[Chunk]:
+    """The legend's words for accepted text: "accepted", or the names in their tints, by lane where they differ."""
+    lists: dict[Proposers, str] = {}
+    for pane in panes:
+        if any(span.kind == "accepted" for span in pane.spans):
+            lists.setdefault(_proposers(pane), pane.label)
+    chunks = []
+    for names, label in lists.items():
+        words = f"accepted in {label}:" if len(lists) > 1 else "accepted:"
+        tinted = [piece for source, name in names for piece in ((" ", "plain"), (name, tint(source)))]
+        chunks.append(Chunk(((words, "plain"), *tinted)) if names else chunk("accepted", TINTS[0]))
+    return chunks or [chunk("accepted", TINTS[0])]
+
+
+def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool = False) -> list[Chunk]:
+    """The legend: the meanings of the colours, or without them of the marks, for these lanes."""
+    if look.color:
+        first = _accepted(panes)
+        words = {"rejected": "rejected", "discarded": "discarded", "target": "from the target", "bonus": "bonus"}
+    else:
+        marks = [(letters(pane.names)[source], name) for pane in panes for source, name in _proposers(pane)]
+        named = [chunk(f"{{{letter}:x}} {name}", "accepted") for letter, name in dict.fromkeys(marks)]
+        first = [chunk("text accepted", "accepted"), *named]
+        words = {"rejected": "[-x-] rejected", "discarded": "[~x~] discarded", "target": "{+x+} from target"}
+        words["bonus"] = "{*x*} bonus"
+    kinds = {span.kind for pane in panes for span in pane.spans}
+    gone = ({"discarded"} if not show_discarded else set()) | ({"bonus"} - kinds)
+    return first + [chunk(text, role) for role, text in words.items() if role not in gone]
 
 
 class Summary(Drawn):

@@ -23,8 +23,7 @@ from app.lanes.logged_lane import event_of
 from app.lanes.race import paced, timed
 from app.replay.log_writer import SessionLogWriter, opened
 from app.replay.player import Player
-from app.replay.session_log import read_log
-from app.replay.texts import LoggingDecoder, ReplayingDecoder, UnloggedError
+from app.replay.session_log import LoggingDecoder, ReplayingDecoder, UnloggedError, read_log
 from app.screen.live import Track, frame
 from app.screen.palette import Look
 from app.screen.view import Canvas

@@ -13,13 +13,12 @@ from rich.style import Style
 from syrupy.assertion import SnapshotAssertion
 
 from app.screen.figures import PaneData
-from app.screen.legend import meanings
 from app.screen.live import Track
 from app.screen.palette import PALETTES, TINTS, Look, letters, tint
 from app.screen.panes import pieces_of
 from app.screen.rows import Drawn
 from app.screen.spans import Span
-from app.screen.view import Frame
+from app.screen.view import Frame, meanings
 from sampling.events import Step
 from sampling.stats.summary import Stats
 
@@ -157,7 +156,6 @@ def legend(*sources: int) -> list[tuple[str, str]]:
         [],
         [PaneData("spec", SPANS, STATS, "done")],
         [lane("ngram", ("ngram",), 0)],
-        [lane("cascade", NAMES, 0, 0)],
         [PaneData("ar", [Span("A", "plain")], STATS), lane("cascade", NAMES)],
     ],
 )

@@ -15,13 +15,12 @@ from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.comparison import Comparison
 from app.screen.figures import PaneData, StatsLines, note, positions
-from app.screen.legend import meanings
 from app.screen.live import play
 from app.screen.palette import PALETTES, Look
 from app.screen.panes import Pane, SideBySide, pieces_of
 from app.screen.rows import Chunks, Drawn, Row
 from app.screen.spans import Span
-from app.screen.view import Frame, heading
+from app.screen.view import Frame, heading, meanings
 from app.settings.table import Settings
 from sampling.events import Step
 from sampling.stats.summary import Stats
