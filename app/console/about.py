@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -184,9 +183,3 @@ def _shared(answers: Sequence[Answer]) -> Terms:
     first = answers[0].terms
     same = all((one.terms.models, one.terms.sources) == (first.models, first.sources) for one in answers)
     return first if same else Terms()
-
-
-def stats_json(answered: Answered) -> str:
-    """/stats json: what `run --json` would print."""
-    data: dict[str, Any] = answered.to_json()
-    return json.dumps(data, ensure_ascii=False, allow_nan=False)

@@ -5,6 +5,7 @@ Errors that a user can mend are raised as UserError and shown by whoever dispatc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -290,7 +291,7 @@ def load(state: ConsoleState, path: Path) -> None:
 
 def bench(state: ConsoleState, gammas: tuple[int | str, ...]) -> None:
     """Time the lanes of /compare at these gammas (without any: the setting's) over the built-in prompts."""
-    from app.bench.run import Bench
+    from app.bench.measurement import Bench
     from app.bench.table import show_tables
     from app.lanes.lane import PairEngine
 
@@ -322,7 +323,8 @@ def last_answer(state: ConsoleState) -> Answered:
 
 def stats(state: ConsoleState, which: str) -> None:
     if which == "json":
-        state.out.print(Text(about.stats_json(last_answer(state))), soft_wrap=True)
+        data = json.dumps(last_answer(state).to_json(), ensure_ascii=False, allow_nan=False)  # as `run --json` has it
+        state.out.print(Text(data), soft_wrap=True)
     elif which == "session":
         if not state.answers:
             raise UserError("no answer yet in this session")

@@ -268,11 +268,6 @@ def state_folder() -> Path:
     return Path(state) / "speculative-console"
 
 
-def history_path() -> Path:
-    """Where typed lines are kept between runs."""
-    return state_folder() / "history"
-
-
 class PromptReader:
     """Where lines come from: a prompt_toolkit prompt with `status` in its bottom line.
 
@@ -484,7 +479,7 @@ class _History(FileHistory):
 
 def _history(note: Callable[[str], None]) -> History:
     """The history between runs, or one for this run where it cannot be kept."""
-    path = history_path()
+    path = state_folder() / "history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(path, "ab"):

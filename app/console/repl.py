@@ -6,8 +6,14 @@ Importing this imports no torch, so the prompt takes typing at once. Knows no de
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import tempfile
+import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -17,8 +23,7 @@ from app.console.about import welcome
 from app.console.answer import UNANSWERED, answer
 from app.console.chat_commands import saved
 from app.console.loading import Loader, load_engine, one_line
-from app.console.prompt import HungUpError, LeaveError, PromptReader
-from app.console.rescue import ChatRescue
+from app.console.prompt import HungUpError, LeaveError, PromptReader, state_folder
 from app.console.slash_commands import COMMANDS, Completion, completions, dispatch
 from app.console.state import ConsoleState
 from app.lanes.pairing import choose_pair
@@ -27,10 +32,12 @@ from app.screen.view import toolbar
 from app.settings.layers import Layers
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
+from utils.files import write_text
 from utils.processes import leave_at_once
 from utils.progress import INTERRUPTED
 
 MakeReader = Callable[[ConsoleState], PromptReader]
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 HUNG_UP = 129  # as a shell tells that SIGHUP ended it
 
 
@@ -170,3 +177,78 @@ def tell(state: ConsoleState, error: Exception) -> None:
     state.fail(one_line(error))
     if state.settings.verbose and not isinstance(error, UserError):
         state.errors.print("".join(traceback.format_exception(error)))
+
+
+# -- a console that must end saves the conversation first -----------------------------------------
+
+
+class ChatRescue:
+    """A context in which TERM, HUP and QUIT end the console in order: with 128 + their number, after `leave()`.
+
+    `text` gives the conversation, or raises UserError if there is none. It is written as soon as a signal comes, which
+    Python tells between two operations, and again when the answer in hand has been stopped; further signals change
+    nothing. What is ignored when the console begins (nohup) stays so.
+    """
+
+    def __init__(self, text: Callable[[], str], leave: Callable[[], None]) -> None:
+        self._text, self._leave = text, leave
+        self.code = 0  # of the signal that came
+        self.ending = False
+        self.file: Path | None = None
+        self.problem = ""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> ChatRescue:
+        with contextlib.suppress(ValueError):  # no signals outside the main thread
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():  # whoever sends another one shall still read our exit code
+            signal.signal(number, signal.SIG_IGN if self.ending else before)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if self.ending:
+            return
+        self.ending, self.code = True, 128 + number
+        self.save()
+        self._leave()
+
+    def save(self) -> None:
+        """Write the conversation, if there is one, to a file of its own; every time to the same. This is the end."""
+        self.ending = True
+        try:
+            text = self._text()
+        except UserError:
+            return
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            return
+        for folder_of in (_chats_folder, _temporary_folder):
+            try:
+                file = self.file or folder_of() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
+                write_text(file, text)
+            except Exception as error:
+                self.problem = str(error)
+            else:
+                self.file, self.problem = file, ""
+                return
+
+    def __str__(self) -> str:
+        """The last line; "" if there was nothing to save."""
+        if self.file is not None:
+            return f"the conversation was saved, it goes on with: /load {self.file}"
+        return f"error: the conversation could not be saved: {self.problem}" if self.problem else ""
+
+
+def _chats_folder() -> Path:
+    folder = state_folder() / "chats"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def _temporary_folder() -> Path:
+    """A folder for a home that is read-only."""
+    return Path(tempfile.mkdtemp(prefix="speculative-console-"))

@@ -284,8 +284,9 @@ class Inspection:
     def panel(self, look: Look) -> list[Row]:
         """All that is known of the token under the cursor."""
         token = self.token
+        who = f"accepted, proposed by {token.by}" if token.kind == "accepted" else token.kind
         head = [chunk(f"token {self.index + 1}/{len(self.tokens)}", "strong"), chunk(f"round {token.round}", "faint")]
-        head += [chunk(quoted(token.shown, look, 24), _ROLES[token.kind]), chunk(_who(token), "strong")]
+        head += [chunk(quoted(token.shown, look, 24), _ROLES[token.kind]), chunk(who, "strong")]
         if token.entropy is not None:
             head.append(chunk(f"entropy {token.entropy:.2f} bits", "faint"))
         told = [row for line in decided(token, look) for row in flow([chunk(line)], look, 2)]
@@ -333,10 +334,6 @@ def _figure(value: float | None) -> str:
 
 def _rank(rank: int | None) -> str:
     return f"{rank or '-':>4}" if (rank or 0) < 10_000 else f"{rank // 1000:>3}k"  # type: ignore[operator]
-
-
-def _who(token: SaidToken) -> str:
-    return f"accepted, proposed by {token.by}" if token.kind == "accepted" else token.kind
 
 
 def decided(token: SaidToken, look: Look) -> list[str]:
