@@ -1,9 +1,9 @@
 """The one-call functions: each checks its arguments, builds its parts and drains the loop. Models of transformers in,
 new ids out.
 
-What cannot be used is refused in one line that says what to do. Those for encoder-decoder models (T5 and the like) are
-the same ones under names that say so; beam search drains :func:`sampling.beam.beam_generate`. Knows no text; a
-tokenizer, where one is taken, is asked for its stop ids and its size, and for the texts of a stream.
+An unusable argument is refused in one line that names the remedy. The calls for encoder-decoder models (T5 and the
+like) are the same under other names; beam search drains :func:`sampling.beam.search.beam_generate`. Knows no text; a
+tokenizer, if given, provides stop ids, its size, and the texts of a stream.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Stop = int | Iterable[int] | None
 Seed = int | torch.Generator
 
 PADDING = 1024
-"""Models whose sizes differ by so many ids have different tokenizers: drafts of the one would be noise to the other."""
+"""Difference in vocabulary size from which on two models have different tokenizers: drafts would be noise."""
 _REFUSED = {
     (
         "skip_sample_adjustment",
@@ -48,7 +48,7 @@ _REFUSED = {
     ("first_target", False): "the target always does the opening round (no drafts before the prompt is read)",
 }
 _TAKEN = ("use_cache", "debug", "first_target", "skip_sample_adjustment")
-_MEANT = {  # names that other libraries use
+_SYNONYMS = {  # names that other libraries use
     **dict.fromkeys(("inputs", "prompt", "prompt_ids"), "input_ids"),
     **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_gen_len"),
     **dict.fromkeys(("eos_token_id", "stop", "stop_ids"), "end_tokens_id"),
@@ -69,24 +69,25 @@ _SPEC_ORDER = (
 
 
 def also_as(order: str, **names: str) -> Callable[[_Call], _Call]:
-    """The call takes its arguments by position in this order too, and by other names: those of romsto's
-    Speculative-Decoding, whose first positions are the same. Its signature stays the one that is written here.
+    """Let a call take its arguments also by position in this order and by other names: romsto's Speculative-Decoding's.
+
+    The first positions are the same in both. The call's signature does not change.
     """
-    places, names = order.split(), {"inputs": "input_ids", **names}
+    positions, names = order.split(), {"inputs": "input_ids", **names}
 
     def decorate(function: _Call) -> _Call:
         @functools.wraps(function)
         def call(*given: Any, **named: Any) -> Any:
-            told = f"{function.__name__}() "
-            if len(given) > len(places):
-                raise TypeError(f"{told}takes at most {len(places)} positional arguments, got {len(given)}")
-            known = dict(zip(places, given, strict=False))
-            for name, value in named.items():
-                meant = names.get(name, name)
-                if meant in known:
-                    raise TypeError(f"{told}got multiple values for argument '{meant}'")
-                known[meant] = value
-            return function(**known)
+            call_name = f"{function.__name__}() "
+            if len(given) > len(positions):
+                raise TypeError(f"{call_name}takes at most {len(positions)} positional arguments, got {len(given)}")
+            arguments = dict(zip(positions, given, strict=False))
+            for alias, value in named.items():
+                name = names.get(alias, alias)
+                if name in arguments:
+                    raise TypeError(f"{call_name}got multiple values for argument '{name}'")
+                arguments[name] = value
+            return function(**arguments)
 
         return cast(_Call, call)
 
@@ -94,15 +95,15 @@ def also_as(order: str, **names: str) -> Callable[[_Call], _Call]:
 
 
 def take_more(function: Callable[..., Any], more: dict[str, Any]) -> bool:
-    """The arguments that change nothing or are refused; whether `debug` is on.
+    """Check the arguments that change nothing or are refused; return whether `debug` is on.
 
     Raises TypeError for an unknown keyword, with the nearest known one; UserError for a value that cannot be honoured.
     """
     names = [name for name in inspect.signature(function).parameters if name != "more"]
     for name, value in more.items():
         if name not in _TAKEN:
-            meant = _MEANT.get(name, "")
-            hint = did_you_mean(meant if meant in names else name, [*names, *_TAKEN])
+            known = _SYNONYMS.get(name, "")
+            hint = did_you_mean(known if known in names else name, [*names, *_TAKEN])
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{name}'{hint}")
         if not isinstance(value, bool):
             raise UserError(f"{name} must be True or False, got {shown(value)}")
@@ -112,7 +113,7 @@ def take_more(function: Callable[..., Any], more: dict[str, Any]) -> bool:
 
 
 def prompt_ids(given: Any, name: str = "input_ids") -> list[int]:
-    """One prompt as ids: a sequence of ints, or a tensor [n] or [1, n]."""
+    """Return one prompt as ids, from a sequence of ints or a tensor [n] or [1, n]."""
     if isinstance(given, str):
         raise UserError(f"{name} must be token ids, got text: encode it first (tokenizer(text).input_ids)")
     rows = given.tolist() if hasattr(given, "tolist") else given
@@ -131,10 +132,10 @@ def prompt_ids(given: Any, name: str = "input_ids") -> list[int]:
 
 
 def prompts_ids(given: Any) -> Rows:
-    """One prompt, or several: a list of prompts, or the rows of a tensor."""
+    """Return one prompt or several as ids, from a list of prompts or the rows of a tensor."""
     given = given.tolist() if hasattr(given, "tolist") else given
     several = isinstance(given, Sequence) and len(given) > 1 and not isinstance(given[0], Integral | str)
-    return [prompt_ids(one, f"prompt {n}") for n, one in enumerate(given, 1)] if several else [prompt_ids(given)]
+    return [prompt_ids(row, f"prompt {n}") for n, row in enumerate(given, 1)] if several else [prompt_ids(given)]
 
 
 def sampler_of(
@@ -143,7 +144,7 @@ def sampler_of(
     coupling: Coupling = "rejection",
     draft_sampling: DraftSampling = "law",
 ) -> KeyedSampler:
-    """The sampler of a call. From a generator one number is drawn; the global one is never touched."""
+    """Return the sampler of a call. One number is drawn from a generator; the global one is never touched."""
     if isinstance(processor, type):
         raise UserError(f"logits_processor must be an object, got the class {processor.__name__}: call it")
     if processor is not None and not (callable(processor) and hasattr(processor, "needs_prefixes")):
@@ -159,7 +160,7 @@ def sampler_of(
 
 
 def stop_ids_of(end: Stop, eos: Stop, model: Any, tokenizer: Any = None) -> frozenset[int]:
-    """What the caller named; else what the model's generation config and the tokenizer name."""
+    """Return the caller's stop ids; else those of the model's generation config and of the tokenizer."""
     given: list[Any] = [stop for stop in (end, eos) if stop is not None]
     if not given:
         given = [
@@ -171,30 +172,26 @@ def stop_ids_of(end: Stop, eos: Stop, model: Any, tokenizer: Any = None) -> froz
     for stop in given:
         several = stop.tolist() if hasattr(stop, "tolist") else stop
         several = list(several) if isinstance(several, Iterable) and not isinstance(several, str) else [several]
-        several = [one for one in several if one is not None]  # what a tokenizer says of a token that it has not
-        wrong = next((one for one in several if not isinstance(one, Integral) or isinstance(one, bool)), None)
+        several = [token for token in several if token is not None]  # a tokenizer's id of a token that it lacks
+        wrong = next((token for token in several if not isinstance(token, Integral) or isinstance(token, bool)), None)
         if wrong is not None:
             raise UserError(f"end_tokens_id must be an id or several, got {shown(wrong)}")
         ids.update(map(int, several))
     return frozenset(ids)
 
 
-def target_of(model: Any) -> LM:
-    """The target as an LM: a transformers model, a Network, or an LM such as RecordedLM as it is."""
-    return _lm(model, "target")
-
-
 def drafter_of(model: Any, name: str = "drafter") -> Drafter:
-    """A drafter: an object with `propose` as it is, or a model to draft from."""
+    """Return an object with `propose` itself, or a drafter that drafts from a model."""
     if not hasattr(model, "propose"):
-        return ModelDrafter(_lm(model, name))
+        return ModelDrafter(target_of(model, name))
     if not isinstance(getattr(model, "traits", None), Traits):
         raise UserError(f"{name} must have `traits`, among them the rule that judges its drafts: sampling.types.Traits")
     way: Drafter = model
     return way
 
 
-def _lm(model: Any, name: str) -> LM:
+def target_of(model: Any, name: str = "target") -> LM:
+    """Return the LM of a transformers model or a Network; an LM, such as RecordedLM, itself."""
     if isinstance(model, str):
         raise UserError(f"{name} must be a model, got {shown(model)}: load it (AutoModelForCausalLM.from_pretrained)")
     if isinstance(model, type) or not any(hasattr(model, part) for part in ("open", "new_cache", "config")):
@@ -203,10 +200,11 @@ def _lm(model: Any, name: str) -> LM:
 
 
 def check_drafters(target: LM, drafters: Sequence[Drafter], tokenizer: Any = None) -> None:
-    """UserError for models on different devices, of different kinds, or whose sizes say that their ids mean different
-    tokens. Smaller differences are taken: a draft never has an id that only one of the two knows.
+    """Raise UserError for models on different devices, of different kinds, or with different tokenizers by their sizes.
+
+    Smaller differences in size are allowed: a draft never has an id that only one of the two knows.
     """
-    models = [model for one in drafters for model in one.models]
+    models = [model for drafter in drafters for model in drafter.models]
     check_same_kind([target, *models])
     for model in models:
         if None not in (model.device, target.device) and model.device != target.device:
@@ -310,17 +308,17 @@ def speculative_stream(
     interrupt: Callable[[], bool] = never,
     **more: Any,
 ) -> Iterator[Piece]:
-    """:func:`speculative_generate` as it goes: a record for what each round added.
+    """:func:`speculative_generate` as a stream: a record for the tokens of each round.
 
     Args as there, and:
         input_ids: also a list of prompts, or a tensor of rows, which are decoded as one batch.
-        drafter: None decodes plainly. A drafter that says itself how many tokens a round drafts needs no `gamma`.
-        tokenizer: makes the texts of the pieces; without one they are "".
-        interrupt: looked at between rounds; once it says True every row ends.
+        drafter: None decodes plainly. A drafter with a number of tokens a round in its traits needs no `gamma`.
+        tokenizer: decodes the texts of the pieces; without a tokenizer they are "".
+        interrupt: polled between rounds; once it returns True every row ends.
 
     Yields:
-        Pieces in the order in which they were decoded; of a row the last has no ids and says why it ended. Whoever
-        stops reading early leaves nothing behind.
+        Pieces in the order of decoding; the last one of a row has no ids and its reason to end. Reading may stop at
+        any piece.
 
     Raises:
         UserError, TypeError: an argument that cannot be used, at the call.
@@ -358,9 +356,8 @@ def ngram_assisted_speculative_generate(
 ) -> tuple[list[int], float]:
     """Speculative decoding with n-gram drafts: no second model.
 
-    Args as in :func:`speculative_generate`; `ngram` is a drafter to go on with (its own settings
-    hold; under an `NGramStorage` those of the call), or None for a fresh one of `n`, `filler_top_k` and
-    `stop_if_unknown`.
+    Args as in :func:`speculative_generate`; `ngram` is a drafter of an earlier call (with its own settings, or for an
+    `NGramStorage` with those of this call), or None for a new one of `n`, `filler_top_k` and `stop_if_unknown`.
     """
     lm, stop, debug = _begun(
         ngram_assisted_speculative_generate, more, target, [], tokenizer, (end_tokens_id, eos_tokens_id)
@@ -395,10 +392,10 @@ def cascade_generate(
 
     Args as in :func:`speculative_generate`, and:
         drafters: large to small; transformers models, or drafters such as ``MaxGramDrafter()``. All but the last
-            review the drafts of those behind them, so they must be models.
+            review the drafts of the next ones, so they must be models.
         target: a transformers model, or a :class:`sampling.recorded.target.RecordedLM` for greedy decoding.
-        k_matrix: row r is the reviewer (0 = the target), column c says how many more tokens drafter c + 1 adds.
-        lenience: λ ≥ 1 of the reviews between drafters; the target's own are exact whatever it is.
+        k_matrix: row r is the reviewer (0 = the target), column c the number of tokens that drafter c + 1 adds.
+        lenience: λ ≥ 1 of the reviews between drafters; the target's own are exact with any.
 
     Returns:
         The new ids, and accepted / drafted of the target's reviews.
@@ -420,7 +417,7 @@ def _begun(
     tokenizer: Any,
     ends: tuple[Stop, Stop],
 ) -> tuple[LM, frozenset[int], bool]:
-    """The target as an LM, the ids that end an answer, and whether `debug` is on. Raises as the calls do."""
+    """Return the target as an LM, the ids that end an answer, and whether `debug` is on. Raises as the calls do."""
     debug = take_more(call, more)
     lm = target_of(target)
     check_drafters(lm, drafters, tokenizer)
@@ -437,7 +434,7 @@ def _drain(
     gamma: int,
     debug: bool,
 ) -> tuple[list[int], float]:
-    """The new ids, and accepted / drafted."""
+    """Return the new ids, and accepted / drafted."""
     ids: list[int] = []
     drafted = accepted = 0
     for event in _events(lm, [prompt_ids(input_ids)], drafter, sampler, max_gen_len, stop, gamma, debug):
@@ -459,14 +456,14 @@ def _events(
     debug: bool,
     interrupt: Callable[[], bool] = never,
 ) -> Iterator[Event]:
-    """The event stream of a call; its numbers are checked before the first event is asked for."""
+    """Check the numbers of a call and return its event stream."""
     pace = FixedPace(whole("gamma", gamma, 0, "a whole number, at least 0"))
     limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)
     return _logged(generate(lm, rows, drafter, sampler, limits, pace=pace, interrupt=interrupt), debug)
 
 
 def _logged(events: Iterator[Event], debug: bool) -> Iterator[Event]:
-    """The events; every round of them goes to the log where `debug` is on."""
+    """Yield the events; log every round if `debug` is on."""
     rounds = 0
     for event in events:
         if debug and isinstance(event, Step):
@@ -541,7 +538,7 @@ def beam_search_generate(
     seed: Seed = 0,
     **more: Any,
 ) -> list[int]:
-    """The best answer that a beam search finds: score = Σ log p / ((m + len) / (m + 1))^α.
+    """Return the best answer of a beam search: score = Σ log p / ((m + len) / (m + 1))^α.
 
     Args:
         input_ids: the prompt, at least one id.
@@ -555,8 +552,8 @@ def beam_search_generate(
         logits_processor: log p is that of its distribution; None or a greedy one: the model's own.
         penalty_offset: m. With 0, α is transformers' `length_penalty`.
         seed: as in every call; nothing is drawn here.
-        more: as in :func:`autoregressive_generate`; `debug=True` logs of every step its candidates, each as the beam
-            that it grew from + its token.
+        more: as in :func:`autoregressive_generate`; `debug=True` logs the candidates of every step, each as its parent
+            beam + its token.
 
     Returns:
         The new ids, the stop id included.

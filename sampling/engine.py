@@ -1,10 +1,9 @@
 """An engine: a model that keeps its drafter, for many prompts at a time, thin over the one loop.
 
-For callers who come from serving engines: load once, switch speculative decoding on and off, hand in a list of prompts
-and a generation config, transformers' own or a dict of its names. What this project cannot honour of that is refused
-by name, never left out in silence; what changes no text is taken. Text passes through and is not looked at: the
-tokenizer that is handed in makes ids of prompts and texts of ids, and chat templates are those of
-utils/catalogue/templates.py.
+For callers who come from serving engines: load once, switch speculative decoding on and off, pass a list of prompts
+and a generation config, transformers' own or a dict of its names. A setting that cannot be honoured is refused by name;
+settings that change no text are accepted. The given tokenizer turns prompts into ids and ids into texts; chat templates
+are those of utils/catalogue/templates.py.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from utils.loading.fit import fingerprint
 from utils.logits_processors import LogitsProcessor, make_processor
 from utils.progress import never
 
-NEW_TOKENS = 128  # where the config says nothing
+NEW_TOKENS = 128  # if the config has no length
 
 _HONOURED = (
     *("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size"),
     *("max_new_tokens", "max_length", "eos_token_id"),
 )
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values that ask for nothing; None always does
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values that change nothing; None never does
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p", "top_h"), (1, 1.0)),
     **dict.fromkeys(("encoder_repetition_penalty", "length_penalty", "guidance_scale"), (1, 1.0)),
     **dict.fromkeys(("min_length", "min_new_tokens", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"), (0, 0.0)),
@@ -55,7 +54,7 @@ _WITHOUT_EFFECT = (
     *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size"),
     *("pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version"),
     *("compile_config", "disable_compile", "continuous_batching_config"),
-    # of transformers' own speculative decoding, which is not asked for here
+    # of transformers' own speculative decoding, which is not used
     *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
     *("max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind", "target_lookbehind"),
     *("assistant_ensemble_weight", "speculation_type"),
@@ -66,7 +65,7 @@ ALLOWED = "a whole number, at least 1"
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What a generation config comes to. `max_length` counts the prompt, `max_new_tokens` does not and wins."""
+    """The settings of a generation config. `max_length` counts the prompt; `max_new_tokens` does not, and outranks it."""
 
     processor: LogitsProcessor
     max_new_tokens: int | None
@@ -74,7 +73,7 @@ class EngineConfig:
     stop: Any  # an id, several, or None
 
     def new_tokens(self, prompt: int) -> int:
-        """The most new ids behind prompts of up to `prompt` tokens. UserError if max_length leaves none."""
+        """Return the most new ids after prompts of up to `prompt` tokens. UserError if max_length leaves none."""
         if self.max_new_tokens is not None or self.max_length is None:
             return NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
         if self.max_length <= prompt:
@@ -85,9 +84,9 @@ class EngineConfig:
 
 
 def read_config(given: Any) -> EngineConfig:
-    """From a GenerationConfig, a dict of its names, or a model that has one; what was read already as it is.
+    """Read a GenerationConfig, a dict of its names, or a model that has one; return an EngineConfig itself.
 
-    Raises UserError for what cannot be honoured, an unknown name in a dict and a value outside its range.
+    Raises UserError for settings that cannot be honoured, unknown names in a dict, and values outside their range.
     """
     if isinstance(given, EngineConfig):
         return given
@@ -117,7 +116,7 @@ def read_config(given: Any) -> EngineConfig:
 
 
 def _processor(values: dict[str, Any], sampled: bool) -> LogitsProcessor:
-    """As transformers: greedy unless `do_sample`, and then temperature 1 and top-k 50 where nothing else is said."""
+    """Return transformers' processor: greedy unless `do_sample`, then by default temperature 1 and top-k 50."""
     rules: dict[str, Any] = {
         "repetition_penalty": values.get("repetition_penalty", 1.0),
         "no_repeat_ngram": values.get("no_repeat_ngram_size", 0),
@@ -130,7 +129,7 @@ def _processor(values: dict[str, Any], sampled: bool) -> LogitsProcessor:
 
 
 def listed(prompts: Any) -> list[Any]:
-    """The prompts one by one; a text alone is one. UserError for what holds none."""
+    """Return the prompts as a list; a text is one prompt. UserError for anything that holds none."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
@@ -140,7 +139,7 @@ def listed(prompts: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the last `generate` took, or a `stream` so far: tokens drafted and accepted, target passes (openings
+    """The figures of the last `generate`, or of a `stream` so far: tokens drafted and accepted, target passes (openings
     included), new tokens.
     """
 
@@ -151,7 +150,7 @@ class Figures:
 
     @staticmethod
     def of(step: Step) -> Figures:
-        """Those of a round."""
+        """Return the figures of a round."""
         return Figures(len(step.drafted), len(step.path), 1, len(step.emitted))
 
     def __add__(self, other: Figures) -> Figures:
@@ -159,7 +158,7 @@ class Figures:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / drafted; 0 if nothing was drafted."""
+        """Return accepted / drafted; 0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
@@ -168,14 +167,14 @@ class Engine:
 
     Args:
         model: a transformers causal model.
-        tokenizer: its tokenizer; one without a pad token will do, nothing is padded.
+        tokenizer: its tokenizer; it needs no pad token, nothing is padded.
         max_n_spec_tokens: the most tokens that a round may draft.
-        template: a chat template by name (utils/catalogue/templates.py). "auto": the tokenizer's own, and prompts as
-            they are where it has none; "plain": prompts as they are.
+        template: a chat template by name (utils/catalogue/templates.py). "auto": the tokenizer's own, and without one
+            prompts as they are; "plain": prompts as they are.
 
     Attributes:
         last: the figures of the last `generate`.
-        glide_offset: added to the positions of what a GLIDE drafter drafts, 0 or more; read by
+        glide_offset: added to the positions of a GLIDE drafter's drafts, 0 or more; read by
             `enable_spec_dec`. The paper's is 0, ColossalAI's engine adds the number of drafted tokens.
     """
 
@@ -192,7 +191,7 @@ class Engine:
 
     @property
     def spec_dec_enabled(self) -> bool:
-        """Whether `generate` drafts."""
+        """Return whether `generate` drafts."""
         return self._enabled
 
     def enable_spec_dec(
@@ -201,13 +200,13 @@ class Engine:
         """Draft with `drafter`: a transformers model, a drafter object, or a GLIDE drafter.
 
         Args:
-            drafter: None goes on with the one from before `disable_spec_dec`.
+            drafter: None takes the drafter from before `disable_spec_dec`.
             n_spec_tokens: tokens drafted a round, at most `max_n_spec_tokens` (which None means).
             use_glide_drafter: `drafter` is a GLIDE drafter, which reads this model's keys and values: a folder, a hub
                 id, a loaded module with the published weight names, a student or its LM.
 
         Raises:
-            UserError: no drafter, one that does not fit, or too many tokens; what was enabled before stays.
+            UserError: no drafter, one that does not fit, or too many tokens; the drafter of before stays enabled.
         """
         count = self.max_n_spec_tokens if n_spec_tokens is None else whole("n_spec_tokens", n_spec_tokens, 1, ALLOWED)
         if count > self.max_n_spec_tokens:
@@ -236,12 +235,12 @@ class Engine:
         return_token_ids: bool = False,
         seed: Seed = 0,
     ) -> Any:
-        """The answers to all prompts, decoded as one batch of ragged rows.
+        """Answer all prompts, decoded as one batch of ragged rows.
 
         Args:
             prompts: texts; or, for each, a list of chat messages or of token ids. One text alone is a batch of one.
-            generation_config: transformers' GenerationConfig, or a dict of its names; the model's own if None. What
-                cannot be honoured is refused by name.
+            generation_config: transformers' GenerationConfig, or a dict of its names; the model's own if None. A setting
+                that cannot be honoured is refused by name.
             return_token_ids: return also the new ids.
             seed: as in :func:`sampling.autoregressive_generate`; greedy decoding needs none.
 
@@ -249,12 +248,12 @@ class Engine:
             A text for each prompt; with `return_token_ids` the texts and the lists of new ids. `last` has the figures.
         """
         rows, events = self._begin(prompts, generation_config, seed)
-        found: list[list[int]] = [[] for _ in rows]
+        answers: list[list[int]] = [[] for _ in rows]
         for event in events:
             if isinstance(event, Step):
-                found[event.row].extend(event.emitted)
-        texts = list(map(decode_of(self.tokenizer), found))
-        return (texts, found) if return_token_ids else texts
+                answers[event.row].extend(event.emitted)
+        texts = list(map(decode_of(self.tokenizer), answers))
+        return (texts, answers) if return_token_ids else texts
 
     def stream(
         self,
@@ -264,28 +263,28 @@ class Engine:
         seed: Seed = 0,
         interrupt: Callable[[], bool] = never,
     ) -> Iterator[Piece]:
-        """The same answers as they come: a record for what each round added to a prompt's answer.
+        """Yield the same answers as a stream: a record for the tokens of each round.
 
-        Args as in :meth:`generate`, and `interrupt`, which is looked at between rounds: once it says True all rows end.
+        Args as in :meth:`generate`, and `interrupt`, polled between rounds: once it returns True all rows end.
 
         Yields:
-            Pieces (:class:`sampling.stream.Piece`), whose `row` is the prompt's place. `last` has the figures so far.
-            Whoever stops reading early leaves the engine as it was.
+            Pieces (:class:`sampling.stream.Piece`), whose `row` is the prompt's index. `last` has the figures so far.
+            Reading may stop at any piece.
 
         Raises:
-            UserError: at the call, as :meth:`generate`; and where a stream is read on after another call has begun.
+            UserError: at the call, as :meth:`generate`; and when a stream is read after another call has begun.
         """
         return pieces(self._begin(prompts, generation_config, seed, interrupt)[1], decode_of(self.tokenizer))
 
     def _begin(
         self, prompts: str | Sequence[Any], given: Any, seed: Seed, interrupt: Callable[[], bool] = never
     ) -> tuple[Rows, Iterator[Event]]:
-        """The prompts' ids, and the events of decoding them."""
+        """Return the prompts' ids, and the events of decoding them."""
         config = read_config(self.model if given is None else given)
         several = listed(prompts)
         if not several:
             raise UserError("prompts holds no prompt: give at least one")
-        rows = [self.ids_of(prompt, place) for place, prompt in enumerate(several, 1)]
+        rows = [self.ids_of(prompt, number) for number, prompt in enumerate(several, 1)]
         stop = stop_ids_of(config.stop, None, self.model, self.tokenizer) | end_ids(self.tokenizer, self.template)
         limits = Limits(config.new_tokens(max(map(len, rows))), stop)
         drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
@@ -294,7 +293,7 @@ class Engine:
         return rows, self._counted(generate(self._lm, rows, drafter, sampler, limits, pace=pace, interrupt=interrupt))
 
     def _counted(self, events: Iterator[Event]) -> Iterator[Event]:
-        """The events with `last` kept; UserError once another call has taken the drafter."""
+        """Yield the events and keep `last`; UserError once another call has taken the drafter."""
         self._calls += 1
         self.last, mine = Figures(), self._calls
         for event in events:
@@ -305,11 +304,11 @@ class Engine:
                 raise UserError("the engine has begun another answer: one stream at a time")
 
     def check(self, rows: Rows) -> None:
-        """UserError for prompts that the model cannot answer: too long for its context, ids outside its vocabulary."""
+        """Raise UserError for prompts that the model cannot answer: too long for its context, ids outside its vocabulary."""
         room_of(self._lm, first_rows(rows, self._lm.open(rows)), Limits(1))
 
-    def ids_of(self, prompt: Any, place: int) -> list[int]:
-        """The ids of one prompt: a text (a user's message where there is a template), messages, or ids."""
+    def ids_of(self, prompt: Any, number: int) -> list[int]:
+        """Return the ids of prompt `number`: a text (a user's message if there is a template), messages, or ids."""
         messages = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
         templated = carries_template(self.tokenizer, self.template)
         if messages and not templated:
@@ -319,8 +318,8 @@ class Engine:
             text = render(self.tokenizer, chat, self.template)
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         if isinstance(prompt, str):
-            return prompt_ids(list(self.tokenizer(prompt)["input_ids"]), f"prompt {place}")
-        return prompt_ids(prompt, f"prompt {place}")
+            return prompt_ids(list(self.tokenizer(prompt)["input_ids"]), f"prompt {number}")
+        return prompt_ids(prompt, f"prompt {number}")
 
     def _made(self, drafter: Any) -> Drafter:
         if not isinstance(drafter, DraftHead):
@@ -331,7 +330,7 @@ class Engine:
         return FeatureDrafter(drafter, kind) if kind in FeatureLM.kinds else self._glide(drafter)
 
     def _glide(self, drafter: Any) -> Drafter:
-        """The drafter of a GLIDE head: an LM made already, a student, a module, a folder, or a hub id."""
+        """Return the drafter of a GLIDE head: of an LM, a student, a module, a folder, or a hub id."""
         if isinstance(drafter, GlideLM):
             return ModelDrafter(drafter)
         if isinstance(drafter, str | Path):
@@ -348,9 +347,9 @@ class Engine:
         return ModelDrafter(GlideLM(student, self._lm.network.layers, offset=offset))
 
 
-def _folder(place: str | Path) -> Path:
-    """The folder itself, or that of a hub id in the hub's cache, fetched where it is not there."""
-    text = str(place)
+def _folder(name: str | Path) -> Path:
+    """Return the folder itself, or that of a hub id in the hub's cache, fetched if it is missing."""
+    text = str(name)
     if Path(text).is_dir() or text.count("/") != 1 or text.startswith((".", "~", "/")):
         return Path(text)
     from utils.loading.hub import hub_folder
