@@ -65,7 +65,7 @@ ALLOWED = "a whole number, at least 1"
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The settings of a generation config. `max_length` counts the prompt; `max_new_tokens` does not, and outranks it."""
+    """The settings of a generation config. `max_length` counts the prompt; `max_new_tokens` does not, and wins."""
 
     processor: LogitsProcessor
     max_new_tokens: int | None
@@ -239,8 +239,8 @@ class Engine:
 
         Args:
             prompts: texts; or, for each, a list of chat messages or of token ids. One text alone is a batch of one.
-            generation_config: transformers' GenerationConfig, or a dict of its names; the model's own if None. A setting
-                that cannot be honoured is refused by name.
+            generation_config: transformers' GenerationConfig, or a dict of its names; the model's own if None. Settings
+                that cannot be honoured are refused by name.
             return_token_ids: return also the new ids.
             seed: as in :func:`sampling.autoregressive_generate`; greedy decoding needs none.
 
@@ -304,7 +304,7 @@ class Engine:
                 raise UserError("the engine has begun another answer: one stream at a time")
 
     def check(self, rows: Rows) -> None:
-        """Raise UserError for prompts that the model cannot answer: too long for its context, ids outside its vocabulary."""
+        """Raise UserError for prompts that are too long for the model's context, or have ids outside its vocabulary."""
         room_of(self._lm, first_rows(rows, self._lm.open(rows)), Limits(1))
 
     def ids_of(self, prompt: Any, number: int) -> list[int]:

@@ -1,9 +1,9 @@
 """ColossalAI's inference engine as its callers know it, thin over :class:`sampling.engine.Engine`.
 
 `InferenceEngine(model, tokenizer, InferenceConfig(…))` with its arguments and its answers: texts that begin with their
-prompts. What shapes kernels, memory and processes there is taken, changes nothing here and is said once, by the logger
-`sampling`; what would change the text and cannot be honoured is refused by name. Knows no serving: every request that
-waits is decoded by the next `generate`.
+prompts. Settings of kernels, memory and processes are accepted without effect; the logger `sampling` names them once.
+Settings that would change the text and cannot be honoured are refused by name. Knows no serving: the next `generate`
+decodes every waiting request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _said: set[str] = set()
 
 
 def say_unused(names: Sequence[str]) -> None:
-    """One warning that names what changes nothing here; of each name only the first time."""
+    """Warn once of each name that it changes nothing."""
     new = [name for name in names if name not in _said]
     _said.update(new)
     if new:
@@ -42,20 +42,20 @@ def say_unused(names: Sequence[str]) -> None:
 
 
 class InferenceConfig:
-    """What ColossalAI's record of the same name holds.
+    """The settings of ColossalAI's record of the same name.
 
     Args:
         max_batch_size: the most prompts that are decoded together.
-        max_output_len: the most new tokens where no generation config says it.
+        max_output_len: the most new tokens, unless a generation config has its own.
         max_input_len: the most tokens of a prompt.
         prompt_template: "llama", "vicuna", "baichuan", or a text with {input_text}; None: prompts as they are.
         do_sample, top_k, top_p, temperature, no_repeat_ngram_size, repetition_penalty: as transformers means them.
         ignore_eos: go on to the last token.
         max_n_spec_tokens: the most tokens that a round may draft.
-        unused: its other names; they change nothing and are said once. Beams and forced end tokens are refused.
+        unused: its other names; they change nothing and are warned of once. Beams and forced end tokens are refused.
 
     Raises:
-        UserError: a value that cannot be honoured. TypeError: a name that it has not.
+        UserError: a value that cannot be honoured. TypeError: an unknown name.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class InferenceEngine:
     Attributes:
         engine: the :class:`sampling.engine.Engine` that does the work; `engine.last` has the figures of the last
             `generate`, of all its prompts together.
-        generation_config: what holds where `generate` gets none: that of the last call that had one.
+        generation_config: the config of a `generate` without one: that of the last call that had one.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class InferenceEngine:
 
     @property
     def use_spec_dec(self) -> bool:
-        """Whether `generate` drafts."""
+        """Return whether `generate` drafts."""
         return self.engine.spec_dec_enabled
 
     def enable_spec_dec(
@@ -163,18 +163,17 @@ class InferenceEngine:
     def add_request(
         self, request_ids: int | Sequence[int] | None = None, prompts: Any = None, prompts_token_ids: Any = None
     ) -> None:
-        """Prompts that the next `generate` answers too; UserError for what is no prompt, too long, or has ids outside
-        the vocabulary."""
+        """Queue prompts for the next `generate`; UserError for none, one too long, or ids outside the vocabulary."""
         self._waiting += self._requests(request_ids, prompts, prompts_token_ids)
 
     def _requests(
         self, request_ids: int | Sequence[int] | None, prompts: Any, prompts_token_ids: Any
     ) -> list[tuple[int, list[int]]]:
-        """The prompts as ids, with their numbers."""
+        """Return the prompts as ids, with their numbers."""
         given = prompts if prompts_token_ids is None else prompts_token_ids
         if given is None:
             raise UserError("add_request needs prompts or prompts_token_ids")
-        rows = [self._row(prompt, place) for place, prompt in enumerate(listed(given), 1)]
+        rows = [self._row(prompt, number) for number, prompt in enumerate(listed(given), 1)]
         names = [request_ids] if isinstance(request_ids, int) else request_ids
         if names is not None and len(names) != len(rows):
             raise UserError(f"request_ids must be one a prompt, got {len(names)} for {len(rows)}")
@@ -190,21 +189,21 @@ class InferenceEngine:
         *,
         seed: Seed = 0,
     ) -> Any:
-        """The answers to these prompts and to those that wait, in the order of their request ids.
+        """Answer these prompts and the queued ones, in the order of their request ids.
 
         Args:
             request_ids: a number a prompt; in the order given if None.
             prompts: a text or several.
             prompts_token_ids: lists of ids, or a tensor [n, tokens], instead.
             return_token_ids: return also the new ids.
-            generation_config: as in :meth:`sampling.engine.Engine.generate`; it holds for later calls too.
+            generation_config: as in :meth:`sampling.engine.Engine.generate`; later calls keep it.
             seed: as in :func:`sampling.autoregressive_generate`.
 
         Returns:
             A text for each prompt, which begins with the prompt; with `return_token_ids` the texts and the new ids.
 
         Raises:
-            UserError: what cannot be used. What waited goes on waiting, and the config of before holds.
+            UserError: an unusable argument. The queue and the config of before stay.
         """
         given = self.generation_config if generation_config is None else generation_config
         config = read_config(given)
@@ -214,38 +213,38 @@ class InferenceEngine:
         if prompts is not None or prompts_token_ids is not None:
             requests += self._requests(request_ids, prompts, prompts_token_ids)
         rows = [row for _, row in sorted(requests, key=lambda request: request[0])]
-        found: list[list[int]] = []
+        answers: list[list[int]] = []
         figures = Figures()
         for start in range(0, len(rows), self.inference_config.max_batch_size):
             batch = rows[start : start + self.inference_config.max_batch_size]
-            found += self.engine.generate(batch, config, return_token_ids=True, seed=seed)[1]
+            answers += self.engine.generate(batch, config, return_token_ids=True, seed=seed)[1]
             figures += self.engine.last
         self.engine.last, self.generation_config, self._waiting = figures, given, []
         if self.verbose and rows:
             _log.info("%d prompts: %s, alpha %.2f", len(rows), figures, figures.acceptance_rate)
-        whole_rows = [[*row, *ids] for row, ids in zip(rows, found, strict=True)]
+        whole_rows = [[*row, *ids] for row, ids in zip(rows, answers, strict=True)]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in whole_rows]
-        return (texts, found) if return_token_ids else texts
+        return (texts, answers) if return_token_ids else texts
 
-    def _row(self, prompt: Any, place: int) -> list[int]:
+    def _row(self, prompt: Any, number: int) -> list[int]:
         template = self.inference_config.prompt_template
         if isinstance(prompt, str) and template is not None and template not in _NAMED:
             prompt = template.replace("{input_text}", prompt)  # other braces are text
-        row, most = self.engine.ids_of(prompt, place), self.inference_config.max_input_len
+        row, most = self.engine.ids_of(prompt, number), self.inference_config.max_input_len
         if len(row) > most:
-            raise UserError(f"prompt {place} is {len(row)} tokens, max_input_len is {most}")
+            raise UserError(f"prompt {number} is {len(row)} tokens, max_input_len is {most}")
         self.engine.check([row])
         return row
 
 
 class GlideLlamaForCausalLM:
-    """Stands for a published GLIDE drafter until its target is known: `enable_spec_dec` loads it."""
+    """A published GLIDE drafter by its name; `enable_spec_dec` loads it for its target."""
 
     @staticmethod
-    def from_pretrained(place: str | Path) -> str | Path:
-        """The folder or hub id itself."""
-        return place
+    def from_pretrained(name: str | Path) -> str | Path:
+        """Return the folder or hub id itself."""
+        return name
 
 
 def launch_from_torch(**unused: Any) -> None:
-    """Nothing: one process decodes here (docs/several-processes.md for more)."""
+    """Do nothing: one process decodes (docs/several-processes.md for several)."""
