@@ -253,7 +253,7 @@ def autoregressive_generate(
     Raises:
         UserError: an argument that cannot be used, in one line. TypeError: an unknown keyword.
     """
-    lm, stop, debug = _begun(autoregressive_generate, more, target, [], tokenizer, (end_tokens_id, eos_tokens_id))
+    lm, stop, debug = _prepared(autoregressive_generate, more, target, [], tokenizer, (end_tokens_id, eos_tokens_id))
     return _drain(lm, input_ids, NoDrafter(), sampler_of(logits_processor, seed), max_gen_len, stop, 0, debug)[0]
 
 
@@ -286,7 +286,7 @@ def speculative_generate(
         The new ids, and accepted / drafted (0.0 if nothing was drafted).
     """
     way, sampler = drafter_of(drafter), sampler_of(logits_processor, seed, coupling, draft_sampling)
-    lm, stop, debug = _begun(speculative_generate, more, target, [way], tokenizer, (end_tokens_id, eos_tokens_id))
+    lm, stop, debug = _prepared(speculative_generate, more, target, [way], tokenizer, (end_tokens_id, eos_tokens_id))
     return _drain(lm, input_ids, way, sampler, max_gen_len, stop, gamma, debug)
 
 
@@ -324,7 +324,7 @@ def speculative_stream(
         UserError, TypeError: an argument that cannot be used, at the call.
     """
     way = NoDrafter() if drafter is None else drafter_of(drafter)
-    lm, stop, debug = _begun(speculative_stream, more, target, [way], tokenizer, (end_tokens_id, eos_tokens_id))
+    lm, stop, debug = _prepared(speculative_stream, more, target, [way], tokenizer, (end_tokens_id, eos_tokens_id))
     sampler, rows = sampler_of(logits_processor, seed, coupling, draft_sampling), prompts_ids(input_ids)
     gamma = gamma if way.traits.most is None else way.traits.most
     events = _events(lm, rows, way, sampler, max_gen_len, stop, gamma, debug, interrupt)
@@ -359,7 +359,7 @@ def ngram_assisted_speculative_generate(
     Args as in :func:`speculative_generate`; `ngram` is a drafter of an earlier call (with its own settings, or for an
     `NGramStorage` with those of this call), or None for a new one of `n`, `filler_top_k` and `stop_if_unknown`.
     """
-    lm, stop, debug = _begun(
+    lm, stop, debug = _prepared(
         ngram_assisted_speculative_generate, more, target, [], tokenizer, (end_tokens_id, eos_tokens_id)
     )
     if not (ngram is None or hasattr(ngram, "propose")):
@@ -403,13 +403,13 @@ def cascade_generate(
     if not isinstance(drafters, Iterable):
         raise UserError(f"drafters must be a list, large to small, got {type(drafters).__name__}")
     ways = [drafter_of(way, f"drafter {number}") for number, way in enumerate(drafters, 1)]
-    lm, stop, debug = _begun(cascade_generate, more, target, ways, tokenizer, (end_tokens_id, eos_tokens_id))
+    lm, stop, debug = _prepared(cascade_generate, more, target, ways, tokenizer, (end_tokens_id, eos_tokens_id))
     way = cascade_of(ways, k_matrix, lenience)
     sampler = sampler_of(logits_processor, seed, coupling, draft_sampling)
     return _drain(lm, input_ids, way, sampler, max_gen_len, stop, way.traits.most or 0, debug)
 
 
-def _begun(
+def _prepared(
     call: Callable[..., Any],
     more: dict[str, Any],
     target: Any,
@@ -561,7 +561,7 @@ def beam_search_generate(
     Raises:
         UserError: an argument that cannot be used, in one line. TypeError: an unknown keyword.
     """
-    lm, stop, debug = _begun(beam_search_generate, more, model, [], tokenizer, (end_tokens_id, eos_tokens_id))
+    lm, stop, debug = _prepared(beam_search_generate, more, model, [], tokenizer, (end_tokens_id, eos_tokens_id))
     processor = sampler_of(logits_processor, seed).processor
     plan = BeamPlan(num_beams, top_k, min_length, alpha, penalty_offset, early_stopping)
     limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)

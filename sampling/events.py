@@ -1,9 +1,8 @@
-"""What happened while decoding: frozen records of ints and floats, and the beams that the steps of a search amount to.
+"""The events of decoding: frozen records of ints and floats, and the beams that result from the steps of a search.
 
-The loop yields these; the log writer, the figures and the screen only ever see these. Every record
-is JSON-able (:func:`to_json`). A beam search's steps say only by what token which beam grew;
-:class:`BeamTree` puts the sequences together, for the search itself, the figures and the screen alike. Knows no text,
-no tensors and no torch.
+The loop yields these; the log writer, the figures and the screen see nothing else. Every record is JSON-able
+(:func:`to_json`). A beam search's steps have only the token by which each beam grew; :class:`BeamTree` assembles the
+sequences, for the search itself, the figures and the screen. Knows no text, no tensors and no torch.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ Reason = Literal["eos", "length", "interrupted"]
 class Call(NamedTuple):
     """Forward passes of one model within a round; `seconds` is device-synchronised wall time.
 
-    `confidence`: of a drafter that estimates it, the chance of acceptance at each depth that it considered; where the
-    last one is too small the draft ends.
+    `confidence`: the chance of acceptance at each depth, if the drafter estimates it; the draft ends at the first one
+    that is too small.
     """
 
     model: str
@@ -30,7 +29,7 @@ class Call(NamedTuple):
     confidence: tuple[float, ...] = ()
 
     def shared(self, rows: int) -> Call:
-        """The part of one of so many rows."""
+        """Return one row's share of a call for `rows` rows."""
         return self._replace(seconds=self.seconds / rows)
 
 
@@ -38,7 +37,7 @@ class Call(NamedTuple):
 class Prefill:
     """A piece of the prompt was read: `done` of `total` tokens (of the longest row) are cached.
 
-    `seconds` is the compute of this piece alone.
+    `seconds` is the compute of this piece.
     """
 
     done: int
@@ -47,11 +46,10 @@ class Prefill:
 
 
 class Likely(NamedTuple):
-    """A token that the target could have said at a position.
+    """An alternative token of the target at a position.
 
-    `p` is its probability at temperature 1, `processed` that in the distribution that decided, `rank` counts from 1
-    by `p`; `noise` is the Gumbel noise of the draw there, whose largest log processed + noise wins (0 where nothing is
-    left to chance).
+    `p` is its probability at temperature 1, `processed` that in the distribution of the draw, `rank` counts from 1
+    by `p`; `noise` is the Gumbel noise of the draw: the largest log processed + noise wins (0 in greedy decoding).
     """
 
     token: int
@@ -62,7 +60,7 @@ class Likely(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A token that the drafter considered: `q` as in `Step.draft_p`, `rank` by it from 1, and who proposed it."""
+    """A token that the drafter considered: `q` as in `Step.draft_p`, `rank` by it from 1, and its source."""
 
     token: int
     q: float
@@ -82,15 +80,15 @@ class Position(NamedTuple):
 
 
 class Odds(NamedTuple):
-    """A draft's probabilities at temperature 1, whether it was examined or not: the target's and the drafter's."""
+    """A draft's probabilities at temperature 1, examined or not: the target's and the drafter's."""
 
     p: float
     q: float
 
 
 class Trial(NamedTuple):
-    """Draft `node` was examined and accepted with this chance: if the `number` of its coin, drawn from (0, 1), is less;
-    None where there was no coin: if the target drew the draft's token."""
+    """The examination of draft `node`, accepted with this chance: if its coin's `number`, drawn from (0, 1), is less;
+    without a coin (None) if the target drew the draft's token."""
 
     node: int
     chance: float
@@ -108,11 +106,10 @@ class Step:
     the *examined* nodes in examination order: the accepted ones, then the refused one.
     `top2_gap` is the gap of the target's two best logits where the round ended; None means that the Step is a piece of
     text from a server, and `token` the piece's id. All seconds are
-    shared out evenly over the rows that were active in the round; `overhead_s` is what the loop
-    itself took beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
-    accepted if the target draws it: with chance p(x), whatever `draft_p`, the drafter's own probability, is.
-    `positions`, one for each emitted token, `odds`, one for each draft, and `trials`, in their order, are there where
-    they were asked for.
+    divided evenly among the rows that were active in the round; `overhead_s` is the time of the loop
+    itself beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
+    accepted if the target draws it: with chance p(x), for any `draft_p`, the drafter's own probability.
+    `positions`, one for each emitted token, `odds`, one for each draft, and `trials`, in their order, are optional.
     """
 
     row: int
@@ -138,17 +135,17 @@ class Step:
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """The accepted draft tokens, in order."""
+        """Return the accepted draft tokens, in order."""
         return tuple(self.drafted[i] for i in self.path)
 
     @property
     def emitted(self) -> tuple[int, ...]:
-        """Every token this round appended to the row: accepted drafts, then the target's own."""
+        """Return the tokens that this round appended to the row: accepted drafts, then the target's own."""
         return self.accepted if self.token is None else (*self.accepted, self.token)
 
     @property
     def rejected(self) -> tuple[int, ...]:
-        """Indices of refused nodes: of a chain at most one, of a tree the refused siblings."""
+        """Return the indices of refused nodes: of a chain at most one, of a tree the refused siblings."""
         if self.token is None:
             return ()
         last = self.path[-1] if self.path else -1
@@ -156,45 +153,45 @@ class Step:
 
     @property
     def discarded(self) -> tuple[int, ...]:
-        """Indices of drafts that were never examined."""
+        """Return the indices of drafts that were never examined."""
         seen = {*self.path, *self.rejected}
         return tuple(i for i in range(len(self.drafted)) if i not in seen)
 
     @property
     def branch(self) -> tuple[int, ...]:
-        """Indices of the best branch that was refused: the first refused node and the first children behind it.
+        """Return the indices of the best refused branch: the first refused node and the first children after it.
 
-        Of a chain that is the refused draft and all that were discarded.
+        In a chain these are the refused draft and all discarded ones.
         """
-        found = list(self.rejected[:1])
-        while found:
-            child = next((i for i, parent in enumerate(self.parents) if parent == found[-1]), None)
+        nodes = list(self.rejected[:1])
+        while nodes:
+            child = next((i for i, parent in enumerate(self.parents) if parent == nodes[-1]), None)
             if child is None:
                 break
-            found.append(child)
-        return tuple(found)
+            nodes.append(child)
+        return tuple(nodes)
 
     @property
     def is_tree(self) -> bool:
-        """Whether a node has siblings."""
+        """Return whether a node has siblings."""
         return any(parent != i - 1 for i, parent in enumerate(self.parents))
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The depth of every node, 0 for children of the committed prefix."""
-        found: list[int] = []
+        """Return the depth of every node, 0 for children of the committed prefix."""
+        depths: list[int] = []
         for parent in self.parents:
-            found.append(0 if parent < 0 else found[parent] + 1)
-        return tuple(found)
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
 
     @property
     def length(self) -> int:
-        """Nodes on the longest way down: of a chain all of them."""
+        """Return the number of nodes on the longest path."""
         return max(self.depths, default=-1) + 1
 
     @property
     def seconds(self) -> float:
-        """Compute of the whole round, in seconds."""
+        """Return the compute of the whole round, in seconds."""
         return self.draft_s + self.verify_s + self.sample_s + self.overhead_s
 
 
@@ -233,21 +230,21 @@ class BeamStep:
 
     @property
     def kept(self) -> tuple[Beam, ...]:
-        """The beams that go on, best first."""
+        """Return the beams that stay, best first."""
         return tuple(beam for beam in self.beams if beam.fate == "kept")
 
     @property
     def seconds(self) -> float:
-        """Compute of the whole step, in seconds."""
+        """Return the compute of the whole step, in seconds."""
         return self.verify_s + self.sample_s + self.overhead_s
 
 
 def by_row(steps: Iterable[Step]) -> dict[int, list[Step]]:
-    """Steps in their order, by the row that they are of."""
-    found: dict[int, list[Step]] = {}
+    """Group steps by their row, in order."""
+    groups: dict[int, list[Step]] = {}
     for step in steps:
-        found.setdefault(step.row, []).append(step)
-    return found
+        groups.setdefault(step.row, []).append(step)
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +265,7 @@ KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "beamstep": Bea
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """A plain dict with the record's kind under `event`; tuples become lists in JSON."""
+    """Return a plain dict with the record's kind under `event`; tuples become lists in JSON."""
     return {"event": type(event).__name__.lower(), **asdict(event)}
 
 
@@ -300,16 +297,16 @@ class BeamTree:
         self.finished.sort(key=lambda beam: -beam.score)
 
     def close(self) -> None:
-        """The search is over: beams that are still running are out, unless none has finished."""
+        """End the search: running beams are dropped, unless none has finished."""
         if self.finished:
             self.running = []
 
     @property
     def ranked(self) -> list[Hypothesis]:
-        """Running and finished beams, best first; of equal scores the finished one."""
+        """Return running and finished beams, best first; of equal scores the finished one first."""
         return sorted([*self.finished, *self.running], key=lambda beam: -beam.score)
 
     @property
     def best(self) -> Hypothesis:
-        """The answer so far; without tokens before the first step."""
+        """Return the answer so far, empty before the first step."""
         return self.ranked[0]

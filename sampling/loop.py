@@ -39,7 +39,7 @@ from utils.processes import agreed, first
 from utils.progress import never
 from utils.timing import Stopwatch, synchronize
 
-PIECE = 256  # prompt tokens read between two looks at the interrupt
+PIECE = 256  # prompt tokens read between two polls of the interrupt
 
 
 def generate(
@@ -59,15 +59,15 @@ def generate(
     Args:
         lm: the target.
         prompt: B ragged rows of ids, at least one each.
-        drafter: where drafts come from; `NoDrafter()` for plain decoding.
+        drafter: the source of drafts; `NoDrafter()` for plain decoding.
         sampler: processors, seed and coupling.
         limits: new tokens, stop ids, context.
         pace: the gamma controller; 4 drafts a round by default.
-        session: an open session of `lm` for this prompt, whose cache is reused; it must keep hidden states
-            if the drafter's traits say so.
+        session: an open session of `lm` for this prompt, whose cache is reused; it must keep the hidden states that the
+            drafter's traits name.
         interrupt: polled between rounds and prefill pieces, never inside a forward pass.
-        alternatives: how many of the likeliest tokens each Step has of every position; 0 for none. They are worked out
-            on no clock.
+        alternatives: the number of likeliest tokens that each Step has of every position; 0 for none. Their time is not
+            counted.
 
     Yields:
         Prefill for each piece of the prompt but its last token; then for each row Steps (the first
@@ -93,7 +93,7 @@ def generate(
 
 
 def room_of(lm: LM, rows: Rows, limits: Limits) -> int:
-    """The most tokens that a row may have. UserError where limits or context leave one of these rows no new token."""
+    """Return the most tokens that a row may have. UserError if limits or context leave a row no new token."""
     if limits.max_new_tokens < 1:
         raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
     room, longest = min(limits.context, lm.context), max(map(len, rows), default=0)
@@ -109,7 +109,8 @@ def _decoded(run: _Run, prompt: Rows, interrupt: Callable[[], bool]) -> Iterator
     drafter.start(prompt, session, session)
     yield from prefill(session, run.rows, lambda: agreed(interrupt()))
     # The drafters' own prefill belongs to the opening round.
-    waited = sum(piece.seconds for one in drafter.sessions for piece in prefill(one, one.initial, interrupt))
+    own = drafter.sessions
+    waited = sum(piece.seconds for reader in own for piece in prefill(reader, reader.initial, interrupt))
     while run.rows:
         if agreed(interrupt()):
             yield from (Finished(row, "interrupted") for row in run.ids)
@@ -122,7 +123,7 @@ def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never)
     """Feed all but the last token of each row in pieces of 256, each an event; the last token is
     left to the opening round. Stops early when interrupted.
 
-    What a session has to read beside its rows (its `source`) is read first, in one piece.
+    A session's `source`, which is no part of its rows, is read first, in one piece.
     """
     if session.source is not None and not interrupt():
         watch = Stopwatch(session.device)
@@ -139,13 +140,13 @@ def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never)
 
 
 class _Silent(Drafter):
-    """In the place of the drafter where another process drafts."""
+    """A drafter that drafts nothing, for processes other than the first."""
 
     traits = Traits(())
 
 
 class _Outcome(NamedTuple):
-    """What one row gained in a round: accepted nodes (cut at a stop), own token, why it ended."""
+    """The gain of one row in a round: accepted nodes (cut at a stop), own token, its reason to end."""
 
     path: list[int]
     token: int | None
@@ -154,13 +155,13 @@ class _Outcome(NamedTuple):
 
 @dataclass
 class _Run:
-    """The rows still active: `ids[place]` is the caller's number of `rows[place]`, `ends[place]` its longest length."""
+    """The rows still active: `ids[i]` is the caller's number of `rows[i]`, `ends[i]` its longest length."""
 
     lm: LM
     session: Session
     drafter: Drafter
     sampler: Sampler
-    rule: Rule  # one from the first round to the last
+    rule: Rule  # the same in all rounds
     controller: GammaController
     stop: frozenset[int]
     rows: Rows
@@ -173,12 +174,12 @@ class _Run:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended."""
         watch = Stopwatch()  # drafts and verdicts reach the host before a lap, so only the pass has to be waited for
         share = len(self.rows)
-        asked = Budget([0] * share) if self.opening else self.controller.budget(self.ids)
+        wanted = Budget([0] * share) if self.opening else self.controller.budget(self.ids)
         room = list(map(self._room, self.rows, self.ends))
-        budget = asked
-        if max(asked.max_depth) > min(room):
-            budget = replace(asked, max_depth=list(map(min, asked.max_depth, room)))
-        keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
+        budget = wanted
+        if max(wanted.max_depth) > min(room):
+            budget = replace(wanted, max_depth=list(map(min, wanted.max_depth, room)))
+        keys = torch.tensor([[number, len(row)] for number, row in zip(self.ids, self.rows, strict=True)])
         draft = self._draft(budget, keys)
         took = watch.lap()
         draft_s = (took if draft.seconds is None else draft.seconds) + waited
@@ -192,45 +193,45 @@ class _Run:
         draft_s += watch.lap()
         self.session.commit(verdict.path)
         gained = zip(self.rows, self.ends, metrics.tokens, verdict.path.tolist(), verdict.token.tolist(), strict=True)
-        outcomes = [self._commit(*one) for one in gained]
+        outcomes = [self._commit(*row) for row in gained]
         calls = tuple(call.shared(share) for call in (*draft.calls, Call(self.lm.name, 1, verify_s)))
         inner = by_row(draft.trace)
         steps = [
             metrics.step(
-                place,
+                index,
                 outcome.path,
                 outcome.token,
                 row=row,
-                gamma=depth,  # what was asked for: a limit is not silence
+                gamma=depth,  # the budget after limits: the controller learns that a limit is not silence
                 calls=calls,
                 draft_s=draft_s / share,
                 verify_s=verify_s / share,
                 sample_s=sample_s / share,
                 inner=tuple(inner.get(row, ())),
             )
-            for place, (row, depth, outcome) in enumerate(zip(self.ids, budget.max_depth, outcomes, strict=True))
+            for index, (row, depth, outcome) in enumerate(zip(self.ids, budget.max_depth, outcomes, strict=True))
         ]
         if not self.opening:
             self.controller.observe(steps, draft.promised)
         self.opening = False
-        self._select([place for place, outcome in enumerate(outcomes) if outcome.reason is None])
+        self._select([index for index, outcome in enumerate(outcomes) if outcome.reason is None])
         overhead_s = watch.lap() / share
-        lengths, asked_drafter = keys[:, 1].tolist(), self.drafter if max(budget.max_depth) > 0 else None
-        for place, (step, gamma, outcome) in enumerate(zip(steps, asked.max_depth, outcomes, strict=True)):
+        lengths, drafter = keys[:, 1].tolist(), self.drafter if max(budget.max_depth) > 0 else None
+        for index, (step, gamma, outcome) in enumerate(zip(steps, wanted.max_depth, outcomes, strict=True)):
             step = replace(step, gamma=gamma, overhead_s=overhead_s)
             if self.recorder is not None:
-                step = self.recorder.noted(step, place, lengths[place], asked_drafter, draft, verdict)
+                step = self.recorder.noted(step, index, lengths[index], drafter, draft, verdict)
             yield step
             if outcome.reason is not None:
                 yield Finished(step.row, outcome.reason)
 
     def _room(self, row: list[int], end: int) -> int:
-        """The most tokens that may be drafted: remaining − 1, so that the target's own token always has room."""
+        """Return the most tokens that may be drafted: remaining − 1, since the target's own token needs room."""
         most, reach = end - len(row) - 1, self.session.draftable(len(row))
         return most if reach is None else min(most, reach)
 
     def _draft(self, budget: Budget, keys: Tensor) -> Draft:
-        """The round's draft; of several processes the first one drafts, and the others get ids and parents."""
+        """Return the round's draft; of several processes the first drafts, and the others get ids and parents."""
         draft = Draft.empty(len(self.rows))
         if first() and max(budget.max_depth) > 0:
             draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
@@ -238,17 +239,16 @@ class _Run:
         return draft if first() else Draft(tokens, parents=parents)
 
     def _verdict(self, logits: Tensor, draft: Draft, keys: Tensor) -> Verdict:
-        """What is chosen; of several processes the first one chooses."""
+        """Return the verdict; of several processes the first one verifies."""
         sampler = self.sampler if self.recorder is None else self.recorder.begin()
         verdict = verify(logits, draft, self.rows, keys, sampler, self.rule) if first() else None
         path, token = agreed((verdict.path, verdict.token) if verdict else (logits, logits))
         return verdict or Verdict(path, token, logits, logits)
 
     def _commit(self, row: list[int], end: int, drafted: list[int], nodes: list[int], token: int) -> _Outcome:
-        """Append what a row gained: the accepted `nodes` (-1 padded) of its drafts and its own token.
+        """Append a row's gain: the accepted `nodes` (-1 padded) of its drafts and its own token.
 
-        The earliest stop ends it; nothing behind a stop is emitted. A drafter that drafts more than it was asked for
-        gets no more room either.
+        The earliest stop ends it; no token after a stop is emitted. Drafts beyond the budget get no more room either.
         """
         path = [node for node in nodes if node >= 0][: end - len(row)]
         for count, node in enumerate(path, start=1):
@@ -263,7 +263,7 @@ class _Run:
         return _Outcome(path, token, "length" if len(row) >= end else None)
 
     def _select(self, active: list[int]) -> None:
-        """Go on with the rows at these places only."""
+        """Keep only the rows with these indices."""
         if len(active) == len(self.rows):
             return
         self.rows = [self.rows[at] for at in active]

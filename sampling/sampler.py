@@ -46,7 +46,7 @@ def _mix(word: int) -> int:
 
 
 def _gumbel(word: int) -> float:
-    """The noise of a word: −log E for the exponential number E that :meth:`KeyedSampler._race` makes of it."""
+    """Return the Gumbel noise of a word: −log E of the exponential number E in :meth:`KeyedSampler._race`."""
     return -math.log(-math.log1p(-((word >> 11) + 0.5) * 2.0**-53))
 
 
@@ -61,7 +61,7 @@ def _shifted(words: Tensor, bits: int, into: Tensor) -> Tensor:
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """`_mix` of int64 words, in their place: of a whole vocabulary, new memory costs more than the arithmetic."""
+    """Apply `_mix` to int64 words in place: for a whole vocabulary, new memory costs more than the arithmetic."""
     spare = torch.empty_like(words)
     words.bitwise_xor_(_shifted(words, 30, spare)).mul_(_signed(0xBF58476D1CE4E5B9))
     words.bitwise_xor_(_shifted(words, 27, spare)).mul_(_signed(0x94D049BB133111EB))
@@ -72,7 +72,7 @@ _offsets: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def _steps(count: int, device: torch.device) -> Tensor:
-    """(i + 1) × golden ratio, the SplitMix64 increments [count], wrapped to int64; made once."""
+    """Return (i + 1) × golden ratio, the SplitMix64 increments [count], wrapped to int64 and cached."""
     key = (count, device)
     if key not in _offsets:
         _offsets[key] = torch.arange(1, count + 1, device=device) * _signed(_GOLDEN)
@@ -80,7 +80,7 @@ def _steps(count: int, device: torch.device) -> Tensor:
 
 
 def uniforms(keys: list[int], count: int, device: torch.device) -> Tensor:
-    """[len(keys), count] float64 in (0, 1): `count` numbers from the SplitMix64 stream of each key."""
+    """Return [len(keys), count] float64 in (0, 1): `count` numbers from the SplitMix64 stream of each key."""
     return _numbers(torch.tensor([_signed(key) for key in keys], dtype=torch.long), count, device)
 
 
@@ -91,8 +91,8 @@ def _numbers(states: Tensor, count: int, device: torch.device) -> Tensor:
 
 
 def stream_key(seed: int, stream: int, *parts: int) -> int:
-    """A 64-bit key for (seed, stream, parts): every part is mixed in by itself, and first how many there are, so that
-    no key is a step on the way to a longer one."""
+    """Return a 64-bit key for (seed, stream, parts). Their number is mixed in first, then every part, so that no key is
+    a prefix state of a longer one."""
     word = _mix((seed + _GOLDEN) & _WORD)
     for part in (stream + ((len(parts) - 2) << 32), *parts):
         word = _mix((word + (part + 1) * _GOLDEN) & _WORD)
@@ -100,8 +100,8 @@ def stream_key(seed: int, stream: int, *parts: int) -> int:
 
 
 def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
-    """[M] int64 on the host: the :func:`stream_key` of each of keys [M, K], as a signed word."""
-    if len(keys) < _MANY:  # a few are faster one by one
+    """Return [M] int64 on the host: the :func:`stream_key` of each of keys [M, K], as a signed word."""
+    if len(keys) < _MANY:  # faster for a few
         words = [_signed(stream_key(seed, stream, *parts)) for parts in keys.tolist()]
         return torch.tensor(words, dtype=torch.long)
     start = _mix((seed + _GOLDEN) & _WORD)
@@ -118,7 +118,7 @@ class KeyedSampler(Sampler):
     Args:
         processor: logits → distribution.
         seed: any integer; the same seed gives the same answer.
-        coupling: "rejection" draws drafts with noise of their own, "gumbel" with the target's.
+        coupling: "rejection" draws drafts with separate noise, "gumbel" with the target's.
         draft_sampling: "greedy" makes every draft of a model a point mass.
     """
 
@@ -159,46 +159,46 @@ class KeyedSampler(Sampler):
         return _signed(stream_key(self.seed, _TARGET, row, position))
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
-        """[..., V] logits → [..., V] probabilities after every processor."""
+        """Map [..., V] logits to [..., V] probabilities after every processor."""
         with single_thread_if_small(logits.numel()):
             return self.processor(logits, prefixes) if self.needs_prefixes else self.processor(logits)
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
-        """One id a row: [M, V] probabilities, [M, 2] keys (row, position) → [M] long."""
+        """Draw one id a row: [M, V] probabilities, [M, 2] keys (row, position) → [M] long."""
         return self._race(probs, keys, _TARGET)
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
-        """[M] probabilities → [M] bool: u < prob with u in (0, 1), so 0 is never and 1 always accepted.
+        """Toss coins: [M] probabilities → [M] bool, u < prob with u in (0, 1), so 0 is never and 1 always accepted.
 
         Keys [M, 4]: row, position, committed length at the round's start, turn among the siblings there.
         """
         return _numbers(self._states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
 
     def numbers(self, keys: Tensor) -> list[float]:
-        """The numbers u of the coins with these keys."""
+        """Return the numbers u of the coins with these keys."""
         states = stream_states(self.seed, _COIN, keys)
         numbers: list[float] = _numbers(states, 1, torch.device("cpu"))[:, 0].tolist()
         return numbers
 
     def drafting(self, starts: Tensor) -> DraftingSampler:
-        """What a drafter draws with in the round that begins at these (row, committed length) [B, 2]."""
+        """Return the drafter's sampler in the round that begins at these (row, committed length) [B, 2]."""
         return DraftingSampler(self, starts)
 
     def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
-        """What the target's own draw there adds to each id's logit: temperature × (Gumbel noise less its mean)."""
+        """Return the noise of each id's logit in the target's draw: temperature × (Gumbel noise less its mean)."""
         if self.processor.greedy:
             return [0.0] * len(ids)
         return [self.processor.temperature * (noise - _MEAN) for noise in self.noise(row, position, ids)]
 
     def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
-        """The Gumbel noise of each id in the target's draw there; 0 where nothing is left to chance."""
+        """Return the Gumbel noise of each id in the target's draw there; 0 in greedy decoding."""
         if self.processor.greedy:
             return [0.0] * len(ids)
         state = stream_key(self.seed, _TARGET, row, position)
-        return [_gumbel(_mix((state + (one + 1) * _GOLDEN) & _WORD)) for one in ids]
+        return [_gumbel(_mix((state + (token + 1) * _GOLDEN) & _WORD)) for token in ids]
 
     def _states(self, stream: int, keys: Tensor) -> Tensor:
-        """Where the noise of these keys comes from: a pure function, so that nothing needs to be remembered."""
+        """Return the states of the noise of these keys; a pure function, nothing is stored."""
         return stream_states(self.seed, stream, keys)
 
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
@@ -206,25 +206,25 @@ class KeyedSampler(Sampler):
             return largest(probs)
         states = self._states(stream, keys)
         if _compiled(probs):
-            return torch.tensor([_quick_race(*one) for one in zip(probs, states.tolist(), strict=True)])
+            return torch.tensor([_quick_race(*row) for row in zip(probs, states.tolist(), strict=True)])
         with single_thread_if_small(probs.numel()):
             return largest(_raced(probs, _numbers(states, probs.shape[-1], probs.device)))
 
 
 def _raced(probs: Tensor, noise: Tensor) -> Tensor:
-    """p / E of uniform numbers, float64 of probs' shape; E is what the numbers are as exponential ones."""
+    """Return p / E, E being the exponential numbers of uniform ones, float64 of probs' shape."""
     noise = noise.to(probs.dtype).clamp_(max=1 - torch.finfo(probs.dtype).eps)
     return torch.div(probs, noise.neg_().log1p_().neg_(), out=noise)
 
 
 def _compiled(probs: Tensor) -> bool:
-    """Whether a compiled walk finds who may win. Kernels are not loaded for it: where passes are compiled they are."""
+    """Return whether a compiled walk finds the candidates. Kernels are not loaded for it, but by compiled passes."""
     quick = probs.device.type == "cpu" and probs.dtype == torch.float32 and probs.shape[-1] >= MANY
     return quick and at_hand() and probs.is_contiguous()
 
 
 def _quick_race(probs: Tensor, state: int) -> int:
-    """The winner of the race among probs [V]: of E all that needs to be known of most ids is u < E < u / (1 − u)."""
+    """Return the winner of the race among probs [V]; for most ids the bounds u < E < u / (1 − u) suffice."""
     from utils.kernels.walk import over_noise
 
     most = over_noise(state, probs)
@@ -233,13 +233,13 @@ def _quick_race(probs: Tensor, state: int) -> int:
     rivals = np.flatnonzero(most >= least)
     if len(rivals) == 1:
         return first
-    words = [_mix((state + (one + 1) * _GOLDEN) & _WORD) for one in rivals.tolist()]
+    words = [_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in rivals.tolist()]
     noise = torch.tensor([((word >> 11) + 0.5) * 2.0**-53 for word in words], dtype=torch.float64)
     return int(rivals[int(_raced(probs[torch.from_numpy(rivals)], noise).numpy().argmax())])
 
 
 class SamplerView(Sampler):
-    """Another sampler's processors, draws, coins and noise; what a subclass changes is its own."""
+    """A view of another sampler: its processors, coins and noise, unless a subclass overrides them."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -275,8 +275,8 @@ class SamplerView(Sampler):
 class DraftingSampler(SamplerView):
     """The drafter's view of a :class:`KeyedSampler` in one round: the same distribution, other noise unless coupled.
 
-    `starts` [B, 2]: row and committed length where the round begins. A round of a cascade inside it is a view within
-    this view (`outer`): lengths only grow while a round drafts, so no two of its nested rounds begin at the same one.
+    `starts` [B, 2]: row and committed length at the round's start. A round of a cascade inside it is a view within
+    this view (`outer`): lengths only grow while a round drafts, so no two nested rounds begin at the same length.
     """
 
     _sampler: KeyedSampler
@@ -286,7 +286,7 @@ class DraftingSampler(SamplerView):
         self._starts, self._outer = starts, outer
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
-        """Greedy drafts: the argmax. Gumbel coupling: the target's noise. Else noise of the round's own.
+        """Draw an id: the argmax for greedy drafts, with the target's noise under Gumbel coupling, else the round's.
 
         Keys [M, 2] (row, position), or [M, 3] with the turn of a further draw at that position, 1 and up.
         """
@@ -302,16 +302,16 @@ class DraftingSampler(SamplerView):
         return self._sampler.coin(prob, self._within(keys))
 
     def drafting(self, starts: Tensor) -> DraftingSampler:
-        """The view of a round inside this one."""
+        """Return the view of a round inside this one."""
         return DraftingSampler(self._sampler, starts, self)
 
     def _within(self, keys: Tensor) -> Tensor:
-        """Keys [M, K] with the lengths behind them at which the rounds around them began, outermost first."""
-        begun = self._begun
-        return torch.tensor([[*parts, *begun[parts[0]]] for parts in keys.tolist()], dtype=torch.long)
+        """Extend keys [M, K] by the committed lengths at the starts of the enclosing rounds, outermost first."""
+        lengths = self._start_lengths
+        return torch.tensor([[*parts, *lengths[parts[0]]] for parts in keys.tolist()], dtype=torch.long)
 
     @cached_property
-    def _begun(self) -> dict[int, tuple[int, ...]]:
-        """By row; looked up once somebody draws."""
-        outer = None if self._outer is None else self._outer._begun
+    def _start_lengths(self) -> dict[int, tuple[int, ...]]:
+        """By row; computed at the first draw."""
+        outer = None if self._outer is None else self._outer._start_lengths
         return {row: (length,) if outer is None else (*outer[row], length) for row, length in self._starts.tolist()}

@@ -1,6 +1,6 @@
-"""A decoding as it goes: what each round added to the text of each prompt, with the round's own figures.
+"""Streams: the text that each round added to the answer of each prompt, with the round's figures.
 
-Text comes from the tokenizer that is handed in and is not looked at. Knows no models and no drafters; it reads events.
+The given tokenizer makes the texts. Knows no models and no drafters; it reads events.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from utils.growing_text import Decode, Window
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Ids that a round appended to a prompt's answer, all of them drafts that the target accepted or its own token.
+    """Ids that a round appended to a prompt's answer: either accepted drafts or the target's own token.
 
     Args:
-        row: the prompt's place in the batch, 0 for one alone.
-        text: what can be read by now: "" inside a character of several tokens, and where there is no tokenizer.
+        row: the prompt's index in the batch.
+        text: the text that is complete by now: "" inside a character of several tokens, or without a tokenizer.
         ids: the new ids, a stop id among them. The last piece of a row has none.
-        from_draft: whether a drafter proposed them.
-        round: what was drafted and accepted, probabilities and seconds; None in the last piece.
-        reason: in the last piece of a row, why it ended: "eos", "length" or "interrupted".
+        from_draft: a drafter proposed them.
+        round: drafts, acceptance, probabilities and seconds; None in the last piece.
+        reason: in the last piece of a row, its reason to end: "eos", "length" or "interrupted".
     """
 
     row: int
@@ -35,12 +35,12 @@ class Piece:
 
 
 def decode_of(tokenizer: Any) -> Decode:
-    """Ids → text: special tokens are left out, spaces stay as they were said."""
+    """Return ids → text: special tokens are left out, spaces stay as generated."""
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def pieces(events: Iterable[Event], decode: Decode | None) -> Iterator[Piece]:
-    """The pieces of a run; the texts of a row, joined, are `decode` of its ids."""
+    """Yield the pieces of a run; the texts of a row, joined, are `decode` of its ids."""
     windows: dict[int, Window] = {}
     for event in events:
         if isinstance(event, Prefill):

@@ -302,8 +302,8 @@ class Sampler(Protocol):
 
     @property
     def tempered(self) -> float | None:
-        """Return the temperature if a draw is from the logits' softmax at it, with the noise of :meth:`noise_state`; None
-        for any other distribution."""
+        """Return the temperature if a draw is from the logits' softmax at it and the noise of :meth:`noise_state`; else
+        None."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""How a beam search scores its beams, and what it keeps of them. Pure arithmetic; knows no models and no torch."""
+"""The score of beams, and the rules by which a beam search keeps them. Pure arithmetic; knows no models, no torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class BeamPlan:
-    """How to search: score = Σ log p / ((m + len) / (m + 1))^α (Wu et al., arXiv 1609.08144, eq. 14, where m = 5).
+    """Parameters of a search: score = Σ log p / ((m + len) / (m + 1))^α (Wu et al., arXiv 1609.08144, eq. 14; m = 5).
 
     Args:
-        num_beams: beams that run at a time, and finished ones that are kept.
-        top_k: tokens by which a beam may grow in a step; 0 = as many as could ever count.
-        min_length: tokens that an answer has at least before a stop id may end it.
+        num_beams: running beams, and finished ones that are kept.
+        top_k: tokens by which a beam may grow in a step; 0 = as many as can count.
+        min_length: least tokens of an answer before a stop id.
         alpha: length penalty; 0 = none, larger ones favour longer answers.
         offset: the penalty's m; with 0 it is transformers' `length_penalty` of the same α.
-        early_stopping: when to stop once `num_beams` have finished, with the meanings of transformers. True: at once.
+        early_stopping: when to stop after `num_beams` have finished, as in transformers. True: at once.
             False: when no running beam, scored as it stands, beats the worst of them. "never": when none could beat it
             by any further growth up to the limit (exact, and the longest).
 
@@ -45,6 +45,6 @@ class BeamPlan:
             raise UserError(f"early_stopping must be True, False or 'never', got {shown(self.early_stopping)}")
 
     def score(self, log_p: float, length: int) -> float:
-        """Σ log p of `length` ≥ 1 tokens with the length penalty."""
+        """Return Σ log p of `length` ≥ 1 tokens with the length penalty."""
         penalty: float = ((self.offset + length) / (self.offset + 1)) ** self.alpha
         return log_p / penalty

@@ -1,8 +1,8 @@
-"""Beam search: instead of the likeliest next token, the likeliest sequences, several at a time.
+"""Beam search: the likeliest sequences instead of the likeliest next token.
 
-A step: score every running beam in one pass, grow each by its likeliest tokens, keep the best. The beams' caches are
-reordered with them (`Session.select`), never read again. How beams are scored and when the search ends says
-:class:`sampling.beam.plan.BeamPlan`. Knows sessions, but no models, no drafters and no text.
+A step scores every running beam in one pass, grows each by its likeliest tokens, and keeps the best. The caches are
+reordered with the beams (`Session.select`), never recomputed. :class:`sampling.beam.plan.BeamPlan` has the scores and
+the end of the search. Knows sessions, but no models, no drafters and no text.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def beam_generate(
     Args:
         lm: the model.
         prompt: one row of ids, at least one.
-        limits: new tokens, stop ids, context. A beam that meets a limit finishes there.
-        plan: how to search.
-        processor: log p is that of its distribution (temperature, top-k …; what it cuts off is never tried). Without
-            one, or with a greedy one, that of the model's own distribution at temperature 1 (behind its rules of
-            repetition).
+        limits: new tokens, stop ids, context. A beam that reaches a limit finishes.
+        plan: parameters of the search.
+        processor: log p is that of its distribution (temperature, top-k …; tokens of probability 0 are never tried).
+            Without one, or with a greedy one, that of the model's own distribution at temperature 1 (after its rules
+            of repetition).
         session: an open session of `lm` for this prompt (one row), whose cache is reused by common prefix. It has one
             row again when the generator ends or is closed: that with most of the answer.
         interrupt: polled between steps and prefill pieces, never inside a forward pass.
@@ -70,7 +70,7 @@ def beam_generate(
 def _searched(search: _Search, interrupt: Callable[[], bool]) -> Iterator[Event]:
     yield from prefill(search.session, search.rows, lambda: agreed(interrupt()))
     try:
-        while search.goes_on:
+        while search.unfinished:
             if agreed(interrupt()):
                 yield Finished(0, "interrupted")
                 return
@@ -81,8 +81,7 @@ def _searched(search: _Search, interrupt: Callable[[], bool]) -> Iterator[Event]
 
 
 class _Candidate(NamedTuple):
-    """Beam `parent` grown by its `rank`-th likeliest token. Of equal ones the better parent, then the likelier goes
-    first."""
+    """Beam `parent` grown by its `rank`-th likeliest token; ties order by parent, then by rank."""
 
     log_p: float
     parent: int
@@ -92,7 +91,7 @@ class _Candidate(NamedTuple):
 
 @dataclass
 class _Search:
-    """The running beams: `rows[place]`, prompt and tokens of `tree.running[place]`, is row `place` of the session."""
+    """The running beams: `rows[i]`, prompt and tokens of `tree.running[i]`, is row `i` of the session."""
 
     lm: LM
     session: Session
@@ -106,8 +105,8 @@ class _Search:
     length: int = 0  # tokens of every running beam
 
     @property
-    def goes_on(self) -> bool:
-        """Whether a running beam could still be the answer, as the plan judges it."""
+    def unfinished(self) -> bool:
+        """Return whether a running beam could still be the answer, by the plan."""
         running, finished, plan = self.tree.running, self.tree.finished, self.plan
         if not running or len(finished) < plan.num_beams:
             return bool(running)
@@ -119,7 +118,7 @@ class _Search:
 
     @property
     def reason(self) -> Reason:
-        """Why the best finished beam ended."""
+        """Return the reason why the best finished beam ended."""
         return "eos" if self.tree.finished[0].tokens[-1] in self.stop else "length"
 
     def step(self) -> BeamStep:
@@ -131,14 +130,14 @@ class _Search:
         step = BeamStep(0, self.plan.num_beams, beams, (Call(self.lm.name, 1, verify_s),), verify_s, watch.lap())
         self.tree.add(step)
         self.length += 1
-        if self.goes_on:
+        if self.unfinished:
             self._follow(step.kept)
         return replace(step, overhead_s=watch.lap())
 
     def _log_probs(self, logits: Tensor) -> Tensor:
-        """[B, V] logits → [B, V] log p; -inf for stop ids before `min_length`.
+        """Map [B, V] logits to [B, V] log p; -inf for stop ids before `min_length`.
 
-        The model's own distribution is not renormalised for them, a processor's is: it sees what may be chosen only.
+        The model's own distribution is not renormalised for them, a processor's is: it sees only allowed tokens.
         """
         scores = logits if logits.dtype == torch.float64 else logits.float()
         early = self.stop if self.length < self.plan.min_length else ()
@@ -153,30 +152,30 @@ class _Search:
         return scores.log_softmax(dim=-1).index_fill(-1, banned, -torch.inf)
 
     def _candidates(self, log_p: Tensor) -> list[_Candidate]:
-        """Each beam grown by its likeliest tokens, all of them best first."""
-        # At most num_beams of a beam's tokens go on, and no more than the stop ids end: others can never count.
+        """Return each beam grown by its likeliest tokens, all of them best first."""
+        # At most num_beams of a beam's tokens stay, and no more than the stop ids end: others can never count.
         count = min(self.plan.top_k or self.plan.num_beams + len(self.stop), log_p.shape[-1])
         values, ids = log_p.topk(count, dim=-1)
-        found = [
+        candidates = [
             _Candidate(beam.log_p + value, parent, rank, token)
             for parent, beam in enumerate(self.tree.running)
             for rank, (value, token) in enumerate(zip(values[parent].tolist(), ids[parent].tolist(), strict=True))
             if value > -torch.inf
         ]
-        if not found:
+        if not candidates:
             raise ValueError("no token is left to choose: each has probability 0, or is a stop id before min_length")
-        return sorted(found, key=lambda one: (-one.log_p, one.parent, one.rank))
+        return sorted(candidates, key=lambda candidate: (-candidate.log_p, candidate.parent, candidate.rank))
 
     def _choose(self, candidates: list[_Candidate]) -> tuple[Beam, ...]:
-        """What becomes of the candidates, given best first. One that ends counts only among the best num_beams of its
-        step, as in transformers; answers that differ in their stop id alone are one answer."""
+        """Return the candidates, given best first, with their fates. One that ends counts only among the best num_beams
+        of its step, as in transformers; answers that differ only in their stop id are one answer."""
         beams: list[Beam] = []
         seen: set[tuple[int, int | None]] = set()
         kept = rank = 0
-        for one in candidates:
-            stops = one.token in self.stop
+        for candidate in candidates:
+            stops = candidate.token in self.stop
             ends = stops or self.length + 1 >= self.longest
-            key = (one.parent, None if stops else one.token)
+            key = (candidate.parent, None if stops else candidate.token)
             fate: Fate = "dropped"
             if key in seen:
                 fate = "merged"
@@ -188,21 +187,21 @@ class _Search:
             rank += fate != "merged"
             kept += fate == "kept"
             if fate != "dropped" or len(beams) < 2 * self.plan.num_beams:
-                score = self.plan.score(one.log_p, self.length + 1)
-                beams.append(Beam(one.parent, one.token, one.log_p, score, fate))
+                score = self.plan.score(candidate.log_p, self.length + 1)
+                beams.append(Beam(candidate.parent, candidate.token, candidate.log_p, score, fate))
         return tuple(beams)
 
     def _follow(self, kept: tuple[Beam, ...]) -> None:
-        """Bring rows and caches in the order of the beams that go on."""
+        """Reorder rows and caches as the kept beams."""
         parents = [beam.parent for beam in kept]
         if parents != list(range(len(self.rows))):
             self.session.select(torch.tensor(parents))
         self.rows = [[*self.rows[beam.parent], beam.token] for beam in kept]
 
     def narrow(self) -> None:
-        """Leave the session with one row: that which shares most with the answer."""
+        """Leave the session with the one row that shares most with the answer."""
         if len(self.rows) > 1:
             answer = [*self.prompt, *self.tree.best.tokens]
-            place = max(range(len(self.rows)), key=lambda place: common_prefix(self.rows[place], answer))
-            self.session.select(torch.tensor([place]))
-            self.rows = [self.rows[place]]
+            best = max(range(len(self.rows)), key=lambda row: common_prefix(self.rows[row], answer))
+            self.session.select(torch.tensor([best]))
+            self.rows = [self.rows[best]]

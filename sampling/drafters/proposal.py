@@ -32,7 +32,7 @@ from torch import Tensor
 
 from sampling.events import Call, Proposal
 from sampling.gamma.ratios import RETRY, Ratios, RunningRatio
-from sampling.rows import behind, first_rows, lead, padded
+from sampling.rows import first_rows, lead, padded, prepended
 from sampling.types import (
     LM,
     Budget,
@@ -369,7 +369,7 @@ class Proposer(Drafter):
         self._leads, self._ids = lead(prompt, target), list(range(len(prompt)))
         self._takes_trees = target.takes_trees
         self._drafted, self._calls = [], []
-        begun = behind(self._leads, first_rows(prompt, target))
+        begun = prepended(self._leads, first_rows(prompt, target))
         for source in self.sources:
             if source is self.model and self.traits.reads_one_row and len(prompt) > 1:
                 source.close()
@@ -386,7 +386,7 @@ class Proposer(Drafter):
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """Return a best-first tree of one row, or a chain for each row; `source` is [B, N]."""
-        texts = behind(self._leads, rows)
+        texts = prepended(self._leads, rows)
         wide = self.traits.tree is Tree.BEST_FIRST and len(rows) == 1 and self._takes_trees
         for source in self.sources:
             source.follow(rows, texts, budget.max_depth, sampler)
@@ -498,7 +498,7 @@ class Proposer(Drafter):
         """Learn which offers were accepted."""
         drafted, self._drafted = self._drafted, []
         paths = [[node for node in path if node >= 0] for path in verdict.path.tolist()]
-        texts = behind(self._leads, rows)
+        texts = prepended(self._leads, rows)
         for source in self.sources:
             source.observe(texts, paths, draft, verdict)
         calls, self._calls = self._calls, []

@@ -1,14 +1,14 @@
-"""Recorded answers read from a file: which ids followed which prompt, and what is told of the model that said them.
+"""Recorded answers read from a file: the ids that followed each prompt, and facts of the recorded model.
 
-Three formats, told apart by looking at the text: lines as torch prints them (`tensor([[518, 799, …`, rows may wrap,
+Three formats, recognised by their text: lines as torch prints them (`tensor([[518, 799, …`, rows may wrap,
 one or several a tensor) whose rows begin with their prompt; a JSON map from a prompt's ids to the answer's
 ("12_7_99": "5_6"); and this project's JSON lines: a line with `vocab_size` and `end_id`, and every line with both
 `prompt_ids` and `answer_ids`.
 
-In the maps that the experiments of Cascade Speculative Drafting cached their targets in (arXiv 2312.11462), a value is
-all that the decoder's row holds: of a decoder-only model the prompt's ids and then the answer's, of an encoder-decoder
-model the decoder start id and then the answer's. All values together show which; `RecordedAnswers.reading` says what
-they were taken for. What is wrong is named by file and line. Knows no text and no models.
+In the maps in which the experiments of Cascade Speculative Drafting cached their targets (arXiv 2312.11462), a value is
+the whole row of the decoder: of a decoder-only model the prompt's ids and then the answer's, of an encoder-decoder
+model the decoder start id and then the answer's. All values together show which; `RecordedAnswers.reading` has the
+result. Errors name file and line. Knows no text and no models.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ _SHORTENED = "torch has shortened it: torch.set_printoptions(threshold=…)"
 
 Arch = Literal["causal", "seq2seq"]
 Reading = Literal["told", "answers alone", "prompt first", "start first"]
-"""What the values of a file were taken for; "told": the file or the caller says it."""
+"""How the values of a file were read; "told": as the file or the caller says."""
 
 
 def _rows(file: Path, text: str) -> Iterator[tuple[int, Ids]]:
-    """Every row of every tensor, with the line that it begins on."""
+    """Yield every row of every tensor, with the line on which it begins."""
     done = 0
-    for found in _TENSOR.finditer(text):
-        _nothing(file, text, done, found.start())
-        done, body = found.end(), found[1]
+    for tensor in _TENSOR.finditer(text):
+        _check_space(file, text, done, tensor.start())
+        done, body = tensor.end(), tensor[1]
         if not _SHAPE.fullmatch(_ROW.sub("0", body)):
             shortened = f": {_SHORTENED}" if "..." in body else ""
-            refuse(file, text, found.start(), f"a tensor must hold rows of ids{shortened}")
+            refuse(file, text, tensor.start(), f"a tensor must hold rows of ids{shortened}")
         for row in _ROW.finditer(body):
-            place = found.start(1) + row.start()
+            offset = tensor.start(1) + row.start()
             try:
                 ids = json.loads(row[0])
             except ValueError:
                 why = f": {_SHORTENED}" if "..." in row[0] else f", got {row[0][:20]!r}"
-                refuse(file, text, place, f"a row must be a list of ids{why}")
-            yield line_of(text, place), checked(file, line_of(text, place), "a row", ids)
-    _nothing(file, text, done, len(text))
+                refuse(file, text, offset, f"a row must be a list of ids{why}")
+            yield line_of(text, offset), checked(file, line_of(text, offset), "a row", ids)
+    _check_space(file, text, done, len(text))
 
 
-def _nothing(file: Path, text: str, start: int, end: int) -> None:
-    """Between tensors there is only space."""
+def _check_space(file: Path, text: str, start: int, end: int) -> None:
+    """Raise UserError for anything but space between tensors."""
     if rest := text[start:end].strip():
         why = "a tensor is not closed" if rest.startswith("tensor(") else f"expected tensor(…, got {rest[:20]!r}"
         refuse(file, text, text.index(rest[0], start), why)
@@ -65,7 +65,7 @@ def _nothing(file: Path, text: str, start: int, end: int) -> None:
 def _split(
     file: Path, rows: list[tuple[int, Ids]], starts: Starts | None, prompt_tokens: int | None
 ) -> Iterator[tuple[Ids, Ids]]:
-    """Each row as prompt and answer."""
+    """Yield each row as prompt and answer."""
     if starts is None and not prompt_tokens:
         raise UserError(f"{file}: its rows hold prompts and answers together: tell the prompts, or their tokens")
     if starts is not None and prompt_tokens:
@@ -82,28 +82,28 @@ def _split(
             raise UserError(f"{file}:{line}: row {number + 1} does not begin with its prompt")
         answer = row if apart else row[len(prompt) :]
         if not answer:
-            raise UserError(f"{file}:{line}: row {number + 1} of {len(row)} tokens has no answer behind its prompt")
+            raise UserError(f"{file}:{line}: row {number + 1} of {len(row)} tokens has no answer after its prompt")
         yield prompt, answer
 
 
 def checked(file: Path, number: int, what: str, ids: Any) -> Ids:
-    if not isinstance(ids, list) or not ids or not all(type(one) is int and one >= 0 for one in ids):
+    """Return a list of ids as a tuple. UserError, with file and line, for anything else."""
+    if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise UserError(f"{file}:{number}: {what} must be a list of ids, at least one, none below 0")
     return tuple(ids)
 
 
-def line_of(text: str, place: int) -> int:
-    return text.count("\n", 0, place) + 1
+def line_of(text: str, offset: int) -> int:
+    return text.count("\n", 0, offset) + 1
 
 
-def refuse(file: Path, text: str, place: int, why: str) -> NoReturn:
-    raise UserError(f"{file}:{line_of(text, place)}: {why}")
+def refuse(file: Path, text: str, offset: int, why: str) -> NoReturn:
+    raise UserError(f"{file}:{line_of(text, offset)}: {why}")
 
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """One recorded answer. `best` holds the model's likeliest ids at each of its places, likeliest first, where they
-    were recorded."""
+    """One recorded answer. `best` holds the model's likeliest ids at each position, likeliest first, if recorded."""
 
     prompt: Ids
     answer: Ids
@@ -115,8 +115,8 @@ class RecordedAnswers:
     """The answers of a file, one a prompt (the last, where a prompt has several), and its header.
 
     `header` may have `vocab_size`, `end_id`, `stop_ids`, `start_id`, `context`, `tokenizer` (its fingerprint),
-    `settings` and `pass_seconds` (seconds of a pass over n tokens, by n). Only JSON lines have one; `start_id` is there
-    for every file that is read as an encoder-decoder model's. `unanswered` prompts were left out: nothing follows them.
+    `settings` and `pass_seconds` (seconds of a pass over n tokens, by n). Only JSON lines have one; every file that is
+    read as an encoder-decoder model's has `start_id`. `unanswered` counts the prompts without an answer.
     """
 
     answers: tuple[RecordedAnswer, ...]
@@ -126,30 +126,30 @@ class RecordedAnswers:
 
     @property
     def highest(self) -> int:
-        """The highest id of all prompts and answers."""
-        return max(max(*one.prompt, *one.answer) for one in self.answers)
+        """Return the highest id of all prompts and answers."""
+        return max(max(*answer.prompt, *answer.answer) for answer in self.answers)
 
     @property
     def vocab_size(self) -> int | None:
-        """Of the recorded model, if that is told."""
+        """Return the recorded model's vocabulary size, if the header has it."""
         return self.header.get("vocab_size")
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Ids that end an answer, as far as they are told."""
+        """Return the ids that end an answer, as far as the header has them."""
         end = self.header.get("end_id")
         return frozenset([*self.header.get("stop_ids", ()), *([] if end is None else [end])])
 
     @property
     def pass_seconds(self) -> dict[int, float]:
-        """Seconds of a pass over n tokens where it was recorded, by n; {} if that was not measured."""
+        """Return the recorded seconds of a pass over n tokens, by n; {} if not measured."""
         return {int(n): float(seconds) for n, seconds in self.header.get("pass_seconds", {}).items()}
 
     @property
     def best(self) -> int:
-        """How many likeliest ids are known at every place; 1: none but the recorded one."""
-        known = [[len(ids) for ids in one.best] if len(one.best) >= len(one.answer) else [1] for one in self.answers]
-        return max(1, min(min(each, default=1) for each in known))
+        """Return the number of likeliest ids known at every position; 1: only the recorded one."""
+        counts = [[1] if len(said.best) < len(said.answer) else list(map(len, said.best)) for said in self.answers]
+        return max(1, min(min(each, default=1) for each in counts))
 
 
 def read_answers(
@@ -159,16 +159,16 @@ def read_answers(
     arch: Arch | None = None,
     start_id: int | None = None,
 ) -> RecordedAnswers:
-    """The recording in a file.
+    """Read the recording in a file.
 
     Args:
         path: the file, of any format.
-        starts: of rows that torch printed: for each, in order, what its prompt may be, as ids (the first one that it
+        starts: for rows that torch printed: possible prompts of each row, in order, as ids (the first that the row
             begins with is taken).
-        prompt_tokens: how many tokens each such row's prompt has, where `starts` do not tell; 0 beside `starts`: the
-            rows hold answers alone. So does a map's, whatever its values begin with.
-        arch: the kind of the recorded model; None: what the file says, and causal where it says nothing.
-        start_id: what its decoder starts from (seq2seq); None: what all values begin with.
+        prompt_tokens: tokens of each such row's prompt, without `starts`; 0 beside `starts`: the rows hold answers
+            alone. With 0 a map's values are answers alone too.
+        arch: the kind of the recorded model; None: as the file says, by default causal.
+        start_id: the first id of its decoder (seq2seq); None: the first id of all values.
 
     Raises:
         UserError: a file that cannot be read or holds no recording; with file and line.
@@ -184,7 +184,7 @@ def read_answers(
         raise UserError(f"{file} holds no recording: it is empty")
     if begin.startswith("tensor("):
         rows = list(_split(file, list(_rows(file, text)), starts, prompt_tokens))
-        return _behind_start(file, rows, start_id) if arch == "seq2seq" else _recording(rows)
+        return _after_start(file, rows, start_id) if arch == "seq2seq" else _recording(rows)
     if not begin.startswith("{"):
         raise UserError(
             f'{file} holds no recording: it must be tensor(…) lines, a JSON map of "id_id_…" to "id_id_…" or JSON lines'
@@ -193,24 +193,24 @@ def read_answers(
     if entries is None:
         return _lines(file, text, arch, start_id)
     if arch == "seq2seq":
-        return _behind_start(file, entries, start_id)
-    return _recording(entries, "answers alone") if prompt_tokens == 0 else _behind_prompts(file, entries)
+        return _after_start(file, entries, start_id)
+    return _recording(entries, "answers alone") if prompt_tokens == 0 else _after_prompts(file, entries)
 
 
 def _recording(
     rows: Iterable[tuple[Ids, Ids]], reading: Reading = "told", start_id: int | None = None
 ) -> RecordedAnswers:
-    """Prompts with their answers; those without one are counted."""
-    found = [RecordedAnswer(prompt, answer) for prompt, answer in rows]
-    answers = tuple(one for one in found if one.answer)
+    """Return prompts with their answers; count the prompts without one."""
+    pairs = [RecordedAnswer(prompt, answer) for prompt, answer in rows]
+    answers = tuple(pair for pair in pairs if pair.answer)
     header = {} if start_id is None else {"start_id": start_id}
-    return RecordedAnswers(answers, header, reading, len(found) - len(answers))
+    return RecordedAnswers(answers, header, reading, len(pairs) - len(answers))
 
 
-def _behind_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> RecordedAnswers:
-    """Values that all begin with their prompts' ids hold the answers behind them; others are answers.
+def _after_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> RecordedAnswers:
+    """Split values that all begin with their prompts' ids; take other values as answers alone.
 
-    UserError where most values begin with their prompts and some do not: neither reading would be right.
+    UserError if most values begin with their prompts and some do not: neither reading would be right.
     """
     ways = [[prompt for prompt, _ in entries]]
     # The begin-of-text id may be missing in all keys, or in all values. Two ids alone could agree by chance.
@@ -237,9 +237,11 @@ def _begins(value: Ids, prompt: Ids) -> bool:
     return value[: len(prompt)] == prompt
 
 
-def _behind_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None) -> RecordedAnswers:
-    """Values that all begin with the decoder start id hold the answers behind it; with a known one, those of which none
-    does are answers. UserError for any others."""
+def _after_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None) -> RecordedAnswers:
+    """Remove the decoder start id if all values begin with it; if none begins with a known one, they are answers alone.
+
+    UserError for any other values.
+    """
     firsts = sorted({value[0] for _, value in rows})
     start = firsts[0] if start_id is None and firsts else start_id
     if start is not None and start not in firsts:
@@ -252,7 +254,7 @@ def _behind_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None)
 
 
 def _map(file: Path, text: str) -> list[tuple[Ids, Ids]] | None:
-    """The JSON map, keys and values as they are; None for a file of JSON lines."""
+    """Return the entries of the JSON map; None for a file of JSON lines."""
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError):
@@ -274,9 +276,9 @@ def _short(key: str) -> str:
 
 
 def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> RecordedAnswers:
-    """JSON lines. A last one without its newline was being written when the writer was stopped: it is left out."""
+    """Read JSON lines. A damaged last line was being written when the writer stopped: it is left out."""
     header: dict[str, Any] = {}
-    found: dict[Ids, RecordedAnswer] = {}
+    answers: dict[Ids, RecordedAnswer] = {}
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -290,17 +292,17 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
         if not isinstance(entry, dict):
             raise UserError(f"{file}:{number}: must be a JSON object, got {line.strip()[:20]!r}")
         if "prompt_ids" in entry and "answer_ids" in entry:
-            if entry["answer_ids"] != []:  # else it was stopped before its first token
-                one = _answer(file, number, entry)
-                found[one.prompt] = one
+            if entry["answer_ids"] != []:  # an empty answer was stopped before its first token
+                answer = _answer(file, number, entry)
+                answers[answer.prompt] = answer
         elif "vocab_size" in entry or "pass_seconds" in entry:
             header |= _header(file, number, entry)
     if arch == "seq2seq" and start_id is not None:
         header.setdefault("start_id", start_id)
     if arch is not None and (arch == "seq2seq") != ("start_id" in header):
         named = f"start_id {header['start_id']}" if "start_id" in header else "no start_id"
-        raise UserError(f"{file}: its header tells {named}, arch must be {'seq2seq' if arch == 'causal' else 'causal'}")
-    return RecordedAnswers(tuple(found.values()), header)
+        raise UserError(f"{file}: its header has {named}, arch must be {'seq2seq' if arch == 'causal' else 'causal'}")
+    return RecordedAnswers(tuple(answers.values()), header)
 
 
 def _answer(file: Path, number: int, entry: dict[str, Any]) -> RecordedAnswer:
@@ -312,7 +314,7 @@ def _answer(file: Path, number: int, entry: dict[str, Any]) -> RecordedAnswer:
 
 
 def _header(file: Path, number: int, entry: dict[str, Any]) -> dict[str, Any]:
-    """The header's line; what a reader counts on is checked."""
+    """Return the header's line; the fields that readers use are checked."""
     for name, least in (("vocab_size", 1), ("end_id", 0), ("start_id", 0), ("context", 1)):
         value = entry.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
@@ -323,7 +325,7 @@ def _header(file: Path, number: int, entry: dict[str, Any]) -> dict[str, Any]:
     if seconds is not None and not (
         isinstance(seconds, dict)
         and all(n.isascii() and n.isdigit() and int(n) for n in seconds)
-        and all(isinstance(one, int | float) and 0 < one < 1e9 for one in seconds.values())
+        and all(isinstance(value, int | float) and 0 < value < 1e9 for value in seconds.values())
     ):
         raise UserError(f'{file}:{number}: pass_seconds must map numbers of tokens to seconds, such as {{"1": 0.05}}')
     return {name: value for name, value in entry.items() if value is not None}

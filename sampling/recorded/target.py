@@ -1,8 +1,8 @@
-"""A target played back from a file: its recorded answers stand in for a model that cannot run here.
+"""A target played back from a file: its recorded answers replace a model that cannot run.
 
-The files are those of sampling/recorded/answers.py. Scores are one-hot by position, so only greedy decoding says
-anything; where a recording has the model's likeliest ids, they rank behind the recorded one, with no mass. Knows no
-model and no text; has no keys, values or hidden states.
+The files are those of sampling/recorded/answers.py. Scores are one-hot by position, so only greedy decoding is
+meaningful; a recording's likeliest ids rank after the recorded one, with no mass. Knows no model and no text; has no
+keys, values or hidden states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sampling.types import LM, Draft, Hidden, Rows, Session, depths_of
 from utils.errors import UserError
 
 PEAK = 1e4  # logit of the recorded token: every other one has probability 0 in float32
-RUNNER_UP = PEAK / 2  # of the model's likeliest other ids: the first one, each later one STEP less
+RUNNER_UP = PEAK / 2  # logit of the first of the model's other likeliest ids; each later one has STEP less
 STEP = 10.0
 
 
@@ -30,12 +30,12 @@ class RecordedLM(LM):
 
     Args:
         answers: prompt ids → answer ids.
-        end_id: what it says behind the end of a recording.
+        end_id: its token after the end of a recording.
         vocab_size: of the recorded model; by default just large enough for the recorded ids.
-        name: how events and figures call it.
-        start_id: what its decoder starts from, if it is an encoder-decoder model's recording: rows begin with that
-            then, not with the prompt.
-        best: prompt ids → the model's likeliest ids at each place of the answer, likeliest first.
+        name: its name in events and figures.
+        start_id: the first id of its decoder, for a recording of an encoder-decoder model: rows begin with it, not with
+            the prompt.
+        best: prompt ids → the model's likeliest ids at each position of the answer, likeliest first.
     """
 
     takes_trees = True
@@ -60,8 +60,8 @@ class RecordedLM(LM):
         self.name, self.end_id, self.context, self.start_id = name, end_id, context, start_id
         self.encodes = start_id is not None  # an encoder read the prompts
         self.best = {
-            tuple(prompt): [tuple(one for one in ids if one < self.vocab_size) for ids in places]
-            for prompt, places in (best or {}).items()
+            tuple(prompt): [tuple(token for token in ids if token < self.vocab_size) for ids in positions]
+            for prompt, positions in (best or {}).items()
         }
 
     @staticmethod
@@ -72,13 +72,12 @@ class RecordedLM(LM):
         name: str = "target",
         start_id: int | None = None,
     ) -> RecordedLM:
-        """The recording in a file that tells prompts and answers apart; UserError, in one line, for any other.
+        """Read a file that separates prompts and answers; UserError, in one line, for any other.
 
-        `end_id` and `start_id` stand for what the file does not tell; a `start_id` says that it is an encoder-decoder
-        model's.
+        `end_id` and `start_id` are defaults for the file's; with a `start_id` it is an encoder-decoder model's.
         """
-        found = read_answers(path, arch=None if start_id is None else "seq2seq", start_id=start_id)
-        return RecordedLM.of(found, end_id, vocab_size, name)
+        recording = read_answers(path, arch=None if start_id is None else "seq2seq", start_id=start_id)
+        return RecordedLM.of(recording, end_id, vocab_size, name)
 
     @staticmethod
     def of(
@@ -88,36 +87,36 @@ class RecordedLM(LM):
         name: str = "target",
         start_id: int | None = None,
     ) -> RecordedLM:
-        """What a file held as an LM; what its header tells outranks `end_id` and `start_id`."""
+        """Return a recording as an LM; its header outranks `end_id` and `start_id`."""
         header = recording.header
         return RecordedLM(
-            {one.prompt: one.answer for one in recording.answers},
+            {said.prompt: said.answer for said in recording.answers},
             header.get("end_id", end_id),
             recording.vocab_size if vocab_size is None else vocab_size,
             name,
             header.get("context", 1 << 30),
             header.get("start_id", start_id),
-            {one.prompt: one.best for one in recording.answers if one.best},
+            {said.prompt: said.best for said in recording.answers if said.best},
         )
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> RecordedSession:
-        """A session for recorded prompts; UserError for others, and where hidden states are asked for."""
+        """Open a session for recorded prompts; UserError for others, and for wanted hidden states."""
         if hidden:
             raise UserError(f"{self.name} is a recording: it has no hidden states for a drafter to read")
         size = self.vocab_size if target is None else target.vocab_size
         return RecordedSession(self, [list(row) for row in prompt], size)
 
     def answer(self, prompt: list[int]) -> list[int]:
-        """What was recorded; UserError for a prompt that was not."""
-        if (found := self.answers.get(tuple(prompt))) is None:
+        """Return the recorded answer; UserError for a prompt without one."""
+        if (answer := self.answers.get(tuple(prompt))) is None:
             raise UserError(f"the recording of {self.name} holds no answer to this prompt of {len(prompt)} tokens")
-        return found
+        return answer
 
 
 class RecordedSession(Session):
-    """Rows of a recording; satisfies :class:`sampling.types.Session`. What is read counts as cached."""
+    """Rows of a recording; satisfies :class:`sampling.types.Session`. Read tokens count as cached."""
 
     def __init__(self, lm: RecordedLM, prompt: Rows, vocab_size: int) -> None:
         self.lm, self.vocab_size = lm, vocab_size
@@ -130,31 +129,31 @@ class RecordedSession(Session):
         self._cached: Rows = [[] for _ in prompt]
 
     def rollback(self, rows: Rows) -> list[int]:
-        """Tokens of each row that were read before."""
+        """Return the number of tokens of each row that were read before."""
         lengths = [common_prefix(cached, row) for cached, row in zip(self._cached, rows, strict=True)]
         self._cached = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         return lengths
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, N+1, V]: the recorded token of each position has all the mass."""
+        """Return [B, N+1, V]: the recorded token of each position has all the mass."""
         self._cached = [list(row) for row in rows]
         count = draft.tokens.shape[1] + 1
-        beyond = [0, *depths_of(draft.parents, count - 1)]
+        depths = [0, *depths_of(draft.parents, count - 1)]
         said = [
-            [text[at] if at < len(text) else self.lm.end_id for at in (len(row) + depth for depth in beyond)]
+            [text[at] if at < len(text) else self.lm.end_id for at in (len(row) + depth for depth in depths)]
             for row, text in zip(rows, self._texts, strict=True)
         ]
         logits = torch.zeros(len(rows), count, self.lm.vocab_size)
-        for place, (row, best) in enumerate(zip(rows, self._best, strict=True)):
-            first = len(row) - self._begins[place]
-            for column, depth in enumerate(beyond):
+        for index, (row, best) in enumerate(zip(rows, self._best, strict=True)):
+            first = len(row) - self._begins[index]
+            for column, depth in enumerate(depths):
                 ids = best[first + depth] if 0 <= first + depth < len(best) else ()
-                logits[place, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
+                logits[index, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
         logits.scatter_(2, torch.tensor(said)[..., None], PEAK)
         return F.pad(logits, (0, self.vocab_size - self.lm.vocab_size), value=-torch.inf)
 
     def commit(self, path: Tensor) -> None:
-        return None  # positions are all it knows
+        return None  # only positions matter
 
     def select(self, rows: Tensor) -> None:
         chosen = rows.tolist()
@@ -166,7 +165,7 @@ class RecordedSession(Session):
         self.source = self.source and [self.source[row] for row in chosen]
 
     def fork(self) -> RecordedSession:
-        """An independent session at the same place."""
+        """Return an independent session with the same rows."""
         twin = copy(self)
         twin._cached = [list(row) for row in self._cached]
         return twin

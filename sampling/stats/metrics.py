@@ -1,11 +1,10 @@
 """Events → figures: one meaning each, the same in the console, the JSON, the benchmark and the docs.
 
-drafted D = accepted A + rejected R (the first refused of a round) + discarded (behind it, never
+drafted D = accepted A + rejected R (the first refused of a round) + discarded (after it, never
 examined). Every answer opens with a prefill round: its time is the time to first token, its token
-counts among the emitted ones, and neither enters a rate. Of a beam search the best beam's tokens are
-the emitted ones. Pure arithmetic over
-:mod:`sampling.events`; the record itself is :class:`sampling.stats.summary.Stats`. Knows no text, no tensors, no
-models and no clock of its own.
+counts among the emitted ones, and neither enters a rate. The emitted tokens of a beam search are those of the best
+beam. Pure arithmetic over :mod:`sampling.events`; the record itself is :class:`sampling.stats.summary.Stats`. Knows no
+text, no tensors, no models and no clock.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from utils.remote.report import Report
 
 
 class Meter:
-    """Adds up the events of one row; `stats` and `ids` may be read at any time.
+    """A sum of the events of one row; `stats` and `ids` may be read at any time.
 
-    `prompt_n` is the prompt's length. `rows`: how many prompts are answered together. What reading them
-    took is then shared out among them, as the seconds of rounds are; the first token comes when all is read.
+    `prompt_n` is the prompt's length, `rows` the number of prompts answered together: the time of reading them is
+    divided among them, as the seconds of rounds are; the first token comes after all are read.
     """
 
     def __init__(self, prompt_n: int, row: int = 0, rows: int = 1) -> None:
@@ -48,7 +47,7 @@ class Meter:
         self._tree, self._beams = BeamTree(), 0
 
     def add(self, event: Event) -> None:
-        """Take in one event; those of other rows are passed over."""
+        """Add one event; events of other rows are ignored."""
         if isinstance(event, Prefill):
             self._prompt_s += event.seconds / self.rows
         elif event.row != self.row:
@@ -81,7 +80,7 @@ class Meter:
         if isinstance(step, Step) and step.top2_gap is None:  # a server's piece of text
             return
         self._rounds += 1
-        if self.rows == 1:  # of a batch a row's share says nothing of the pass
+        if self.rows == 1:  # in a batch a row's share is not the time of the pass
             wide = isinstance(step, BeamStep) or bool(step.drafted)
             self._least_s[wide] = min(self._least_s.get(wide, step.verify_s), step.verify_s)
         for call in step.calls:
@@ -91,8 +90,8 @@ class Meter:
             self._count_drafts(step)
 
     def _count_drafts(self, step: Step) -> None:
-        """Who proposed the drafts of a round, and what became of them."""
-        rejected = step.rejected[:1]  # of siblings the first stands for all: one refusal a round
+        """Count the drafts of a round by source and by fate."""
+        rejected = step.rejected[:1]  # one refusal a round: the first sibling counts for all
         accepted, depths = set(step.path), step.depths
         self._sums.update(draft_s=step.draft_s, n=len(step.drafted), accepted=len(step.path), rejected=len(rejected))
         for node, source in enumerate(step.source):
@@ -108,7 +107,7 @@ class Meter:
         self._branched += step.is_tree
 
     def _review(self, step: Step) -> None:
-        """A nested round, with those inside it."""
+        """Count a nested round, and those inside it."""
         counts = self._reviews[step.calls[-1].model]
         counts[0] += len(step.path)
         counts[1] += len(step.path) + len(step.rejected)
@@ -122,7 +121,7 @@ class Meter:
 
     @property
     def stats(self) -> Stats:
-        """The figures so far."""
+        """Return the figures so far."""
         sums, width = self._sums, self._width
         seconds = [float(sums[name]) for name in ("draft_s", "verify_s", "sample_s", "overhead_s")]
         draft_ms, verify_ms, sample_ms, overhead_ms = (1000 * spent for spent in seconds)

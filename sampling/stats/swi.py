@@ -1,9 +1,9 @@
 """Standardised walltime improvement: how many times fewer costs than plain decoding, whatever the machine
 (Chen et al. 2023, arXiv 2312.11462).
 
-SWI = N·c_target / Σ_m calls_m·c_m over the N tokens that those calls brought. What makes no calls (max-gram, n-grams,
-tables) costs nothing. Tables give the cost of a model by its published name; pure arithmetic, knows no models and
-measures nothing itself.
+SWI = N·c_target / Σ_m calls_m·c_m over the N tokens of those calls. Drafters without calls (max-gram, n-grams,
+tables) cost nothing. Tables have the cost of a model by its published name; pure arithmetic, knows no models and
+measures nothing.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ TABLES: Mapping[str, Mapping[str, float]] = {
     "previous_work": {"flan-t5-small": 0.02, "flan-t5-base": 0.04, "flan-t5-large": 0.11, "flan-t5-xxl": 1.0},
     "published": {**_FLAN, **_LLAMA, "llama-7b": 70000.0},  # the published table's slip
 }
-"""What a call costs, by table and model; only ratios within a table matter."""
+"""The cost of a call, by table and model; only ratios within a table matter."""
 MEASURED = "measured"
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a model of the calls is really called, and how many parameters it has (None: not known)."""
+    """The real name of a model in the calls, and its number of parameters (None: unknown)."""
 
     name: str
     parameters: int | None = None
 
 
 def normalised(name: str) -> str:
-    """A model's name as the tables have it: google/flan-t5-base → flan-t5-base, Llama-2-7b-chat-hf → llama-7b.
+    """Return a model's name in the tables: google/flan-t5-base → flan-t5-base, Llama-2-7b-chat-hf → llama-7b.
 
-    Any other name comes back in small letters, without its owner.
+    Any other name is returned in small letters, without its owner.
     """
     bare = name.rsplit("/", 1)[-1].lower()
     words = re.split(r"[-_.\s]+", bare)
@@ -51,10 +51,10 @@ def normalised(name: str) -> str:
 
 
 def swi(tokens: int, calls: Mapping[str, int], costs: Mapping[str, float], target: str = TARGET) -> float | None:
-    """N·c_target / Σ_m calls_m·c_m; None if a cost is missing or nothing was called.
+    """Return N·c_target / Σ_m calls_m·c_m; None if a cost is missing or nothing was called.
 
     Args:
-        tokens: N, those that the calls brought (the opening round's token and calls are in neither).
+        tokens: N, the tokens of the calls (without the opening round's token and calls).
         calls: forward passes by model.
         costs: of one call, by model.
         target: which of the models plain decoding would call once a token.
@@ -67,7 +67,7 @@ def swi(tokens: int, calls: Mapping[str, int], costs: Mapping[str, float], targe
 
 
 def costs_of(table: str, models: Mapping[str, Model]) -> dict[str, float]:
-    """What a call of each model costs by one of TABLES; what is in neither table nor parameters is left out.
+    """Return the cost of a call of each model by one of TABLES; unknown models are left out.
 
     Under "model_parameters" a model that is not listed costs its own parameters, in millions.
     """
@@ -79,12 +79,12 @@ def costs_of(table: str, models: Mapping[str, Model]) -> dict[str, float]:
 
 
 def measured_costs(stats: Stats) -> dict[str, float]:
-    """Milliseconds of a call of each model, the mean of this very run."""
+    """Return the mean milliseconds of a call of each model in this run."""
     return {model: stats.call_ms.get(model, 0.0) / passes for model, passes in stats.calls.items() if passes}
 
 
 def every_swi(stats: Stats, models: Mapping[str, Model]) -> dict[str, float | None]:
-    """The SWI of a run by every table, and by the times of the run itself. `models` by the names of its calls."""
+    """Return the SWI of a run by every table, and by the run's own times. `models` by the names of its calls."""
     tokens = stats.predicted_n - stats.openings
     costs = {table: costs_of(table, models) for table in TABLES} | {MEASURED: measured_costs(stats)}
     return {name: swi(tokens, stats.calls, cost) for name, cost in costs.items()}

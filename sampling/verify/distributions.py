@@ -1,8 +1,8 @@
-"""A verifier's distributions behind the nodes of a draft, the prefixes that they stand on, and what refusals leave of a
-distribution. Knows drafts; verifies nothing.
+"""A verifier's distributions after the nodes of a draft, their prefixes, and residuals after refusals. Knows drafts;
+verifies nothing.
 
-A tree has many more nodes than a row comes to stand at, and the distribution of a large vocabulary costs a processor as
-much as drafting does.
+A tree has many more nodes than verification visits, and on a CPU the distribution of a large vocabulary costs as much
+as drafting.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sampling.vocabulary import MANY, largest
 from utils.kernels.bindings import at_hand
 from utils.logits_processors import check_finite, check_number
 
-TOLD = 4  # of the likeliest ids at a glance
-TINY = 1e-12  # a residual with less mass than this is rounding: draw from p
+GLANCE_IDS = 4  # likeliest ids of a glance
+TINY = 1e-12  # a residual of less mass is rounding: draw from p
 
 
 class LazyDistributions:
-    """See :class:`sampling.types.Distributions`: each is worked out when it is first asked for; on an accelerator,
-    where starting the work is what costs, all are at once.
+    """Distributions (:class:`sampling.types.Distributions`) that are computed at their first use; on an accelerator,
+    where a launch costs more than the work, all at once.
     """
 
     def __init__(self, logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> None:
@@ -47,15 +47,17 @@ class LazyDistributions:
         places = list(zip(rows.tolist(), nodes.tolist(), strict=True))
         new = [place for place in dict.fromkeys(places) if place not in self._known]
         if new:
-            found = self._processed(new)
-            self._known.update(zip(new, found, strict=True))
+            distributions = self._processed(new)
+            self._known.update(zip(new, distributions, strict=True))
             if new == places:
-                return found
+                return distributions
         return torch.stack([self._known[place] for place in places])
 
     def drawn(self, row: int, node: int, position: tuple[int, int]) -> int:
-        """See :class:`sampling.types.Distributions`. The largest logit is drawn without a distribution; where the
-        kernels are loaded a walk over the logits draws, and what it cannot tell apart the sampler decides.
+        """Draw the token there, as :class:`sampling.types.Distributions` says.
+
+        A greedy draw needs no distribution. If the kernels are loaded, one walk over the logits draws; near ties are
+        left to the sampler.
         """
         sampler, temperature = self._sampler, self._sampler.tempered
         if self.quick:
@@ -71,7 +73,7 @@ class LazyDistributions:
         return token
 
     def glance(self, row: int, node: int) -> Glance | None:
-        """See :class:`sampling.types.Distributions`."""
+        """Return facts of the logits there, as :class:`sampling.types.Distributions` says."""
         if self._walks and (row, node) not in self._glances:
             self._glances[row, node] = Seen(self._logits[row, node + 1], None)
         return self._glances.get((row, node))
@@ -88,14 +90,14 @@ class LazyDistributions:
 class Seen(Glance):
     """A compiled walk over the logits [V] of one position. LogitsError for NaN, +inf, or nothing but -inf.
 
-    Their distribution is the softmax at `temperature`, which `state` is the noise of; None where it is another one.
+    Their distribution is the softmax at `temperature` (None: another one), drawn with the noise of `state`.
     """
 
     def __init__(self, logits: Tensor, temperature: float | None, state: int | None = None) -> None:
         from utils.kernels.walk import walk
 
         self._logits, self._temperature = logits.numpy(), temperature
-        self.walk = walk(logits.data_ptr(), len(logits), TOLD, state, temperature or 1.0)
+        self.walk = walk(logits.data_ptr(), len(logits), GLANCE_IDS, state, temperature or 1.0)
         check_number(self.walk.mass)
 
     @property
@@ -105,15 +107,15 @@ class Seen(Glance):
 
     def chances(self, ids: Sequence[int]) -> list[float]:
         top, mass = self.walk.values[0], self.walk.mass
-        return [math.exp(float(self._logits[one]) - top) / mass for one in ids]
+        return [math.exp(float(self._logits[token]) - top) / mass for token in ids]
 
     def likeliest(self) -> list[tuple[int, float]]:
         if not self._temperature:
             return [] if self._temperature is None else [(self.walk.ids[0], 1.0)]
         top, mass, by = self.walk.values[0], self.walk.tempered, 1 / self._temperature
         return [
-            (one, math.exp((value - top) * by) / mass)
-            for one, value in zip(self.walk.ids, self.walk.values, strict=True)
+            (token, math.exp((value - top) * by) / mass)
+            for token, value in zip(self.walk.ids, self.walk.values, strict=True)
         ]
 
 
@@ -124,45 +126,45 @@ def _readable(logits: Tensor) -> bool:
 
 
 def distributions_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:
-    """The verifier's distribution [B, N+1, V] at the root and after each node."""
+    """Return the verifier's distributions [B, N+1, V] at the root and after each node."""
     return sampler.probs(logits, prefixes_of(rows, draft) if sampler.needs_prefixes else [])
 
 
 def prefixes_of(rows: Rows, draft: Draft, places: Sequence[tuple[int, int]] | None = None) -> Rows:
-    """The committed tokens and the drafts down to these (row, node) places, node -1 being the root; without them, of
-    all B × (N+1) places."""
+    """Return the committed tokens and the drafts down to these (row, node) places, node -1 being the root; by default
+    to all B × (N+1) places."""
     drafts, count = draft.tokens.tolist(), draft.tokens.shape[1]
     parents = above(draft.parents, count)
     if places is None:
         places = [(row, node) for row in range(len(rows)) for node in range(-1, count)]
-    found: Rows = []
+    prefixes: Rows = []
     for row, node in places:
         tail: list[int] = []
         while node >= 0:
             tail.append(drafts[row][node])
             node = parents[node]
-        found.append([*rows[row], *reversed(tail)])
-    return found
+        prefixes.append([*rows[row], *reversed(tail)])
+    return prefixes
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p − q)⁺) [M, V]; p itself where nothing is left beyond rounding."""
+    """Return norm((p − q)⁺) [M, V]; p itself where only rounding is left."""
     return normal((p - q).clamp_(min=0), p)
 
 
 def normal(left: Tensor, p: Tensor) -> Tensor:
-    """norm(left) [M, V]; p where nothing is left beyond rounding."""
+    """Return norm(left) [M, V]; p where only rounding is left."""
     mass = left.sum(dim=-1, keepdim=True)
     return torch.where(mass > TINY, left / mass.clamp(min=TINY), p)
 
 
 def check_ratio(ratio: Tensor) -> None:
-    """ValueError where p(x)/q(x) is no number."""
+    """Raise ValueError where p(x)/q(x) is no number."""
     if bool(ratio.isnan().any()):
         raise ValueError("p(x)/q(x) is 0/0: a token was drafted that its own distribution gives no mass")
 
 
 def one_hot(tokens: Tensor, like: Tensor) -> Tensor:
-    """The distributions [..., V] with all mass on the tokens [...]; of absent ones (-1) any."""
+    """Return the distributions [..., V] with all mass on the tokens [...]; any for absent ones (-1)."""
     distributions = like.new_zeros(*tokens.shape, like.shape[-1])
     return distributions.scatter_(-1, tokens.clamp(min=0)[..., None].to(like.device), 1.0)

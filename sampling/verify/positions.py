@@ -1,7 +1,7 @@
-"""The alternatives at each position of a round, and the trials that decided it, for whoever looks into the round later.
+"""The alternatives at each position of a round, and the trials that decided it, for display.
 
-They are worked out after the round, on no clock, from the distributions and the numbers that decided. Display only; no
-decision is taken from it. It is done by one thread: what it takes is waited for all the same.
+They are computed after the round, off the clock, from the round's distributions and random numbers. No decision depends
+on them. One thread computes them, since the round waits for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sampling.vocabulary import best, single_thread_if_small
 
 
 class CoinNotes(SamplerView):
-    """A sampler that remembers which coins it tossed."""
+    """A sampler that records its coins."""
 
     def __init__(self, sampler: Sampler) -> None:
         super().__init__(sampler)
@@ -47,8 +47,8 @@ class CoinNotes(SamplerView):
         return super().coin(prob, keys)
 
 
-class Place:
-    """The logits [V] after one node: `p` and `entropy` are those of their softmax at temperature 1."""
+class NodeSoftmax:
+    """The logits [V] after other node: `p` and `entropy` are those of their softmax at temperature 1."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits, self.values = logits, logits.numpy()
@@ -71,7 +71,7 @@ class Place:
         return math.exp((float(self.values[token]) - self.top) / temperature) / self._masses[temperature]
 
     def ranks(self, tokens: Sequence[int], count: int) -> list[int]:
-        """From 1, by logit; the first `count` tokens are the likeliest, in order."""
+        """Return ranks from 1, by logit; the first `count` tokens are the likeliest, in order."""
         values = [float(self.values[token]) for token in tokens]
         most = values[:count]
         return [
@@ -80,80 +80,80 @@ class Place:
 
 
 class PositionRecorder:
-    """Records `count` alternatives at each position of the rounds that `sampler` decides by `rule`."""
+    """A recorder of `count` alternatives at each position of the rounds that `sampler` decides by `rule`."""
 
     def __init__(self, sampler: Sampler, rule: Rule, count: int) -> None:
         self.sampler, self.rule, self.count = CoinNotes(sampler), rule, count
 
     def begin(self) -> Sampler:
-        """The sampler that verifies a round, with no coin tossed yet."""
+        """Return the sampler of a new round, with no coins recorded."""
         self.sampler.tossed.clear()
         return self.sampler
 
     def noted(
-        self, step: Step, place: int, start: int, drafter: Drafter | None, draft: Draft, verdict: Verdict
+        self, step: Step, index: int, start: int, drafter: Drafter | None, draft: Draft, verdict: Verdict
     ) -> Step:
-        """The step of row `place`, which began behind `start` tokens, with its positions, odds and trials; `drafter` if
-        it was asked."""
-        logits, tokens = verdict.logits[place].float().cpu(), draft.tokens[place].tolist()
-        parents, places = above(draft.parents, len(tokens)), dict[int, Place]()
+        """Return the step of row `index`, which began after `start` tokens, with positions, odds and trials; `drafter`
+        is None if it did not draft."""
+        logits, tokens = verdict.logits[index].float().cpu(), draft.tokens[index].tolist()
+        parents, softmaxes = above(draft.parents, len(tokens)), dict[int, NodeSoftmax]()
         present = [node for node, token in enumerate(tokens) if token >= 0]
-        accepted = [node for node in verdict.path[place].tolist() if node >= 0]
+        accepted = [node for node in verdict.path[index].tolist() if node >= 0]
         stood = [-1, *accepted][: len(step.emitted)]
         for node in {*stood, *(parents[node] for node in present)}:
-            places[node] = Place(logits[node + 1])
+            softmaxes[node] = NodeSoftmax(logits[node + 1])
         examined: list[list[int]] = [[] for _ in stood]  # the step's nodes, by depth
         for node in (*step.path, *step.rejected):
             examined[step.depths[node]].append(node)
         positions, processed = [], list[dict[int, float]]()
         for depth, (token, node) in enumerate(zip(step.emitted, stood, strict=True)):
-            own, at = [token, *(step.drafted[one] for one in examined[depth])], places[node]
+            own, at = [token, *(step.drafted[other] for other in examined[depth])], softmaxes[node]
             likeliest = best(at.logits, self.count)[1].tolist()
             ids = list(dict.fromkeys([*likeliest, *own]))
-            processed.append(dict(zip(ids, self._processed(verdict, place, node, at, ids), strict=True)))
+            processed.append(dict(zip(ids, self._processed(verdict, index, node, at, ids), strict=True)))
             noise, ranks = self.sampler.noise(step.row, start + depth, ids), at.ranks(ids, len(likeliest))
             target = [
-                Likely(one, at.p(one), processed[depth][one], rank, gumbel)
-                for one, rank, gumbel in zip(ids, ranks, noise, strict=True)
+                Likely(other, at.p(other), processed[depth][other], rank, gumbel)
+                for other, rank, gumbel in zip(ids, ranks, noise, strict=True)
             ]
             path = list(step.emitted[:depth])
-            proposals = () if drafter is None else drafter.considered(place, path, self.count, own)
+            proposals = () if drafter is None else drafter.considered(index, path, self.count, own)
             target.sort(key=lambda likely: likely.rank)
             positions.append(Position(tuple(target), proposals, at.entropy))
         trials = self._tossed(step, parents, present, accepted)
         known, drawn = {trial.node for trial in trials}, self.rule is Rule.POINT
-        trials += [  # where coins decide, what has none had no chance
+        trials += [  # if coins decide, a draft without one had no chance
             Trial(node, processed[depth][step.drafted[node]] if drawn else 0.0, None)
             for depth, nodes in enumerate(examined)
             for node in nodes
             if node not in known
         ]
-        q = torch.ones(len(tokens)) if draft.draft_prob is None else draft.draft_prob[place]
-        odds = [Odds(places[parents[node]].p(tokens[node]), float(q[node])) for node in present]
+        q = torch.ones(len(tokens)) if draft.draft_prob is None else draft.draft_prob[index]
+        odds = [Odds(softmaxes[parents[node]].p(tokens[node]), float(q[node])) for node in present]
         return replace(step, positions=tuple(positions), odds=tuple(odds), trials=tuple(trials))
 
     def _processed(
-        self, verdict: Verdict, place: int, node: int, known: Place, tokens: Sequence[int]
+        self, verdict: Verdict, index: int, node: int, known: NodeSoftmax, tokens: Sequence[int]
     ) -> Sequence[float]:
-        """The probabilities of some tokens in the distribution that decided there."""
+        """Return the probabilities of some tokens in the distribution of the draw there."""
         if self.sampler.greedy:
             return [float(token == known.argmax) for token in tokens]
         if (temperature := self.sampler.tempered) is not None:
             return [known.tempered(token, temperature) for token in tokens]
         with single_thread_if_small(known.values.size):
-            probs: list[float] = verdict.at(torch.tensor([place]), torch.tensor([node]))[0][list(tokens)].tolist()
+            probs: list[float] = verdict.at(torch.tensor([index]), torch.tensor([node]))[0][list(tokens)].tolist()
         return probs
 
     def _tossed(self, step: Step, parents: Sequence[int], present: list[int], accepted: list[int]) -> list[Trial]:
-        """The trials of a row that were decided by coins."""
-        number, stood, trials = {node: index for index, node in enumerate(present)}, [-1, *accepted], []
+        """Return the trials of a row that coins decided."""
+        number, stood, trials = {node: count for count, node in enumerate(present)}, [-1, *accepted], []
         for chances, keys in self.sampler.tossed:
             tossed = zip(chances.tolist(), keys.tolist(), self.sampler.numbers(keys), strict=True)
             for chance, (row, position, start, turn), coin in tossed:
                 if row != step.row:
                     continue
                 depth = position - start
-                parent = stood[depth] if depth < len(stood) else depth - 1  # a block's coins go on behind a refusal
+                parent = stood[depth] if depth < len(stood) else depth - 1  # a block has coins after a refusal too
                 children = [node for node, above_it in enumerate(parents) if above_it == parent]
                 trials.append(Trial(number[children[turn]], min(1.0, chance), coin))
         return trials

@@ -1,6 +1,6 @@
-"""The review by a model between drafter and target: it may be lenient, so that what it lets out has another
-distribution than its own, and it says which (Chen et al., arXiv 2312.11462). Reviews chains; knows distributions and
-drafts, no models and no text.
+"""The review by a model between drafter and target: it may be lenient, so that its tokens have another distribution
+than its own, which it returns (Chen et al., arXiv 2312.11462). Reviews chains; knows distributions and drafts,
+no models and no text.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def review(
     lenience: float = 1.0,
     going: Tensor | None = None,
 ) -> Review:
-    """Examine a chain on the way to the target: `lenience` λ ≥ 1 lets more pass.
+    """Examine a chain before the target does: `lenience` λ ≥ 1 lets more pass.
 
     Arguments as for :func:`sampling.verify.rules.verify`; `sampler` is the drafters', `going` [M] the rows to examine
     (None: all; the others' own token is -1). Drawn drafts: x ~ q is accepted with
-    probability min(1, λ·m(x)/q(x)), else the token is drawn from r = norm((m − q)⁺); what is emitted has the
+    probability min(1, λ·m(x)/q(x)), else the token is drawn from r = norm((m − q)⁺); the emitted token has the
     distribution q̃ = min(q, λm) + (1 − Σ min(q, λm))·r, a point mass d being q = 1[d]. Where the sampler's drafts are
     point masses (greedy, gumbel coupling) x is accepted if it is the reviewer's own token, or, for λ > 1, if m(x) >
     q(x)/λ at temperature 1. Raises ValueError for a tree.
@@ -66,7 +66,7 @@ def review(
             q = draft.probs[where, depth].to(p.dtype) if drawn else one_hot(x, p)  # type: ignore[index]
             kept = torch.minimum(q, lenience * p)
             rest = residual(p, q)
-            rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # what can be drawn has some probability
+            rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # never 0 for a token that can be drawn
             emitted[where, depth] = torch.where((x >= 0)[:, None], kept + rejected * rest, p)
             chosen, token = examine_drawn(p, [q], x[:, None], at, sampler, rest, lenience)
         return torch.where(chosen >= 0, depth, -1), token
@@ -75,7 +75,7 @@ def review(
 
 
 def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> Tensor | None:
-    """[B, N] whether m(x) > q(x)/λ at temperature 1; None for λ = 1, where nothing passes that way."""
+    """Return [B, N] whether m(x) > q(x)/λ at temperature 1; None for λ = 1, where the rule lets nothing pass."""
     if lenience <= 1 or not tokens.shape[1]:
         return None
     before = logits[:, :-1].float()

@@ -1,21 +1,21 @@
-"""How the target verifies a draft, and what every rule of it is made of. Exact for every drafter. Knows distributions
-and drafts; no models, no caches, no text.
+"""The rules by which the target verifies a draft, and their parts. Exact for every drafter. Knows distributions and
+drafts; no models, no caches, no text.
 
 Theorem (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): if x ~ q is accepted
 with probability min(1, p(x)/q(x)) and a refusal is answered by a draw from norm((p − q)⁺), the
 token has distribution p. A point mass is lossless however it was chosen: draw t ~ p and accept iff t is x.
 
-Trees: a chain is the tree whose nodes have one child each. Where a node's children are point masses t is drawn once
-and the child that is t is accepted; where they are drawn, each in its turn from a distribution of its own, p
-becomes norm((p − q)⁺) with every refused one (Miao et al., arXiv 2305.09781). Which of the three rules verifies is the
-drafter's affair, never the draft's. Reviews between drafters are those of sampling/verify/review.py.
+Trees: a chain is the tree whose nodes have one child each. If a node's children are point masses, t is drawn once
+and the child that is t is accepted; if they are drawn, each in its turn from a separate distribution, p
+becomes norm((p − q)⁺) with every refused one (Miao et al., arXiv 2305.09781). The drafter determines the rule, never
+the draft. Reviews between drafters are those of sampling/verify/review.py.
 
 Blocks: a drawn chain may be verified as a whole (Sun et al., "Block Verification Accelerates Speculative Decoding",
 arXiv 2403.10444, algorithm 2). Exact, and in the mean it accepts at least as many tokens as token by token.
-r₀ = 1, rᵢ = min(1, rᵢ₋₁·p(xᵢ)/q(xᵢ)); for i < γ sᵢ = Σ(rᵢp − q)⁺ behind x₁…xᵢ and hᵢ = sᵢ/(sᵢ + 1 − rᵢ), h_γ = r_γ.
-Accepted are the first n drafts, n the largest i with a coin of chance hᵢ that fell; behind them stands a draw from
-norm((rₙp − q)⁺), behind all of them one from p. Point masses among the drafts are distributions with all mass on one
-id; alone they gain nothing by it: there the chance that i are accepted is ∏p(xⱼ) either way.
+r₀ = 1, rᵢ = min(1, rᵢ₋₁·p(xᵢ)/q(xᵢ)); for i < γ sᵢ = Σ(rᵢp − q)⁺ after x₁…xᵢ and hᵢ = sᵢ/(sᵢ + 1 − rᵢ), h_γ = r_γ.
+The first n drafts are accepted, n the largest i whose coin of chance hᵢ fell; the next token is a draw from
+norm((rₙp − q)⁺), after all drafts from p. Point masses among the drafts are distributions with all mass on one
+id; alone they gain nothing by it: the chance that i are accepted is ∏p(xⱼ) by either rule.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Samp
 
     Args:
         logits: [B, N+1, V] the verifier's, at the root and after each node.
-        draft: N nodes; those of a tree come behind their parents. -1 nodes are absent, and so is what follows them.
+        draft: N nodes, parents first. -1 nodes are absent, and so are their descendants.
         rows: the committed tokens, B of them.
         keys: [B, 2] long on the host: row id and position of the first new token, which is the round's start.
         sampler: distribution, draws and coins.
         rule: the drafter's (:func:`rule_of`), not one that this draft suggests.
 
     Returns:
-        The accepted nodes of each row and the verifier's own token behind them.
+        The accepted nodes of each row and the verifier's own token after them.
     """
     if logits.device.type != "cpu" and not sampler.notes:
         return verify_at_once(logits, draft, rows, keys, sampler, rule)
@@ -62,12 +62,12 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Samp
 
 
 def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
-    """The rule that verifies every draft of an answer."""
+    """Return the rule that verifies every draft of an answer."""
     return Rule.POINT if sampler.point_mass else drafter.traits.rule
 
 
 def verify_points(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Point masses: down to the child that is drawn."""
+    """Verify point masses: descend to the child that is drawn."""
     if len(keys) == 1 or distributions.quick:
         return walk_down(draft, keys, distributions)
     tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
@@ -81,7 +81,7 @@ def verify_points(draft: Draft, keys: Tensor, distributions: Distributions, samp
 
 
 def verify_drawn(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Drawn children, each in its turn; point masses among them are distributions with all mass on one id."""
+    """Verify drawn children, each in its turn; point masses are distributions with all mass on one id."""
     tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
 
     def drawn_from(active: Tensor, nodes: Tensor, x: Tensor, p: Tensor) -> Tensor:
@@ -102,29 +102,27 @@ def verify_drawn(draft: Draft, keys: Tensor, distributions: Distributions, sampl
 
 
 def walk_down(draft: Draft, keys: Tensor, distributions: Distributions) -> tuple[Tensor, Tensor]:
-    """:func:`verify_points` row by row on the host, without tensors of one element: down to the child that is drawn
-    until there is none. Path [B, depth] and token [B].
-    """
+    """Do :func:`verify_points` row by row on the host, without tensors of one element. Path [B, depth], token [B]."""
     count = draft.tokens.shape[1]
     parents, depth, paths, tokens = above(draft.parents, count), depth_of(draft.parents, count), list[list[int]](), []
-    for place, (drafted, (row, start)) in enumerate(zip(draft.tokens.tolist(), keys.tolist(), strict=True)):
-        kids: dict[tuple[int, int], int] = {}  # by node above and token
+    for index, (drafted, (row, start)) in enumerate(zip(draft.tokens.tolist(), keys.tolist(), strict=True)):
+        child_of: dict[tuple[int, int], int] = {}  # by parent and token
         for node, (parent, token) in enumerate(zip(parents, drafted, strict=True)):
             if token >= 0:
-                kids.setdefault((parent, token), node)
+                child_of.setdefault((parent, token), node)
         path = [-1]  # the root, then accepted nodes
         while True:
-            token = distributions.drawn(place, path[-1], (row, start + len(path) - 1))
-            if (path[-1], token) not in kids:
+            token = distributions.drawn(index, path[-1], (row, start + len(path) - 1))
+            if (path[-1], token) not in child_of:
                 break
-            path.append(kids[path[-1], token])
+            path.append(child_of[path[-1], token])
         paths.append([*path[1:], *[-1] * (depth + 1 - len(path))])
         tokens.append(token)
     return torch.tensor(paths, dtype=torch.long), torch.tensor(tokens)
 
 
 def children(parents: Tensor | None, count: int) -> Tensor:
-    """[N+1, C] the children of the root and of each node in draft order, -1 padded; the last column is all -1."""
+    """Return [N+1, C], the children of the root and of each node, -1 padded; the last column is all -1."""
     kids: list[list[int]] = [[] for _ in range(count + 1)]
     for node, parent in enumerate(above(parents, count)):
         kids[parent + 1].append(node)
@@ -132,14 +130,14 @@ def children(parents: Tensor | None, count: int) -> Tensor:
 
 
 def depth_of(parents: Tensor | None, count: int) -> int:
-    """Nodes on the longest way down."""
+    """Return the number of nodes on the longest path."""
     return max(depths_of(parents, count), default=0)
 
 
 def descend(draft: Draft, keys: Tensor, examine: Examine, going: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Examine depth by depth until every row has ended: path [B, depth] and the verifier's token [B], on the host.
 
-    `going` [M]: the rows to examine, None for all; of the others nothing is accepted and the token is -1.
+    `going` [M]: the rows to examine, None for all; the others accept nothing, and their token is -1.
     """
     rows, count = draft.tokens.shape
     most = depth_of(draft.parents, count)
@@ -148,10 +146,10 @@ def descend(draft: Draft, keys: Tensor, examine: Examine, going: Tensor | None =
     active = torch.arange(rows) if going is None else going
     here, started = torch.full_like(active, -1), torch.cat([keys, keys[:, 1:]], dim=1)
     for depth in range(most + 1):
-        chosen, found = examine(here, active, started[active] + torch.tensor([0, depth, 0]))
-        goes = chosen >= 0
-        token[active[~goes]] = found
-        active, here = active[goes], chosen[goes]
+        chosen, own = examine(here, active, started[active] + torch.tensor([0, depth, 0]))
+        accepted = chosen >= 0
+        token[active[~accepted]] = own
+        active, here = active[accepted], chosen[accepted]
         if not len(active):
             break
         path[active, depth] = here
@@ -161,9 +159,9 @@ def descend(draft: Draft, keys: Tensor, examine: Examine, going: Tensor | None =
 def examine_points(
     p: Tensor, x: Tensor, keys: Tensor, sampler: Sampler, also: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Point masses x [M, C], -1 = none: the one that is drawn from p [M, V], or (of one child) is named by `also` [M].
+    """Examine point masses x [M, C], -1 = none: one is accepted if drawn from p [M, V], or, if single, by `also` [M].
 
-    → which child [M], -1 = none, on the host; and the drawn tokens of the rows that end here, in their order.
+    → the accepted child [M], -1 = none, on the host; and the drawn tokens of the rows that end at this depth, in order.
     """
     drawn = sampler.draw(p, keys[:, :2])
     hit = (x == drawn[:, None]) & (x >= 0)
@@ -184,8 +182,8 @@ def examine_drawn(
     rest: Tensor | None = None,
     lenience: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Children x [M, C] drawn from `distributions`, C of [M, V]: each in its turn accepted with probability min(1,
-    λ·p(x)/q(x)), p being norm((p − q)⁺) from then on. Of one child that may be given as `rest`. → as
+    """Examine children x [M, C] drawn from `distributions`, C of [M, V]: each in turn is accepted with probability
+    min(1, λ·p(x)/q(x)); after a refusal p is norm((p − q)⁺), for a single child given as `rest`. → as
     :func:`examine_points`.
     """
     chosen = torch.full(x.shape[:1], -1, device=x.device)
@@ -210,7 +208,7 @@ def examine_drawn(
 
 
 def verify_block(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Path [B, N] and token [B] on the host; `distributions` are the target's. ValueError for a tree."""
+    """Verify a block: path [B, N] and token [B] on the host. ValueError for a tree."""
     if draft.parents is not None:
         raise ValueError("block verification judges chains; the draft is a tree")
     probs = distributions.all()
@@ -230,13 +228,13 @@ def verify_block(draft: Draft, keys: Tensor, distributions: Distributions, sampl
     if bool(open_.any()):
         fell[open_] = sampler.coin(h[open_], coin_keys(keys, count)[open_.cpu()])
     n = (fell * torch.arange(1, count + 1, device=probs.device)).amax(dim=1)
-    behind = probs[torch.arange(rows, device=probs.device), n]
+    last = probs[torch.arange(rows, device=probs.device), n]
     short = n < lengths
     if bool(short.any()):
-        behind[short] = normal(left[short, n[short]], behind[short])
+        last[short] = normal(left[short, n[short]], last[short])
     n = n.cpu()
     path = torch.where(torch.arange(count)[None] < n[:, None], torch.arange(count)[None], -1)
-    return path, sampler.draw(behind, keys + F.pad(n[:, None], (1, 0))).cpu()
+    return path, sampler.draw(last, keys + F.pad(n[:, None], (1, 0))).cpu()
 
 
 _RULES: Mapping[Rule, Verify] = {Rule.POINT: verify_points, Rule.DRAWN: verify_drawn, Rule.BLOCK: verify_block}
