@@ -16,7 +16,7 @@ from sampling.rows import padded
 from sampling.transfers import fetched, put
 from sampling.types import Distributions, Draft, Glance, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.block import acceptance, carried, coin_keys
-from sampling.verify.distributions import TOLD, distributions_of, normal, one_hot, residual
+from sampling.verify.distributions import GLANCE_IDS, distributions_of, normal, one_hot, residual
 from utils.logits_processors import check_number
 
 
@@ -84,7 +84,7 @@ def verify_at_once(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampl
     values, _ = scores.topk(min(2, scores.shape[-1]), dim=-1)
     mass = scores.logsumexp(dim=-1)
     chances = (scores.gather(2, put(tokens.clamp(min=0), device)) - mass[..., None]).exp()
-    likely, ids = probs.topk(min(TOLD, probs.shape[-1]), dim=-1)
+    likely, ids = probs.topk(min(GLANCE_IDS, probs.shape[-1]), dim=-1)
     accepted, drawn, *told = fetched(*found, values, mass, chances, likely, ids.double())
     glances = _glances(told, tokens)
     path, token = _walked(accepted, drawn.long(), kids, host, max(depths.tolist()))
