@@ -82,7 +82,7 @@ def test_what_torch_prints_is_read(tmp_path: Path) -> None:
         ("tensor([[1, 2.5]])", 1, "a row must be a list of ids, at least one"),
         ("tensor([[[1, 2]]])", 1, "a tensor must hold rows of ids"),
         ("tensor([])", 1, "a row must be a list of ids, at least one"),
-        ("tensor([[1, 2]])\ntensor([[4]])", 2, "row 2 of 1 tokens has no answer behind its prompt"),
+        ("tensor([[1, 2]])\ntensor([[4]])", 2, "row 2 of 1 tokens has no answer after its prompt"),
         (
             '{"vocab_size": 9, "end_id": 2}\n{"prompt_ids": [1], "answer_ids": [2.5]}',
             2,
@@ -107,7 +107,7 @@ def test_rows_that_do_not_begin_with_their_prompts_are_told(tmp_path: Path) -> N
     for starts, why in (
         ([[[1]], [[4, 9], [8]]], ":2: row 2 does not begin with its prompt"),
         ([[[1]]], ":2: row 2 has no prompt, there are 1"),
-        ([[[1]], [[4, 5, 6]]], ":2: row 2 of 3 tokens has no answer behind its prompt"),
+        ([[[1]], [[4, 5, 6]]], ":2: row 2 of 3 tokens has no answer after its prompt"),
     ):
         with pytest.raises(UserError) as caught:
             read_answers(file, starts)
@@ -195,7 +195,7 @@ def test_json_lines_say_themselves_of_what_kind_they_are(tmp_path: Path) -> None
         (causal, "seq2seq", "no start_id, arch must be causal"),
         (seq2seq, "causal", "start_id 0, arch must be seq2seq"),
     ):
-        with pytest.raises(UserError, match=rf"^.*recording: its header tells {why}$"):
+        with pytest.raises(UserError, match=rf"^.*recording: its header has {why}$"):
             read_answers(written(tmp_path, text), arch=arch)  # type: ignore[arg-type]
 
 
