@@ -125,22 +125,43 @@ class Interrupts:
         self._last = -SECOND_WITHIN
         self._drawing = self._leave = False
         self._before: Any = None
+        self._pipe: tuple[int, int] | None = None
+        self._wakeup = -1
 
     def __call__(self) -> bool:
         return self.stopped
 
     def __enter__(self) -> Interrupts:
-        with contextlib.suppress(ValueError):  # not the main thread
+        try:
             self._before = signal.signal(signal.SIGINT, self._on_signal)
+        except ValueError:
+            return self
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, unheard if self._leave else self._before)
+        if self._pipe is None:
+            return
+        signal.set_wakeup_fd(self._wakeup)
+        signal.signal(signal.SIGINT, unheard if self._leave else self._before)
+        for end in self._pipe:
+            os.close(end)
+        self._pipe = None
+
+    def _presses(self) -> int:
+        """How often it was pressed. Python calls the handler once for all that came during a long pass."""
+        try:
+            return os.read(self._pipe[0], 64).count(signal.SIGINT) if self._pipe else 1
+        except BlockingIOError:
+            return 0  # counted with the one before
 
     def _on_signal(self, *_: object) -> None:
-        now = time.monotonic()
-        self._leave = self._leave or (self.stopped and now - self._last < SECOND_WITHIN)
+        now, presses = time.monotonic(), self._presses()
+        second = self.stopped and presses > 0 and now - self._last < SECOND_WITHIN
+        self._leave = self._leave or second or presses > 1
         self.stopped, self._last = True, now
         if self._leave and not self._drawing:
             raise SystemExit(130)
