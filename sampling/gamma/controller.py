@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from sampling.events import Step
 from sampling.gamma.acceptance import Acceptance, expected_tokens
-from sampling.gamma.costs import Costs
+from sampling.gamma.costs import MEASURED, Costs
 from sampling.gamma.ratios import RETRY
 from sampling.types import Budget, NodeCosts, Traits, Tree
 
@@ -34,7 +34,7 @@ NODES_MAX = 15  # nodes of a best-first tree: with the root one block of 16 rows
 SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # numbers that may stand beside a chain
 GROWTH = 3  # a draft may be this many times as long as the longest whose pass was measured
 RATE = 1.5  # tokens in the time of a plain pass, before any are counted
-ALLOWANCE = 1.2  # passes that drafting may lose at first: with MARGIN under 3% of 128 tokens, trials included
+ALLOWANCE = 1.4  # passes that drafting may lose at first: with MARGIN under 3% of 128 tokens, trials included
 MARGIN = 0.0125  # passes that drafting may lose for each token
 CREDIT = 4.0  # passes that it may lose after drafts that paid; of whole drafts: this times the loss of one
 BATCH_GAIN = 1.25  # least expected speed-up of drafts in a batch: rows drift apart, and the last ones run alone
@@ -87,7 +87,7 @@ class Controller:
     *Drafts do not pay*: none, and after 8 rounds a trial of one token (for a tree, of its usual nodes) if the account
     allows it; a trial that paid is followed by another.
     *The account* bounds the loss: no draft starts that, if all of it is rejected, would make all answers together cost
-    more than 1.0125 × plain decoding and 1.2 passes; earlier gains count for up to 4 passes. The account is in measured
+    more than 1.0125 × plain decoding and 1.4 passes; earlier gains count for up to 4 passes. The account is in measured
     costs, not in seconds, so one slow call is not charged to drafts. For best-first trees it counts the calibrated
     promise, not the accepted tokens: by these, chance would empty it where drafts gain little.
 
@@ -132,7 +132,7 @@ class Controller:
         self._rounds_since_model = 0  # since the drafter's model ran; since the last draft if it has none
         self._rounds_since_plain = 0
         self._rounds_without_draft = 0  # in which the drafter was asked
-        self._probes = dict.fromkeys(PROBES, RETRY)  # rounds that may still time a pass of this many nodes
+        self._probes = dict.fromkeys(PROBES, MEASURED)  # rounds that may still time a pass of this many nodes
         self._trial = self._trial_paid = False  # whether the last budget was a trial; whether the last trial paid
         self._tokens_by_row: dict[int, int] = {}  # of a batch in this answer
 
@@ -170,7 +170,8 @@ class Controller:
         Costs that were given, or measured on a busier machine, may keep every node out, and then nothing corrects them.
         """
         for nodes, rounds in self._probes.items():
-            due = rounds > 0 and not self.costs.timed(nodes + 1)
+            tried = self._rounds_without_draft > 0 or self.left >= CREDIT / 2
+            due = rounds > 0 and tried and not self.costs.timed(nodes + 1)
             due = due or (nodes <= PROBES[0] and self._rounds_without_draft >= RETRY)
             if due and nodes <= self.most and self._loss(Plan(nodes)) <= self.left + MARGIN:
                 self._probes[nodes] -= 1
@@ -278,7 +279,7 @@ class Controller:
         idle = self._rounds_since_model if self.costs.drafting_known else self._rounds_since_draft
         self.costs.add(drafted + 1, paid, idle, draft_s - further_s, verify_s, pass_s, sample_s)
         expected = 1 + self.acceptance.calibration * promised if promised else float(tokens)
-        self._charge(tokens, expected, drafted, paid, draft_s if allowed else 0.0, further_s)
+        self._charge(tokens, expected, drafted, paid, draft_s if allowed else 0.0, further_s, verify_s)
         self._rounds_since_model = 0 if (ran_model if self._has_model else allowed) else self._rounds_since_model + 1
         self.rounds += 1
         if self.tree is Tree.BEST_FIRST and len(steps) == 1:
@@ -299,11 +300,16 @@ class Controller:
             self.trials += 1
             self._trial_paid = tokens > paid * self.costs.c + self.costs.v(drafted + 1)[-1]
 
-    def _charge(self, tokens: int, expected: float, drafted: int, paid: int, draft_s: float, further_s: float) -> None:
+    def _charge(
+        self, tokens: int, expected: float, drafted: int, paid: int, draft_s: float, further_s: float, verify_s: float
+    ) -> None:
         """Book a round: the cost of plain decoding for the expected tokens, less the cost of the round."""
         c = self.costs.waking if self._rounds_since_model > 1 else self.costs.c
-        cost = paid * c + self.costs.v(drafted + 1)[-1]
-        if plain := self.costs.plain:
+        width = self.costs.v(drafted + 1)[-1]
+        if (plain := self.costs.plain) and not self.costs.timed(drafted + 1):
+            width = min(width, verify_s / plain)
+        cost = paid * c + width
+        if plain:
             cost += further_s / plain
             if draft_s and not paid:  # without its model the drafter still looks tokens up
                 cost += min(self.costs.c, draft_s / plain)

@@ -173,7 +173,7 @@ USAGE_ERRORS = [
     ),
     (
         ["bench", "--methods", "arr"],
-        f"error: --methods must be a comma list of {', '.join(LANES)}, each once, got 'arr'",
+        f"error: --methods must be a comma list of {', '.join(LANES)}, server, URL, each once, got 'arr'",
     ),
     (["bench", "--repeat", "0"], "error: --repeat must be a whole number from 1 to 1000, got 0"),
     (["bench", "--limit", "0"], "error: --limit must be a whole number, 1 or more, got 0"),

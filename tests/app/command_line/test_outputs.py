@@ -118,7 +118,7 @@ FILES = {
 }
 FOLDERS = ("distill --out", "distill --features")
 READ = {
-    *("--models", "--target", "--drafter", "--tables", "--data-dir", "/load FILE", "/prompts FILE|NAME"),
+    *("--models", "--target", "--drafter", "--tokenizer", "--tables", "--data-dir", "/load FILE"),
     *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts"),
     *("bench --from", "simulate FILE", "replay FILE"),
     *("distill --data", "distill --prompts", "distill --start"),

@@ -138,7 +138,9 @@ def whole(pair: TinyPair, students: Path, tmp_path_factory: pytest.TempPathFacto
 NO_ROUNDS = ("beam", "draft")
 
 
-@pytest.mark.parametrize("name", [name for name in LANES if name not in NO_ROUNDS and not name.endswith("+model")])
+@pytest.mark.parametrize(
+    "name", [name for name in LANES if name not in NO_ROUNDS and not name.endswith(("+model", "mtp"))]
+)
 @pytest.mark.parametrize("looks", [None, 4])
 def test_what_a_lane_streams_is_its_answer(whole: PairEngine, name: str, looks: int | None) -> None:
     """Joined, the pieces of each row are its ids decoded, to the end and to where it was interrupted."""

@@ -67,12 +67,13 @@ def grown(
     pace, noise, sizes = Controller(costs=costs, tree=Tree.BEST_FIRST, most=len(chances)), random.Random(3), []
     for _ in range(rounds):
         budget = pace.budget([0])
-        told = [promised * chance for chance in chances[: budget.max_depth[0]]]
+        told = [promised * chance for chance in chances[: budget.max_depth[0]]][: budget.max_nodes]
         nodes = worthwhile(told, budget.costs)
         path = tuple(rank for rank in range(nodes) if noise.random() < chances[rank])
         above = {node: parent for parent, node in pairwise(path)}  # each accepted one stands below the one before
         parents = tuple(above.get(node, -1) for node in range(nodes))
-        pace.observe([tree_step(nodes, parents, path, 0.002, v(nodes + 1))], sum(told[:nodes]))
+        step = tree_step(budget.max_depth[0], parents, path, 0.002, v(nodes + 1))
+        pace.observe([step], sum(told[:nodes]))
         sizes.append(nodes)
     return pace, sizes
 
@@ -195,5 +196,5 @@ def test_costs_measured_on_a_busier_machine_are_corrected(times: float) -> None:
     given = {n: times * packed(n) for n in range(2, 17)}
     assert worthwhile(chances, NodeCosts([1.0, *given.values()], 1.0, 1.5)) == 0
     _, sizes = grown(chances, packed, costs=Costs(0.1, given, PLAIN))
-    _, right = grown(chances, packed, costs=Costs(0.1, {n: packed(n) for n in range(2, 17)}, PLAIN))
-    assert sum(sizes[24:128]) > 0.8 * sum(right[24:128])
+    rates = [(1 + sum(chances[:size])) / (0.1 + packed(size + 1)) for size in range(16)]
+    assert sum(rates[size] for size in sizes[24:128]) > 0.97 * 104 * max(rates)
