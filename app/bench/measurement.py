@@ -28,7 +28,7 @@ from app.lanes.answers import Answer, compared, parting, results, run_lane, show
 from app.lanes.comparison import Variant, may_differ, order
 from app.lanes.costs import Terms, terms_of
 from app.prompts.questions import Question, conversation, fitting, fitting_prompts
-from app.replay.log_writer import Asked, SessionLogWriter, answer_log_of
+from app.replay.log_writer import LoggedMessage, SessionLogWriter, answer_log_of
 from app.screen.output import answer_bar, screen
 from app.settings.table import Settings
 from sampling.stats.metrics import Meter
@@ -108,7 +108,9 @@ class Bench:
         """Decode one answer of a lane, without a cache; it is recorded if the prompt's text is `text`."""
         lane = self.lane(variant, **changes)
         recorder = None if text is None else self.recorder
-        answer_log = answer_log_of(recorder, self.engine, [lane], Asked(text or "", prompt), lane.settings, self.decode)
+        answer_log = answer_log_of(
+            recorder, self.engine, [lane], LoggedMessage(text or "", prompt), lane.settings, self.decode
+        )
         show = None if answer_log is None else partial(answer_log.feed, 0)
         terms = terms_of(lane, self.engine)
         answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, show=show, terms=terms)

@@ -16,7 +16,7 @@ from app.lanes.answers import Answer, answer_of, compared, comparisons_of, resul
 from app.lanes.costs import terms_of
 from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
-from app.replay.log_writer import Asked, answer_log_of, log_writer_of
+from app.replay.log_writer import LoggedMessage, answer_log_of, log_writer_of
 from app.screen.output import load_engine, screen
 from app.screen.rows import visible
 from app.screen.terminal import Interrupts
@@ -46,7 +46,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
             sys.stderr.write(f"{engine.loaded.target.name} has no chat template: the text is simply continued\n")
         plan, said = chat.plan(text), engine.pieces.beside(chat.said)
-        message = Asked(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
+        message = LoggedMessage(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
         answer_log = answer_log_of(log, engine, lanes, message, settings, engine.pieces.beside(chat.text))
         writer = None if as_json else AnswerWriter(sys.stdout, said)
         race = Race(lanes, engine, [*message.ids], interrupt=interrupt, messages=plan.messages)

@@ -1,6 +1,6 @@
 """One answer: a plan is decoded by every lane, entered into the conversation, and printed for good.
 
-Knows neither commands nor keys. What is printed at the end stays in the scrollback.
+Knows neither commands nor keys. The text printed at the end stays in the scrollback.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.chat.conversation import Plan
 from app.lanes.answers import shown_settings
 from app.lanes.costs import SEEN, terms_of
 from app.lanes.race import Race, slowed
-from app.replay.log_writer import Asked
+from app.replay.log_writer import LoggedMessage
 from app.screen.inspection import SaidToken, forced_in
 from app.screen.live import Track, play, show, streaming, undrawn
 from app.screen.stepping import Pause, stepped
@@ -37,14 +37,14 @@ UNANSWERED = "stopped before the first token: the conversation is unchanged"
 
 
 def answer(plan: Plan, state: ConsoleState) -> bool:
-    """Decode `plan` and show it; the conversation goes on from the last lane.
+    """Decode `plan` and show it; the conversation continues from the last lane.
 
     False if it was stopped before its first token. Raises what decoding raises. The conversation is unchanged then.
     """
     engine, chat, settings = state.engine(), state.conversation(), _seeded(state.settings, plan)
     lanes = engine.lanes(settings)
     if plan.answer and any(is_server(lane.name) for lane in lanes):
-        raise UserError("a server answers whole messages: an answer goes on in the other lanes alone (/compare)")
+        raise UserError("a server answers whole messages: only the other lanes continue an answer (/compare)")
     previous, state.session = state.session, None
     decode = engine.pieces.beside(chat.text)
 
@@ -58,8 +58,8 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         same = settings.temperature == 0
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
     race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
-    asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun), plan.forced)
-    answer_log = state.log.open_answer(engine, asked, settings, made, decode) if state.log is not None else None
+    question = LoggedMessage(plan.user, plan.prompt, plan.answer, bool(plan.begun), plan.forced)
+    answer_log = state.log.open_answer(engine, question, settings, made, decode) if state.log is not None else None
     live = state.live and not settings.quiet
     if live and (settings.times_slower > 1 or settings.steps):
         for track in tracks:
@@ -111,6 +111,6 @@ def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:
 
 
 def _seeded(settings: Settings, plan: Plan) -> Settings:
-    """A continuation keeps its seed; answering anew takes the next one."""
+    """Return the seed: a continuation keeps it, another answer takes the next one."""
     seed = settings.seed + plan.regenerated if plan.seed is None else plan.seed
     return settings.changed(seed=seed % (2**63 - 1))

@@ -142,11 +142,11 @@ def undo(state: ConsoleState, _: object) -> None:
     return state.say("the last message is taken back, it is in the input line")
 
 
-def back_to(state: ConsoleState, told: str) -> None:
-    """Look at the answer that the conversation goes on from now."""
+def back_to(state: ConsoleState, line: str) -> None:
+    """Show the answer that the conversation continues from."""
     turn = state.said().turns[-1]
     state.latest = next((answered for answered in reversed(state.answers) if answered.turn is turn), None)
-    state.say(told)
+    state.say(line)
     state.say(answer_text(turn.text, state.settings, live=state.live))
 
 
@@ -282,7 +282,7 @@ def load(state: ConsoleState, path: Path) -> None:
     said = f", system = {found.system}" if found.system else ""
     state.say(f"loaded {plural(len(found.turns), 'turn')} from {path}{instead}{said}")
     if not same:
-        state.hint("made with another tokenizer: the conversation goes on from its texts, without figures and traces")
+        state.hint("made with another tokenizer: the conversation continues from its texts, without figures and traces")
     elif state.latest is None:
         state.hint("the file has no figures of its last answer: no /stats and /trace of it")
     elif (there := state.latest.models.get("where")) != (here := models_of(engine)["where"]):
@@ -298,7 +298,7 @@ def bench(state: ConsoleState, gammas: tuple[int | str, ...]) -> None:
     settings = state.settings
     engine = state.engine_for(f"/bench {','.join(map(str, gammas))}".strip())
     args = BenchArgs(methods=settings.compare, gammas=gammas or (settings.gamma,), repeat=1)
-    # An engine of its own keeps what the conversation's drafters have learned.
+    # A separate engine keeps the estimates of the conversation's drafters.
     run = Bench(PairEngine(engine.loaded), settings, args, read_questions(None), state.stop)
     state.hint(f"{', '.join(variant.label for variant in run.variants)}; Ctrl-C keeps the measured answers")
     run.run()

@@ -1,6 +1,6 @@
 """/demo and `infer.py demo`: the guided tour with the loaded pair. Conversation and settings stay as they were.
 
-The steps are data (app/replay/steps.py); each is answered beside the conversation, by an engine of its own. Knows no
+The steps are data (app/replay/steps.py); each is answered beside the conversation, by a separate engine. Knows no
 decoding and no drawing.
 """
 
@@ -49,7 +49,7 @@ class Tour:
         from app.lanes.lane import PairEngine
 
         self.state, self.aside = state, copy.copy(state)
-        # An engine of its own: what the conversation's drafters have learned stays.
+        # A separate engine, so the conversation's drafters keep their estimates.
         self.aside.pairs = copy.copy(state.pairs)
         self.engine = self.aside.pairs.engine = PairEngine(engine.loaded)
         self.aside.answers, self.aside.touring, self.aside.goes_on = [], True, False
@@ -80,7 +80,7 @@ class Tour:
     def _answer(self, step: Step, changes: Mapping[str, object]) -> list[Sequence[Track]]:
         """The lanes of an answer; none where Ctrl-C came before its first token."""
         aside, settings = self.aside, self._set(changes)
-        self.engine.lanes(settings)  # what they lack is said before the question
+        self.engine.lanes(settings)  # missing parts are reported before the question
         aside.session, aside.chat = None, conversation(self.engine, settings)
         plan = aside.chat.plan(step.question)
         fitting(plan.prompt, self.engine.context)
@@ -92,15 +92,15 @@ class Tour:
         return [aside.answers[-1].tracks] if answer(plan, aside) else []
 
     def _warm_up(self, step: Step) -> None:
-        """The first answer of a process pays for memory that is touched first: it is none of the tour's, but what is
-        decoded plainly behind it says how much slower the tour is shown.
+        """The first answer of a process pays for memory that is touched first: it is not shown, but the
+        plain decoding after it sets how much slower the tour is shown.
         """
         for compare in (step.plays[0].get("compare", BASE["compare"]), "ar"):
             settings = self._set({**step.plays[0], "compare": compare, "max_new_tokens": _WARM_UP})
             chat = conversation(self.engine, settings)
             for lane in self.engine.lanes(settings):
-                told = run_lane(lane, chat.plan(step.question).prompt, chat.text, interrupt=self.state.stop)
-        self.slow = slowness(self.state.settings, told.stats.predicted_per_second)
+                answer = run_lane(lane, chat.plan(step.question).prompt, chat.text, interrupt=self.state.stop)
+        self.slow = slowness(self.state.settings, answer.stats.predicted_per_second)
 
 
 # -- the sub-command --------------------------------------------------------------------------------

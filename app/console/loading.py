@@ -1,4 +1,4 @@
-"""Which pair is loaded, and the loading of one behind the prompt or before the user's eyes.
+"""Which pair is loaded, and loading one in the background or in front of the user.
 
 One piece of work runs in a thread, with its progress and a way to call it off. A pair that fails to load leaves the one
 before in its place. Knows no decoding; what loads is given as a function, so it imports no torch itself.
@@ -36,7 +36,7 @@ class Loading(threading.Thread):
     """Runs `work(progress, cancelled)` in a daemon thread, at once.
 
     `status` is what it is doing: "converting 42%", or "" in the end; `changed` is called, in that thread, whenever
-    that may have changed. `engine` is what comes of it.
+    that may have changed. `engine` is the result.
     """
 
     def __init__(self, work: Work, changed: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class Loading(threading.Thread):
             self._changed()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended within so many seconds."""
+        """Whether it has ended within `seconds`."""
         return bool(futures.wait([self.engine], seconds).done)
 
 
@@ -146,7 +146,7 @@ class Pairs:
         self._started: list[Loading] = []
 
     def begin(self, spec: PairSpec) -> None:
-        """Load the first pair behind the prompt."""
+        """Load the first pair in the background."""
         self.spec = spec
         self.job = self._start(lambda progress, cancelled: self.loader(spec, self.options, progress, cancelled))
 
@@ -192,7 +192,7 @@ class Pairs:
         return f"still {self.name}" if self.engine else "no pair is loaded: /pair NAME loads one"
 
     def leave(self) -> bool:
-        """Call off what is loading; True if some of it does not end at once."""
+        """Cancel loading; return True if some of it does not end at once."""
         for job in self._started:
             job.cancelled.set()
         return not all(job.wait(0.2) for job in self._started)

@@ -1,6 +1,6 @@
 """Where lines come from: a prompt with history, keys, completion and a status line, or plain lines without a terminal.
 
-Escape sequences in what is typed and pasted: those of keys go on, every other one is taken out and nobody obeys it. Alt
+Of escape sequences in typed and pasted text, those of keys are kept and all others removed. Alt
 with a key is the escape byte and a character, as terminals send it, so a typed `ESC c` stays a key; inside a paste it
 is taken out as well. What Tab offers is given as a function; keys not named here are those of prompt_toolkit's Emacs
 mode (Ctrl-R, Up, Ctrl-X Ctrl-E). Knows no commands and no models.
@@ -80,7 +80,7 @@ def without_escapes(text: str) -> str:
 class KeyParser:
     """Stands before prompt_toolkit's parser and hands it keys and text alone, however the reads cut them up.
 
-    Where the cursor is, as the terminal tells it, goes on only while that is `awaited`. A paste whose end mark was
+    The terminal's report of the cursor passes only while it is `awaited`. A paste whose end mark was
     lost ends with Ctrl-C.
     """
 
@@ -102,7 +102,7 @@ class KeyParser:
         self._parser.flush()
 
     def _typed(self, text: str) -> str:
-        """Hand on what was typed; what is left of `text` where a paste begins."""
+        """Pass typed text on; return the rest of `text` from where a paste begins."""
         end = 0
         for found in _SEQUENCE.finditer(text):
             self._parser.feed(_NO_TEXT.sub("\ufffd", text[end : found.start()]))
@@ -119,7 +119,7 @@ class KeyParser:
         return ""
 
     def _pasted(self, text: str) -> str:
-        """Hand on what was pasted, as it is; what is left of `text` behind the paste."""
+        """Pass pasted text on unchanged; return the rest of `text` after the paste."""
         if found := _PASTE_ENDS.search(text):
             self._parser.feed(text[: found.start()] + _PASTED)
             self._pasting = False
@@ -163,7 +163,7 @@ def unblocked(text: str) -> str:
 def complete(buffer: Buffer) -> None:
     """Take the only completion or what all have in common, else walk through the menu.
 
-    At once, not behind a completion that may still be running: a Tab typed quickly counts as well.
+    At once, not after a completion that may still be running: a Tab typed quickly counts as well.
     """
     if buffer.complete_state:
         buffer.complete_next()
@@ -332,7 +332,7 @@ class PromptReader:
     def read(self, default: str = "") -> str:
         """One message. Raises EOFError when the user leaves with Ctrl-D, HungUpError where the terminal has gone.
 
-        Another error of the prompt is told, and the prompt comes back with its text; one that fails at once and again
+        Another error of the prompt is shown, and the prompt comes back with its text; one that fails at once and again
         is raised.
         """
         self._hint = ""
@@ -375,7 +375,7 @@ class PromptReader:
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
         """Ctrl-C is a key like any other from before the event loop is made until it is closed: an exception in between
-        would leave a torn loop behind, whose traceback comes later. Before the prompt stands it is kept for it."""
+        would leave a broken loop, whose traceback comes later. Before the prompt stands it is kept for it."""
         app, self._pressed = self.session.app, False
 
         def pressed(*_: object) -> None:

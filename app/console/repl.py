@@ -1,4 +1,4 @@
-"""The console: read a line, do what it says, again. The pair loads behind the prompt meanwhile.
+"""The console: read a line, do what it says, again. The pair loads in the background.
 
 Importing this imports no torch, so the prompt takes typing at once. Knows no decoding.
 """
@@ -75,7 +75,7 @@ def run_console(
     with ChatRescue(lambda: saved(state), leave) as rescue, contextlib.ExitStack() as last:
         last.callback(lambda: state.log.close() if state.log is not None else None)
         try:
-            with quiet_keys():  # what is typed while something is printed waits for the next prompt
+            with quiet_keys():  # keys typed while something is printed wait for the next prompt
                 code = loop(state, reader)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 0
@@ -88,7 +88,7 @@ def run_console(
 
 
 def ended(state: ConsoleState, rescue: ChatRescue, code: int, error: Exception | None) -> int:
-    """The exit code; before it, unless the user ended the console, the conversation is saved and what happened told."""
+    """Return the exit code; unless the user ended the console, save the conversation and say why it ended."""
     if code in (0, INTERRUPTED):
         return code
     rescue.save()
@@ -187,7 +187,7 @@ class ChatRescue:
 
     `text` gives the conversation, or raises UserError if there is none. It is written as soon as a signal comes, which
     Python tells between two operations, and again when the answer in hand has been stopped; further signals change
-    nothing. What is ignored when the console begins (nohup) stays so.
+    nothing. Signals ignored at the start (nohup) stay ignored.
     """
 
     def __init__(self, text: Callable[[], str], leave: Callable[[], None]) -> None:
@@ -217,7 +217,7 @@ class ChatRescue:
         self._leave()
 
     def save(self) -> None:
-        """Write the conversation, if there is one, to a file of its own; every time to the same. This is the end."""
+        """Write the conversation, if there is one, to one file; every time to the same."""
         self.ending = True
         try:
             text = self._text()
@@ -239,7 +239,7 @@ class ChatRescue:
     def __str__(self) -> str:
         """The last line; "" if there was nothing to save."""
         if self.file is not None:
-            return f"the conversation was saved, it goes on with: /load {self.file}"
+            return f"the conversation was saved, continue with: /load {self.file}"
         return f"error: the conversation could not be saved: {self.problem}" if self.problem else ""
 
 

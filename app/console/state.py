@@ -54,12 +54,12 @@ class ConsoleState:
         self.answers: list[Answered] = []  # all of this run
         self.said_before: dict[str | None, SuffixIndex] = {}  # by tokenizer: the answers that are over
         self.latest: Answered | None = None  # the one to look back at, also one that was loaded
-        self.replaceable: set[Path] = set()  # files that /save wrote here, or that its user was told of
+        self.replaceable: set[Path] = set()  # files that /save wrote here, or whose owner was named
         self.next_line = ""  # what the next input line begins with
         self.editing = False  # the next message replaces the last one
         self.leaving = False
         self.touring = False  # an answer is a step of the demo
-        self.goes_on = True  # an answer is the conversation's, so /continue goes on with it
+        self.goes_on = True  # the answer belongs to the conversation, so /continue applies
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
         self.log = log_writer_of(layers.settings)
@@ -78,7 +78,7 @@ class ConsoleState:
         self.take(self.layers.with_set(**changes))
 
     def take(self, layers: Layers, engine: PairEngine | None = None, spec: PairSpec | None = None) -> None:
-        """Take settings over, and another pair with them, after everything that could refuse them has had its say.
+        """Apply settings, and optionally switch the pair, after validation.
 
         UserError, with everything as it was, if something does.
         """
@@ -111,14 +111,14 @@ class ConsoleState:
 
     def _go_on(self, layers: Layers, engine: PairEngine | None) -> None:
         """Conversation and session log under these settings, all or nothing."""
-        settings, anew = layers.settings, False
+        settings, retokenised = layers.settings, False
         how: Any = {"system": settings.system, "chat": settings.chat, "template": settings.template}
         with nullcontext() if self.chat is None else self.chat.whole():
             if engine is None and self.chat is not None:
                 self.chat.settle(**how)
             elif engine is not None:
                 models = (engine.tokenizer, engine.stop_ids, engine.context)
-                anew = self.chat is not None and self.chat.adopt(*models, single=engine.encodes, **how)
+                retokenised = self.chat is not None and self.chat.adopt(*models, single=engine.encodes, **how)
                 self.chat = self.chat or Conversation(*models, single=engine.encodes, **how)
             # Last of all: it makes the file.
             log = self.log if settings.record == self.settings.record else log_writer_of(settings)
@@ -126,8 +126,8 @@ class ConsoleState:
         if self.log is not None and self.log is not log:
             self.log.close()
         self.log = log
-        if anew:
-            self.hint("another tokenizer: the conversation goes on from its texts")
+        if retokenised:
+            self.hint("another tokenizer: the conversation continues from its texts")
 
     # -- speaking: text is literal, without markup, and nothing in it is obeyed by the terminal --
 
@@ -157,7 +157,7 @@ class ConsoleState:
         self.refresh()
 
     def collect(self) -> None:
-        """Take over the pair that was loaded behind the prompt, or say why it could not be."""
+        """Switch to the pair that was loaded in the background, or say why it could not be loaded."""
         with self._collecting:
             try:
                 engine = self.pairs.collect()
@@ -173,7 +173,7 @@ class ConsoleState:
         self._welcome(engine)
 
     def _welcome(self, engine: PairEngine) -> None:
-        """The models that answer from now on, and what is to be said of them."""
+        """Return the models that answer from now on, and a line about them."""
         self.session = None
         if not self.settings.quiet:
             self.say(header(engine, self.settings, self.out))
@@ -203,7 +203,7 @@ class ConsoleState:
         if job is not None:
             hint = "Ctrl-C: back to the prompt"
             if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint=hint):
-                raise NotSentError("not sent: loading goes on, the message is back in the input line")
+                raise NotSentError("not sent: loading continues, the message is back in the input line")
             self.collect()
         if self.pairs.engine is None:
             raise NotSentError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")

@@ -45,7 +45,7 @@ _LONGEST_HEAD = 65_536  # bytes
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoggedMessage:
     """The question: the message, the ids the model reads, those of the answer that are there already.
 
     `begun`: those are not part of the prompt's ids.
@@ -68,7 +68,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         self.ended = time.monotonic()  # when the answer before was over
 
     def open_answer(
-        self, engine: PairEngine, asked: Asked, settings: Settings, make: MakeTracks, decode: Decode
+        self, engine: PairEngine, question: LoggedMessage, settings: Settings, make: MakeTracks, decode: Decode
     ) -> AnswerLog:
         """Open an answer; `make` gives its lanes' tracks with another `decode`."""
         head = _head(engine)
@@ -76,7 +76,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
             self._head = head
             signed = {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
             self.write({"kind": "recording", "version": VERSION, **signed, **head})
-        return AnswerLog(self, asked, settings, make, LoggingDecoder(decode))
+        return AnswerLog(self, question, settings, make, LoggingDecoder(decode))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """One line, to the disk's own buffers; where that fails the file stays as it was and is left alone."""
@@ -91,7 +91,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
     def complaint(self) -> str:
         """The problem, once."""
         problem, self.problem = self.problem, ""
-        return f"{problem}; decoding goes on" if problem else ""
+        return f"{problem}; decoding continues" if problem else ""
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -108,18 +108,23 @@ class AnswerLog:
     """One answer that is being logged: opened at once, ended by :meth:`end`."""
 
     def __init__(
-        self, writer: SessionLogWriter, asked: Asked, settings: Settings, make: MakeTracks, decode: LoggingDecoder
+        self,
+        writer: SessionLogWriter,
+        question: LoggedMessage,
+        settings: Settings,
+        make: MakeTracks,
+        decode: LoggingDecoder,
     ) -> None:
-        self._writer, self._asked, self._decode = writer, asked, decode
+        self._writer, self._asked, self._decode = writer, question, decode
         self._log_top = settings.log_top
         self._lanes = [LaneViews(track) for track in make(decode)]
         tracks = [lane.track for lane in self._lanes]
         self._write(
             kind="answer",
-            prompt=asked.prompt,
-            prompt_ids=list(asked.ids),
-            before=list(asked.before),
-            forced=asked.forced,
+            prompt=question.prompt,
+            prompt_ids=list(question.ids),
+            before=list(question.before),
+            forced=question.forced,
             waited=round(time.monotonic() - writer.ended, 1),
             settings={**shown_settings(settings), "slow": settings.slow},
             lanes=[known(track.lane, track.terms).to_json() for track in tracks],
@@ -167,7 +172,7 @@ def answer_log_of(
     writer: SessionLogWriter | None,
     engine: PairEngine,
     lanes: Sequence[Lane],
-    asked: Asked,
+    question: LoggedMessage,
     settings: Settings,
     decode: Decode,
 ) -> AnswerLog | None:
@@ -176,10 +181,10 @@ def answer_log_of(
         return None
 
     def made(decode: Decode) -> list[Track]:
-        size, most = len(asked.ids), settings.max_new_tokens
+        size, most = len(question.ids), settings.max_new_tokens
         return [Track(lane, decode, size, most, terms=terms_of(lane, engine)) for lane in lanes]
 
-    return writer.open_answer(engine, asked, settings, made, decode)
+    return writer.open_answer(engine, question, settings, made, decode)
 
 
 def log_writer_of(settings: Settings) -> SessionLogWriter | None:

@@ -93,19 +93,19 @@ def table(step: Step, figures: Sequence[Figures], out: Console, settings: Settin
     forms = ("", ".1f", ".1f", ".2f", ".2f", ".0%", ".2f")
     rows = []
     for each in figures:
-        values = zip(names, each, forms, strict=False)  # whether the text is the same is said below
+        values = zip(names, each, forms, strict=False)  # the last line compares the texts
         rows.append({name: "-" if value is None else format(value, form) for name, value, form in values})
     return fitted(out, settings, rows, ["accepted", "alpha"])
 
 
 def ended(steps: Sequence[tuple[int, Step]], whole: bool) -> str:
-    """What is said behind a tour in the console, `whole` or left."""
+    """Return the line after a tour in the console, `whole` or left."""
     number = steps[0][0]
     again = f"/demo {number}" if len(steps) == 1 else f"/demo N, N from 1 to {len(STEPS)},"
-    told = f"{'that was the demo' if whole else 'the demo was left'}: {again} plays a step alone"
+    line = f"{'that was the demo' if whole else 'the demo was left'}: {again} plays a step alone"
     if whole and len(steps) == 1:
-        told = f"that was step {number}: /demo plays all {len(STEPS)}"
-    return f"{told}; conversation and settings are as they were"
+        line = f"that was step {number}: /demo plays all {len(STEPS)}"
+    return f"{line}; conversation and settings are as they were"
 
 
 def parts(tracks: Sequence[Track], out: Console, settings: Settings) -> Iterator[Any]:

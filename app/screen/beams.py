@@ -1,7 +1,7 @@
 """A beam search as it reads and as it is drawn: the best beam's text as the answer so far, the others with their ranks
 and scores in a few lines under it, and the steps for /trace.
 
-Texts are put together when they are asked for, not at every step: beams that lead change as they grow. Beams mostly
+Texts are joined when they are needed, not at every step: beams that lead change as they grow. Beams mostly
 begin alike, so of each only the words from where it leaves the best one are shown. Knows no models and no torch, and
 of tokens only their texts.
 """
@@ -52,7 +52,7 @@ class BeamReader:
         self._before = decode(self._context).rstrip(REPLACEMENT) if self._context else ""
         self._tree = BeamTree()
         self._most = 0
-        self._lines: tuple[BeamLine, ...] | None = None  # until they are asked for
+        self._lines: tuple[BeamLine, ...] | None = None  # until they are needed
 
     def feed(self, event: Event) -> None:
         """Take in one event."""
@@ -159,8 +159,8 @@ class BeamTrace(Drawn):
         chunks = [chunk(f"{place:>2}"), chunk(shown, _ROLES[beam.fate])]
         if wide:
             chunks.append(chunk(" " * (_TEXT - cell_len(shown)), "plain", ""))
-            behind = f"behind {beam.parent + 1}" if parent.tokens else "opens"
-            chunks.append(chunk(f"{behind:<9}"))
+            origin = f"behind {beam.parent + 1}" if parent.tokens else "opens"
+            chunks.append(chunk(f"{origin:<9}"))
         p = share(math.exp(beam.log_p - parent.log_p))
         figures = f"p {p:>4}  log p {beam.log_p:7.2f}  score {beam.score:6.2f}" if wide else f"p{p} {beam.score:.2f}"
         chunks += [chunk(figures), chunk(beam.fate, "strong" if beam.fate == "finished" else "plain")]

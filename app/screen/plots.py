@@ -30,7 +30,7 @@ RANKS = 5  # of a drafter's list that have a bar of their own
 
 @dataclass(frozen=True)
 class Bar:
-    """One row: `name` and `figure` left of a bar that is `share` of the longest one, `note` behind it.
+    """One row: `name` and `figure` left of a bar that is `share` of the longest one, `note` after it.
 
     `solid` bars are measured, the others guessed; `marked` ones stand out.
     """
@@ -63,12 +63,12 @@ class Bars(Drawn):
     def _bar(self, bar: Bar, name: int, figure: int, room: int) -> Row:
         glyph = self.look.glyph("bar" if bar.solid else "rest")
         drawn = glyph * round(bar.share * room) if room >= _LEAST else ""
-        behind = f"  {bar.note}" if bar.note else ""
+        after = f"  {bar.note}" if bar.note else ""
         role = "strong" if bar.marked else "plain"
         pieces = [
             (f"  {bar.name.rjust(name)}  {bar.figure.rjust(figure)}", role),
             (f"  {drawn}" if drawn else "", "accent" if bar.solid else "faint"),
-            (behind, role),
+            (after, role),
         ]
         return row_of(pieces, self.look)
 
@@ -193,7 +193,7 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
 
 
 def _notes(auto: int, used: int | None) -> dict[int, str]:
-    """What stands behind the bars of these gammas."""
+    """Return the notes after the bars of these gammas."""
     if used == auto:
         return {auto: "this one, and auto"}
     return {auto: "auto"} | ({} if used is None else {used: "this one"})

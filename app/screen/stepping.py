@@ -84,28 +84,29 @@ class Stepper:
             yield lane, event
             if not skipped:
                 assert isinstance(event, Step)
-                told = f"4 commit: {plural(len(event.emitted), 'token')} joined the text"
-                self._stop([*flow([chunk(told, "strong")], self.look())])
+                text_of_phase = f"4 commit: {plural(len(event.emitted), 'token')} joined the text"
+                self._stop([*flow([chunk(text_of_phase, "strong")], self.look())])
 
     def _phases(self, step: Step) -> bool:
-        """Stop at what is drafted, scored and accepted; False where a key leaves out the rest of the round."""
+        """Stop after drafting, scoring and accepting; return False if a key skips the rest of the round."""
         calls = ", ".join(f"{call.model} {call.passes}" for call in step.calls[:-1])
         ran = f", passes: {calls}" if calls else ""
-        own = "no token of its own" if step.token is None else "and the target's own token"
-        told = (
+        own = "no token from the target" if step.token is None else "and the target's own token"
+        text_of_phase = (
             f"1 draft: {plural(len(step.drafted), 'token')} in {step.draft_s * 1000:.1f} ms{ran}",
             f"2 one pass of the target over {len(step.drafted) + 1} positions in {step.verify_s * 1000:.1f} ms",
             f"3 accept: {len(step.path)} of {len(step.drafted)}, {own}",
         )
         return all(
-            self._picture(step, text, phase) for text, phase in zip(told, (DRAFTED, SCORED, ACCEPTED), strict=True)
+            self._picture(step, text, phase)
+            for text, phase in zip(text_of_phase, (DRAFTED, SCORED, ACCEPTED), strict=True)
         )
 
-    def _picture(self, step: Step, told: str, phase: int) -> bool:
+    def _picture(self, step: Step, text_of_phase: str, phase: int) -> bool:
         """Stop at a phase of the round that comes next."""
         track = self.tracks[self.lane or 0]
         rows = rounds_of(track, self.look().sized(), upcoming=[step]).so_far(phase)
-        return self._stop([*flow([chunk(told, "strong")], self.look()), *rows])
+        return self._stop([*flow([chunk(text_of_phase, "strong")], self.look()), *rows])
 
     def _stop(self, rows: list[Row]) -> bool:
         if not self.stepping:

@@ -63,7 +63,7 @@ class TracedRound:
 
 
 def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
-    """The texts of a round behind the committed tokens of `window` and behind `ahead`; nothing is committed.
+    """Return the texts of a round after the committed tokens of `window` and after `ahead`; nothing is committed.
 
     Where a character is split over tokens that are not committed its text is only near.
     """
@@ -96,7 +96,7 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
 
 
 def _texts(step: Step, window: Window, ahead: Sequence[int]) -> list[str]:
-    """What each draft reads like behind those above it."""
+    """Return the text of each draft after those above it."""
     if not step.is_tree:
         return window.ahead([*ahead, *step.drafted])[len(ahead) :]
     paths: list[list[int]] = []
@@ -128,7 +128,7 @@ def _downwards(step: Step, above: int = -1, margin: str = "") -> Iterator[tuple[
 
 
 class Rounds:
-    """The rounds of a row one after the other, each read behind what was committed before it."""
+    """Return the rounds of a row in order, each read after the tokens committed before it."""
 
     def __init__(self, decode: Decode) -> None:
         self._window = Window(decode)
@@ -140,16 +140,16 @@ class Rounds:
         return found
 
     def skip(self, step: Step) -> None:
-        """Go on behind a round that is not asked for."""
+        """Skip a round."""
         for token in step.emitted:
             self._window.push(token)
 
 
 def starts(step: Step) -> list[int]:
-    """Behind how many of the round's drafts each of its reviews began.
+    """Return after how many of the round's drafts each of its reviews began.
 
     What a review emitted stands in the round's drafts, cut where they end; drafts that nobody reviewed leave no
-    review and may stand between. A review whose tokens are not found there began behind the one before it.
+    review and may stand between. A review whose tokens are not found there began after the one before it.
     """
     found, at = [], 0
     for review in step.inner:
@@ -249,10 +249,10 @@ class Trace(Drawn):
             ((self.look.glyph("bar") if self.look.fancy else word[0]) * (end - start), role)
             for (word, role), start, end in zip(_TIMES, ends, ends[1:], strict=False)
         ]
-        told = [
+        parts_of_time = [
             chunk(f"{word} {seconds * 1000:.1f}", role) for (word, role), seconds in zip(_TIMES, taken, strict=True)
         ]
-        return flow([Chunk((("   ", "plain"), *bar)), *told, chunk("ms", "faint", " ")], self.look, 3)
+        return flow([Chunk((("   ", "plain"), *bar)), *parts_of_time, chunk("ms", "faint", " ")], self.look, 3)
 
     def _head(self) -> list[Row]:
         exact = self.exact and (not self._reviewed or self.lenience == 1)  # q is then what a lenient review lets out
@@ -273,8 +273,8 @@ class Trace(Drawn):
             accepted = f"accepted {len(step.path)}/{len(step.drafted)}" if step.drafted else "nothing drafted"
             parts += [chunk(f"{self.look.glyph('gamma')} {step.gamma}", "faint"), chunk(accepted, "faint")]
             parts += [chunk("chosen", "faint")] if step.chosen else []
-        if told := [chance for call in step.calls for chance in call.confidence]:
-            parts.append(chunk(f"confidence {' '.join(f'{chance:.2f}' for chance in told)}", "faint"))
+        if chances := [chance for call in step.calls for chance in call.confidence]:
+            parts.append(chunk(f"confidence {' '.join(f'{chance:.2f}' for chance in chances)}", "faint"))
         rows = flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
         inner = [row for review in found.inner for row in self._review(review, 1)]
         drafts = [row for draft in found.drafts for row in self._draft(draft)]

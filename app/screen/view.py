@@ -205,7 +205,7 @@ class Summary(Drawn):
             for pane in drafting[-1:]:
                 whose = pane.label if len(drafting) > 1 else ""
                 blocks.append(Block(5, flow(positions(pane.stats, look, whose), look, 2)))
-        # Why the answer that the conversation goes on with is not whole.
+        # Why the answer that the conversation continues from is not whole.
         text = note(self.panes[-1], goes_on=self.goes_on) if self.panes and self.notes else ""
         notes = flow([chunk(text, "bad")], look) if text else []
         notes += [row for pane in self.panes if pane.resting for row in flow([chunk(_resting(pane), "faint")], look)]
@@ -223,7 +223,7 @@ class Summary(Drawn):
         return [(pane.label, pane.rounds) for pane in self.panes if pane.rounds and (pane.drafting or pane.names)]
 
     def _compared(self) -> list[Row]:
-        """A line for each comparison. With colour a lone lane's acceptance goes on behind the last one, without it the
+        """A line for each comparison. With colour a lone lane's acceptance follows the last one, without it the
         legend."""
         times, more = self.look.glyph("times"), []
         if self.look.color:
@@ -303,5 +303,5 @@ class Canvas:
 
 
 def question(text: str, look: Look) -> Text:
-    """A message as it was typed, behind the prompt's sign."""
+    """Return a message as it was typed, after the prompt's sign."""
     return Text(f"{look.glyph('prompt')} {visible(text, look.ascii)}", style=look.style("question") or "")

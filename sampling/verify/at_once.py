@@ -85,14 +85,14 @@ def verify_at_once(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampl
     mass = scores.logsumexp(dim=-1)
     chances = (scores.gather(2, put(tokens.clamp(min=0), device)) - mass[..., None]).exp()
     likely, ids = probs.topk(min(GLANCE_IDS, probs.shape[-1]), dim=-1)
-    accepted, drawn, *told = fetched(*found, values, mass, chances, likely, ids.double())
-    glances = _glances(told, tokens)
+    accepted, drawn, *facts = fetched(*found, values, mass, chances, likely, ids.double())
+    glances = _glances(facts, tokens)
     path, token = _walked(accepted, drawn.long(), kids, host, max(depths.tolist()))
     return Verdict(path, token, DeviceDistributions(probs, glances, drawn.long()), logits)
 
 
-def _glances(told: list[Tensor], tokens: Tensor) -> list[list[Fetched]]:
-    values, mass, chances, likely, ids = (part.flatten(0, 1).tolist() for part in told)
+def _glances(facts: list[Tensor], tokens: Tensor) -> list[list[Fetched]]:
+    values, mass, chances, likely, ids = (part.flatten(0, 1).tolist() for part in facts)
     each = zip(values, mass, tokens.flatten(0, 1).tolist(), chances, ids, likely, strict=True)
     flat = [
         Fetched(top, m, dict(zip(drafts, p, strict=True)), [(int(one), q) for one, q in zip(near, known, strict=True)])
@@ -178,8 +178,8 @@ def _block(
     most = ((coins & present) * (each + 1)).amax(dim=1, keepdim=True)
     accepted = torch.where(r.isnan().any(dim=1, keepdim=True), torch.nan, (each < most).to(r))
     short = (each < lengths)[..., None]
-    behind = torch.cat([torch.where(short, normal(left, probs[:, :-1]), probs[:, :-1]), probs[:, -1:]], dim=1)
-    return Decided(F.pad(accepted, (0, 1))[..., None], _draw(behind, stands, sampler))
+    after = torch.cat([torch.where(short, normal(left, probs[:, :-1]), probs[:, :-1]), probs[:, -1:]], dim=1)
+    return Decided(F.pad(accepted, (0, 1))[..., None], _draw(after, stands, sampler))
 
 
 _DECIDE = {Rule.POINT: _points, Rule.DRAWN: _drawn, Rule.BLOCK: _block}

@@ -14,16 +14,16 @@ from typing import Any, Protocol
 from utils.errors import UsageError, UserError
 from utils.remote.server import Server
 
-TOP = 5  # likeliest tokens asked for at each position
-SPAN = 4  # tokens of a continuation that is asked for as text: a character has no more
+TOP = 5  # likeliest tokens requested at each position
+SPAN = 4  # tokens of a continuation requested as text: a character has no more
 
 Ranked = dict[int, float]
 """Log-probabilities by token, the likeliest first; a draft that stands there may be one more."""
 
 
 class Scorer(Protocol):
-    """`score`: for ids whose last `drafts` are a draft what the server says behind the ids before it, and behind each
-    of its tokens. UserError for a server that fails."""
+    """`score`: for ids that end in a draft of `drafts` tokens, the server's likeliest tokens before the draft and after
+    each of its tokens. UserError for a server that fails."""
 
     def score(self, ids: list[int], drafts: int) -> list[Ranked]: ...
 
@@ -56,8 +56,8 @@ class VllmScorer:
         self._server = server
 
     def score(self, ids: list[int], drafts: int) -> list[Ranked]:
-        asked = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP, "return_tokens_as_token_ids": True}
-        choice = self._server.post("/completions", {**asked, **({"prompt_logprobs": TOP} if drafts else {})})
+        fields = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP, "return_tokens_as_token_ids": True}
+        choice = self._server.post("/completions", {**fields, **({"prompt_logprobs": TOP} if drafts else {})})
         with self._server.reading():
             choice = choice["choices"][0]
             places = choice["prompt_logprobs"][-drafts:] if drafts else []
@@ -74,14 +74,14 @@ class SglangScorer:
         self._server = server
 
     def score(self, ids: list[int], drafts: int) -> list[Ranked]:
-        asked = {
+        fields = {
             "input_ids": ids,
             "sampling_params": {"temperature": 0, "max_new_tokens": 1},
             "return_logprob": True,
-            "logprob_start_len": len(ids) - drafts - 1,  # nothing is said of the first token there
+            "logprob_start_len": len(ids) - drafts - 1,  # the first token there has no log-probability
             "top_logprobs_num": TOP,
         }
-        answer = self._server.post("//generate", asked)
+        answer = self._server.post("//generate", fields)
         with self._server.reading():
             meta = answer["meta_info"]
             own = meta["input_token_logprobs"][-drafts:] if drafts else []
@@ -97,9 +97,10 @@ class SglangScorer:
 class EchoScorer:
     """By `echo` and `logprobs` of llama-cpp-python's /v1/completions (llama_cpp/llama.py, 0.3.36; `--logits_all`).
 
-    Tokens are told by their texts. A text that several tokens share, such as part of a character's or a special
-    token's, names none: where the likeliest token may be one of those, the server is asked to go on. So it is where the
-    text of the tokens reads in other ones (a target may say two line ends where its tokenizer has a token for both).
+    Tokens are known by their texts. A text that several tokens share, such as part of a character's or a special
+    token's, names none: where the likeliest token may be one of those, the server continues the text. It also does so
+    where the text of the tokens reads in other ones (a target may say two line ends where its tokenizer has a token for
+    both).
     """
 
     def __init__(self, server: Server, tokenizer: Any, end_id: int) -> None:
@@ -109,7 +110,7 @@ class EchoScorer:
         texts = [self._text([token]).replace("\ufffd", "") for token in range(max(tokenizer.get_vocab().values()) + 1)]
         count = Counter([*texts, ""])
         self._ids = {text: token for token, text in enumerate(texts) if text and count[text] == 1}
-        self._known: list[int] = []  # ids, and how the server went on behind the first `_begins` of them
+        self._known: list[int] = []  # ids, and the server's continuation after the first `_begins` of them
         self._values: list[float] = []  # … and the log-probabilities of these tokens
         self._begins = 0
 
@@ -118,7 +119,7 @@ class EchoScorer:
         sent = next((end for end in range(len(ids), begin - 1, -1) if self._same(ids[:end])), 0)
         scored = self._echoed(ids[:sent]) if sent else {}
         places: list[Ranked] = []
-        refused = False  # what stands behind a refused draft is not examined
+        refused = False  # drafts after a rejected one are not examined
         for end in range(begin, len(ids) + 1):
             named, certain = scored.get(end - 1, ({}, False))
             if not certain and not refused:
@@ -128,7 +129,7 @@ class EchoScorer:
         return places
 
     def _echoed(self, ids: list[int]) -> dict[int, tuple[Ranked, bool]]:
-        """By the place of an id: the tokens named behind it, and whether the likeliest of all is among them.
+        """Return, by the position of an id, the tokens named after it, and whether the likeliest of all is among them.
 
         The server leaves out a first token that begins texts, and every later one; each entry stands beside what it
         gives for the token at the same place of the whole text, which is what follows that token.
@@ -158,17 +159,17 @@ class EchoScorer:
         return named, likeliest > _unnamed(named)  # no token without a name can have more
 
     def _with_next(self, ids: list[int], named: Ranked) -> Ranked:
-        """The named tokens with the one that the server says behind these ids."""
+        """Return the named tokens with the one that the server gives after these ids."""
         token, value = self._next(ids)
         if value is None:
             value = math.log(max(_unnamed(named), 1e-9))
         return {token: value, **{other: less for other, less in named.items() if other != token}}
 
     def _next(self, ids: list[int]) -> tuple[int, float | None]:
-        """The token that the server says behind these ids, and its log-probability where it is given.
+        """Return the token that the server gives after these ids, and its log-probability if known.
 
-        Where their text would read in other tokens the server goes on from the last place where it does not, and has
-        to say the same tokens. UserError where it does not.
+        Where their text would read in other tokens the server continues from the last position where it does not, and
+        has to say the same tokens. UserError where it does not.
         """
         if self._known[: len(ids)] != ids or len(self._known) <= len(ids):
             self._go_on(next((end for end in range(len(ids), 0, -1) if self._same(ids[:end])), 0), ids)
@@ -176,7 +177,7 @@ class EchoScorer:
         return self._known[len(ids)], self._values[place] if place < len(self._values) else None
 
     def _go_on(self, begins: int, ids: list[int]) -> None:
-        """Ask for the tokens behind ids[:begins], up to some that follow `ids`."""
+        """Request the tokens after ids[:begins], up to some that follow `ids`."""
         answer = self._complete(ids[:begins], logprobs=0, max_tokens=len(ids) - begins + SPAN)
         with self._server.reading():
             choice = answer["choices"][0]

@@ -167,7 +167,7 @@ def problem_of(error: BaseException, server: Server) -> str:
     if isinstance(error, openai.APIError) and not isinstance(error, openai.APIResponseValidationError):
         return f"{at} broke off: {_said(error)}"
     if isinstance(error, openai.OpenAIError | ValueError | TypeError | AttributeError | LookupError):
-        return f"{at} sends what is no answer in OpenAI's protocol ({_line(error)})"
+        return f"{at} sends no answer in OpenAI's protocol ({_line(error)})"
     return ""
 
 
@@ -203,13 +203,13 @@ class ChatAnswer:
     def __iter__(self) -> Iterator[tuple[str, float]]:
         from openai import AsyncOpenAI, omit
 
-        asked: Any = {"model": self.server.chosen or omit, "messages": list(self.messages), **self.options}
+        request_fields: Any = {"model": self.server.chosen or omit, "messages": list(self.messages), **self.options}
         client, begun = AsyncOpenAI(**self.server.arguments), False
         try:
             with self.server.reading(), asyncio.Runner() as runner:
                 before = self._wait(runner, _counters(client))
                 create, last = client.chat.completions.create, time.monotonic()
-                for text in self._texts(runner, create, asked):
+                for text in self._texts(runner, create, request_fields):
                     now = time.monotonic()
                     yield text, now - last
                     last, begun = now, True
@@ -220,9 +220,9 @@ class ChatAnswer:
                 raise
             self.report = self.report._replace(problem=str(error))
 
-    def _texts(self, runner: asyncio.Runner, create: Any, asked: Mapping[str, Any]) -> Iterator[str]:
+    def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Mapping[str, Any]) -> Iterator[str]:
         """The pieces as they come."""
-        request = create(stream=True, stream_options={"include_usage": True}, **asked)
+        request = create(stream=True, stream_options={"include_usage": True}, **request_fields)
         stream, texts, ended = self._wait(runner, request), _Texts(), ""
         while stream is not None:
             chunk = self._wait(runner, anext(stream, None))
@@ -272,7 +272,7 @@ class ChatAnswer:
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         """What the server's counters grew by during the answer. SGLang counts runs that verify: every one of them
-        yields a token of the target's own, so the other tokens behind the first are accepted drafts."""
+        yields one token from the target, so the other tokens after the first are accepted drafts."""
         grown: dict[str, Any] = {name: round(after[name] - before[name]) for name in before if name in after}
         verified, tokens = grown.pop("verified", 0), self.report.tokens
         if verified and tokens is not None:
@@ -282,7 +282,7 @@ class ChatAnswer:
 
 
 async def _counters(client: Any) -> dict[str, float]:
-    """The server's counts of its own drafts, over all that it answers; empty where it publishes none."""
+    """Return the server's counts of its drafts over all its answers; empty if it publishes none."""
     from openai import OpenAIError
 
     root = str(client.base_url).rstrip("/").removesuffix("/v1")

@@ -85,7 +85,7 @@ def test_a_chat_of_another_tokenizer_goes_on_from_its_texts(catalogue: Path, sav
     ran = run_lines(
         catalogue, "/pair other", "hi", f"/load {chat}.json", "/trace", "/stats", "/stats session", "/regen"
     )
-    assert "made with another tokenizer: the conversation goes on from its texts" in " ".join(ran.text.split())
+    assert "made with another tokenizer: the conversation continues from its texts" in " ".join(ran.text.split())
     assert ran.errors == ["error: the last answer was loaded without its figures"] * 2
     assert "1 answer" in ran.after("/stats session")
     turns, known = ran.state.chat.turns, before.state.chat.turns

@@ -149,7 +149,7 @@ def test_random_bytes_typed_for_a_while_leave_the_console_and_the_chat_alive(cat
 def saved(terminal: Terminal, state: Path) -> Path:
     """The file that the last line names."""
     (file,) = (state / "speculative-console" / "chats").iterdir()
-    assert "".join(terminal.text.splitlines()).endswith(f"goes on with: /load {file}"), terminal.text
+    assert "".join(terminal.text.splitlines()).endswith(f"continue with: /load {file}"), terminal.text
     return file
 
 
@@ -233,7 +233,7 @@ def test_each_signal_has_its_exit_code_and_no_line_is_read_after_it(
     ran = run_lines(catalogue, FIRST, end_with(number), "never read")
     assert chats.is_dir(), ran.text
     (file,) = chats.iterdir()
-    assert (ran.code, last_line(ran)) == (128 + number, f"the conversation was saved, it goes on with: /load {file}")
+    assert (ran.code, last_line(ran)) == (128 + number, f"the conversation was saved, continue with: /load {file}")
     assert "never read" not in ran.text
     assert chats.stat().st_mode & 0o077 == 0
     assert [turn.user for turn in loaded(catalogue, file)] == [FIRST]

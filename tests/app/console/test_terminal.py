@@ -72,7 +72,7 @@ def test_ctrl_c_while_loading_keeps_the_message_and_loading_goes_on(chat: Termin
     chat.enter("What is a river?")
     chat.wait("Ctrl-C: back to the prompt", 30)
     chat.interrupt()
-    chat.wait("not sent: loading goes on", 30)
+    chat.wait("not sent: loading continues", 30)
     chat.wait(lambda: chat.at_prompt and "What is a river?" in chat.lines[chat.screen.cursor.y], 30)
     chat.type("\x03")
     chat.wait("SmolLM2-135M-Instruct", READY)

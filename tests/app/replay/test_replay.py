@@ -330,7 +330,7 @@ def test_a_full_disk_is_told_once_and_decoding_goes_on(pair: TinyPair, tmp_path:
     ran = run_lines(folder, "one", "two", settings={"record": str(link)})
     assert len(ran.state.answers) == 2
     why = f"cannot write {link}: No space left on device (its content is kept)"
-    told = f"the session log stopped, {why}; decoding goes on"
+    told = f"the session log stopped, {why}; decoding continues"
     assert " ".join(ran.text.split()).count(told) == 1
 
 
