@@ -74,7 +74,9 @@ _STRETCHES = _UNSCALED | {
     *("truncate", "short_factor", "long_factor", "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor"),
     *("finetuned", "max_position_embeddings"),
 }
-_FIRST_WITH_BASE = (4, 33)  # the release of transformers that began to write it
+_FIRST_WITH_BASE, _FIRST_WITH_POSITIONS = (4, 33), (5, 0)  # releases of transformers that began to write them
+_NO_EFFECT = re.compile(r"drop|init|^(bos|pad|sep|cls|mask)_token_id$|loss|^(use_cache|pretraining_tp)$|^output_router")
+_SCALARS = {*_CAPS, *_MULTIPLIERS, "logit_scale", "num_experts_per_tok", "query_pre_attn_scalar", "no_rope_layers"}
 
 
 def check_said(name: str, stored: Mapping[str, Any]) -> None:
@@ -90,8 +92,47 @@ def check_said(name: str, stored: Mapping[str, Any]) -> None:
         unknown |= {key for key, value in stored.items() if key.startswith("rope_") and value} - {*_ROPE, _BASE}
     if unknown:
         raise UserError(f"the config.json of {name} says of positions what nothing reads: {', '.join(sorted(unknown))}")
+    _refuse(name, missing)
+
+
+def check_written(name: str, stored: Mapping[str, Any], config: Any) -> None:
+    """Raise UserError if config.json, `stored`, lacks a key that its release wrote for the class of `config`, or has a
+    number that only other families read.
+
+    A release writes every key of its class; keys of a nested configuration may be left out. Keys that an older file
+    lacks came later, with a default that changed nothing. Heads and parts are as old as their families.
+    """
+    from transformers import PreTrainedConfig
+
+    kind, usual = type(config), config.to_dict()
+    if not kind.__module__.startswith("transformers."):
+        return  # the model's own code, of any age
+    unread = [key for key, value in stored.items() if key in _SCALARS and value and not hasattr(kind, key)]
+    if unread:
+        raise UserError(f"the config.json of {name} says what its family does not read: {', '.join(unread)}")
+    spelled = {kind.attribute_map.get(key, key) for key in stored} | stored.keys()
+    heads = kind.attribute_map.get("num_attention_heads", "num_attention_heads")
+    needed = {heads, *([] if heads in spelled else ["text_config"])} & usual.keys()
+    version = str(stored.get("transformers_version"))
+    if _release(version) >= _FIRST_WITH_POSITIONS:
+        own = usual.keys() - PreTrainedConfig().to_dict().keys()
+        same = version == usual["transformers_version"]
+        needed |= {key for key in own if not _NO_EFFECT.search(key) and (same or usual[key] is not None)}
+    if spelled & {_ROPE[1], _BASE}:  # where older files have them
+        needed.discard(_ROPE[0])
+    rope, whole = stored.get(_ROPE[0]) or {}, usual.get(_ROPE[0]) or {}
+    parts = [(rope.get(key), part) for key, part in whole.items() if isinstance(part, Mapping)] or [(rope, whole)]
+    turned = {key for rope, whole in parts if rope for key in ({_BASE, _SHARE} & whole.keys()) - rope.keys()}
+    _refuse(name, sorted((needed | turned) - spelled))
+
+
+def _refuse(name: str, missing: Collection[str]) -> None:
     if missing:
         raise UserError(f"the config.json of {name} does not say {', '.join(missing)}")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _positions(stored: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -111,6 +152,6 @@ def _unsaid(rope: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
 
 def _is_old(stored: Mapping[str, Any]) -> bool:
     """Whether it is a Llama's from before configurations had the base of its positions."""
-    release = tuple(map(int, re.findall(r"\d+", str(stored.get("transformers_version", "")))[:2]))
+    release = _release(str(stored.get("transformers_version", "")))
     old = release < _FIRST_WITH_BASE if release else stored.get("vocab_size") == 32000
     return stored.get("model_type") == "llama" and old

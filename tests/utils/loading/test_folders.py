@@ -25,6 +25,7 @@ from tests.utils.loading.test_accounting import (
 )
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UserError
+from utils.loading.accounting import check_written
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
@@ -141,6 +142,75 @@ def test_numbers_that_no_shape_tells_are_said_or_the_folder_is_refused(family: s
         file.write_text(json.dumps({name: kept for name, kept in stored.items() if name != key}))
         with pytest.raises(UserError, match=f"does not say {key}$"):
             loaded_logits(tmp_path)
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # beside the usual keys, what older files say
+    "gpt_neox": (
+        "GPTNeoX",
+        {"use_parallel_residual": False, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        {"rotary_pct": 0.5, "rotary_emb_base": 500.0},
+    ),
+    "phi": (
+        "Phi",
+        {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.25}},
+        {"rope_theta": 500.0, "partial_rotary_factor": 0.25},
+    ),
+    "stablelm": (
+        "StableLm",
+        {"use_parallel_residual": True, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    ),
+    "gemma3_text": ("Gemma3", {"sliding_window": 4, "final_logit_softcapping": 2.0}, {}),
+    "olmo": ("Olmo", {"clip_qkv": 0.1}, {}),
+    "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "scale_attn_by_inverse_layer_idx": True}, {}),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_a_folder_of_another_family_that_says_less_is_the_same_model_or_refused(family: str, tmp_path: Path) -> None:
+    prefix, scalars, older = OTHERS[family]
+    sizes = {key: value for key, value in SIZES.items() if key in ("hidden_size", "intermediate_size", "vocab_size")}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 0}
+    torch.manual_seed(0)
+    kind = getattr(transformers, prefix + ("LMHeadModel" if prefix == "GPT2" else "ForCausalLM"))
+    kind(kind.config_class(**sizes | scalars)).float().eval().save_pretrained(tmp_path)
+    file, untouched, refused = tmp_path / "config.json", loaded_logits(tmp_path), set()
+
+    def shorten(stored: dict[str, Any]) -> None:
+        for key in stored:
+            file.write_text(json.dumps({name: kept for name, kept in stored.items() if name != key}))
+            outcome = logits_or_line(partial(loaded_logits, tmp_path))
+            assert isinstance(outcome, str) or torch.equal(outcome, untouched), key
+            refused.update({key} if isinstance(outcome, str) else ())
+
+    stored = json.loads(file.read_text())
+    shorten(stored)
+    assert refused >= scalars.keys()
+    rope = stored.pop("rope_parameters", {})
+    for key in ("rope_theta", "partial_rotary_factor") if older else ():
+        file.write_text(json.dumps({**stored, "rope_parameters": {k: v for k, v in rope.items() if k != key}}))
+        with pytest.raises(UserError, match=f"does not say {key}$"):
+            loaded_logits(tmp_path)
+    if older:
+        stored = {key: value for key, value in stored.items() if key != "use_parallel_residual" or value}
+        file.write_text(json.dumps(stored | older | {"transformers_version": "4.40.0"}))
+        untouched = loaded_logits(tmp_path)
+        for key in (*older, "num_attention_heads"):
+            file.write_text(
+                json.dumps({k: v for k, v in (stored | older).items() if k not in (key, "transformers_version")})
+            )
+            with pytest.raises(UserError, match=f"does not say {key}$"):
+                loaded_logits(tmp_path)
+
+
+def test_a_model_of_several_parts_says_its_text(tmp_path: Path) -> None:
+    config = transformers.Gemma3Config()
+    stored = json.loads(config.to_json_string())
+    check_written("m", stored, config)
+    for version in ("5.0.0", "4.50.0"):
+        without = {key: value for key, value in stored.items() if key != "text_config"}
+        with pytest.raises(UserError, match=r"does not say text_config$"):
+            check_written("m", without | {"transformers_version": version}, config)
 
 
 INTEGERS = {"int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool, "fp8": torch.float8_e4m3fn}
