@@ -82,8 +82,9 @@ def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, Model]:
             models[name] = Model(model.name, model.parameters)
         elif name in (*HEAD_KINDS, "mtp"):
             models[name] = Model(name, None)
-            with suppress(UserError):
-                models[name] = Model(name, stored_parameters(engine.drafters.folder(name)))
+            if name in HEAD_KINDS:  # a layer that ships with the target has no folder
+                with suppress(UserError):
+                    models[name] = Model(name, stored_parameters(engine.drafters.folder(name)))
     return models
 
 

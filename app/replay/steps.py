@@ -63,7 +63,7 @@ class Step:
 BASE: Mapping[str, object] = {
     **{"compare": "ar,spec", "gamma": "auto", "expand": "auto", "verify": "token", "coupling": "rejection"},
     **{"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "no_repeat_ngram": 0},
-    **{"max_new_tokens": 48, "seed": 42, "system": "", "chat": True, "view": "auto", "drafts": "all"},
+    **{"max_new_tokens": 48, "seed": 42, "system": "", "chat": True, "view": "auto"},
 }
 """What every step sets before its own settings, so that it shows the same whatever the user has chosen."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.bench.run import run_rows
+from app.bench.measurement import run_rows
 from app.lanes.comparison import NEAR_TIE
 from app.lanes.lane import PairEngine
 from app.settings.table import Settings

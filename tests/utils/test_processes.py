@@ -209,7 +209,7 @@ def test_ctrl_c_stops_the_answer_everywhere_and_a_bench_goes_on_with_what_its_jo
         assert ranks.codes() == [0, 0, 0], [ranks.errors(rank) for rank in range(3)]
     data = json.loads(out.read_text())
     assert (data["complete"], data["resumed"], kept.count(b"\n") >= 3) == (True, 1, True)
-    assert sum(part["answers"] for part in data["parts"]) == 12
+    assert sum(len(row["results"]) for row in data["prompts"]) == 12
     assert {row["differs"] for row in data["summary"] if row["method"] == "ngram"} == {0}
 
 

@@ -166,7 +166,6 @@ SHOWN = {
     "/debug on": "debug = on",
     "/view stack": "view = stack",
     "/set palette=cb": "palette = cb",
-    "/set drafts=none": "drafts = none",
     "/slow 1": "slow = 1",
     "/system Be brief.": "system = Be brief.",
     "/system": "system = Be brief.",
