@@ -27,6 +27,8 @@ pytest.importorskip("fastapi", reason="the `serving` extra of transformers is no
 READY, ANSWER = 240.0, 240.0  # seconds on a busy machine
 SERVE = "from transformers.cli.transformers import main; main()"
 
+pytestmark = pytest.mark.exhaustive  # two servers of transformers start
+
 
 class Served:
     """`transformers serve FOLDER` on a free port."""
@@ -99,7 +101,8 @@ def answered(terminal: Terminal, text: str) -> str:
 def streaming(terminal: Terminal, text: str) -> None:
     """Send a message and wait until some of its answer is there."""
     terminal.enter(text)
-    terminal.wait(lambda: re.search(r"server (running, )?([5-9]|\d\d) pieces", terminal.text) is not None, ANSWER)
+    begun = re.compile(r"server (running, )?([5-9]|\d\d) pieces")
+    terminal.wait(lambda: begun.search(terminal.text.rpartition(text)[2]) is not None, ANSWER)
 
 
 def test_three_turns_with_a_server(chat: Terminal) -> None:
