@@ -29,6 +29,7 @@ from utils.errors import UserError
 from utils.files import write_bytes
 from utils.loading.cache import cache_folder
 from utils.machine import cpu_name, version
+from utils.processes import agreed
 from utils.timing import Stopwatch
 
 SECONDS = 1.0  # that passes may take in all; a large target is measured at fewer widths
@@ -72,10 +73,10 @@ def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
 
     session.score([prompt], Draft.empty(1))  # reads the prompt
     run(1)
-    quick = run(1) <= QUICK
+    quick = agreed(run(1) <= QUICK)  # processes that share the target run the same passes
     begun = time.monotonic()
     for width in [*(WIDTHS if quick else FEW_WIDTHS)] * 3:
-        if time.monotonic() - begun > SECONDS and len(seconds) > 1:
+        if agreed(time.monotonic() - begun > SECONDS) and len(seconds) > 1:
             break
         seconds[width] = min(run(width), seconds.get(width, float("inf")))
     return seconds

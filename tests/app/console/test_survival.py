@@ -107,7 +107,7 @@ def unhurt(terminal: Terminal, file: Path) -> None:
         assert terminal.child.isalive(), terminal.raw[-3000:]
         assert time.monotonic() < end, terminal.text
         terminal.quiet(2.2)
-        press(terminal, b"\x11\x07\x03")  # out of a search, a paste or a half line
+        press(terminal, b"\x11\x07\x03\rq\x15")  # out of a search, a paste, a half line or a pager
         terminal.quiet()
         press(terminal, f"/save {file}\r".encode())
         terminal.quiet()
