@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from app.screen.rows import plural
 from app.screen.spans import Span
 from utils.catalogue.templates import Thinking
 
@@ -28,7 +29,7 @@ class Thought(NamedTuple):
     @property
     def line(self) -> str:
         """The line in its place."""
-        count = f"{self.words:,} word{'' if self.words == 1 else 's'}"
+        count = plural(self.words, "word")
         return f"[thought, {count}: /thinking show]" if self.closed else f"[thinking, {count} so far]"
 
 

@@ -156,10 +156,11 @@ class Controller:
         if not plan.depth:
             return Budget([0] * len(rows))
         known, costs, price, nodes = self.costs.drafting_known, None, None, plan.nodes
-        if known and self.tree is Tree.BEST_FIRST and len(rows) == 1 and (probe := self._probe()):
-            nodes = probe
-        elif known and self.tree is Tree.BEST_FIRST:
-            costs = NodeCosts(self.costs.v(plan.depth + 1), self.acceptance.calibration, self._rate.value)
+        if known and self.tree is Tree.BEST_FIRST:
+            probe = self._probe() if len(rows) == 1 else 0
+            nodes = probe or nodes
+            if not probe:
+                costs = NodeCosts(self.costs.v(plan.depth + 1), self.acceptance.calibration, self._rate.value)
         if known and self._has_model:
             price = self.costs.model_cost * self._rate.value
         return Budget([plan.depth] * len(rows), nodes if self.tree else None, costs, price)
@@ -169,9 +170,9 @@ class Controller:
 
         Costs that were given, or measured on a busier machine, may keep every node out, and then nothing corrects them.
         """
+        doubted = self._rounds_without_draft > 0 or self.left >= CREDIT / 2
         for nodes, rounds in self._probes.items():
-            tried = self._rounds_without_draft > 0 or self.left >= CREDIT / 2
-            due = rounds > 0 and tried and not self.costs.timed(nodes + 1)
+            due = rounds > 0 and doubted and not self.costs.timed(nodes + 1)
             due = due or (nodes <= PROBES[0] and self._rounds_without_draft >= RETRY)
             if due and nodes <= self.most and self._loss(Plan(nodes)) <= self.left + MARGIN:
                 self._probes[nodes] -= 1
