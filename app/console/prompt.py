@@ -437,9 +437,13 @@ class PromptReader:
             buffer.reset(append_to_history=True)
             self._cleared()
         typed = not self._sent or any(text.startswith("/") for text in texts)
-        if len(texts) < 2 or (typed and not lines[-1]):
+        ended = not any(
+            is_text(key) for key in lines[-1]
+        )  # the terminal's report of its cursor may follow the last end
+        if len(texts) < 2 or (typed and ended):
             return keys
-        return [key for line in (lines if lines[-1] else lines[:-1]) for key in (*line, _NEW_LINE)][:-1]
+        joined = [key for line in (lines[:-1] if ended else lines) for key in (*line, _NEW_LINE)][:-1]
+        return joined + lines[-1] if ended else joined
 
     def _end(self, reason: BaseException) -> None:
         app = self.session.app

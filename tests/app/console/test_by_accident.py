@@ -78,7 +78,13 @@ def test_keys_and_pastes_delete_and_send_nothing_by_accident(console: Callable[.
     terminal.type("\x03")
 
     entered("/slow 10", "slow = 10")
-    for pasted in ("one\rtwo\rthree", "one\rtwo\rthree\r", f"{PASTE_ON}one\rtwo\rthree{PASTE_OFF}"):
+    right = "\x1b[C"  # a key that is no text, as the terminal's report of its cursor is none
+    for pasted in (
+        "one\rtwo\rthree",
+        "one\rtwo\rthree\r",
+        f"one\rtwo\rthree\r{right}",
+        f"{PASTE_ON}one\rtwo\rthree{PASTE_OFF}",
+    ):
         before = terminal.mark()
         terminal.enter("A slow answer")
         terminal.wait(lambda before=before: "shown slowly" in terminal.raw[before:], LOADED)  # type: ignore[misc]
