@@ -24,7 +24,7 @@ from app.bench.plan import Item, references, variants_of
 from app.bench.report import write_report
 from app.bench.summary import looping_share, loops, summarise
 from app.bench.table import show_tables
-from app.lanes.answers import Answer, compared, parting, results, run_lane, shown_settings
+from app.lanes.answers import Answer, compared, parting, run_lane, shown_settings
 from app.lanes.comparison import Variant, may_differ, order
 from app.lanes.costs import Terms, terms_of
 from app.prompts.questions import Question, conversation, fitting, fitting_prompts
@@ -281,7 +281,7 @@ class Bench:
         alone = plain is None or variant == reference
         parted = None if plain is None or alone else parting(plain, row[variant])
         return {
-            **results([answer], plain)[0],
+            **answer.to_json(),
             "gamma": variant.gamma,
             "temperature": variant.temperature,
             "repeat": repeat,

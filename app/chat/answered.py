@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.chat.conversation import Turn
-from app.lanes.answers import Answer, compared, results, shown_settings
+from app.lanes.answers import Answer, compared, shown_settings
 from app.screen.inspection import SaidToken
 from app.screen.live import Track, tokens_of
 from app.settings.table import Settings
@@ -26,7 +26,6 @@ class Answered:
     tracks: list[Track]
     models: Mapping[str, str] = field(default_factory=dict)  # that ran, in the words of app/screen/view.py
     earlier: tuple[SaidToken, ...] = ()  # of a part of the answer from before
-    shown: float | None = None  # share of a race's time that screen, text and figures took; None if nothing was drawn
 
     @property
     def tokens(self) -> list[SaidToken]:
@@ -51,6 +50,6 @@ class Answered:
             "pair": self.pair,
             "prompt": self.turn.user,
             "settings": shown_settings(self.settings),
-            "results": results(answers),
+            "results": [answer.to_json() for answer in answers],
             **compared(answers),
         }

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import IO, TYPE_CHECKING
 
-from app.lanes.answers import Answer, answer_of, compared, comparisons_of, results, shown_settings
+from app.lanes.answers import Answer, answer_of, compared, comparisons_of, shown_settings
 from app.lanes.costs import terms_of
 from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
@@ -62,7 +62,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
             sys.stderr.write(f"{problem}\n")
         if writer is None:
             head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
-            write_json({**head, "results": results(answers), **compared(answers)})
+            write_json({**head, "results": [answer.to_json() for answer in answers], **compared(answers)})
         else:
             writer.finish(answers[-1].text)
             if not settings.quiet:

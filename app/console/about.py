@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from app.chat.answered import Answered
-from app.lanes.answers import Answer, comparisons_of, plain_answer
+from app.lanes.answers import Answer, comparisons_of
 from app.lanes.comparison import promise
 from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData, StatsLines
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from utils.loading.loaded import LoadedModel
 
 
-_POSITIONS, _WIDTHS = 6, (2, 4, 8, 16)  # what /gamma shows of alpha and v(n)
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
@@ -93,41 +91,14 @@ def _context(used: int, context: int) -> str:
     return f"context  {used:,} of {context:,} tokens used, {max(0, context - used):,} left"
 
 
-def learned_gamma(engine: PairEngine, settings: Settings) -> str:
-    """/gamma under `auto`: of each lane that has one, the state of its choice; "" before any round."""
-    found = {name: engine.pace(name) for name in settings.compare}
-    return "\n".join(_learned(name, pace.summary()) for name, pace in found.items() if pace is not None and pace.rounds)
-
-
-def _drafted(state: dict[str, Any]) -> str:
-    if state["drafted"] is None:
-        return "nothing drafted"
-    return f"{state['drafted']:.1f} drafted a round" + ("" if state["pays"] else ", none now: drafts do not pay")
-
-
-def _learned(name: str, state: dict[str, Any]) -> str:
-    alphas = " ".join(f"{alpha:.2f}"[1 if alpha < 1 else 0 :] for alpha in state["alpha"][:_POSITIONS])
-    v = ", ".join(f"v({n}) {state['v'][n - 1]:.2f}" for n in _WIDTHS if n <= len(state["v"]))
-    guessed = "" if state["measured"] else " (guessed)"
-    return (
-        f"{name}: {_drafted(state)} in the last of {state['rounds']} rounds, {state['trials']} trials\n"
-        f"  alpha {alphas} …   c {state['c']:.3f}{guessed}   {v}"
-    )
-
-
 def last_stats(answered: Answered, console: Console, settings: Settings) -> RenderableType:
     """/stats last: the figures of the last answer and how its lanes compare, with where the time went."""
     look = look_of(console, settings).sized(height=None)
     answers = answered.answers
-    plain = plain_answer(answers)
-    panes, lines = [], []
-    for track, answer in zip(answered.tracks, answers, strict=True):
-        pane = replace(track.pane(), expected=answer.expected(plain))
-        panes.append(pane)
+    panes, lines = [track.pane() for track in answered.tracks], list[str]()
+    for pane, answer in zip(panes, answers, strict=True):
         lines += [f"{pane.label}: {_times(answer.stats)}"]
         lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(answer.stats, answer.terms)]
-    if answered.shown is not None:
-        lines += [f"on no clock (screen, text, figures, alternatives): {answered.shown:.1%} of the time"]
     return Group(
         Summary(panes, look, comparisons_of(answers), legend=False), Text(visible("\n".join(lines)), style="dim")
     )

@@ -22,7 +22,6 @@ from app.screen.live import Track, play, show, streaming, undrawn
 from app.screen.stepping import Pause, stepped
 from app.screen.view import models_of
 from app.settings.table import Settings
-from sampling.drafters.registry import is_simulated
 from utils.errors import UserError
 from utils.remote.server import is_server
 
@@ -72,7 +71,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
             events = stepped(events, tracks, state, draw, taken=pauses)
         elif live and settings.times_slower > 1:
             events = slowed(events, settings.times_slower, state.stop, idle=draw)
-        beside = play(events, tracks) if settings.steps else play(events, tracks, draw)
+        play(events, tracks, undrawn if settings.steps else draw)
     last, answers = tracks[-1], engine.drafters.answers
     ids = engine.own_ids(last.meter.ids)
     seen = settings.suffix != "off" and answers.share(plan.prompt, ids) > SEEN
@@ -93,9 +92,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     more = {} if forced is None else {"forced": forced}
     kept = kept_tokens(plan, state.latest)
     turn = chat.commit(plan, ids, last.reason, seed=settings.seed, decodings=decodings, **more)
-    simulated = any(map(is_simulated, settings.compare))  # passes off the clock are not the screen's
-    shown = beside if live and settings.slow == 1 and not simulated else None
-    state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, kept, shown)
+    state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, kept)
     state.answers.append(state.latest)
     show(tracks, turn.text, state)
     return True

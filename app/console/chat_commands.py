@@ -26,7 +26,7 @@ from app.console.setting_commands import can_run
 from app.lanes.pairing import choose_pair
 from app.prompts.questions import read_questions
 from app.screen.heat import Heat
-from app.screen.live import look_of, telling, trace_of
+from app.screen.live import look_of, rounds_of, telling
 from app.screen.rendered import answer_text
 from app.screen.rows import Lines, plural
 from app.screen.thinking import thoughts
@@ -337,8 +337,8 @@ def trace(state: ConsoleState, number: int | None) -> None:
     """All rounds, or the picture of one of them: on a terminal `n` and `p` go on from there."""
     track, look = telling(last_answer(state).tracks), look_of(state.out, state.settings).sized()
     if number is None:
-        return state.say(trace_of(track, look))
-    pictures = RoundPictures(lambda look: trace_of(track, look), number)
+        return state.say(rounds_of(track, look))
+    pictures = RoundPictures(lambda look: rounds_of(track, look), number)
     if state.live:
         view(pictures, lambda: look_of(state.out, state.settings))
         look = look_of(state.out, state.settings).sized()  # it may have another size now

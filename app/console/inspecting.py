@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def inspect(state: ConsoleState, number: int | None) -> None:
     """Walk over the last answer from token `number` on; without a terminal all tokens, or what is known of one."""
     answered, look = last_answer(state), look_of(state.out, state.settings).sized()
-    if answered.tracks[-1].beams is not None:
-        raise UserError("a beam search has no tokens to inspect: /trace shows its steps")
+    if answered.tracks[-1].lane.beams is not None:
+        raise UserError("a beam search has no tokens to inspect")
     tokens = answered.tokens
     if not 1 <= (number or 1) <= len(tokens):
         raise UserError(f"there is no token {number or 1}: the answer has {len(tokens)}")

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from app.console.about import learned_gamma
 from app.console.command import Command, Offer, text
 from app.lanes.pairing import has_parts
 from app.settings.table import SETTING_FIELDS, Settings
@@ -51,12 +50,6 @@ def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState],
     argument = known.kind.metavar if len(known.kind.metavar) <= 12 else "NAME"
     usage, offer = f"/{word} [{argument}]", values_of(known.name)
     return Command(usage, known.help, group, handler, text, offer, setting=known.name)
-
-
-def gamma_learned(state: ConsoleState) -> str:
-    """What `gamma auto` knows so far."""
-    engine, settings = state.pairs.engine, state.settings
-    return learned_gamma(engine, settings) if settings.gamma == "auto" and engine is not None else ""
 
 
 # -- many settings at once --------------------------------------------------------------------

@@ -72,7 +72,7 @@ TABLE: tuple[Command, ...] = (
     Command("/system [TEXT|clear]", "system prompt", CHAT, chat.system, text, words("clear"), setting="system"),
     Command("/history", "show the chat so far", CHAT, chat.history),
     Command("/exit", "leave (also Ctrl-D)", CHAT, chat.leave, aliases=("/quit", "/bye")),
-    value("gamma", DECODING, after=change.gamma_learned),
+    value("gamma", DECODING),
     value("temperature", DECODING),
     value("top_p", DECODING),
     value("top_k", DECODING),

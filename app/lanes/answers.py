@@ -24,7 +24,7 @@ from app.lanes.costs import Terms, swi_of
 from app.settings.table import OUTPUT, SETTING_FIELDS
 from sampling.drafters.registry import is_simulated
 from sampling.stats.metrics import Meter
-from sampling.stats.ratios import disturbed, expected, speedup
+from sampling.stats.ratios import disturbed, speedup
 from sampling.stats.summary import Stats
 from utils.remote.server import is_server
 
@@ -51,15 +51,9 @@ class Answer:
         return self.stats.stop_reason == "interrupted"
 
     def to_json(self) -> dict[str, Any]:
-        """Return one entry of `results`, without the figures of two answers (:func:`results`)."""
+        """Return one entry of `results` of `run --json`."""
         answer = {"method": self.method, "text": self.text, "ids": list(self.ids)}
         return {**answer, **self.stats.to_json(), "swi": swi_of(self.stats, self.terms)}
-
-    def expected(self, plain: Answer | None) -> float | None:
-        """Return the expected speed-up over `plain` by the figures of both; None if no formula describes the lane."""
-        if plain is None or not self.terms.drafts:
-            return None
-        return expected(self.stats, plain.stats, self.terms.gamma)
 
 
 def run_lane(
@@ -208,16 +202,6 @@ def compared(answers: Sequence[Answer]) -> dict[str, Any]:
     same = {agrees(plain, answer) for answer in answers if answer is not plain}
     rounded = None if ratio is None else round(ratio, 4)
     return {"speedup": rounded, "disturbed": wrong, "same_output": False if False in same else True in same or None}
-
-
-def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict[str, Any]]:
-    """Return the entries of `results` of `run --json`; `plain` is ar's answer if it is not among them."""
-    plain = plain or plain_answer(answers)
-    factors = [answer.expected(plain) for answer in answers]
-    return [
-        {**answer.to_json(), "expected_speedup": None if factor is None else round(factor, 4)}
-        for answer, factor in zip(answers, factors, strict=True)
-    ]
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:

@@ -61,24 +61,8 @@ def chance(rule: Rule, q: float, p: float) -> float | None:
     """Return the target's chance to accept a draft; None for a rule without chance, or without a formula."""
     if rule == "match":
         return p
-    return ratio(q, p) if rule == "ratio" else None
-
-
-def ratio(q: float, p: float, lenience: float = 1.0) -> float:
-    """Return the chance that x ~ q is accepted; `lenience` is that of a review before the target's."""
     # Theorem (Leviathan 2023): accepting x ~ q with min(1, p/q) leaves p(x) unchanged.
-    return min(1.0, lenience * p / q) if q > 0 else 0.0
-
-
-def reviews(rule: Rule, lenience: float | None, letter: str = "lambda") -> str:
-    """Return the rule of the reviews inside a cascade; `lenience` is None if it is not known, `letter` its name."""
-    if lenience == 1:
-        return f"reviews inside are as strict as the target's ({letter} 1), but only the target's decides the text"
-    how = ""
-    if lenience is not None:
-        enough = f"chance min(1, {lenience:g} p(x)/q(x))" if rule == "ratio" else f"p(x) > q(x)/{lenience:g} is enough"
-        how = f" ({letter} {lenience:g}), {enough}"
-    return f"reviews inside may be lenient{how}: only the target's decides the text"
+    return (min(1.0, p / q) if q > 0 else 0.0) if rule == "ratio" else None
 
 
 @dataclass(frozen=True, slots=True)

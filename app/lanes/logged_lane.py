@@ -35,7 +35,6 @@ class LoggedLane:
     source_names: tuple[str, ...] = ()
     drawn_drafts: Annotated[bool, Field(validation_alias=AliasChoices("drawn_drafts", "law_drafts"))] = False
     auto: bool = False
-    lenience: float | None = None
     beams: BeamPlan | None = None
     terms: Terms = field(default_factory=Terms)
     settings: Settings = field(default_factory=Settings)
@@ -55,15 +54,7 @@ def known(lane: Any, terms: Terms) -> LoggedLane:
     same = {
         name: getattr(lane, name) for name in ("name", "drafts", "source_names", "drawn_drafts", "beams", "settings")
     }
-    return LoggedLane(**same, auto=lane.pace is not None, lenience=lenience_of(lane), terms=terms)
-
-
-def lenience_of(lane: Any) -> float | None:
-    """Return the lenience of the reviews inside the lane's cascade; None if it has none."""
-    if isinstance(lane, LoggedLane):
-        return lane.lenience
-    stages = getattr(getattr(lane, "drafter", None), "stages", ())
-    return next((stage.drafter.lenience for stage in stages if hasattr(stage.drafter, "lenience")), None)
+    return LoggedLane(**same, auto=lane.pace is not None, terms=terms)
 
 
 def kept(event: Event, log_top: int) -> Event:

@@ -25,7 +25,7 @@ from app.replay.session_log import VERSION, LaneViews, LoggingDecoder, check_hea
 from app.screen.live import Track
 from app.screen.stepping import Pause
 from app.screen.view import models_of
-from sampling.events import Event, to_json
+from sampling.events import Event, Finished, to_json
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line
 from utils.growing_text import Decode
@@ -138,6 +138,8 @@ class AnswerLog:
         """Take in an event of a lane, with every text that showing it will ask for."""
         event = kept(event, self._log_top)
         self._lanes[index].feed(event)
+        if isinstance(event, Finished):
+            self._lanes[index].track.answer()  # its whole text, should the log be cut here
         self._write(kind="event", lane=index, **to_json(event))
 
     def tee(self, race: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:

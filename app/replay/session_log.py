@@ -23,12 +23,11 @@ from pydantic import BaseModel, Field, ValidationError
 
 from app.chat.conversation import Turn
 from app.lanes.logged_lane import LoggedLane, event_of, settings_of
-from app.screen.beams import grown_by
 from app.screen.live import Track, token_reader
 from app.screen.spans import common
 from app.screen.trace import Rounds
 from app.settings.table import Settings
-from sampling.events import BeamStep, BeamTree, Event, Reason, Step
+from sampling.events import Event, Reason, Step
 from utils.errors import UserError
 from utils.growing_text import Decode
 
@@ -140,8 +139,7 @@ class LaneViews:
 
     def __init__(self, track: Track) -> None:
         self.track = track
-        self._rounds, self._tree = Rounds(track.decode), BeamTree()
-        self._tokens = token_reader(track)
+        self._rounds, self._tokens = Rounds(track.decode), token_reader(track)
 
     def feed(self, event: Event) -> None:
         """Take in an event."""
@@ -151,10 +149,6 @@ class LaneViews:
             self._rounds.read(event)
             if event.positions:
                 self._tokens.read(event)
-        elif isinstance(event, BeamStep):
-            for beam in event.beams:
-                grown_by(self.track.decode, self._tree.running[beam.parent], beam.token)
-            self._tree.add(event)
 
 
 @dataclass

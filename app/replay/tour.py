@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,10 +21,9 @@ from app.lanes.answers import plain_answer
 from app.replay.player import Player
 from app.replay.session_log import LoggedAnswer, read_log
 from app.replay.steps import RECORDED, STEPS, Figures, Step, observed, slowness
-from app.screen.live import Track, traced
+from app.screen.live import Track, look_of, rounds_of, telling
 from app.screen.output import fitted
 from app.screen.terminal import Interrupts, await_enter, is_live, make_console, quiet_keys
-from app.screen.trace import Trace
 from app.screen.view import Canvas
 from app.settings.table import Settings
 from sampling.stats.ratios import disturbed, speedup
@@ -108,16 +107,11 @@ def ended(steps: Sequence[tuple[int, Step]], whole: bool) -> str:
     return f"{line}; conversation and settings are as they were"
 
 
-def parts(tracks: Sequence[Track], out: Console, settings: Settings) -> Iterator[Any]:
-    """The trace of the last lane that drafted, its head and then round by round."""
-    found = traced(tracks, out, settings)
-    yield from found.parts() if isinstance(found, Trace) else [found]
-
-
 def _slowly(tracks: Sequence[Track], place: Place) -> bool:
     """The rounds, one a second on a terminal; False after Ctrl-C."""
     place.say("")
-    for part in parts(tracks, place.out, place.settings):
+    look = look_of(place.out, place.settings).sized(height=None)
+    for part in rounds_of(telling(tracks), look).parts():
         due = time.monotonic() + (1.0 if place.live else 0.0)
         place.say(part)
         while not place.stop() and time.monotonic() < due:

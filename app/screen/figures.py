@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from app.screen.beams import BeamLine
 from app.screen.palette import Look
 from app.screen.rows import Chunk, Drawn, Row, chunk, flow, plural, share
 from app.screen.spans import Span
@@ -46,9 +45,9 @@ class PaneData:
     """One lane as it stands. `title` is the lane's name (ar, spec …) or any other words.
 
     `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `limit`
-    is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` the mean tokens
+    is the most tokens the answer may have; `gamma` the mean tokens
     that a round drafted, where that changes from round to round; `resting` c and alpha where drafts do not pay; `names`
-    who may have proposed a span, by its source; `beams` those of a beam search, best first; `slow` how many times
+    who may have proposed a span, by its source; `slow` how many times
     slower than it was it is shown; `seen` that its
     drafts come from earlier answers, which have the text; `rounds` those after the opening one.
     """
@@ -59,11 +58,9 @@ class PaneData:
     state: State = "waiting"
     progress: str = ""
     limit: int | None = None
-    expected: float | None = None
     gamma: float | None = None
     resting: tuple[float, float | None] | None = None
     names: tuple[str, ...] = ()
-    beams: tuple[BeamLine, ...] = ()
     slow: float = 1.0
     seen: bool = False
     rounds: Sequence[Round] = ()
@@ -176,8 +173,6 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
         texts += [f"{per_pass} over {passes}"] if look.fancy else [per_pass, passes]
     if pane.seen:
         texts.append("seen before")
-    if pane.expected is not None:
-        texts.append(f"expected {pane.expected:.1f}{look.glyph('times')}")
     return texts
 
 

@@ -16,28 +16,27 @@ from typing import Any, Protocol
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from app.lanes.answers import Answer, comparisons_of, plain_answer
+from app.lanes.answers import Answer, comparisons_of
 from app.lanes.comparison import Rule, may_differ, rule_of
 from app.lanes.costs import Terms, seen_before
-from app.lanes.logged_lane import kept, known, lenience_of
-from app.lanes.race import seconds
-from app.screen.beams import BeamReader, BeamTrace, search_of
+from app.lanes.logged_lane import kept, known
 from app.screen.figures import PaneData, State, StatsLines, note
 from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
 from app.screen.panes import Layout
 from app.screen.rendered import answer_text
 from app.screen.rows import Lines, Row, visible
-from app.screen.spans import Spanner, committed_text
+from app.screen.spans import BeamReader, Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
 from app.screen.thinking import span_parts, thoughts
 from app.screen.timeline import Round
 from app.screen.trace import Trace
 from app.screen.view import Frame
 from app.settings.table import Settings
-from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
+from sampling.events import Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
+from utils.errors import UserError
 
 FRAMES_A_SECOND = 12
 DRAWING = 0.03  # of the time between two frames, at most: what it shows is worked out in it
@@ -76,15 +75,15 @@ class Track:
         self.thinking = thinking
         self.events: list[Event] = []
         self._meter = Meter(prompt_n=prompt_n)
-        self.beams = BeamReader(decode, before) if getattr(lane, "beams", None) is not None else None
-        self._spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
+        searches = getattr(lane, "beams", None) is not None
+        drafting = bool(getattr(lane, "drafts", False))
+        self._spanner = BeamReader(decode, before) if searches else Spanner(decode, drafting, context=before)
         self._taken = 0  # events that figures and text hold
         self._rounds: list[Round] = []
         self.decode = decode
         self.waiting = ""  # what it is waiting for, where that is to be said
         self._state: State = "waiting"
         self._progress = ""
-        self.expected: float | None = None  # the speed-up that the figures measured let expect
 
     def feed(self, event: Event) -> None:
         """Take in an event of this lane. What it says is worked out when somebody looks: many at once cost less."""
@@ -123,10 +122,6 @@ class Track:
         return [event for event in self.events if isinstance(event, Step)]
 
     @property
-    def beam_steps(self) -> list[BeamStep]:
-        return [event for event in self.events if isinstance(event, BeamStep)]
-
-    @property
     def reason(self) -> Reason:
         """Why the lane ended; "interrupted" if it has not."""
         return self._finished.reason if self._finished else "interrupted"
@@ -145,11 +140,9 @@ class Track:
             self._state,
             self._progress or self.waiting,
             self.limit,
-            expected=self.expected,
             gamma=self._gamma(),
             resting=self._resting(),
             names=tuple(getattr(self.lane, "source_names", ())),
-            beams=() if self.beams is None else self.beams.beams,
             seen=seen_before(self.meter.stats, self.terms),
             rounds=self._rounds,
             slow=getattr(getattr(self.lane, "settings", None), "times_slower", 1.0),
@@ -211,24 +204,18 @@ def play(
     tracks: Sequence[Track],
     draw: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
-) -> float:
+) -> None:
     """Run a race to its end, drawing between rounds at most 12 times a second, and less often where drawing takes long:
-    frames are dropped, never tokens. The share of its time that is on no lane's clock: screen, text,
-    figures, and what rounds record for /inspect."""
-    start = began = clock()
+    frames are dropped, never tokens."""
+    began = clock()
     draw()
-    last, computed, read = clock(), 0.0, None
+    last = clock()
     for index, event in race:
         tracks[index].feed(event)
-        if event is not read:  # a prompt is read once and is on every clock
-            computed += seconds(event)
-        read = event
         if (now := clock()) >= last + max(1 / FRAMES_A_SECOND, (last - began) / DRAWING):
             began = now
             draw()
             last = clock()
-    whole = clock() - start
-    return max(0.0, 1 - computed / whole) if whole > 0 else 0.0
 
 
 @contextmanager
@@ -283,36 +270,19 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
         place.out.print(answer_text(text, settings, live=place.live, marks=tracks[-1].thinking))
         place.out.print()
     place.say(panes(tracks, place.out, settings, notes=not place.touring, goes_on=place.goes_on))
-    if settings.view == "trace":
-        place.say(traced(tracks, place.out, settings))
+    if settings.view == "trace" and (track := telling(tracks)).lane.beams is None:
+        place.say(rounds_of(track, look_of(place.out, settings).sized(height=None)))
 
 
 def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more: Any) -> RenderableType:
     """All lanes in full with comparison and legend."""
     look = look_of(console, settings).sized(height=None)
-    answers = [track.answer() for track in tracks]
-    plain = plain_answer(answers)
-    if plain is not None:
-        for track, found in zip(tracks, answers, strict=True):
-            track.expected = found.expected(plain)
-    return frame(tracks, look, settings, comparisons=comparisons_of(answers), **more)
+    return frame(tracks, look, settings, comparisons=comparisons_of([track.answer() for track in tracks]), **more)
 
 
 def telling(tracks: Sequence[Track]) -> Track:
     """The last lane that drafted or searched (the last lane, if none did)."""
     return next((track for track in reversed(tracks) if track.pane().telling), tracks[-1])
-
-
-def traced(tracks: Sequence[Track], console: Console, settings: Settings) -> Trace | BeamTrace:
-    """Round by round: the lane of :func:`telling`."""
-    return trace_of(telling(tracks), look_of(console, settings).sized(height=None))
-
-
-def trace_of(track: Track, look: Look) -> Trace | BeamTrace:
-    """The rounds of a lane, or the steps of its search."""
-    if (plan := track.lane.beams) is None:
-        return rounds_of(track, look)
-    return BeamTrace(track.beam_steps, track.decode, look, rule=search_of(plan.num_beams, plan.alpha, plan.offset))
 
 
 def token_reader(track: Track) -> TokenReader:
@@ -335,10 +305,11 @@ def rule_in(lane: Any) -> Rule:
 
 
 def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Trace:
-    """The rounds of a lane that does not search, and rounds that it has not been fed."""
+    """The rounds of a lane, and rounds that it has not been fed. UserError for a search, which has none."""
     lane, used = track.lane, track.lane.settings
+    if lane.beams is not None:
+        raise UserError("a beam search has no rounds")
     shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
     exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
-    names, lenience, rule = lane.source_names, lenience_of(lane), rule_in(lane)
     steps = [*track.steps, *upcoming]
-    return Trace(steps, track.decode, look, names, rule=rule, exact=exact, lenience=lenience)
+    return Trace(steps, track.decode, look, lane.source_names, rule=rule_in(lane), exact=exact)

@@ -81,7 +81,6 @@ UNICODE = {
     "newline": "↵",
     "alpha": "α",
     "gamma": "γ",
-    "lambda": "λ",
     "times": "×",
     "levels": "▁▂▃▄▅▆▇█",
     "none": "·",
@@ -98,12 +97,11 @@ ASCII = {
     "newline": "\\n",
     "alpha": "alpha",
     "gamma": "gamma",
-    "lambda": "lambda",
     "times": "x",
     "levels": "",
     "none": ".",
 }
-_WORDS = ("alpha", "gamma", "lambda", "times", "levels")
+_WORDS = ("alpha", "gamma", "times", "levels")
 
 
 def tint(source: int) -> str:

@@ -15,7 +15,6 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from app.screen.beams import below
 from app.screen.figures import PaneData, rate, title_of
 from app.screen.palette import Look, letters, tint
 from app.screen.rows import Drawn, Line, Piece, Row, fit, row_of, shared, width_of, wrap
@@ -99,15 +98,13 @@ class Pane(Drawn):
     ) -> None:
         self.data, self.look, self.height = data, look, height
         self.border = look.width >= BORDER_FROM if border is None else border
-        self._width = look.width - 4 if self.border else look.width
         drafts = data.drafting or any(span.kind != "plain" for span in data.spans)
         self._frame = "accent" if drafts else "faint"
         self._corners, self._edges = look.glyph("corners"), look.glyph("edges")
         pieces = pieces_of(data.spans, look, show_discarded=show_discarded, names=data.names)
         if data.state == "running":
             pieces.append((look.glyph("cursor"), "cursor"))
-        self._text = wrap(pieces, self._width, look.ascii)
-        self.lines = below(data.beams, self._text, self._width, None, look)  # the text's and what stands below it
+        self.lines = wrap(pieces, look.width - 4 if self.border else look.width, look.ascii)
 
     @property
     def needed(self) -> int:
@@ -126,8 +123,6 @@ class Pane(Drawn):
 
     def _tail(self, height: int) -> list[Line]:
         lines = self.lines
-        if len(lines) > height:
-            lines = below(self.data.beams, self._text, self._width, height, self.look)
         if len(lines) > height:
             above = len(lines) - height + 1
             marker = fit(f"{self.look.glyph('ellipsis')} {above} lines above", self.look.width - 4, self.look)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sampling.events import Event, Finished, Step
+from sampling.events import BeamStep, BeamTree, Event, Finished, Step
 from utils.growing_text import REPLACEMENT, Decode, Window
 
 Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "plain"]
@@ -116,6 +116,34 @@ class Spanner:
                 break
         self.spans = settled
         self._add(whole, self._last)
+
+
+class BeamReader:
+    """Turns the events of a beam search into the best beam's text; takes the place of :class:`Spanner`.
+
+    Text is joined when it is needed, not at every step: the beam that leads changes as they grow.
+    """
+
+    def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
+        self._decode, self._context = decode, list(context)
+        self._before = decode(self._context).rstrip(REPLACEMENT) if self._context else ""
+        self._tree = BeamTree()
+
+    def feed(self, event: Event) -> None:
+        """Take in one event."""
+        if isinstance(event, BeamStep):
+            self._tree.add(event)
+        elif isinstance(event, Finished) and event.reason != "interrupted":
+            self._tree.close()
+
+    @property
+    def spans(self) -> list[Span]:
+        """The best beam's text: what it adds to a continued answer."""
+        if not (best := self._tree.best).tokens:
+            return []
+        text = self._decode([*self._context, *best.tokens])[len(self._before) :]
+        text = text if best.finished else text.rstrip(REPLACEMENT)  # a character may not be complete yet
+        return [Span(text, "plain")] if text else []
 
 
 def common(one: str, other: str) -> int:

@@ -1,8 +1,8 @@
 """The teaching view: round by round each draft with q(x), p(x), its chance of acceptance and its fate.
 
-p and q are the probabilities at temperature 1 that the events carry, and are labelled so. A review of a cascade is a
-round within the round, shown before the round's drafts, further in: its drafts read on from what was committed and
-from the draft that had grown before it. Knows no models and no settings but the rule by which drafts were accepted.
+p and q are the probabilities at temperature 1 that the events carry, and are labelled so. Each review of a cascade has
+a line before the round's drafts: who reviewed whose drafts, and how many it passed. Knows no models and no settings but
+the rule by which drafts were accepted.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from rich.cells import cell_len
-from rich.segment import Segment
 
-from app.lanes.comparison import RULES, Rule, chance, ratio, reviews
-from app.screen.beams import BeamTrace
+from app.lanes.comparison import RULES, Rule, chance
 from app.screen.palette import Look, tint
 from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, quoted, share
 from app.screen.viewer import Action, Scroll
@@ -31,6 +29,7 @@ _LINES = str.maketrans("├│└─", "||`-")
 DRAFTED, SCORED, ACCEPTED = range(3)  # how far a round has come
 _TIMES = (("draft", "accepted"), ("verify", "target"), ("sample", "question"), ("other", "faint"))  # with their roles
 _STEP = 2  # columns that every level of reviews is further in
+REVIEWED = "reviews inside may be lenient: only the target's decides the text"
 
 
 class Drafted(NamedTuple):
@@ -59,15 +58,14 @@ class TracedRound:
     step: Step
     drafts: tuple[Drafted, ...]
     token_text: str
-    inner: tuple[TracedRound, ...] = ()
 
 
-def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
-    """Return the texts of a round after the committed tokens of `window` and after `ahead`; nothing is committed.
+def read(step: Step, window: Window) -> TracedRound:
+    """Return the texts of a round after the committed tokens of `window`; nothing is committed.
 
     Where a character is split over tokens that are not committed its text is only near.
     """
-    texts = _texts(step, window, ahead)
+    texts = _texts(step, window)
     examined = [*step.path, *step.rejected]
     draft_p, target_p = (dict(zip(examined, probs, strict=False)) for probs in (step.draft_p, step.target_p))
     for node, odds in enumerate(step.odds):
@@ -89,19 +87,16 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
         )
         for node, branch in (_downwards(step) if step.is_tree else ((node, "") for node in range(len(texts))))
     ]
-    text = "" if step.token is None else window.ahead([*ahead, *step.emitted])[-1]
-    inner = zip(step.inner, starts(step), strict=True)
-    reviews = tuple(read(one, window, [*ahead, *step.drafted[:start]]) for one, start in inner)
-    return TracedRound(step, tuple(drafts), text, reviews)
+    return TracedRound(step, tuple(drafts), "" if step.token is None else window.ahead(step.emitted)[-1])
 
 
-def _texts(step: Step, window: Window, ahead: Sequence[int]) -> list[str]:
+def _texts(step: Step, window: Window) -> list[str]:
     """Return the text of each draft after those above it."""
     if not step.is_tree:
-        return window.ahead([*ahead, *step.drafted])[len(ahead) :]
+        return window.ahead(step.drafted)
     paths: list[list[int]] = []
     for token, parent in zip(step.drafted, step.parents, strict=True):
-        paths.append([*(paths[parent] if parent >= 0 else ahead), token])
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
     return [window.ahead(path)[-1] for path in paths]
 
 
@@ -145,26 +140,6 @@ class Rounds:
             self._window.push(token)
 
 
-def starts(step: Step) -> list[int]:
-    """Return after how many of the round's drafts each of its reviews began.
-
-    What a review emitted stands in the round's drafts, cut where they end; drafts that nobody reviewed leave no
-    review and may stand between. A review whose tokens are not found there began after the one before it.
-    """
-    found, at = [], 0
-    for review in step.inner:
-        place = next((place for place in range(at, len(step.drafted)) if _stands(step, review.emitted, place)), None)
-        found.append(at if place is None else place)
-        at = at if place is None else min(len(step.drafted), place + len(review.emitted))
-    return found
-
-
-def _stands(step: Step, tokens: Sequence[int], place: int) -> bool:
-    """Whether these tokens, or as many as there is room for, stand among the round's drafts from `place` on."""
-    there = tuple(step.drafted[place : place + len(tokens)])
-    return bool(there) and there == tuple(tokens[: len(there)])
-
-
 def _so_far(draft: Drafted, phase: int) -> Drafted:
     """A draft before its fate is known, and before the pass without the target's figures."""
     draft = draft._replace(fate="drafted", coin=None)
@@ -176,10 +151,8 @@ class Trace(Drawn):
 
     `steps` are one row's rounds from its prefill on, `names` the drafter's names for the sources.
     `exact` says that p and q are the very distributions that decided (temperature 1, no filter); otherwise the
-    chance is only near. `lenience` is that of the reviews inside a cascade (None: not known).
+    chance is only near.
     """
-
-    first = 0  # the prefill
 
     def __init__(
         self,
@@ -190,10 +163,9 @@ class Trace(Drawn):
         *,
         rule: Rule = "argmax",
         exact: bool = False,
-        lenience: float | None = None,
     ) -> None:
         self.steps, self.look, self.names = list(steps), look, tuple(names)
-        self.rule, self.exact, self.lenience = rule, exact, lenience
+        self.rule, self.exact = rule, exact
         self._decode = decode
         self._reviewed = any(step.inner for step in self.steps)
         # A draft's row is its number, text, figures, fate and source, one row where that can be.
@@ -222,7 +194,7 @@ class Trace(Drawn):
             yield Lines(self._round(number, rounds.read(step)), self.look)
 
     def picture(self, number: int) -> list[Row]:
-        """Round `number`, from :attr:`first`, with a bar of its times and the rule that it followed."""
+        """Round `number` (the prefill is round 0), with a bar of its times and the rule that it followed."""
         rounds = Rounds(self._decode)
         for step in self.steps[:number]:
             rounds.skip(step)
@@ -255,12 +227,12 @@ class Trace(Drawn):
         return flow([Chunk((("   ", "plain"), *bar)), *parts_of_time, chunk("ms", "faint", " ")], self.look, 3)
 
     def _head(self) -> list[Row]:
-        exact = self.exact and (not self._reviewed or self.lenience == 1)  # q is then what a lenient review lets out
+        exact = self.exact and not self._reviewed  # a lenient review changes q
         exact = exact or all(step.trials for step in self.steps if step.drafted)
         near = "; the run's own may differ, chances are near" if self._has_chance and not exact else ""
         texts = [
             RULES[self.rule],
-            *([reviews(self.rule, self.lenience, self.look.glyph("lambda"))] if self._reviewed else []),
+            *([REVIEWED] if self._reviewed else []),
             f"q(x), p(x) at temperature 1{near}",
             *([f"drafts by {self.names[0]}"] if len(self.names) == 1 else []),
         ]
@@ -276,51 +248,28 @@ class Trace(Drawn):
         if chances := [chance for call in step.calls for chance in call.confidence]:
             parts.append(chunk(f"confidence {' '.join(f'{chance:.2f}' for chance in chances)}", "faint"))
         rows = flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
-        inner = [row for review in found.inner for row in self._review(review, 1)]
+        inner = [row for review in step.inner for row in self._review(review, 1)]
         drafts = [row for draft in found.drafts for row in self._draft(draft)]
         return rows + inner + drafts + self._from_target(step, found.token_text, bool(found.drafts))
 
-    def _review(self, found: TracedRound, level: int) -> list[Row]:
-        """A round within the round; on a narrow screen its head is all."""
-        rows = self._review_head(found, level)
-        rows += [row for review in found.inner for row in self._review(review, level + 1)]
-        if not self._wide or not found.drafts:
-            return rows
-        rows += [row for draft in found.drafts for row in self._draft(draft, level)]
-        added = [chunk("  "), self._added(found), chunk(f"added by {_reviewer(found.step)}", "faint")]
-        return rows + (self._inside(added, level, 4) if found.token_text else [])
-
-    def _added(self, found: TracedRound) -> Chunk:
-        """A reviewer's correction or bonus token, in the tint of what it proposed."""
-        reviewer = _reviewer(found.step)
-        source = self.names.index(reviewer) if reviewer in self.names else None
-        return chunk(quoted(found.token_text, self.look, _TEXT), self._role("accepted", source))
-
-    def _review_head(self, found: TracedRound, level: int) -> list[Row]:
-        """Who reviewed whose drafts, and how many went on from there."""
-        step, reviewer = found.step, _reviewer(found.step)
-        accepted, drafted, took = len(step.path), len(step.drafted), f"{step.seconds * 1000:.1f} ms"
+    def _review(self, step: Step, level: int) -> list[Row]:
+        """A round within the round: who reviewed whose drafts, and how many passed; then its own reviews."""
+        reviewer, took = step.calls[-1].model if step.calls else "a reviewer", f"{step.seconds * 1000:.1f} ms"
+        accepted, drafted = len(step.path), len(step.drafted)
         names = list(dict.fromkeys(self._name(source) for source in step.source)) or ["a drafter"]
-        added: list[Chunk] = []
         if not drafted:
-            adds = self._wide and found.token_text
-            texts = [f"{reviewer} had nothing to review,", f"{took}, added" if adds else took]
-            added = [self._added(found)._replace(before=" ")] if adds else []
+            texts = [f"{reviewer} had nothing to review,", took]
         elif self._wide:
             texts = [f"{reviewer} reviewed {_joined(map(_of, names))} {drafted}:", f"accepted {accepted},", took]
         else:
             texts = [f"{reviewer}: {accepted}/{drafted} of {_joined(names)},", took]
-        return self._inside([*(chunk(text, "faint", " ") for text in texts), *added], level, 2)
-
-    def _inside(self, chunks: list[Chunk], level: int, indent: int) -> list[Row]:
-        """Rows of chunks, all of them two columns further in at every level."""
-        margin = min(_STEP * level, self.look.width // 3)
-        rows = flow(chunks, self.look.sized(width=self.look.width - margin), indent)
-        return [[Segment(" " * margin), *row] for row in rows]
+        texts[0] = " " * _STEP * level + texts[0]
+        rows = flow([chunk(text, "faint", " ") for text in texts], self.look, _STEP * (level + 1))
+        return rows + [row for review in step.inner for row in self._review(review, level + 1)]
 
     def _from_target(self, step: Step, text: str, drafted: bool) -> list[Row]:
         if step.token is None:
-            return self._inside([chunk("ended by an accepted stop token", "faint")], 2, 0)
+            return flow([chunk("    ended by an accepted stop token", "faint")], self.look, 4)
         kind = "correction" if step.rejected else "bonus" if drafted else "own token"
         words = f"from the target ({kind}), top-2 gap" if self._wide else "target, gap"
         token = quoted(text, self.look, _TEXT)
@@ -328,11 +277,10 @@ class Trace(Drawn):
         role = "bonus" if kind == "bonus" else "target"
         return flow([chunk("  "), chunk(token, role), chunk(gap, "faint")], self.look, 4)
 
-    def _draft(self, draft: Drafted, level: int = 0) -> list[Row]:
-        inside = level > 0
+    def _draft(self, draft: Drafted) -> list[Row]:
         branch = draft.branch.translate(_LINES) if self.look.ascii else draft.branch
         branch = branch[-(self.look.width // 4) :] if self.look.width // 4 else ""
-        columns = max(_LEAST, self._text - _STEP * level - len(branch))
+        columns = max(_LEAST, self._text - len(branch))
         text = quoted(draft.text, self.look, columns)
         fate = draft.fate if self.look.width >= _FATES else draft.fate[:3]
         name = "" if draft.source is None or len(self.names) < 2 else self._name(draft.source)
@@ -340,12 +288,12 @@ class Trace(Drawn):
             chunk(f"{draft.number:>2}"),
             Chunk(((branch, "faint"), (text, self._role(draft.fate, draft.source)))),
             chunk(" " * (columns - cell_len(text)) if self._wide else "", "plain", ""),
-            chunk(self._figures(draft, inside=inside)),
+            chunk(self._figures(draft)),
             chunk(fate, {"rejected": "strong", "drafted": "faint"}.get(draft.fate, draft.fate)),
             chunk(" " * (9 - len(fate)) if name and self._wide else "", "plain", ""),
             chunk(name, "faint"),
         ]
-        return self._inside([item for item in chunks if item.width], level, 4)
+        return flow([item for item in chunks if item.width], self.look, 4)
 
     def _role(self, fate: str, source: int | None) -> str:
         """The style of a draft's text: where several draft, an accepted one's tint says who proposed it."""
@@ -356,12 +304,12 @@ class Trace(Drawn):
     def _name(self, source: int) -> str:
         return self.names[source] if 0 <= source < len(self.names) else str(source)
 
-    def _figures(self, draft: Drafted, inside: bool) -> str:
+    def _figures(self, draft: Drafted) -> str:
         if draft.q is not None and draft.fate == "drafted" and draft.p is None:
             return (f"q {share(draft.q):>4}" if self._spelled else f"q{share(draft.q)}").ljust(self._room)
         if draft.q is None or draft.p is None:
             return "not examined".ljust(self._room) if self._wide else ""
-        q, p, likely = share(draft.q), share(draft.p), self._chance(draft, inside)
+        q, p, likely = share(draft.q), share(draft.p), self._chance(draft)
         chance = "" if likely is None else share(likely)
         coin = "" if draft.coin is None else share(draft.coin)
         figures = f"q{q} p{p}" + (f" ch{chance}" if chance else "") + (f" u{coin}" if coin else "")
@@ -370,17 +318,10 @@ class Trace(Drawn):
             figures += f"  coin {coin:>4}" if coin else ""
         return figures.ljust(self._room) if self._wide else figures
 
-    def _chance(self, draft: Drafted, inside: bool) -> float | None:
+    def _chance(self, draft: Drafted) -> float | None:
         if draft.chance is not None:
             return draft.chance if self._has_chance else None
-        q, p = draft.q or 0.0, draft.p or 0.0
-        if not inside:
-            return chance("match" if draft.chosen and self._has_chance else self.rule, q, p)
-        return ratio(q, p, self.lenience) if self.rule == "ratio" and self.lenience is not None else None
-
-
-def _reviewer(step: Step) -> str:
-    return step.calls[-1].model if step.calls else "a reviewer"
+        return chance("match" if draft.chosen and self._has_chance else self.rule, draft.q or 0.0, draft.p or 0.0)
 
 
 def _joined(words: Iterable[str]) -> str:
@@ -393,16 +334,15 @@ def _of(name: str) -> str:
 
 
 class RoundPictures:
-    """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws, or step `number`."""
+    """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws."""
 
     help = "n next round  p previous  up/down scroll  q leave"
 
-    def __init__(self, make: Callable[[Look], Trace | BeamTrace], number: int) -> None:
+    def __init__(self, make: Callable[[Look], Trace], number: int) -> None:
         self.make, self.number, self.scroll = make, number, Scroll()
-        self.first = make(Look()).first
-        self.last = self.first + len(make(Look()).steps) - 1
-        if not self.first <= number <= self.last:
-            raise UserError(f"there is no round {number}: the answer has rounds {self.first} to {self.last}")
+        self.last = len(make(Look()).steps) - 1
+        if not 0 <= number <= self.last:
+            raise UserError(f"there is no round {number}: the answer has rounds 0 to {self.last}")
 
     def rows(self, look: Look) -> list[Row]:
         """The picture, as much of it as fits."""
@@ -414,10 +354,10 @@ class RoundPictures:
 
     def to(self, number: int) -> None:
         """Show another round; the first or last one instead of none."""
-        self.number, self.scroll.top = max(self.first, min(self.last, number)), 0
+        self.number, self.scroll.top = max(0, min(self.last, number)), 0
 
     @property
     def keys(self) -> dict[str, Action]:
         forth, back = lambda: self.to(self.number + 1), lambda: self.to(self.number - 1)
         turns: dict[str, Action] = {"n": forth, "right": forth, "p": back, "left": back}
-        return {**turns, "home": lambda: self.to(self.first), "end": lambda: self.to(self.last), **self.scroll.keys}
+        return {**turns, "home": lambda: self.to(0), "end": lambda: self.to(self.last), **self.scroll.keys}

@@ -56,7 +56,7 @@ def test_the_json_has_the_documented_keys_in_their_order(
     }
     assert [result["method"] for result in data["results"]] == ["ar", "spec"]
     for result in data["results"]:
-        assert tuple(result) == ("method", "text", "ids", *KEYS, "swi", "expected_speedup")
+        assert tuple(result) == ("method", "text", "ids", *KEYS, "swi")
 
 
 def test_the_figures_of_the_json_fit_together(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:

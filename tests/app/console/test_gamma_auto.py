@@ -73,15 +73,8 @@ def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:
         seen.append([event.gamma for event in state.answers[-1].tracks[-1].events if isinstance(event, Step)])
         assert state.answers[-1].to_json()["settings"]["gamma"] == "auto"
 
-    ran = run_lines(
-        catalogue, "/gamma auto", "one", note, "/gamma", "/trace", "/clear", "/gamma", "/gamma 0", "/gamma 3"
-    )
+    ran = run_lines(catalogue, "/gamma auto", "one", note, "/trace", "/gamma 0", "/gamma 3")
     assert ran.after("/gamma auto").startswith("gamma = auto\n")
-    told = ran.text[ran.text.index("in the last of") :]
-    assert told.startswith(f"in the last of {len(seen[0]) - 1} rounds")
-    assert "alpha ." in told
-    assert "v(8)" in told
-    assert ran.text.count("in the last of") == 1  # after /clear nothing is known
     for number, gamma in list(enumerate(seen[0]))[1:]:
         assert re.search(rf"round {number}\s+(γ|gamma) {gamma}\b", ran.text), (number, gamma)
     assert "error: gamma must be a whole number from 1 to 64 or auto, got 0 (still auto)" in ran.text

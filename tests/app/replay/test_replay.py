@@ -107,7 +107,6 @@ def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> No
     beams = shown(str(file), "--answer", "1", "--view", "trace")
     assert beams.startswith("target ← drafter")
     assert "beam search" in beams
-    assert "step 14  3 finished" in beams
     walked = shown("docs/examples/class.jsonl", "--inspect", "--answer", "2")
     assert re.search(r"3 \" Monday\" +\.51 1\.00 +1 +\.02 +9 +2  correction", walked)
     here = shown("docs/examples/session.jsonl", "--speed", "0")  # the one that lies in the project

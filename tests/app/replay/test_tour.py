@@ -16,7 +16,7 @@ from rich.console import Console
 from app.command_line.main import main
 from app.replay.session_log import LoggedAnswer
 from app.replay.steps import RECORDED, STEPS, Figures, chosen, observed, slowness
-from app.replay.tour import ended, figures_of, parts, steps_of, walk
+from app.replay.tour import ended, figures_of, steps_of, walk
 from app.screen.live import Track
 from app.screen.view import Canvas
 from app.settings.table import Settings
@@ -156,13 +156,6 @@ def test_the_recording_is_the_steps_own() -> None:
 def test_a_log_of_something_else_is_no_recording() -> None:
     with pytest.raises(UserError, match="is no recorded demo"):
         steps_of(Settings(), ROOT / "docs/examples/session.jsonl")
-
-
-def test_the_rounds_are_those_of_the_trace() -> None:
-    where, (tracks,) = place(), shown(6)
-    rounds = list(parts(tracks, where.out, where.settings))
-    assert len(rounds) == 1 + len(tracks[-1].steps)
-    assert any("discarded" in segment.text for row in rounds[2].rows() for segment in row)
 
 
 def test_the_recorded_demo_imports_no_torch() -> None:

@@ -7,40 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
 
 from app.command_line.run import run_once
 from app.lanes.answers import run_lane
-from app.lanes.comparison import Comparison, may_differ
+from app.lanes.comparison import may_differ
 from app.lanes.lane import PairEngine
 from app.lanes.logged_lane import event_of
 from app.prompts.questions import prompt_ids
-from app.screen.beams import BeamLine, BeamReader, BeamTrace, search_of
-from app.screen.figures import PaneData
 from app.screen.output import load_engine
-from app.screen.palette import Look
-from app.screen.panes import Pane
-from app.screen.rows import Lines
-from app.screen.spans import Span
-from app.screen.view import Frame
+from app.screen.spans import BeamReader, Span
 from app.settings.table import ModelOptions, Settings
 from sampling.beam.plan import BeamPlan
 from sampling.events import Beam, BeamStep, BeamTree, Call, Finished, Prefill
 from sampling.stats.metrics import Meter
-from sampling.stats.summary import Stats, merge
+from sampling.stats.summary import merge
 from tests.app.screen.test_trace import decode
-from tests.app.screen.test_view import AR, shown
 from tests.support.scripted import run_lines
 from utils.progress import never
-
-BEAMS = (
-    BeamLine("The capital of France is Paris, which lies on the river Seine.", -0.71, False),
-    BeamLine("The capital of France is Paris.", -0.83, True),
-    BeamLine("The capital of France is Paris, which stands on the Seine, the\nlongest", -0.91, False),
-    BeamLine("The capital of France is called Paris.", -11.02, True),
-)
-SEARCH = Stats(ttft_ms=101, predicted_n=14, predicted_ms=1790, target_passes=13, openings=1, beams=4)
-SLOWER = Comparison("3.2x slower, another text, as beam search may find", "bad")
 
 
 def beam_step(*beams: tuple[int, int, float, float, str], num_beams: int = 2, seconds: float = 0.01) -> BeamStep:
@@ -68,26 +51,21 @@ STEPS = [
 
 def test_the_best_beam_is_the_answer_so_far_and_may_change() -> None:
     reader = BeamReader(decode)
-    assert (reader.spans, reader.beams) == ([], ())
-    told = []
-    for step in STEPS[:2]:
+    assert reader.spans == []
+    for step, text in zip(STEPS[:2], ("A", "A river"), strict=True):
         reader.feed(step)
-        told.append([(beam.text, beam.score, beam.finished) for beam in reader.beams])
-    assert told == [
-        [("A", -0.1, False), (" down", -2.0, False)],
-        [("A river", -0.4, False), ("A", -0.5, True)],
-    ]
+        assert reader.spans == [Span(text, "plain")]
     reader.feed(STEPS[2])
     assert reader.spans == [Span("A", "plain")]  # the finished one leads again
     reader.feed(Finished(0, "eos"))
-    assert reader.beams == (BeamLine("A", -0.5, True),)
+    assert reader.spans == [Span("A", "plain")]
 
 
 def test_an_interrupted_search_keeps_its_running_beams() -> None:
     reader = BeamReader(decode)
     for event in (*STEPS, Finished(0, "interrupted")):
         reader.feed(event)
-    assert [beam.text for beam in reader.beams] == ["A", "A river is"]
+    assert reader.spans == [Span("A", "plain")]
     reader = BeamReader(decode)
     reader.feed(Finished(0, "interrupted"))
     assert reader.spans == []
@@ -96,59 +74,7 @@ def test_an_interrupted_search_keeps_its_running_beams() -> None:
 def test_a_continued_answer_shows_what_it_adds() -> None:
     reader = BeamReader(decode, context=[1, 2])
     reader.feed(beam_step((0, 3, -0.1, -0.1, "kept"), (0, 4, -2.0, -2.0, "kept")))
-    assert [beam.text for beam in reader.beams] == [" is", " down"]
-
-
-# ---------------------------------------------------------------- screens
-
-
-def screen(look: Look, state: str = "running", **more: Any) -> Frame:
-    panes = [
-        PaneData("ar", [Span("The capital of France is Paris.", "plain")], AR, "done", limit=64),
-        PaneData("beam", [Span(BEAMS[0].text, "plain")], SEARCH, state, limit=64, beams=BEAMS),  # type: ignore[arg-type]
-    ]
-    return Frame(panes, look, comparisons=[SLOWER], **more)
-
-
-@pytest.mark.parametrize("width", [30, 38, 60, 100])
-@pytest.mark.parametrize("color", [False, True])
-def test_whole_screen(width: int, color: bool, snapshot: SnapshotAssertion) -> None:
-    assert shown(screen(Look(width, None, color=color)), color=color) == snapshot
-
-
-def test_ascii_draws_only_ascii_and_hostile_text_is_inert() -> None:
-    evil = BeamLine("The \x1b[2Jcapital\r\n\tof [bold]it", -1.0, True)
-    pane = PaneData("beam", [Span("The", "plain")], SEARCH, "done", beams=(BEAMS[0], evil))
-    for look in (Look(60, ascii=True), Look(60, color=False, ascii=True)):
-        text = shown(Pane(pane, look))
-        assert text.isascii()
-        assert "2  -1.00  The ^[[2Jcapital\\n of [bold]it <end>" in text
-
-
-def test_whole_trace(snapshot: SnapshotAssertion) -> None:
-    for width in (100, 60, 40):
-        for color in (False, True):
-            look = Look(width, color=color)
-            assert shown(BeamTrace(STEPS, decode, look, rule=search_of(2, 1.2, 5.0)), color=color) == snapshot
-
-
-def test_the_trace_says_of_every_candidate_what_became_of_it() -> None:
-    trace = BeamTrace(STEPS, decode, Look(100, color=False), rule=search_of(2, 1.2, 5.0))
-    assert shown(Lines([*trace.picture(2), *trace.picture(3)], trace.look)) == (
-        "step 2  1 kept, 1 finished, 1 merged  11.5 ms\n"
-        ' 1  " river"            behind 1   p  .67  log p   -0.50  score  -0.40  kept\n'
-        ' 2  "∎"                 behind 1   p  .61  log p   -0.60  score  -0.50  finished\n'
-        ' 3  "↵"                 behind 1   p  .55  log p   -0.70  score  -0.60  merged\n'
-        "beam search: of all continuations the 2 likeliest go on; score = log p / ((5 + n) / 6)^1.2 over n\n"
-        "tokens, the best score wins\n"
-        "step 3  2 kept, 1 dropped  11.5 ms\n"
-        ' 1  " is"               behind 1   p  .67  log p   -0.90  score  -0.60  kept\n'
-        ' 2  " ␛[31mextraordi…"  behind 1   p  .41  log p   -1.40  score  -0.90  kept\n'
-        ' 3  "↵"                 behind 1   p  .03  log p   -4.00  score  -2.00  dropped\n'
-        "beam search: of all continuations the 2 likeliest go on; score = log p / ((5 + n) / 6)^1.2 over n\n"
-        "tokens, the best score wins\n"
-    )
-    assert shown(BeamTrace([], decode, Look(60))) == "no steps yet\n"
+    assert reader.spans == [Span(" is", "plain")]
 
 
 # ---------------------------------------------------------------- figures
@@ -194,17 +120,15 @@ def test_the_conversation_goes_on_from_the_searched_answer(catalogue: Path) -> N
     def look(actions: Any) -> None:
         fed.append(actions.session.rollback([actions.chat.ids])[0] - len(actions.chat.ids))
 
-    ran = run_lines(catalogue, "/compare ar,beam", "one", "/trace 12", "/stats", look, "two", "/continue", "/exit")
+    ran = run_lines(catalogue, "/compare ar,beam", "one", "/trace", "/stats", look, "two", "/continue", "/exit")
     assert ran.code == 0
     first, second = ran.state.chat.turns
     assert second.prompt[: len(first.prompt) + 12] == (*first.prompt, *first.answer)
     assert first.answer == tuple(ran.state.answers[0].tracks[1].meter.ids)
     assert len(second.answer) == 24
-    assert "beam search" in ran.after("one")
     assert "4 beams  11 passes" in ran.after("one")
     assert "differs" not in ran.text
-    assert ran.after("/trace 12").startswith("step 12  4 finished, 4 dropped")
-    assert "beam search: of all continuations the 4 likeliest go on;" in ran.after("/trace 12")
+    assert ran.after("/trace").startswith("error: a beam search has no rounds")
     assert "4 beams" in ran.after("/stats")
     assert fed[0] > -12  # all of the prompt is cached, and what the beams shared
 

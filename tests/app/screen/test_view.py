@@ -364,8 +364,7 @@ def test_frames_are_dropped_where_drawing_takes_long_and_tokens_never(frame_s: f
         drawn.append(now[0])
         now[0] += frame_s
 
-    share = play(race(), [Reader()], draw, lambda: now[0])  # type: ignore[list-item]
+    play(race(), [Reader()], draw, lambda: now[0])  # type: ignore[list-item]
     assert fed == steps
-    assert share == pytest.approx(frame_s * len(drawn) / now[0])
     assert 1 < len(drawn) <= most
     assert frame_s * (len(drawn) - 1) <= 0.045 * now[0]
