@@ -46,7 +46,8 @@ CASCADE = ("cascade", "k_matrix", "lenience")
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """A drafter. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`.
+    """A drafter. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`; or "module:class" of
+    the LM of a draft head, made of the head, its word and the target's number of ids.
 
     `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether it is auto. `grows`: the kind of
     tree under `expand auto`. `lane`, `pair`: the word names a lane, is a value of `--drafter`. `member`: rank among the
@@ -164,7 +165,7 @@ _ALONE = (
         "feature",
         "feature drafter",
         "reads the target's last hidden state",
-        "sampling.drafters.draft_heads.eagle:build",
+        "sampling.drafters.draft_heads.eagle:FeatureLM",
         needs="feature",
         settings=(*TREE, "gamma"),
         member=4,
@@ -174,7 +175,7 @@ _ALONE = (
         "eagle",
         "EAGLE head",
         "EAGLE or EAGLE-3",
-        "sampling.drafters.draft_heads.eagle:build",
+        "sampling.drafters.draft_heads.eagle:FeatureLM",
         needs="eagle",
         settings=(*TREE, "gamma"),
         member=4,
@@ -184,7 +185,7 @@ _ALONE = (
         "peagle",
         "P-EAGLE head",
         "P-EAGLE: a block in one pass",
-        "sampling.drafters.draft_heads.peagle:build",
+        "sampling.drafters.draft_heads.peagle:PEagleLM",
         needs="peagle",
         settings=(*TREE, "gamma"),
         short="P-EAGLE",
@@ -193,7 +194,7 @@ _ALONE = (
         "dflash",
         "DFlash head",
         "DFlash: a block in one pass",
-        "sampling.drafters.draft_heads.dflash:build",
+        "sampling.drafters.draft_heads.dflash:DFlashLM",
         needs="dflash",
         settings=(*TREE, "gamma"),
         short="DFlash",
@@ -202,7 +203,7 @@ _ALONE = (
         "dspark",
         "DSpark head",
         "DSpark: the same, a Markov head",
-        "sampling.drafters.draft_heads.dflash:build",
+        "sampling.drafters.draft_heads.dflash:DSparkLM",
         needs="dspark",
         settings=(*TREE, "gamma"),
         short="DSpark",
@@ -211,7 +212,7 @@ _ALONE = (
         "dflash2",
         "DFlash2 head",
         "DFlash2: the same, a selector",
-        "sampling.drafters.draft_heads.dflash:build",
+        "sampling.drafters.draft_heads.dflash:DFlash2LM",
         needs="dflash2",
         settings=(*TREE, "gamma"),
         short="DFlash2",
@@ -380,5 +381,11 @@ class Parts(Protocol):
 def build(pair: Parts, request: DraftRequest) -> Drafter:
     """Build a drafter by the function that its row names."""
     module, _, name = row_of(request.word).build.partition(":")
-    drafter: Drafter = getattr(import_module(module), name)(pair, request)
+    made: Any = getattr(import_module(module), name)
+    if isinstance(made, type):
+        from sampling.drafters.draft_model import of_head
+
+        lm = pair.head(request.word, lambda head: made(head, request.word, pair.target.vocab_size))
+        return of_head(lm, request)
+    drafter: Drafter = made(pair, request)
     return drafter

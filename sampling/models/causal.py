@@ -29,63 +29,6 @@ Own = TypeVar("Own", bound="CausalSession")
 UNKNOWN = -1  # stands for a token that is on the device only
 
 
-class CausalLM(LM):
-    """A causal model by name.
-
-    Args:
-        model: a transformers causal model, or a :class:`sampling.types.Network`.
-        name: how events and figures call it.
-        vocab_size: use only this many of the first ids (padded vocabularies); the rest has probability 0.
-    """
-
-    encodes = False  # an encoder reads its prompts
-    reads_hidden: Hidden = False  # the states of their target that its sessions read
-    reads_kv = False  # whether they read its keys and values
-    reviews = True  # its sessions score drafts
-
-    @property
-    def session_type(self) -> type[CausalSession]:
-        """The class of its sessions."""
-        return CausalSession
-
-    def __init__(self, model: Any, name: str = "target", vocab_size: int | None = None) -> None:
-        self.network = network_of(model)
-        self.name = name
-        self.vocab_size = min(vocab_size or self.network.vocab_size, self.network.vocab_size)
-        self.context, self.device = self.network.context, self.network.device
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether drafts for it may be trees."""
-        return self.network.takes_trees
-
-    def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
-    ) -> CausalSession:
-        """A session for `prompt`; it takes over the cache of `previous`, which must not be used again.
-
-        A previous session is used again if it keeps at least the states in `hidden`.
-        """
-        self.check(prompt, target)
-        if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
-            return self.beside(previous.again(prompt), target)
-        return self.beside(self.session_type(self.network, prompt, self.vocab_size, hidden), target)
-
-    def beside(self, session: Own, target: Session | None) -> Own:
-        """`session` with logits of the target's ids, or of the model's ids without a target."""
-        session.cover(self.vocab_size, self.vocab_size if target is None else target.vocab_size)
-        return session
-
-    def check(self, prompt: Rows, target: Session | None = None) -> None:
-        """UserError for a prompt without tokens or, where no target has read it, with ids outside the vocabulary."""
-        if not prompt or not all(prompt):
-            raise UserError("the prompt is empty: give at least one token")
-        lowest, highest = min(map(min, prompt)), max(map(max, prompt))
-        if target is None and not 0 <= lowest <= highest < self.vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise UserError(f"id {wrong} is outside the vocabulary of {self.name} (0 … {self.vocab_size - 1})")
-
-
 class CausalSession(Session):
     """B rows of one causal model; a :class:`sampling.types.Session`.
 
@@ -370,3 +313,58 @@ class CausalSession(Session):
             return states
         each = states.chunk(len(kept), dim=-1)
         return joined([each[kept.index(state)] for state in wanted])
+
+
+class CausalLM(LM):
+    """A causal model by name.
+
+    Args:
+        model: a transformers causal model, or a :class:`sampling.types.Network`.
+        name: how events and figures call it.
+        vocab_size: use only this many of the first ids (padded vocabularies); the rest has probability 0.
+    """
+
+    encodes = False  # an encoder reads its prompts
+    reads_hidden: Hidden = False  # the states of their target that its sessions read
+    reads_kv = False  # whether they read its keys and values
+    reviews = True  # its sessions score drafts
+
+    session_type: type[Any] = CausalSession
+
+    def __init__(self, model: Any, name: str = "target", vocab_size: int | None = None) -> None:
+        self.network = network_of(model)
+        self.name = name
+        self.vocab_size = min(vocab_size or self.network.vocab_size, self.network.vocab_size)
+        self.context, self.device = self.network.context, self.network.device
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether drafts for it may be trees."""
+        return self.network.takes_trees
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
+    ) -> CausalSession:
+        """A session for `prompt`; it takes over the cache of `previous`, which must not be used again.
+
+        A previous session is used again if it keeps at least the states in `hidden`.
+        """
+        self.check(prompt, target)
+        if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
+            return self.beside(previous.again(prompt), target)
+        session: CausalSession = self.session_type(self.network, prompt, self.vocab_size, hidden)
+        return self.beside(session, target)
+
+    def beside(self, session: Own, target: Session | None) -> Own:
+        """`session` with logits of the target's ids, or of the model's ids without a target."""
+        session.cover(self.vocab_size, self.vocab_size if target is None else target.vocab_size)
+        return session
+
+    def check(self, prompt: Rows, target: Session | None = None) -> None:
+        """UserError for a prompt without tokens or, where no target has read it, with ids outside the vocabulary."""
+        if not prompt or not all(prompt):
+            raise UserError("the prompt is empty: give at least one token")
+        lowest, highest = min(map(min, prompt)), max(map(max, prompt))
+        if target is None and not 0 <= lowest <= highest < self.vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise UserError(f"id {wrong} is outside the vocabulary of {self.name} (0 … {self.vocab_size - 1})")

@@ -11,6 +11,8 @@ the cache, those of the block's rows do not.
 * DFlash2 has a convolution over the block's rows around each sublayer, and a selector that scores a position's
   likeliest tokens again by the token before.
 
+DFlash's trees are DDTree's, DSpark's grow along its Markov head, DFlash2's are of the selector's candidates.
+
 Shapes: B rows, C positions of context that are new, R rows of a block, H the head's width, n ids of its output layer.
 """
 
@@ -28,14 +30,10 @@ from sampling.drafters.draft_heads.eagle import at
 from sampling.drafters.draft_heads.modules import Convolution, DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import BlockSession, FollowingLM, FollowingSession
-from sampling.drafters.draft_model import of_head
-from sampling.drafters.proposal import Proposer
-from sampling.drafters.registry import DraftRequest, Parts
-from sampling.models.causal import CausalSession
 from sampling.models.llama import norm_of
 from sampling.models.masks import additive
 from sampling.transfers import put
-from sampling.types import Draft, Hidden, Rows
+from sampling.types import Draft, Rows
 
 
 class BlockNetwork(StudentNetwork):
@@ -71,7 +69,6 @@ class DFlashSession(BlockSession, FollowingSession):
     """B rows of a DFlash head. Between passes its cache holds the tokens that the target has read, and nothing else."""
 
     network: BlockNetwork
-    reads: tuple[int, ...]
     states: Tensor  # [B, R, H] of the last block
 
     def settled(self, view: int) -> int:
@@ -126,21 +123,10 @@ class DFlashSession(BlockSession, FollowingSession):
 class DFlashLM(FollowingLM):
     """A DFlash head as an LM."""
 
-    kinds: tuple[str, ...] = ("dflash",)
+    kinds = ("dflash",)
     reviews = False
     network_type = BlockNetwork
     session_type = DFlashSession
-
-    def __init__(self, student: DraftHead, name: str = "dflash", vocab_size: int | None = None) -> None:
-        super().__init__(student, name, vocab_size)
-        config = cast(BlockConfig, student.config)
-        self.reads_hidden, self.block = config.reads, config.drafts
-
-    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> DFlashSession:
-        session = self.session_type(self.network, prompt, self.vocab_size, False, target)
-        config = cast(BlockNetwork, self.network).config
-        session.reads, session.mask, session.drafts = config.reads, config.mask, config.drafts
-        return session
 
 
 class DSparkNetwork(BlockNetwork):
@@ -268,15 +254,3 @@ class DFlash2LM(DFlashLM):
     kinds = ("dflash2",)
     network_type = DFlash2Network
     session_type = DFlash2Session
-
-
-_LMS = {"dflash": DFlashLM, "dspark": DSparkLM, "dflash2": DFlash2LM}
-
-
-def build(pair: Parts, request: DraftRequest) -> Proposer:
-    """Build a drafter on the pair's head of this kind: chains, or trees by the probabilities of its positions.
-
-    DFlash's trees are DDTree's, DSpark's grow along its Markov head, DFlash2's are of the selector's candidates.
-    """
-    kind, size = request.word, pair.target.vocab_size
-    return of_head(pair.head(kind, lambda head: _LMS[kind](head, kind, size)), request)

@@ -24,49 +24,16 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
-from sampling.drafters.draft_model import ModelDrafter, of_head
-from sampling.drafters.proposal import Proposer
-from sampling.drafters.registry import DraftRequest, Parts
-from sampling.models.causal import CausalSession
+from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.masks import additive, places
 from sampling.rows import common_prefix
 from sampling.transfers import put
-from sampling.types import Draft, Hidden, Rows, states_of
+from sampling.types import Draft, Hidden, Rows
 from utils.errors import UserError
-
-
-class FeatureDrafter(ModelDrafter):
-    """A drafter of chains from an EAGLE head. The target's session must be opened with `hidden=True`.
-
-    Drafts, their distributions and limits are those of :class:`ModelDrafter`. Raises UserError for a draft head of
-    another kind and, in `start`, for a target's session that keeps no hidden states. `vocab_size`: the number of ids
-    that may be drafted.
-    """
-
-    def __init__(self, student: DraftHead, name: str = "feature", vocab_size: int | None = None) -> None:
-        super().__init__(FeatureLM(student, name, vocab_size))
-
-
-class FeatureLM(FollowingLM):
-    """An EAGLE head as an LM: its sessions feed tokens with states."""
-
-    kinds: tuple[str, ...] = ("feature", "eagle")
-    reviews = False
-
-    def __init__(self, student: DraftHead, name: str, vocab_size: int | None = None) -> None:
-        super().__init__(student, name, vocab_size)
-        self.reads_hidden = student.config.reads or (-1,)
-
-    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> FeatureSession:
-        session = FeatureSession(self.network, prompt, self.vocab_size, True, target)
-        session.reads = states_of(self.reads_hidden)
-        return session
 
 
 class FeatureSession(FollowingSession):
     """B rows of an EAGLE head. The states it keeps are its own, as the network returns them."""
-
-    reads: tuple[int, ...] = (-1,)  # of its target's states
 
     def settled(self, view: int) -> int:
         """Position p reads state p − 1, which the target has if p ≤ view."""
@@ -191,6 +158,28 @@ class FeatureSession(FollowingSession):
         return x
 
 
+class FeatureLM(FollowingLM):
+    """An EAGLE head as an LM: its sessions feed tokens with states."""
+
+    kinds: tuple[str, ...] = ("feature", "eagle")
+    reviews = False
+    reads_hidden: Hidden = (-1,)
+    keeps = True
+    session_type = FeatureSession
+
+
+class FeatureDrafter(ModelDrafter):
+    """A drafter of chains from an EAGLE head. The target's session must be opened with `hidden=True`.
+
+    Drafts, their distributions and limits are those of :class:`ModelDrafter`. Raises UserError for a draft head of
+    another kind and, in `start`, for a target's session that keeps no hidden states. `vocab_size`: the number of ids
+    that may be drafted.
+    """
+
+    def __init__(self, student: DraftHead, name: str = "feature", vocab_size: int | None = None) -> None:
+        super().__init__(FeatureLM(student, name, vocab_size))
+
+
 def _addresses(states: Tensor, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return the addresses of states [B, S, D] at rows and places [B, T]."""
     row, slot, _ = states.stride()
@@ -201,9 +190,3 @@ def at(states: Tensor, places: Tensor) -> Tensor:
     """Return states [B, S, D] at places [B, T], clamped to 0 … S − 1: [B, T, D]."""
     index = put(places.clamp(0, states.shape[1] - 1), states.device)
     return states.gather(1, index[..., None].expand(-1, -1, states.shape[-1]))
-
-
-def build(pair: Parts, request: DraftRequest) -> Proposer:
-    """Build a drafter on the pair's EAGLE head: chains, or dynamic trees."""
-    size = pair.target.vocab_size
-    return of_head(pair.head(request.word, lambda head: FeatureLM(head, head.config.kind, size)), request)

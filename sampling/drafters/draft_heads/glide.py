@@ -12,6 +12,7 @@ computes accepted drafts again (see sampling/drafters/draft_heads/sessions.py).
 from __future__ import annotations
 
 import copy
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,68 +23,20 @@ from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.models.causal import CausalSession
 from sampling.models.masks import additive
 from sampling.transfers import put
 from sampling.types import Hidden, Rows, Session
 
 
-class GlideLM(FollowingLM):
-    """A GLIDE head as an LM.
-
-    Args:
-        student: of kind glide.
-        target_layers: the number of the target's layers; the draft head reads the last of them.
-        name: its name in events and figures.
-        offset: added to the position of each token after the prompt, in the head's own attention and towards the
-            target (one published engine adds gamma).
-        vocab_size: the number of ids in use (padded vocabularies have more).
-
-    Raises:
-        UserError: a draft head of another kind; `open` without a target's session that can be read.
-    """
-
-    kinds = ("glide",)
-    reads_kv = True
-
-    def __init__(
-        self,
-        student: DraftHead,
-        target_layers: int,
-        name: str = "glide",
-        offset: int = 0,
-        vocab_size: int | None = None,
-    ) -> None:
-        super().__init__(student, name, vocab_size)
-        self._reads, self._offset = student.target_layers(target_layers), offset
-
-    def moved(self, offset: int) -> GlideLM:
-        """Return an LM of the same network with another offset."""
-        lm = copy.copy(self)
-        lm._offset = offset
-        return lm
-
-    def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
-    ) -> FollowingSession:
-        """Open a session; with an offset no cache is taken over, since the earlier answer is now part of the prompt."""
-        return super().open(prompt, previous=None if self._offset else previous, target=target, hidden=hidden)
-
-    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> GlideSession:
-        session = GlideSession(self.network, prompt, self.vocab_size, hidden, target)
-        session.reads, session.offset = self._reads, self._offset
-        return session
-
-
 class GlideSession(FollowingSession):
-    """B rows of a GLIDE head; `reads` has the target layer that each of its layers reads."""
+    """B rows of a GLIDE head; `layers` has the target layer that each of its layers reads."""
 
-    reads: list[int]
+    layers: list[int]
     offset: int
 
     def settled(self, view: int) -> int:
         """One layer's K and V depend on the ids alone. With more, position p is settled if p ≤ view (0 if view > 0)."""
-        if len(self.reads) == 1:
+        if len(self.layers) == 1:
             return 1 << 60
         return view + 1 if view else 0
 
@@ -108,7 +61,7 @@ class GlideSession(FollowingSession):
         valid = self.target.held()
         if (longest := max(valid)) == 0:
             return None
-        kv = [self.target.kv(layer)[:2] for layer in self.reads]
+        kv = [self.target.kv(layer)[:2] for layer in self.layers]
         if positions.numel() == 1:  # the usual pass: one query
             count = min(max(int(positions), 1), longest)
             return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
@@ -123,6 +76,53 @@ class GlideSession(FollowingSession):
         hidden = (slot >= ends[..., None]) | (slot < first[..., None])
         blind = put((ends == 0)[..., None], self.device) if 0 in valid else None
         return Seen(kv, additive(~hidden, self.network), blind)
+
+
+class GlideLM(FollowingLM):
+    """A GLIDE head as an LM.
+
+    Args:
+        student: of kind glide.
+        target_layers: the number of the target's layers; the draft head reads the last of them.
+        name: its name in events and figures.
+        offset: added to the position of each token after the prompt, in the head's own attention and towards the
+            target (one published engine adds gamma).
+        vocab_size: the number of ids in use (padded vocabularies have more).
+
+    Raises:
+        UserError: a draft head of another kind; `open` without a target's session that can be read.
+    """
+
+    kinds = ("glide",)
+    reads_kv = True
+    keeps = None
+    session_type = GlideSession
+
+    def __init__(
+        self,
+        student: DraftHead,
+        target_layers: int,
+        name: str = "glide",
+        offset: int = 0,
+        vocab_size: int | None = None,
+    ) -> None:
+        super().__init__(student, name, vocab_size)
+        self._layers, self._offset = student.target_layers(target_layers), offset
+
+    def moved(self, offset: int) -> GlideLM:
+        """Return an LM of the same network with another offset."""
+        lm = copy.copy(self)
+        lm._offset = offset
+        return lm
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
+    ) -> FollowingSession:
+        """Open a session; with an offset no cache is taken over, since the earlier answer is now part of the prompt."""
+        known = None if self._offset else previous
+        session: Any = super().open(prompt, previous=known, target=target, hidden=hidden)
+        session.layers, session.offset = self._layers, self._offset
+        return cast(GlideSession, session)
 
 
 def build(pair: Parts, request: DraftRequest) -> Proposer:

@@ -249,7 +249,6 @@ class MtpLM(FeatureLM):
             why = " ".join(str(error).split())[:160]
             raise UserError(f"the multi-token prediction layer of {folder.name} cannot be read: {why}") from error
         CausalLM.__init__(self, own, "mtp", target.vocab_size)
-        self.reads_hidden: Hidden = (-1,)
 
 
 def build(pair: Parts, asked: DraftRequest) -> Proposer:

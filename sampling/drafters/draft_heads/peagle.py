@@ -12,17 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession, at
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import BlockSession
-from sampling.drafters.draft_model import of_head
-from sampling.drafters.proposal import Proposer
-from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
 from sampling.transfers import put
-from sampling.types import Draft, Hidden, Rows
+from sampling.types import Draft, Rows
 
 
 class PEagleNetwork(StudentNetwork):
@@ -55,18 +51,5 @@ class PEagleLM(FeatureLM):
 
     kinds = ("peagle",)
     network_type = PEagleNetwork
-
-    def __init__(self, student: DraftHead, name: str = "peagle", vocab_size: int | None = None) -> None:
-        super().__init__(student, name, vocab_size)
-        self.config = cast(BlockConfig, student.config)
-        self.block = self.config.drafts
-
-    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> PEagleSession:
-        session = PEagleSession(self.network, prompt, self.vocab_size, False, target)
-        session.reads, session.mask, session.drafts = self.config.reads, self.config.mask, self.block
-        return session
-
-
-def build(pair: Parts, request: DraftRequest) -> Proposer:
-    """Build a drafter on the pair's P-EAGLE head: chains, or trees by the probabilities of its positions."""
-    return of_head(pair.head("peagle", lambda head: PEagleLM(head, "peagle", pair.target.vocab_size)), request)
+    session_type = PEagleSession
+    keeps = False

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sampling.drafters.draft_heads.config import BLOCKS
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
@@ -21,9 +22,10 @@ from utils.errors import UserError
 
 
 class FollowingSession(CausalSession):
-    """B rows of a draft head beside the session of its target."""
+    """B rows of a draft head beside the session of its target, of which it `reads` these states."""
 
     network: StudentNetwork
+    reads: tuple[int, ...]
 
     def __init__(
         self, network: StudentNetwork, prompt: Rows, vocab_size: int, hidden: Hidden, target: CausalSession
@@ -91,16 +93,27 @@ class BlockSession(CausalSession):
 
 
 class FollowingLM(CausalLM):
-    """A draft head that reads its target, as an LM; a base of its kinds. `vocab_size` as in :class:`CausalLM`."""
+    """A draft head that reads its target, as an LM; a base of its kinds. `vocab_size` as in :class:`CausalLM`.
+
+    `keeps`: whether its sessions keep the head's own states; None: as the caller wants them.
+    """
 
     kinds: tuple[str, ...] = ()
     network_type = StudentNetwork
+    session_type: Any
+    keeps: bool | None = False
     network: Any
 
-    def __init__(self, student: DraftHead, name: str, vocab_size: int | None = None) -> None:
-        if student.config.kind not in self.kinds:
-            raise UserError(f"{name} needs a {self.kinds[0]} draft head, got a {student.config.kind} one")
+    def __init__(self, student: DraftHead, name: str = "", vocab_size: int | None = None) -> None:
+        config: Any = student.config
+        name = name or self.kinds[0]
+        if config.kind not in self.kinds:
+            raise UserError(f"{name} needs a {self.kinds[0]} draft head, got a {config.kind} one")
         super().__init__(self.network_type(student), name, vocab_size)
+        if config.reads:
+            self.reads_hidden = config.reads
+        if config.kind in BLOCKS:
+            self.mask, self.block = config.mask, config.drafts
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
@@ -123,7 +136,10 @@ class FollowingLM(CausalLM):
         ):
             previous.target = target
             return self.beside(previous.again(prompt), target)
-        return self.beside(self._session(prompt, hidden, target), target)
-
-    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> FollowingSession:
-        raise NotImplementedError
+        kept = hidden if self.keeps is None else self.keeps
+        session: Any = self.session_type(self.network, prompt, self.vocab_size, kept, target)
+        session.reads = states_of(self.reads_hidden)
+        if self.block:
+            session.mask, session.drafts = self.mask, self.block
+        following: FollowingSession = self.beside(session, target)
+        return following
