@@ -8,85 +8,33 @@ done once more after the copied tokens, and the rest is chained from bigrams; an
 
 from __future__ import annotations
 
-import numpy as np
+from array import array
+from bisect import bisect_left
 
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.lookup import Tables
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.rows import common_prefix, parted
 from sampling.types import Rows, Sampler, Session
 
-_KEPT = 128  # latest lengths of the row that are kept, to return to
+_BYTES = array("q").itemsize  # of an id
 
 
-class SuffixMatches:
-    """For one growing row: at every earlier position, how many tokens before it equal the row's last ones.
+def after_match(row: list[int], generated: int, most: int) -> list[int]:
+    """Return up to `most` tokens after the earliest of the longest matches of the last `generated` tokens of a row; []
+    if its last token never occurred before."""
+    data = array("q", row).tobytes()
 
-    `lengths[e]` is the length of the longest common suffix of the first e tokens and of the row, at most the number of
-    generated tokens. One more token updates all positions at once, so a proposal costs a few passes over an array of
-    the row's length.
-    """
+    def end_of_match(size: int) -> int:
+        """Return where the last `size` tokens first end before the row's end; 0: nowhere."""
+        index = data.find(data[-size * _BYTES :], 0, -_BYTES)
+        while index % _BYTES > 0 and index >= 0:  # these bytes begin inside an id
+            index = data.find(data[-size * _BYTES :], index + 1, -_BYTES)
+        return index // _BYTES + size if index >= 0 else 0
 
-    def __init__(self, prompt: list[int]) -> None:
-        self._start = len(prompt)
-        self._row = list(prompt)
-        self._ids = np.empty(max(64, 2 * len(prompt)), dtype=np.int64)
-        self._ids[: len(prompt)] = prompt
-        self._lengths = [np.zeros(len(prompt), dtype=np.int32)]  # of the last few lengths of the row
-        self._first = len(prompt)  # the row's length at self._lengths[0]
-
-    def follow(self, row: list[int]) -> None:
-        """Make these the matches of `row`, which begins with the prompt; the prefix shared with the last is kept."""
-        shared = common_prefix(self._row, row)
-        if shared < self._start:
-            self.__init__(row)  # type: ignore[misc]
-            return
-        self._cut(shared if shared >= self._first else self._start)
-        for token in row[len(self._row) :]:
-            self._append(token)
-
-    def _cut(self, count: int) -> None:
-        """Keep the first `count` tokens: a length that is kept, or the prompt's."""
-        if count < self._first:
-            self._lengths, self._first = [np.zeros(self._start, dtype=np.int32)], self._start
-        del self._row[count:]
-        del self._lengths[count - self._first + 1 :]
-
-    def _append(self, token: int) -> None:
-        count = len(self._row)
-        if count == len(self._ids):
-            self._ids = np.concatenate((self._ids, np.empty_like(self._ids)))
-        self._ids[count] = token
-        self._row.append(token)
-        # Position e + 1 ends with this token if ids[e] equals it; e = count is the row itself.
-        grown = np.zeros(count + 1, dtype=np.int32)
-        np.multiply(self._lengths[-1] + 1, self._ids[:count] == token, out=grown[1:])
-        self._lengths.append(grown)
-        if len(self._lengths) > _KEPT:
-            self._first += len(self._lengths) - _KEPT // 2
-            del self._lengths[: -(_KEPT // 2)]
-
-    def copied(self, most: int) -> list[int]:
-        """Return up to `most` tokens after the earliest of the longest matches; if the row ends before, once more after
-        those; [] if the last token never occurred before."""
-        copied = self._after_match(most)
-        if not copied or len(copied) >= most:
-            return copied
-        count, lengths, first = len(self._row), list(self._lengths), self._first  # a long copy may drop lengths
-        for token in copied:
-            self._append(token)
-        copied = copied + self._after_match(most - len(copied))
-        del self._row[count:]
-        self._lengths, self._first = lengths, first
-        return copied
-
-    def _after_match(self, most: int) -> list[int]:
-        lengths = self._lengths[-1]
-        if not len(lengths):
-            return []
-        position = int(lengths.argmax())  # the first of equal ones
-        return self._row[position : position + most] if lengths[position] else []
+    longest = bisect_left(range(1, generated + 1), True, key=lambda size: not end_of_match(size))
+    position = end_of_match(longest) if longest else len(row)
+    return row[position : position + most]
 
 
 class Copies(Source):
@@ -95,19 +43,21 @@ class Copies(Source):
     name = "maxgram"
 
     def __init__(self) -> None:
-        self._indices: list[SuffixMatches] = []
+        self._begins: list[int] = []  # tokens of each row before its generated ones
         self._copied: Rows = []
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         """Open the answer, which begins without a match."""
-        self._indices = [SuffixMatches(row) for row in begun]
+        self._begins = list(map(len, begun))
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         self._copied = []
-        for index, text, depth in zip(self._indices, texts, depths, strict=True):
-            if depth > 0:
-                index.follow(text)
-            self._copied.append(index.copied(depth) if depth > 0 else [])
+        for begin, text, depth in zip(self._begins, texts, depths, strict=True):
+            copied = after_match(text, len(text) - begin, depth) if depth > 0 else []
+            if 0 < len(copied) < depth:
+                longer = text + copied
+                copied = copied + after_match(longer, len(longer) - begin, depth - len(copied))
+            self._copied.append(copied)
 
     def offers(self, node: Node) -> list[Offer]:
         tokens = self._copied[node.row]
@@ -116,7 +66,7 @@ class Copies(Source):
         return [(tokens[node.depth], 1.0)]
 
     def select(self, rows: list[int]) -> None:
-        self._indices = parted(self._indices, rows)
+        self._begins = [self._begins[row] for row in rows]
 
 
 class MaxGramDrafter(Proposer):

@@ -244,47 +244,20 @@ class LookupDrafter(Proposer):
         super().__init__([source for source in sources if source is not None], least=least, **proposer)
 
 
-def _lookups(
-    pair: Parts, request: DraftRequest, tables: StaticTables | None, matches: bool = True, recall: bool = False
-) -> LookupDrafter:
-    return LookupDrafter(
-        tables,
-        matches=matches,
-        recall=recall,
-        finished=pair.finished(request) if matches else None,
-        tree=request.grown == "dynamic",
-        shared_noise=request.grown == "dynamic",
-        ratios=request.ratios,
-    )
-
-
 def build(pair: Parts, request: DraftRequest) -> LookupDrafter:
-    """Build matches and the pair's tables."""
-    return _lookups(pair, request, pair.tables(), recall=request.grown == "dynamic")
-
-
-def build_match(pair: Parts, request: DraftRequest) -> LookupDrafter:
-    """Build matches alone; `suffix` looks in finished answers too."""
-    return _lookups(pair, request, None)
-
-
-def build_static(pair: Parts, request: DraftRequest) -> LookupDrafter:
-    """Build the pair's tables alone."""
-    return _lookups(pair, request, pair.tables(), matches=False)
-
-
-def build_beside(pair: Parts, request: DraftRequest) -> LookupDrafter:
-    """Build `a+b`: the look-ups of the first word beside the draft head or model of the second."""
-    first, second = request.word.split("+")
+    """Build the look-ups of a word: `tables`, `static`, `match`, or `suffix`, which is `match` in finished answers too;
+    of `a+b` those of the first word beside the draft head or model of the second."""
+    first, _, second = request.word.partition("+")
     tree = request.grown in ("joint", "dynamic")
-    head: Any = pair.build(DraftRequest(second, request.settings))
+    head: Any = pair.build(DraftRequest(second, request.settings)) if second else None
     return LookupDrafter(
-        pair.tables() if first == "tables" else None,
+        pair.tables() if first in ("tables", "static") else None,
+        matches=first != "static",
         recall=first == "tables" and tree,
-        finished=pair.finished(request),
-        model=head.model if isinstance(head.model, Respelled) else source_of(head.lm),
+        finished=None if first == "static" else pair.finished(request),
+        model=None if head is None else head.model if isinstance(head.model, Respelled) else source_of(head.lm),
         tree=tree,
         shared_noise=tree,
-        learn=request.auto,
+        learn=head is not None and request.auto,
         ratios=request.ratios,
     )

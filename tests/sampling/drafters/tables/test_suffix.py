@@ -31,15 +31,14 @@ def index_of(*said: list[int], room: int = suffix.ROOM) -> SuffixIndex:
     return index
 
 
-def counted(said: list[list[int]], tail: list[int], mask: int) -> dict[int, float]:
-    """The same without a ring, chains and growth: of the newest places with the same hash those of the same context."""
+def counted(said: list[list[int]], tail: list[int]) -> dict[int, float]:
+    """The same without an index: the newest places of the same context."""
     for size in SIZES:
         places = [
             (tuple(answer[at - size : at]), answer[at]) for answer in said for at in range(size, len(answer)) if size
         ]
         context = tuple(tail[-size:])
-        alike = [(known, token) for known, token in places if (hash(known) ^ hash(context)) & mask == 0][-LOOKS:]
-        counts = Counter(token for known, token in alike if known == context)
+        counts = Counter([token for known, token in places if known == context][-LOOKS:])
         if counts and len(tail) >= size:
             return {token: count / (counts.total() + DOUBT[size]) for token, count in counts.items()}
     return {}
@@ -50,7 +49,7 @@ def counted(said: list[list[int]], tail: list[int], mask: int) -> dict[int, floa
 def test_it_counts_what_followed_the_longest_known_context(said: list[list[int]], tail: list[int]) -> None:
     for end in [tail, *(answer[:-1] for answer in said)]:
         found = index_of(*said).after(end)
-        assert dict(found) == counted(said, end, suffix._FIRST - 1)
+        assert dict(found) == counted(said, end)
         assert [chance for _, chance in found] == sorted((chance for _, chance in found), reverse=True)
 
 
