@@ -16,7 +16,7 @@ from torch import Tensor
 from sampling.drafters.cape import Expansion
 from sampling.drafters.drawing import Column, Drawing
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
-from sampling.drafters.registry import DraftRequest, Parts
+from sampling.drafters.registry import DraftRequest, Parts, named, row_of
 from sampling.events import Call, Proposal
 from sampling.models.translated import TranslatedLM, TranslatedSession
 from sampling.transfers import put
@@ -426,6 +426,12 @@ def of_head(lm: LM, request: DraftRequest) -> Proposer:
             [source_of(lm)], tree=True, nodes=request.settings.nodes, learn=request.auto, ratios=request.ratios
         )
     return ModelDrafter(lm, LEAST if request.auto else 0.0, expansion_of(request), rule_of(request))
+
+
+def build_head(pair: Parts, request: DraftRequest) -> Proposer:
+    """Build a drafter on the pair's draft head of the word's kind: chains, or trees by the head's probabilities."""
+    word, make = request.word, named(row_of(request.word).lm)
+    return of_head(pair.head(word, lambda head: make(head, word, pair.target.vocab_size)), request)
 
 
 def expansion_of(request: DraftRequest) -> Expansion | None:

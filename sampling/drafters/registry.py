@@ -46,13 +46,12 @@ CASCADE = ("cascade", "k_matrix", "lenience")
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """A drafter. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`; or "module:class" of
-    the LM of a draft head, made of the head, its word and the target's number of ids.
+    """A drafter. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`.
 
     `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether it is auto. `grows`: the kind of
     tree under `expand auto`. `lane`, `pair`: the word names a lane, is a value of `--drafter`. `member`: rank among the
     words of `--cascade`, large to small; 0 = not one. `reviews`: it may review others there. `first`: it may stand
-    before `+`. `short`: its name in a combination.
+    before `+`. `short`: its name in a combination. `lm`: of a draft head, "module:class" of its LM.
     """
 
     word: str
@@ -68,6 +67,7 @@ class DrafterRow:
     reviews: bool = False
     first: bool = False
     short: str = ""
+    lm: str = ""
 
 
 _ALONE = (
@@ -165,8 +165,9 @@ _ALONE = (
         "feature",
         "feature drafter",
         "reads the target's last hidden state",
-        "sampling.drafters.draft_heads.eagle:FeatureLM",
+        "sampling.drafters.draft_model:build_head",
         needs="feature",
+        lm="sampling.drafters.draft_heads.eagle:FeatureLM",
         settings=(*TREE, "gamma"),
         member=4,
         short="feature",
@@ -175,8 +176,9 @@ _ALONE = (
         "eagle",
         "EAGLE head",
         "EAGLE or EAGLE-3",
-        "sampling.drafters.draft_heads.eagle:FeatureLM",
+        "sampling.drafters.draft_model:build_head",
         needs="eagle",
+        lm="sampling.drafters.draft_heads.eagle:FeatureLM",
         settings=(*TREE, "gamma"),
         member=4,
         short="EAGLE",
@@ -185,8 +187,9 @@ _ALONE = (
         "peagle",
         "P-EAGLE head",
         "P-EAGLE: a block in one pass",
-        "sampling.drafters.draft_heads.peagle:PEagleLM",
+        "sampling.drafters.draft_model:build_head",
         needs="peagle",
+        lm="sampling.drafters.draft_heads.peagle:PEagleLM",
         settings=(*TREE, "gamma"),
         short="P-EAGLE",
     ),
@@ -194,8 +197,9 @@ _ALONE = (
         "dflash",
         "DFlash head",
         "DFlash: a block in one pass",
-        "sampling.drafters.draft_heads.dflash:DFlashLM",
+        "sampling.drafters.draft_model:build_head",
         needs="dflash",
+        lm="sampling.drafters.draft_heads.dflash:DFlashLM",
         settings=(*TREE, "gamma"),
         short="DFlash",
     ),
@@ -203,8 +207,9 @@ _ALONE = (
         "dspark",
         "DSpark head",
         "DSpark: the same, a Markov head",
-        "sampling.drafters.draft_heads.dflash:DSparkLM",
+        "sampling.drafters.draft_model:build_head",
         needs="dspark",
+        lm="sampling.drafters.draft_heads.dflash:DSparkLM",
         settings=(*TREE, "gamma"),
         short="DSpark",
     ),
@@ -212,8 +217,9 @@ _ALONE = (
         "dflash2",
         "DFlash2 head",
         "DFlash2: the same, a selector",
-        "sampling.drafters.draft_heads.dflash:DFlash2LM",
+        "sampling.drafters.draft_model:build_head",
         needs="dflash2",
+        lm="sampling.drafters.draft_heads.dflash:DFlash2LM",
         settings=(*TREE, "gamma"),
         short="DFlash2",
     ),
@@ -380,12 +386,11 @@ class Parts(Protocol):
 
 def build(pair: Parts, request: DraftRequest) -> Drafter:
     """Build a drafter by the function that its row names."""
-    module, _, name = row_of(request.word).build.partition(":")
-    made: Any = getattr(import_module(module), name)
-    if isinstance(made, type):
-        from sampling.drafters.draft_model import of_head
-
-        lm = pair.head(request.word, lambda head: made(head, request.word, pair.target.vocab_size))
-        return of_head(lm, request)
-    drafter: Drafter = made(pair, request)
+    drafter: Drafter = named(row_of(request.word).build)(pair, request)
     return drafter
+
+
+def named(path: str) -> Any:
+    """Return what "module:name" names."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
