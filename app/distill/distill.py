@@ -45,6 +45,7 @@ from app.prompts.datasets import questions_of
 from app.screen.output import target_tokenizer
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
+from sampling.drafters.draft_heads.config import BLOCKS
 from training.draft_heads.build import start_linear
 from training.draft_heads.features import Examples, StoredExamples, StreamedExamples, extract, load_shard
 from training.draft_heads.report import expected, write_report
@@ -206,7 +207,7 @@ def _head(
             examples = [example for file in shards for example in load_shard(file, reads)]
             of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
             parts = [StoredExamples([of[id(text)] for text in part]) for part in (learned, held)]
-        if args.kind in ("eagle", "dflash"):
+        if args.published:
             about["verifier"] = verifier_of(engine)
         teacher, job = teacher_for(model, draft_head), job_of(settings, options, args)
         if args.linear_start == "on" and args.start is None and not (out / NAME).is_file():
@@ -262,5 +263,5 @@ def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> Traini
         minutes=args.minutes,
         patience=args.patience,
         precise=options.dtype == "float32",
-        **({"anchors": args.anchors, "evaluations": 5} if args.kind == "dflash" else {}),  # each takes several steps
+        **({"anchors": args.anchors, "evaluations": 5} if args.kind in BLOCKS else {}),  # each takes several steps
     )

@@ -13,7 +13,7 @@ from typing import Any
 from app.lanes.lane import PairEngine
 from app.lanes.warm import warm_up
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config, target_rotary
-from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.config import BLOCKS, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.gamma.costs import pass_times
 from training.draft_heads.build import continued, new_draft_head, shape_for
@@ -34,7 +34,7 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
             f"{name} has no rotary keys that a glide drafter could read: --student plain or feature needs none"
         )
     width = config_for(engine, args, args.short_list).hidden_size
-    if args.kind in ("eagle", "dflash") and width != model.config.get_text_config().hidden_size:
+    if args.published and width != model.config.get_text_config().hidden_size:
         raise UsageError(
             f"--hidden {width}: --student {args.student} has the target's width, whose embedding it shares"
         )
@@ -65,7 +65,7 @@ def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadCon
         project=args.head == "projected",
         block_size=args.lag,
         recency=args.recency == "on",
-        drafts=args.block - 1 if args.kind == "dflash" else None,
+        drafts=args.block - (args.kind == "dflash") if args.kind in BLOCKS else None,
     )
 
 
@@ -90,7 +90,7 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passag
         if 0 < args.short_list < engine.loaded.target.vocab_size:
             listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
         # The published format knows no window.
-        config = replace(config_for(engine, args, len(listed)), window=0 if args.kind in ("eagle", "dflash") else seen)
+        config = replace(config_for(engine, args, len(listed)), window=0 if args.published else seen)
         return new_draft_head(config, model, listed, seed).to(device)
     old = load_student(args.start, model, fingerprint(engine.tokenizer))
     wanted = config_for(engine, args, old.config.short_list if args.short_list else 0)

@@ -10,6 +10,7 @@ from typing import Any
 from app.prompts.datasets import PROMPT_FIELDS
 from app.settings.table import Field, arguments
 from app.settings.types import Choice, Number, NumberList, Text, Whole
+from sampling.drafters.draft_heads.config import BLOCKS
 from training.text.dialogues import KINDS
 from utils.errors import UsageError
 
@@ -23,6 +24,7 @@ _KINDS = Text(
     pattern=rf"all|\s*({_ANY})\s*(,\s*({_ANY})\s*)*",
 )
 
+STUDENTS = ("plain", "glide", "feature", "eagle3", "dflash", "dspark")
 _DATA = (
     Field("data", Text("self|FILES", "self or files"), SELF, "files to learn from and to count, or self", _GROUP),
     PROMPT_FIELDS["prompts"],
@@ -38,7 +40,13 @@ _TABLES = (
     Field("choices", Whole(1, 8), 3, "most next tokens of a context in the tables", _GROUP),
 )
 _SHAPE = (
-    Field("student", Choice(("plain", "glide", "feature", "eagle3", "dflash")), "plain", "the kind of drafter", _GROUP),
+    Field(
+        "student",
+        Choice(("plain", "glide", "feature", "eagle3", "dflash", "dspark")),
+        "plain",
+        "the kind of drafter",
+        _GROUP,
+    ),
     Field("layers", Whole(1, 100), 1, "its layers", _GROUP),
     Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)", _GROUP),
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)", _GROUP),
@@ -57,8 +65,8 @@ _SHAPE = (
 _TRAINING = (
     Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature, eagle3)", _GROUP),
     Field("lag", Whole(1, 64), 5, "largest lag of its view of the target, in tokens (glide)", _GROUP),
-    Field("block", Whole(2, 64), 8, "rows of a block: its drafts and the last token (dflash)", _GROUP),
-    Field("anchors", Whole(1, 4096), 24, "blocks of each sequence in a batch (dflash)", _GROUP),
+    Field("block", Whole(2, 64), 8, "rows of a block: the last token and masks (dflash, dspark)", _GROUP),
+    Field("anchors", Whole(1, 4096), 24, "blocks of each sequence in a batch (dflash, dspark)", _GROUP),
     Field("recency", Choice(("off", "on")), "off", "a learned preference for the latest keys (glide)", _GROUP),
     Field("linear_start", Choice(("off", "on")), "off", "begin as the best linear map (feature)", _GROUP),
     Field("held", Whole(1), 48, "sequences held out, at most a fifth", _GROUP),
@@ -84,8 +92,8 @@ _ONLY_FOR = {
     "bits": ("plain", "glide", "feature"),
     "lag": ("glide",),
     "recency": ("glide",),
-    "block": ("dflash",),
-    "anchors": ("dflash",),
+    "block": ("dflash", "dspark"),
+    "anchors": ("dflash", "dspark"),
 }
 
 
@@ -115,7 +123,8 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
         if name in given and args.student not in kinds:
             raise UsageError(f"--{name} belongs to --student {' or '.join(kinds)}, the student is {args.student}")
     args.kind = "eagle" if args.student == "eagle3" else args.student
-    if args.kind in ("eagle", "dflash") and args.head != "trained":
+    args.published = args.kind == "eagle" or args.kind in BLOCKS
+    if args.published and args.head != "trained":
         raise UsageError(
             f"--head {args.head} has no place in a published checkpoint: --student {args.student} trains its own"
         )

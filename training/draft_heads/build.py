@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
-from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
+from sampling.drafters.draft_heads.config import BLOCKS, BlockConfig, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import usual_reads
 from training.draft_heads.features import Examples
 from utils.errors import UsageError, UserError
+
+RANK = 64  # of a new Markov head; published ones of larger targets have 256
 
 
 def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
@@ -44,7 +46,7 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
     except AttributeError as error:
         raise UserError(f"no draft head can be made for a {type(target).__name__}: {error}") from None
     given = {name: value for name, value in changes.items() if value is not None}
-    if kind in ("eagle", "dflash"):
+    if kind == "eagle" or kind in BLOCKS:
         values["reads"] = tuple(usual_reads(large.num_hidden_layers))
     if kind == "eagle":
         if len(values["reads"]) < 3 or values["reads"][0] < 2:
@@ -55,16 +57,19 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
         # The norms that *speculators* 0.9 trains with.
         norms = dict.fromkeys(("norm_before_fc", "norm_before_residual", "norm_output"), True)
         values |= {"wide": True, **norms}
-    if kind == "dflash":
+    if kind in BLOCKS:
         # The mask's row enters as the embedding of the last id, of which hardly any text has a token.
         values |= {"qk_norm": True, "mask": large.vocab_size - 1}
+    if kind == "dspark":
+        values |= {"from_anchor": True, "markov": "vanilla", "rank": RANK}
+        values |= {"confidence": True, "confidence_with_markov": True}
     values |= given
     if "num_attention_heads" in given:
         values["head_dim"] = values["hidden_size"] // given["num_attention_heads"]
     values["shared_embedding"] = values["hidden_size"] == width
     if values.get("shared_head") and not values["shared_embedding"]:
         raise UsageError(f"a head of width {values['hidden_size']} cannot share rows of the target's width {width}")
-    if kind == "dflash":
+    if kind in BLOCKS:
         return BlockConfig(**values, windows=(0,) * values["num_hidden_layers"])
     return DraftHeadConfig(**values)
 
@@ -93,7 +98,9 @@ def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], 
             if joined.weight.shape[0] == joined.weight.shape[1]:
                 nn.init.eye_(joined.weight)
     width = config.hidden_size
-    if config.kind in ("eagle", "dflash") and width == config.large_hidden_size:
+    if hasattr(trunk, "markov_head"):
+        nn.init.zeros_(trunk.markov_head.markov_w2.weight)
+    if config.reads and width == config.large_hidden_size:
         trunk.fc.weight.data[:, -width:] = torch.eye(width)  # the highest of the states that it reads
     if config.kind == "glide":
         for layer in trunk.layers:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sampling.drafters.draft_heads.config import BLOCKS, BlockConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from training.draft_heads.features import Batch
 
@@ -67,13 +69,15 @@ def block_loss(
 ) -> tuple[Tensor, float]:
     """Return (loss, cross-entropy of the first draft in nats) of blocks after `anchors` drawn tokens of each sequence.
 
-    Cross-entropy against the target's distribution at each position of a block. Later positions count less, by
-    exp(−(k − 1) / 4): a draft is of use only if all before it were right (the paper's decay for blocks of 8).
+    Cross-entropy against the target's distribution at each position of a block, the text's own tokens before it. Later
+    positions count less, by exp(−(k − 1) / 4): a draft is of use only if all before it were right (the paper's decay
+    for blocks of 8). A confidence head learns Σ min(p, q) by binary cross-entropy (DSpark, as *speculators* trains it).
     """
     assert batch.read is not None
+    config = cast(BlockConfig, draft_head.config)
     length = batch.ids.shape[1]
     begins = torch.randperm(length - 1, generator=noise)[:anchors].sort().values.to(batch.ids.device)
-    states = draft_head.blocks(batch.ids, batch.read, begins)[:, :, 1:]
+    states = draft_head.blocks(batch.ids, batch.read, begins)[:, :, -config.drafts :]
     steps = torch.arange(states.shape[2], device=begins.device)
     positions = begins[:, None] + steps  # the target's distribution there is that of the step's draft
     inside = positions < length - 1
@@ -85,10 +89,17 @@ def block_loss(
         chosen = wanted[:, :, depth]
         with torch.no_grad():
             probs = teacher.probs(batch.hidden[:, positions[:, depth]][chosen])
-        logits = draft_head.lm_head(states[:, :, depth][chosen]).float()
+        before, state = batch.ids[:, positions[:, depth]][chosen], states[:, :, depth][chosen]
+        logits = draft_head.logits(state, before).float()
         each = F.cross_entropy(logits, probs, reduction="none") * weight[:, :, depth][chosen]
-        total = total + each.sum()
         first = first or float(each.sum().detach())
+        total = total + each.sum()
+        if config.confidence:
+            accepted = torch.minimum(probs, logits.detach().softmax(dim=-1)).sum(dim=-1)
+            doubt = F.binary_cross_entropy_with_logits(
+                draft_head.confidence(state, before).float(), accepted, weight[:, :, depth][chosen], reduction="sum"
+            )
+            total = total + doubt
     return total / float(weight.sum()), first / max(1e-9, float(weight[:, :, 0].sum()))
 
 
@@ -132,15 +143,15 @@ def held_out(
         wanted = before = batch.weight >= 1
         states = drafted_states(draft_head, batch, depth)
         for step, state in enumerate(states):  # fewer than `depth` of a short block
-            best = _by_chunk(lambda part: draft_head.lm_head(part).argmax(dim=-1), state)
+            best = _by_chunk(lambda *part: draft_head.logits(*part).argmax(dim=-1), state, batch.ids)
             agree = (ids[best] if len(ids) else best) == favourite
             seen[step] += float(before.sum())
             hits[step] += float((before & agree).sum())
             before = F.pad(before & agree, (1, 0))[:, :-1] & wanted
         count += float(wanted.sum())
-        hidden, first = (torch.split(part[wanted], CHUNK) for part in (batch.hidden, states[0]))
-        for target, own in zip(hidden, first, strict=True):  # over the head's ids
-            probs, logs = teacher.probs(target), draft_head.lm_head(own).float().log_softmax(dim=-1)
+        parts = (torch.split(part[wanted], CHUNK) for part in (batch.hidden, states[0], batch.ids))
+        for target, own, before in zip(*parts, strict=True):  # over the head's ids
+            probs, logs = teacher.probs(target), draft_head.logits(own, before).float().log_softmax(dim=-1)
             overlap += float(torch.minimum(probs, logs.exp()).sum())
             entropy -= float((probs * logs).sum())
     alpha = tuple(hit / all_ if all_ else 0.0 for hit, all_ in zip(hits, seen, strict=True))
@@ -154,14 +165,14 @@ def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tens
         return draft_head.states(batch.ids, _read(draft_head, batch), steps=depth)
     if kind == "plain":
         return draft_head.states(batch.ids) * depth
-    if kind != "dflash":
+    if kind not in BLOCKS:
         return [draft_head.states(batch.ids, kv=batch.kv, lag=step)[0] for step in range(depth)]
     assert batch.read is not None
     length = batch.ids.shape[1]
     anchors = torch.arange(length, device=batch.ids.device)
-    parts = [draft_head.blocks(batch.ids, batch.read, part)[:, :, 1:] for part in torch.split(anchors, ANCHORS)]
-    rows = torch.cat(parts, dim=1)
-    # Row k of the block after token t is the draft after token t + k; a block is as deep as it was trained for at most.
+    rows = torch.cat([draft_head.blocks(batch.ids, batch.read, part) for part in torch.split(anchors, ANCHORS)], dim=1)
+    rows = rows[:, :, -cast(BlockConfig, draft_head.config).drafts :]
+    # Draft k of the block after token t comes after token t + k; a block is at most as deep as it was trained for.
     return [F.pad(rows[:, :, step], (0, 0, step, 0))[:, :length] for step in range(min(depth, rows.shape[2]))]
 
 
@@ -170,6 +181,7 @@ def _read(draft_head: DraftHead, batch: Batch) -> Tensor | None:
     return {"feature": batch.hidden, "eagle": batch.read}.get(draft_head.config.kind)
 
 
-def _by_chunk(act: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
-    """Return `act` on states [B, T, G], some positions at a time, as [B, T]."""
-    return torch.cat([act(part) for part in torch.split(states.flatten(0, 1), CHUNK)]).view(states.shape[:2])
+def _by_chunk(act: Callable[[Tensor, Tensor], Tensor], states: Tensor, ids: Tensor) -> Tensor:
+    """Return `act` on states [B, T, G] and ids [B, T], some positions at a time, as [B, T]."""
+    parts = zip(torch.split(states.flatten(0, 1), CHUNK), torch.split(ids.flatten(), CHUNK), strict=True)
+    return torch.cat([act(*part) for part in parts]).view(ids.shape)

@@ -426,7 +426,7 @@ class DraftHead(nn.Module):
         return outputs
 
     def blocks(self, ids: Tensor, read: Tensor, anchors: Tensor) -> Tensor:
-        """Return a DFlash head's normed states [B, A, R, H] of the blocks after A tokens of each sequence.
+        """Return a DFlash or DSpark head's normed states [B, A, R, H] of the blocks after A tokens of each sequence.
 
         Args:
             ids: [B, T] long, padded on the right.
@@ -448,6 +448,18 @@ class DraftHead(nn.Module):
             own = cast(Layer, layer)
             x = self._layer(own, index, x, rotation, mask, [own.self_attn.remembered(context, before)], None)
         return cast(Tensor, trunk.norm(x).unflatten(1, (count, rows)))
+
+    def logits(self, states: Tensor, before: Tensor) -> Tensor:
+        """Map states [M, H] to logits [M, n]; a vanilla Markov head adds a term of the token before each [M]."""
+        logits = self.lm_head(states)
+        if hasattr(self.model, "markov_head"):
+            logits = logits + self.model.markov_head.markov_w2(self.model.markov_head.markov_w1(before))
+        return cast(Tensor, logits)
+
+    def confidence(self, states: Tensor, before: Tensor) -> Tensor:
+        """Return the logit [M] of the chance that the draft after `before` [M], of states [M, H], is accepted."""
+        entered = torch.cat((states, self.model.markov_head.markov_w1(before)), dim=-1)
+        return cast(Tensor, self.model.confidence_head.proj(entered)[:, 0])
 
     def _joined(self, embedded: Tensor, hidden: Tensor, own: Tensor | None) -> Tensor:
         """Join tokens with the state one position before: the target's, or after the first step the head's own."""

@@ -235,14 +235,14 @@ def usual_reads(layers: int) -> list[int]:
 def has_place(config: Config, about: Config) -> bool:
     """Return whether the published format can hold this configuration; it numbers the last output by the layers."""
     return (
-        (config["wide"] or config["kind"] == "dflash")
+        (config["wide"] or config["kind"] in ("dflash", "dspark"))
         and not config["project"]
         and (min(config["reads"]) >= 0 or "layers" in about.get("verifier", {}))
     )
 
 
 def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple[Config, dict[str, Tensor]]:
-    """Return the configuration and the tensors of an EAGLE-3 or DFlash head as *speculators* writes them.
+    """Return the configuration and the tensors of an EAGLE-3, DFlash or DSpark head as *speculators* writes them.
 
     `own` are tensors by our names, with `ids` of a reduced vocabulary; `about` is added to the configuration, its
     `verifier` {name_or_path, architectures, layers} describes the target.
@@ -254,7 +254,8 @@ def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple
         tensors["t2d"] = torch.zeros(count, dtype=torch.bool).index_fill_(0, ids.long(), True)
     verifier = {"name_or_path": None, "architectures": [], **about.get("verifier", {})}
     layers = verifier.pop("layers", None)
-    block = config["kind"] == "dflash"
+    block, spark = config["kind"] in ("dflash", "dspark"), config["kind"] == "dspark"
+    kind = config["kind"] if block else "eagle3"
     drafts = config["drafts"] if block else 3
     proposal = {
         "proposal_type": "greedy",
@@ -275,15 +276,19 @@ def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple
             "sample_from_anchor": config["from_anchor"],
             "sliding_window_non_causal": False,
         }
+        if spark:
+            said |= {"markov_rank": config["rank"], "markov_head_type": config["markov"] or "vanilla"}
+            said |= {"enable_confidence_head": config["confidence"]}
+            said |= {"confidence_head_with_markov": config["confidence_with_markov"]}
     else:
         said = {"eagle_aux_hidden_state_layer_ids": reads, "embed_requires_grad": False}
         said |= {name: config[name] for name in _SWITCHES}
     return {
-        "architectures": ["DFlashDraftModel" if block else "Eagle3DraftModel"],
-        "speculators_model_type": "dflash" if block else "eagle3",
+        "architectures": [{"dflash": "DFlash", "dspark": "DSpark", "eagle3": "Eagle3"}[kind] + "DraftModel"],
+        "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "speculators_config": {
-            "algorithm": "dflash" if block else "eagle3",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": verifier,

@@ -1,5 +1,5 @@
-"""A DFlash head is trained in blocks behind tokens of its target's text, goes on where it was stopped, and is written
-as *speculators* writes one.
+"""DFlash and DSpark heads are trained in blocks after tokens of their target's text, go on where they were stopped, and
+are written as *speculators* writes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sampling.drafters.draft_heads.checkpoint import load_student
-from sampling.drafters.draft_heads.dflash import DFlashLM
+from sampling.drafters.draft_heads.dflash import DFlashLM, DSparkLM
 from sampling.models.network import network_of
 from tests.support import speculators
 from tests.support.students import close, fed, make_target, text
@@ -38,9 +38,9 @@ def large() -> Any:
     return make_target(V, seed=10, num_hidden_layers=8)
 
 
-def train(folder: Path, interrupt: Callable[[], bool] = never) -> Training:
+def train(folder: Path, kind: str = "dflash", interrupt: Callable[[], bool] = never) -> Training:
     target = large()
-    shape = shape_for(target, "dflash", short_list=len(SHORT), intermediate_size=32, num_hidden_layers=2, drafts=3)
+    shape = shape_for(target, kind, short_list=len(SHORT), intermediate_size=32, num_hidden_layers=2, drafts=3)
     head, source = new_draft_head(shape, target, SHORT, seed=1), network_of(target)
     files = extract(source, {}, TEXTS, (), folder / "states", lambda *_: None, reads=READS)
     examples = [example for file in files for example in load_shard(file, READS)]
@@ -61,37 +61,45 @@ def test_what_is_kept_are_the_states_that_it_reads(tmp_path: Path) -> None:
         assert torch.equal(kept.read, wanted.read)
 
 
-def test_it_learns_its_target_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    whole, looks = train(tmp_path / "whole"), count()
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_it_learns_its_target_and_goes_on_where_it_was_stopped(kind: str, tmp_path: Path) -> None:
+    whole, looks = train(tmp_path / "whole", kind), count()
     assert whole.curve[-1]["loss"] < whole.curve[0]["loss"]
     assert len(whole.curve[-1]["held"]["alpha"]) == 3
-    train(tmp_path / "parts", lambda: next(looks) == 5)
-    parts = train(tmp_path / "parts")
+    train(tmp_path / "parts", kind, lambda: next(looks) == 5)
+    parts = train(tmp_path / "parts", kind)
     for name, weight in whole.trained.items():
         assert torch.equal(weight, parts.trained[name]), name
 
 
-def test_its_readers_compute_what_was_trained(tmp_path: Path) -> None:
-    train(tmp_path)
+@pytest.mark.parametrize(("kind", "lm_of"), [("dflash", DFlashLM), ("dspark", DSparkLM)])
+def test_its_readers_compute_what_was_trained(kind: str, lm_of: Any, tmp_path: Path) -> None:
+    train(tmp_path, kind)
     target, ids, anchor = large(), list(TEXTS[4].ids), 7
-    assert head_kind(tmp_path) == "dflash"
+    assert head_kind(tmp_path) == kind
     head = load_student(tmp_path, target)
-    lm = DFlashLM(head)
+    lm = lm_of(head)
     session: Any = lm.open([ids[: anchor + 1]], target=fed(target, [ids], [anchor], hidden=lm.reads_hidden))
     session.block([ids[: anchor + 1]], lm.block)
+    after = ids[anchor : anchor + 3]
     with torch.no_grad():
         states = target(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
         features = torch.cat([states[at][0] for at in READS], dim=-1)
-        trained = head.lm_head(head.blocks(torch.tensor([ids]), features[None], torch.tensor([3, anchor])))[0, 1]
+        blocks = head.blocks(torch.tensor([ids]), features[None], torch.tensor([3, anchor]))[0, 1, -3:]
+        trained = head.logits(blocks, torch.tensor(after))
+        chances = head.confidence(blocks, torch.tensor(after)).sigmoid() if kind == "dspark" else None
     for depth in range(3):
-        close(session.logits_after([0], [[0] * (depth + 1)])[0], trained[1 + depth])
+        close(session.logits_after([0], [after[: depth + 1]])[0], trained[depth])
+        if chances is not None:
+            assert session.confidence([0], [after[: depth + 1]]) == pytest.approx([float(chances[depth])], abs=1e-5)
+            assert float((trained[depth] - head.lm_head(blocks[depth])).abs().max()) > 1e-3  # the Markov head learned
     if speculators.IMPORTABLE:
         target.save_pretrained(tmp_path / "target")
         config = json.loads((tmp_path / "config.json").read_text())
         config["speculators_config"]["verifier"]["name_or_path"] = str(tmp_path / "target")
         (tmp_path / "config.json").write_text(json.dumps(config))
         theirs = speculators.block(speculators.read(tmp_path), features, ids, anchor, 3)
-        close(theirs[1:], trained[1:], 1e-4)
+        close(theirs[-3:], trained, 1e-4)
 
 
 @pytest.mark.parametrize("length", [2, 5])
