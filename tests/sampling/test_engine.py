@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from transformers import GenerationConfig
 
 from sampling import Engine, GlideLM, MaxGramDrafter
-from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.engine import read_config
 from tests.support.students import make_student
 from tests.support.tiny import noisy_copy, tiny_model, tiny_tokenizer
@@ -67,15 +65,6 @@ def test_a_batch_says_what_transformers_says_prompt_by_prompt(way: str, rules: d
     assert texts == [tiny_tokenizer().decode(found, skip_special_tokens=True) for found in ids]
     assert made.last.tokens == sum(map(len, ids)) == made.last.accepted + made.last.passes
     assert (made.last.drafted > 0) == (way != "none")
-
-
-def test_a_glide_students_folder_is_loaded(tmp_path: Path) -> None:
-    save_student(tmp_path / "glide", glide_student())
-    made = engine()
-    plain = made.generate(PROMPTS, SHORT)
-    made.enable_spec_dec(str(tmp_path / "glide"), use_glide_drafter=True)
-    assert made.generate(PROMPTS, SHORT) == plain
-    assert made.last.drafted > 0
 
 
 def test_drafting_is_switched_off_kept_and_cleared() -> None:

@@ -103,11 +103,6 @@ def test_an_unknown_keyword_is_a_type_error_with_the_nearest_name(wrong: str, ne
     assert told == f"speculative_generate() got an unexpected keyword argument '{wrong}' (did you mean {near}?)"
 
 
-def test_a_keyword_like_no_other_gets_no_suggestion() -> None:
-    told = refused(lambda: plain(zzz=1), TypeError)
-    assert told == "autoregressive_generate() got an unexpected keyword argument 'zzz'"
-
-
 def test_prompts_may_be_lists_tuples_and_tensors() -> None:
     for prompt in (tuple(PROMPT), torch.tensor(PROMPT), torch.tensor([PROMPT]), [PROMPT], torch.tensor(PROMPT).numpy()):
         assert spec(prompt) == PLAIN
@@ -207,12 +202,6 @@ def test_far_vocabularies_are_refused_and_near_ones_taken() -> None:
     assert spec(PROMPT, make_target(290), TARGET, tiny_tokenizer()) == PLAIN
     told = refused(lambda: spec(PROMPT, TARGET, other, range(2000)))  # of a tokenizer its size is asked
     assert told == "different vocabularies: drafter has 300 ids, the target 2,000, and the tokenizer 2,000"
-
-
-def test_the_cascades_models_are_compared_too() -> None:
-    far = make_target(2000)
-    told = refused(lambda: cascade_generate(PROMPT, [far, MaxGramDrafter()], TARGET, [[2, 2], [0, 2]]))
-    assert told.startswith("different vocabularies: drafter 1 has 2,000 ids")
 
 
 def test_drafter_objects_draft_as_well() -> None:
@@ -317,18 +306,6 @@ def test_a_recording_ends_with_its_own_end(models: list[LlamaForCausalLM]) -> No
     lm = RecordedLM({tuple(START): [9, 8, 7]}, end_id=2)
     assert cascade_generate(START, [models[1], MaxGramDrafter()], lm, K2)[0] == [9, 8, 7, 2]
     assert cascade_generate(START, [models[1]], lm, [[4]], end_tokens_id=8)[0] == [9, 8]
-
-
-def test_a_recording_is_left_as_it_was(models: list[LlamaForCausalLM]) -> None:
-    lm = RecordedLM({tuple(START): [9, 8, 7]}, end_id=2, vocab_size=1000)
-    cascade_generate(START, [models[1]], lm, [[4]])
-    assert lm.vocab_size == 1000
-
-
-def test_an_unknown_prompt_is_refused(models: list[LlamaForCausalLM]) -> None:
-    lm = RecordedLM({(1,): [9]}, end_id=2)
-    with pytest.raises(UserError, match=r"^the recording of target holds no answer to this prompt of 5 tokens$"):
-        cascade_generate(START, [models[1]], lm, [[4]])
 
 
 # -- errors ---------------------------------------------------------------------------------------

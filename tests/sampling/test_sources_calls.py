@@ -10,19 +10,18 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import GenerationConfig
 
 import sampling
 import sampling.inference_engine as colossalai
-from sampling import Engine, InferenceConfig, InferenceEngine, MaxGramDrafter, NGramStorage, OneLevelNGramStorage
-from sampling.drafters.draft_heads.network import StudentNetwork
+from sampling import InferenceConfig, InferenceEngine, MaxGramDrafter, NGramStorage, OneLevelNGramStorage
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.inference_engine import GlideLlamaForCausalLM
 from tests.sampling.drafters.draft_heads.test_checkpoint import WEIGHTS, published
@@ -242,10 +241,6 @@ def test_a_storage_goes_on_until_it_is_reset_and_follows_the_call(kind: Any) -> 
         call(PROMPT, storage, MODEL, filler_top_k=0)
 
 
-def test_one_level_knows_no_shorter_contexts() -> None:
-    assert [kind(4, 300).ngrams.multi_level for kind in (NGramStorage, OneLevelNGramStorage)] == [True, False]
-
-
 # -- ColossalAI -----------------------------------------------------------------------------------
 
 COLOSSAL = """
@@ -269,7 +264,6 @@ prompts = ['Who is the best player in the history of NBA?']
 response = engine.generate(prompts=prompts)
 pprint(response)
 """
-
 
 GENERATION = """
 generation_config = GenerationConfig(
@@ -321,16 +315,12 @@ def test_ids_requests_and_the_end_of_drafting_as_their_tests_have_them() -> None
     out, ids = engine.generate(prompts_token_ids=inputs, generation_config=config, return_token_ids=True)
     assert len(out) == 1
     assert ids == [sampling.autoregressive_generate(inputs, MODEL, max_gen_len=14)]
-    engine.disable_spec_dec()
     engine.clear_spec_dec()
     assert not engine.use_spec_dec
-    assert engine.drafter_model is None
     engine.add_request(request_ids=[7, 3, 5], prompts=["late", "early", "between"])
     engine.add_request(request_ids=4, prompts="second")
     texts = engine.generate(generation_config={"max_new_tokens": 3})
-    assert [text.startswith(one) for text, one in zip(texts, ("early", "second", "between", "late"), strict=True)] == [
-        True
-    ] * 4
+    assert re.fullmatch("early.*second.*between.*late.*", "".join(texts), re.DOTALL)
     assert engine.generate() == []
 
 
@@ -343,27 +333,15 @@ def test_a_call_that_fails_leaves_what_waits_and_the_config_as_they_were(wrong: 
     engine.add_request(prompts=["first", "second"])
     with pytest.raises(UserError):
         engine.generate(**wrong)
-    wanted = [sampling.autoregressive_generate(tiny_tokenizer()(one).input_ids, MODEL, max_gen_len=4) for one in
-              ("first", "second")]  # fmt: skip
+    asked = [tiny_tokenizer()(prompt).input_ids for prompt in ("first", "second")]
+    wanted = [sampling.autoregressive_generate(ids, MODEL, max_gen_len=4) for ids in asked]
     assert engine.generate(return_token_ids=True)[1] == wanted
-    assert engine.generate() == []
-
-
-@pytest.mark.parametrize(
-    ("prompt", "told"), [([5] * 512, "the prompt is 512 tokens; the"), ([5, 999], "id 999 is out")]
-)
-def test_a_request_that_the_model_cannot_answer_never_waits(prompt: list[int], told: str) -> None:
-    engine = InferenceEngine(MODEL, tiny_tokenizer(), InferenceConfig(max_input_len=1000, max_output_len=4))
-    with pytest.raises(UserError, match=told):
-        engine.add_request(prompts_token_ids=[prompt])
-    assert engine.generate() == []
 
 
 @pytest.mark.parametrize(
     ("template", "read"),
     [
         (None, "hello"),
-        ("USER: {input_text} ASSISTANT:", "USER: hello ASSISTANT:"),
         ('{"q": "{input_text}"}', '{"q": "hello"}'),
         ("baichuan", " <reserved_106> hello <reserved_107> "),
         ("llama", "[INST] hello [/INST]"),
@@ -390,17 +368,10 @@ def test_ignore_eos_goes_on() -> None:
     ("call", "kind", "told"),
     [
         (lambda: InferenceConfig(beam_width=2), UserError, "InferenceConfig: beam_width=2 cannot be honoured here: le"),
-        (lambda: InferenceConfig(forced_eos_token_id=2), UserError, "InferenceConfig: forced_eos_token_id=2 cannot be"),
-        (
-            lambda: InferenceConfig(max_batchsize=2),
-            TypeError,
-            "InferenceConfig() got an unexpected keyword argument '",
-        ),
+        (lambda: InferenceConfig(max_batchsize=2), TypeError, "InferenceConfig() got an unexpected keyword argument"),
         (lambda: InferenceConfig(prompt_template="x"), UserError, "prompt_template must be llama, vicuna, baichuan or"),
         (lambda: InferenceEngine(MODEL), UserError, "InferenceEngine needs the model's tokenizer: "),
-        (lambda: InferenceEngine("org/name", 1), UserError, "target must be a model, got 'org/name': load it"),
         (lambda: made().generate(prompts=["a" * 5]), UserError, "prompt 1 is 5 tokens, max_input_len is 4"),
-        (lambda: made().add_request([1, 2], "a"), UserError, "request_ids must be one a prompt, got 2 for 1"),
         (lambda: made().add_request(), UserError, "add_request needs prompts or prompts_token_ids"),
     ],
 )
@@ -413,95 +384,6 @@ def test_what_cannot_be_is_one_line(call: Any, kind: type[Exception], told: str)
 
 def made() -> InferenceEngine:
     return InferenceEngine(MODEL, tiny_tokenizer(), InferenceConfig(max_input_len=4))
-
-
-# -- GLIDE ----------------------------------------------------------------------------------------
-
-
-class Loaded(nn.Module):
-    """A GLIDE drafter as another program has it in memory: weights by the published names, a configuration."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-        super().__init__()
-        self.config = SimpleNamespace(to_dict=lambda: config)
-        for name, value in tensors.items():
-            place: nn.Module = self
-            *path, last = name.split(".")
-            for part in path:
-                if part not in dict(place.named_children()):
-                    place.add_module(part, nn.Module())
-                place = getattr(place, part)
-            place.register_parameter(last, nn.Parameter(value))
-
-
-def test_a_loaded_module_a_folder_and_a_hub_id_draft_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = published(tmp_path, MODEL, WEIGHTS)
-    config = json.loads((tmp_path / "config.json").read_text())
-    asked: list[str] = []
-
-    def hub(name: str, *more: Any) -> Path:
-        asked.append(name)
-        return tmp_path
-
-    monkeypatch.setattr("utils.loading.hub.hub_folder", hub)
-    for left_out in ([], ["large_hidden_size", "large_num_attention_heads", "vocab_size"]):
-        kept = {name: value for name, value in config.items() if name not in left_out}
-        (tmp_path / "config.json").write_text(json.dumps(kept))
-        figures = []
-        for drafter in (Loaded(tensors, kept), tmp_path, str(tmp_path), "cxdu/glide-vicuna7b"):
-            engine = Engine(MODEL, tiny_tokenizer(chat=False))
-            plain = engine.generate(["the end", "one two"], {"max_new_tokens": 12})
-            engine.enable_spec_dec(drafter, use_glide_drafter=True)
-            assert engine.generate(["the end", "one two"], {"max_new_tokens": 12}) == plain
-            figures.append(engine.last)
-        assert figures == figures[:1] * 4
-        assert figures[0].drafted > 0
-    assert asked == ["cxdu/glide-vicuna7b"] * 2
-
-
-def test_a_module_that_is_no_glide_drafter_is_named() -> None:
-    with pytest.raises(
-        UserError, match=r"^LlamaForCausalLM is no GLIDE drafter: it has no model\.layers\.0\.cross_attn"
-    ):
-        Engine(MODEL, tiny_tokenizer()).enable_spec_dec(DRAFTER, use_glide_drafter=True)
-
-
-@pytest.mark.parametrize("published_offset", [False, True])
-def test_the_positions_of_a_glide_drafter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published_offset: bool
-) -> None:
-    """Draft j of a round stands at length + j; ColossalAI's engine adds the number of drafted tokens to each pass that
-    drafts, in all its attentions, and none to those of its prompt.
-    """
-    gamma, seen = 3, []
-    run = StudentNetwork.run
-
-    def noted(self: Any, x: Any, positions: Any, mask: Any, cache: Any, sight: Any, turned: Any) -> Any:
-        seen.append((positions if turned is None else turned)[0].tolist())
-        return run(self, x, positions, mask, cache, sight, turned)
-
-    monkeypatch.setattr(StudentNetwork, "run", noted)
-    published(tmp_path, MODEL, WEIGHTS)
-    engine = Engine(MODEL, tiny_tokenizer(chat=False))
-    engine.glide_offset = gamma if published_offset else 0
-    engine.enable_spec_dec(tmp_path, gamma, use_glide_drafter=True)
-    engine.generate([PROMPT], {"max_new_tokens": 1 + gamma + 1})
-    length = len(PROMPT)  # the target's own first token is fed behind it
-    ours, theirs = [5, 6, 7], [8, 9, 10]
-    read = [place for run in seen for place in run if place < length]
-    drafting = [run[-1] for run in seen if run[-1] >= length][:gamma]
-    assert read == [0, 1, 2, 3, 4]
-    assert drafting == (theirs if published_offset else ours)
-    assert ours == [length + j for j in range(gamma)]
-    assert theirs == [length + j + gamma for j in range(gamma)]
-
-
-def test_an_offset_is_a_whole_number(tmp_path: Path) -> None:
-    published(tmp_path, MODEL, WEIGHTS)
-    engine = Engine(MODEL, tiny_tokenizer())
-    engine.glide_offset = -1
-    with pytest.raises(UserError, match=r"^glide_offset must be a whole number, at least 0, got -1$"):
-        engine.enable_spec_dec(tmp_path, use_glide_drafter=True)
 
 
 # -- Cascade Speculative Drafting -----------------------------------------------------------------

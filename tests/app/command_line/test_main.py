@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from app.command_line.main import main
 from app.command_line.subcommands import COMMANDS
 from app.screen.palette import want_color
 from app.settings.layers import Layers
-from app.settings.table import FIELDS, ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from app.settings.types import LANES
 from utils.errors import UsageError, UserError
 
@@ -292,15 +291,6 @@ def test_help_fits_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_help_of_chat_run_and_bench_shows_every_flag_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for command in ("chat", "run", "bench"):
-        text = build_parser(command).format_help()
-        for field in FIELDS.values():
-            shown = field.name not in COMMANDS[command].without
-            assert len(re.findall(rf"^  {field.flag}\b(?!-)", text, re.MULTILINE)) == shown, field.flag
-
-
 def infer(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *more.pop("python", ()), str(ROOT / "infer.py"), *words]
     return subprocess.run(command, text=True, capture_output=True, check=False, timeout=60, **more)
@@ -362,17 +352,6 @@ def test_a_closed_stdout_is_one_line_and_a_closed_stderr_keeps_nothing_back() ->
     )
     process = subprocess.run(["sh", "-c", f'{sys.executable} -c "{mute}" 2>&-'], check=False, timeout=60, cwd=ROOT)
     assert process.returncode == 0
-
-
-def test_without_the_requirements_it_says_what_installs_them(tmp_path: Path) -> None:
-    (tmp_path / "pydantic.py").write_text("raise ModuleNotFoundError('No module named pydantic')")
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, str(ROOT / "infer.py"), "pairs"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environ)
-    assert found.returncode == 1
-    assert found.stderr == (
-        "error: No module named pydantic: python -m pip install -r requirements.txt installs what is needed\n"
-    )
 
 
 def test_a_closed_stdin_is_a_usage_error() -> None:

@@ -151,12 +151,6 @@ def test_events_appear_when_their_lane_has_come_to_them() -> None:
         assert seen == [(0.5, 1), (1.5, 1), (1.5, 1), (2.0, 0), (3.0, 0)]
 
 
-def test_a_stopped_replay_ends_at_once() -> None:
-    naps: list[float] = []
-    assert [lane for lane, _ in paced(race(), 1e-9, lambda: len(naps) > 2, sleep=naps.append)] == []
-    assert len(naps) == 3
-
-
 def test_on_a_terminal_it_plays_at_its_own_speed_and_ctrl_c_stops_it(session: tuple[Path, Ran]) -> None:
     from tests.support.screen import Terminal
 

@@ -108,28 +108,6 @@ def test_a_toy_without_states_is_refused_by_name() -> None:
         FeatureDrafter(make_student("feature", make_target(8))).start([[1]], session, session)
 
 
-def test_hidden_states_survive_forks_and_serve_later_turns() -> None:
-    target = make_target()
-    lm, ids = CausalLM(target), text(6, 9)
-    session = lm.open([ids], hidden=True)
-    session.score([ids], NOTHING)
-    twin = session.fork()
-    assert twin.keeps_hidden
-    twin.score([[*ids, 3]], NOTHING)
-    close(twin.hidden()[:, :9], session.hidden())
-    assert twin.hidden().shape[1] == 10
-    assert lm.open([ids], previous=session) is session  # more than was asked for does no harm
-    assert session.hidden().shape[1] == 9
-    assert lm.open([ids], previous=session, hidden=True) is session
-    plain = lm.open([ids])
-    plain.score([ids], NOTHING)
-    assert lm.open([ids], previous=plain) is plain
-    anew = lm.open([ids], previous=plain, hidden=True)
-    assert anew is not plain
-    assert anew.keeps_hidden
-    assert anew.held() == [0]
-
-
 def test_a_failed_pass_leaves_a_session_that_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target()
     ids, drafter = text(7, 9), FeatureDrafter(make_student("feature", target))

@@ -26,7 +26,7 @@ from tests.sampling.drafters.draft_heads.test_exact import (
 )
 from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, decode, drafting, emitted, steps
-from tests.support.students import close, fed, make_student, make_target, text
+from tests.support.students import fed, make_student, make_target, text
 from tests.support.toys import ToyLM, ToySession, parents_of
 from utils.logits_processors import make_processor
 
@@ -129,10 +129,6 @@ def test_only_what_may_be_kept_is_computed(depth: int, nodes: int, width: int, l
     assert told.levels == levels
     assert draft.tokens.shape[1] <= nodes
     assert draft.calls[0].passes == len(levels) + 1
-
-
-def test_a_tree_that_is_a_chain_is_one() -> None:
-    assert by_hand(3, 1, 2)[0].parents is None
 
 
 # -- what a node sees -----------------------------------------------------------------------------
@@ -287,25 +283,3 @@ def test_limits_are_kept() -> None:
             assert depth <= min(gamma, max(0, 20 - length))
             length += len(step.emitted)
         assert any(step.drafted for step in run) == (len(prompt) < 20)
-
-
-def test_a_failed_level_leaves_a_session_that_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = make_target(8, seed=10)
-    row = text(7, 9, 8)
-    drafter: Any = beside(growing(tree_lm(target), 6), target, row)
-    wanted = drafter.propose([row], Budget([3]), SAMPLER)
-    session, run = drafter.sessions[0], drafter.sessions[0].network.run
-    with monkeypatch.context() as broken:
-
-        def fail(x: Tensor, *rest: Any) -> Tensor:
-            if x.shape[1] > 1:
-                raise KeyboardInterrupt
-            return run(x, *rest)
-
-        broken.setattr(session.network, "run", fail)
-        with pytest.raises(KeyboardInterrupt):
-            drafter.propose([row], Budget([3]), SAMPLER)
-    assert session.held() == [0]
-    again = drafter.propose([row], Budget([3]), SAMPLER)
-    close(again.draft_prob, wanted.draft_prob)
-    assert paths_of(again) == paths_of(wanted)

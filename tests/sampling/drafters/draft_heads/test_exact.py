@@ -26,7 +26,7 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Limits, Rows, Sampler
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
-from tests.support.runs import after, answers, decode, drafting, emitted, greedy, sample_counts, steps
+from tests.support.runs import after, answers, decode, emitted, greedy, sample_counts, steps
 from tests.support.students import KINDS, STATES, PrefixLM, make_drafter, make_student, make_target, text
 from utils.logits_processors import make_processor
 
@@ -266,80 +266,6 @@ def test_rows_near_the_students_context_end_draft_less_then_nothing(kind: str) -
         assert length > 18 or row == 2
     alone = decode(lm, [text(46, 30, 8)], make_drafter(student), greedy(), length=5, gamma=4)
     assert all(not step.drafted for step in steps(alone))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_draft_tells_its_calls_and_its_raw_probabilities(kind: str) -> None:
-    target = make_target(8, seed=10)
-    lm, prompt = CausalLM(target), PROMPTS[0]
-    student = make_student(kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=2)
-    drafter, session = make_drafter(student), lm.open([prompt], hidden=STATES)
-    session.score([prompt[:-1]], Draft.empty(1))
-    drafter.start([prompt], session, session)
-    sampler = KeyedSampler(make_processor(0.6, top_k=3), seed=1)
-    draft = drafter.propose([prompt], Budget([4]), drafting(sampler, [prompt]))
-    assert drafter.traits.names == (kind,)
-    assert [(call[0], call[1]) for call in draft.calls] == [(kind, 4)]
-    assert draft.calls[0][2] > 0
-    assert draft.probs is not None
-    assert draft.probs.shape == (1, 4, 8)
-    active = list(prompt)
-    for depth in range(4):
-        logits = drafter.sessions[0].score([active], Draft.empty(1))[0, 0]
-        token = int(draft.tokens[0, depth])
-        assert torch.allclose(draft.probs[0, depth], sampler.probs(logits, []), atol=1e-6)
-        assert draft.draft_prob is not None
-        assert float(draft.draft_prob[0, depth]) == pytest.approx(float(logits.softmax(-1)[token]), abs=1e-5)
-        assert float(draft.probs[0, depth, 1]) == 0
-        active.append(token)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gumbel_drafts_are_drawn_with_the_targets_noise_at_their_ids(kind: str) -> None:
-    """Also where the law covers a few ids only; and the text is plain decoding's with that seed."""
-    target = make_target(8, seed=10)
-    lm, prompt, processor = CausalLM(target), PROMPTS[0], make_processor(0.9)
-    student = make_student(kind, target, short=[0, 2, 3, 4, 6, 7], seed=2)
-    for seed in range(6):
-        sampler = KeyedSampler(processor, seed, coupling="gumbel")
-        drafter, session = make_drafter(student), lm.open([prompt], hidden=STATES)
-        session.score([prompt[:-1]], Draft.empty(1))
-        drafter.start([prompt], session, session)
-        active = list(prompt)
-        for token in drafter.propose([prompt], Budget([4]), drafting(sampler, [prompt])).tokens[0].tolist():
-            law = processor(drafter.sessions[0].score([active], Draft.empty(1))[0])
-            assert int(sampler.draw(law, torch.tensor([[0, len(active)]]))) == token
-            active.append(token)
-        alone = answers(lm, [prompt], None, KeyedSampler(processor, seed), length=12)
-        assert answers(lm, [prompt], drafter, sampler, length=12, gamma=3, session=session) == alone
-
-
-class ById:
-    """A processor that looks at ids must see the whole vocabulary: it says so by `needs_prefixes`."""
-
-    needs_prefixes = True
-    point_mass = False
-
-    def __init__(self, inner: KeyedSampler) -> None:
-        self.inner, self.widths = inner, set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def probs(self, logits: torch.Tensor, prefixes: Rows) -> torch.Tensor:
-        self.widths.add(logits.shape[-1])
-        assert prefixes
-        return self.inner.probs(logits, [])
-
-
-def test_a_law_that_depends_on_the_prefix_sees_all_ids() -> None:
-    target = make_target(8, seed=10)
-    lm, prompt = CausalLM(target), PROMPTS[0]
-    drafter, session = make_drafter(make_student("plain", target, short=[0, 2, 3])), lm.open([prompt])
-    drafter.start([prompt], session, session)
-    sampler: Any = ById(KeyedSampler(make_processor(1.0)))
-    drafter.propose([prompt], Budget([2]), sampler)
-    assert sampler.widths == {8}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,20 +1,27 @@
-"""The session of a GLIDE drafter: what it keeps, what it computes anew, and that it reads without copying."""
+"""The session of a GLIDE drafter: what it keeps and what it computes again; a published drafter in the engine."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sampling import Engine
 from sampling.drafters.draft_heads.glide import GlideLM, GlideSession
+from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Sampler
+from tests.sampling.drafters.draft_heads.test_checkpoint import WEIGHTS, published
 from tests.support.runs import decode, steps
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
+from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.toys import TableLM
 from utils.errors import UserError
 from utils.logits_processors import make_processor
@@ -139,3 +146,86 @@ def test_rows_of_a_session_can_be_chosen() -> None:
     held.score([row[:-1] for row in rows], Draft.empty(2))
     fresh = GlideLM(student, 3).open(rows, target=fed(target, rows, [13, 9]))
     close(session.score(rows, Draft.empty(2)), fresh.score(rows, Draft.empty(2)))
+
+
+# -- a published drafter in the engine ---------------------------------------------------------------
+
+MODEL = tiny_model(3)
+
+
+class Loaded(nn.Module):
+    """A GLIDE drafter as another program has it in memory: weights by the published names, a configuration."""
+
+    def __init__(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(to_dict=lambda: config)
+        for name, value in tensors.items():
+            place: nn.Module = self
+            *path, last = name.split(".")
+            for part in path:
+                if part not in dict(place.named_children()):
+                    place.add_module(part, nn.Module())
+                place = getattr(place, part)
+            place.register_parameter(last, nn.Parameter(value))
+
+
+def test_a_loaded_module_a_folder_and_a_hub_id_draft_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = published(tmp_path, MODEL, WEIGHTS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    asked: list[str] = []
+
+    def hub(name: str, *more: Any) -> Path:
+        asked.append(name)
+        return tmp_path
+
+    monkeypatch.setattr("utils.loading.hub.hub_folder", hub)
+    for left_out in ([], ["large_hidden_size", "large_num_attention_heads", "vocab_size"]):
+        kept = {name: value for name, value in config.items() if name not in left_out}
+        (tmp_path / "config.json").write_text(json.dumps(kept))
+        figures = []
+        for drafter in (Loaded(tensors, kept), tmp_path, str(tmp_path), "cxdu/glide-vicuna7b"):
+            engine = Engine(MODEL, tiny_tokenizer(chat=False))
+            plain = engine.generate(["the end", "one two"], {"max_new_tokens": 12})
+            engine.enable_spec_dec(drafter, use_glide_drafter=True)
+            assert engine.generate(["the end", "one two"], {"max_new_tokens": 12}) == plain
+            figures.append(engine.last)
+        assert figures == figures[:1] * 4
+        assert figures[0].drafted > 0
+    assert asked == ["cxdu/glide-vicuna7b"] * 2
+
+
+def test_a_module_that_is_no_glide_drafter_is_named() -> None:
+    with pytest.raises(
+        UserError, match=r"^LlamaForCausalLM is no GLIDE drafter: it has no model\.layers\.0\.cross_attn"
+    ):
+        Engine(MODEL, tiny_tokenizer()).enable_spec_dec(MODEL, use_glide_drafter=True)
+
+
+@pytest.mark.parametrize("published_offset", [False, True])
+def test_the_positions_of_a_glide_drafter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published_offset: bool
+) -> None:
+    """Draft j of a round stands at length + j; ColossalAI's engine adds the number of drafted tokens to each pass that
+    drafts, in all its attentions, and none to those of its prompt.
+    """
+    gamma, seen = 3, []
+    run = StudentNetwork.run
+
+    def noted(self: Any, x: Any, positions: Any, mask: Any, cache: Any, sight: Any, turned: Any) -> Any:
+        seen.append((positions if turned is None else turned)[0].tolist())
+        return run(self, x, positions, mask, cache, sight, turned)
+
+    monkeypatch.setattr(StudentNetwork, "run", noted)
+    published(tmp_path, MODEL, WEIGHTS)
+    engine = Engine(MODEL, tiny_tokenizer(chat=False))
+    engine.glide_offset = gamma if published_offset else 0
+    engine.enable_spec_dec(tmp_path, gamma, use_glide_drafter=True)
+    engine.generate([[5, 6, 7, 5, 6]], {"max_new_tokens": 1 + gamma + 1})
+    length = 5  # the target's own first token is fed behind it
+    ours, theirs = [5, 6, 7], [8, 9, 10]
+    read = [place for run in seen for place in run if place < length]
+    drafting = [run[-1] for run in seen if run[-1] >= length][:gamma]
+    assert read == [0, 1, 2, 3, 4]
+    assert drafting == (theirs if published_offset else ours)
+    assert ours == [length + j for j in range(gamma)]
+    assert theirs == [length + j + gamma for j in range(gamma)]
