@@ -32,9 +32,9 @@ from tests.support.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
 from utils.progress import never
 
-LENGTH = 24
-SHORTER = 14  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are
-SAMPLED = 20
+LENGTH = 18
+SHORTER = 10  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are
+SAMPLED = 14
 TABLES = Path(__file__).parents[2] / "weights" / "smollm2-135m-tables" / "tables.bin"
 ARTICLE = (
     "The tide mill stands where the creek narrows. Twice a day the sea fills the pond behind its wall; twice a day "

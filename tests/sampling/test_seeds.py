@@ -216,8 +216,8 @@ def test_three_tokens_and_three_more_have_the_law_of_six(monkeypatch: pytest.Mon
     model = tiny_model()
     target, drafter = CausalLM(model, "target", FLAT), CausalLM(noisy_copy(model, 0.3), "drafter", FLAT)
     law = joint_law(model, 1.5)
-    assert chi_square_p(joint_counts(drafter, target, [6], 5_000), law) > TOO_RARE
-    assert chi_square_p(joint_counts(drafter, target, [3, 3], 5_000), law) > TOO_RARE
+    assert chi_square_p(joint_counts(drafter, target, [6], 3_000), law) > TOO_RARE
+    assert chi_square_p(joint_counts(drafter, target, [3, 3], 3_000), law) > TOO_RARE
     noise_asked(monkeypatch, counted_anew)
     assert chi_square_p(joint_counts(drafter, target, [6], 3_000), law) > TOO_RARE
     assert chi_square_p(joint_counts(drafter, target, [3, 3], 3_000), law) < TOO_RARE

@@ -238,22 +238,22 @@ def test_two_processes_say_what_one_does(tmp_path: Path, request: pytest.Fixture
 
 
 @pytest.mark.device
-def test_the_death_of_a_process_ends_the_others_within_a_minute(catalogue: Path) -> None:
+@pytest.mark.parametrize("dies", [pytest.param("0", marks=pytest.mark.exhaustive), "1"])
+def test_the_death_of_a_process_ends_the_others_within_a_minute(catalogue: Path, dies: str) -> None:
     line = [str(ROOT / "infer.py"), "bench", "--models", str(catalogue), "--device", "cpu", "--max-new-tokens", "200"]
     line += ["--prompts", str(catalogue.parent / "prompts.jsonl"), "--methods", "ar", "--repeat", "1000"]
-    runs = {rank: subprocess.Popen(torchrun(3, *line), stderr=subprocess.PIPE, text=True) for rank in (0, 1)}
-    children: dict[int, list[psutil.Process]] = {}
+    run = subprocess.Popen(torchrun(3, *line), stderr=subprocess.PIPE, text=True)
+    ranks: list[psutil.Process] = []
     try:
-        for rank, run in runs.items():
-            assert run.stderr is not None
-            next(text for text in run.stderr if "answer" in text)  # the bar of rank 0
-            children[rank] = psutil.Process(run.pid).children()
-            next(each for each in children[rank] if each.environ()["RANK"] == f"{rank}").kill()
-        for rank, run in runs.items():
-            _, error = run.communicate(timeout=60)
-            assert run.returncode not in (0, None), error
-            assert not any(each.is_running() and each.status() != "zombie" for each in children[rank])
+        assert run.stderr is not None
+        next(text for text in run.stderr if "answer" in text)  # the bar of rank 0
+        ranks = psutil.Process(run.pid).children()
+        next(process for process in ranks if process.environ()["RANK"] == dies).kill()
+        _, error = run.communicate(timeout=60)
+        assert run.returncode not in (0, None), error
+        assert not any(process.is_running() and process.status() != "zombie" for process in ranks)
     finally:
-        for each in [*runs.values(), *(child for known in children.values() for child in known)]:
-            if isinstance(each, subprocess.Popen) or each.is_running():
-                each.kill()
+        run.kill()
+        for process in ranks:
+            if process.is_running():
+                process.kill()

@@ -30,7 +30,7 @@ LIVE = re.compile(r"^spec accepted …?[▁▂▃▄▅▆▇█·]+(  tok/s [�
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     environ = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state")), "SPEC_MAX_NEW_TOKENS": "48", "PAGER": "less"}
     environ["SPEC_GAMMA"] = "4"  # under auto a busy machine may draft nothing
-    terminal = Terminal(columns=100, rows=24, environ=environ)
+    terminal = Terminal(columns=100, rows=24, environ=environ, warm=True)
     yield terminal
     terminal.child.close(force=True)
 
@@ -84,9 +84,11 @@ def test_coloured_panes_and_the_live_line_stay_in_view_on_24_rows(chat: Terminal
 
 @pytest.mark.parametrize(
     ("columns", "question"),
-    [(60, "Why is the sky blue?"), (80, "Tell me of a storm."), (100, "Name ten animals."), (140, "What is a poem?")],
+    [(60, "Why is the sky blue?"), (140, "What is a poem?")],
 )
-def test_plots_heat_and_a_simulated_lane_at_every_width(chat: Terminal, columns: int, question: str) -> None:
+def test_plots_heat_and_a_simulated_lane_at_the_least_and_the_largest_width(
+    chat: Terminal, columns: int, question: str
+) -> None:
     chat.resize(columns, 45)
     chat.type("\x0c")
     chat.quiet()
@@ -107,8 +109,8 @@ def test_plots_heat_and_a_simulated_lane_at_every_width(chat: Terminal, columns:
     chat.resize(columns, 24)
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
-def test_familiar_commands_and_the_pager_at_every_width(chat: Terminal, columns: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [60, 100])
+def test_familiar_commands_and_the_pager(chat: Terminal, columns: int, tmp_path: Path) -> None:
     chat.resize(columns, 24)
     chat.type("\x0c")
     chat.quiet()

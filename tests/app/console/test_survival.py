@@ -25,7 +25,7 @@ from tests.support.scripted import Line, Ran, run_lines
 
 SHAPE = {"context": 8192}
 
-SECONDS = float(os.environ.get("SURVIVAL_SECONDS", "8"))
+SECONDS = float(os.environ.get("SURVIVAL_SECONDS", "4"))
 SEED = int(os.environ.get("SURVIVAL_SEED", str(time.time_ns() % 1_000_000)))
 BETWEEN_INTERRUPTS = 6.0  # seconds; two that the console heeds within 2 s mean to leave, and it may be behind
 LOADED = 120.0  # seconds that a busy machine may take to import and load
@@ -190,7 +190,7 @@ def test_the_end_that_a_signal_makes_leaves_the_chat_in_a_file(catalogue: Path, 
 
 
 def test_a_signal_before_anything_was_said_leaves_nothing_and_says_nothing(catalogue: Path, tmp_path: Path) -> None:
-    terminal = Terminal("--models", str(catalogue), environ={"XDG_STATE_HOME": str(tmp_path)})
+    terminal = Terminal("--models", str(catalogue), environ={"XDG_STATE_HOME": str(tmp_path)}, warm=True)
     terminal.wait("›", LOADED)
     os.kill(terminal.child.pid, signal.SIGTERM)
     assert terminal.end() == 143
@@ -311,6 +311,7 @@ def test_a_prompt_that_fails_again_and_again_ends_with_the_chat_in_a_file(catalo
             "SPEC_MAX_NEW_TOKENS": "12",
             **broken_by(tmp_path / "code", *hopeless),
         },
+        warm=True,
     )
     terminal.wait("›", LOADED)
     terminal.enter(FIRST)

@@ -164,7 +164,7 @@ def test_an_earlier_answer_keeps_the_ids_that_it_was_decoded_as(tmp_path: Path) 
 def test_thinking_in_a_real_terminal(tmp_path: Path) -> None:
     pair = thinking_pair(tmp_path / "model")
     flags = ["--target", str(pair.target), "--drafter", "ngram", "--device", "cpu"]
-    terminal = Terminal(*flags, environ={"NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path)})
+    terminal = Terminal(*flags, environ={"NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path)}, warm=True)
     try:
         terminal.wait(lambda: terminal.at_prompt, 240)
         terminal.enter("one")

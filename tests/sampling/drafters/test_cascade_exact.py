@@ -99,11 +99,10 @@ def counted(name: str, lenience: float, case: str, samples: int) -> float:
     return chi_square_p(found, exact_law(target, START, law, 3))
 
 
-@pytest.mark.parametrize("lenience", [1.0, 2.0, 5.0])
+@pytest.mark.parametrize("lenience", [1.0, 2.0])
 @pytest.mark.parametrize("name", LENIENT)
 def test_sampled_tokens_have_the_targets_law(name: str, lenience: float) -> None:
-    many = lenience == 2.0 and name in ("model < points", "model < model < points")
-    assert counted(name, lenience, "rejection", 50_000 if many else 5_000) > FAIL_BELOW
+    assert counted(name, lenience, "rejection", 10_000 if lenience == 2.0 else 5_000) > FAIL_BELOW
 
 
 @pytest.mark.parametrize("case", ["rejection, shaped", "gumbel", "greedy drafts"])

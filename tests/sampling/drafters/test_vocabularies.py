@@ -144,7 +144,7 @@ def test_a_cut_law_is_found() -> None:
 # -- the library's calls ----------------------------------------------------------------------------
 
 
-def counted(size: int, samples: int = 2_000) -> Counter[tuple[int, ...]]:
+def counted(size: int, samples: int = 1_000) -> Counter[tuple[int, ...]]:
     small, large = Table(size, 2), Table(V, 1)
     warm = {"logits_processor": MultinomialProcessor(1.0), "max_gen_len": 3, "end_tokens_id": [], "gamma": 2}
     said = (speculative_generate(PROMPT, small, large, seed=seed, **warm)[0] for seed in range(samples))
@@ -240,7 +240,7 @@ def test_every_kind_keeps_the_law(kind: str, size: int, monkeypatch: pytest.Monk
         lambda: KINDS[kind](size),
         lambda seed: KeyedSampler(make_processor(1.0), seed=500 + seed),
         prompt=PROMPT,
-        samples=10_000,
+        samples=5_000,
         batch=2_500,
         length=4,
         gamma=3,
