@@ -77,8 +77,8 @@ def let_write(
 ) -> int:
     """Let the target write until `file` holds `tokens` tokens (None: as many as the source has); return their number.
 
-    `keep` receives the target's states of each line.
-    UserError if it has none, since no prompt leaves room for an answer.
+    `keep` receives the target's states of each line. UserError if nothing could be written because every prompt fills
+    the context.
     """
     network, size = engine.target.network, engine.target.vocab_size
     writer = TextWriter(network, size, engine.stop_ids, source, settings.seed, args.batch, keep)
@@ -103,7 +103,7 @@ def let_write(
 
 
 def keeper_of(engine: PairEngine, options: ModelOptions, args: Namespace, file: Path) -> Keeper | None:
-    """Return what keeps the target's states of new text in the folder of --features; None without one."""
+    """Return the keeper that writes the target's states of new text to the folder of --features; None without one."""
     if args.features is None:
         return None
     before = read_texts([file], engine.target.vocab_size, _longest(engine, args)) if written(file)[0] else []
@@ -117,10 +117,10 @@ def _longest(engine: PairEngine, args: Namespace) -> int:
 
 def source_of(engine: PairEngine, settings: Settings, args: Namespace) -> Source:
     """Return the chats that the target writes: its own, or answers to the given prompts."""
-    tokenizer, how = engine.tokenizer, (args.answer_tokens, args.temperatures)
+    tokenizer, limits = engine.tokenizer, (args.answer_tokens, args.temperatures)
     if args.turns is None:
-        return OwnChats(tokenizer, engine.stop_ids, *how, args.tasks, settings.seed)
-    return GivenPrompts(tokenizer, args.turns, *how, _longest(engine, args))
+        return OwnChats(tokenizer, engine.stop_ids, *limits, args.tasks, settings.seed)
+    return GivenPrompts(tokenizer, args.turns, *limits, _longest(engine, args))
 
 
 def read(engine: PairEngine, args: Namespace, file: Path) -> Texts:

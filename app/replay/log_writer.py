@@ -46,20 +46,17 @@ _LONGEST_HEAD = 65_536  # bytes
 
 @dataclass(frozen=True)
 class LoggedMessage:
-    """The question: the message, the ids the model reads, those of the answer that are there already.
-
-    `begun`: those are not part of the prompt's ids.
-    """
+    """The question of an answer that is logged."""
 
     prompt: str
-    ids: Sequence[int]
-    before: Sequence[int] = ()
-    begun: bool = False
-    forced: bool = False  # the last of those was chosen by the user
+    ids: Sequence[int]  # that the model reads
+    before: Sequence[int] = ()  # the part of the answer that exists already
+    begun: bool = False  # `before` is not part of `ids`
+    forced: bool = False  # the user chose the last id of `before`
 
 
 class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
-    """A session log that is being written. `problem` is why nothing is written any more, until it was shown."""
+    """A session log that is being written. `problem` says why writing stopped; it is empty again once shown."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.problem = path, ""
@@ -70,7 +67,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
     def open_answer(
         self, engine: PairEngine, question: LoggedMessage, settings: Settings, make: MakeTracks, decode: Decode
     ) -> AnswerLog:
-        """Open an answer; `make` gives its lanes' tracks with another `decode`."""
+        """Open an answer; `make` builds the tracks of its lanes over a `decode` that logs its texts."""
         head = _head(engine)
         if head != self._head:
             self._head = head
@@ -79,7 +76,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         return AnswerLog(self, question, settings, make, LoggingDecoder(decode))
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """One line, to the disk's own buffers; where that fails the file stays as it was and is left alone."""
+        """Append one line at once; after a failure the file keeps its earlier lines and nothing more is written."""
         if self._file is None:
             return
         try:
@@ -131,11 +128,11 @@ class AnswerLog:
         )
 
     def _write(self, **line: Any) -> None:
-        """A line with the texts that it is the first to need."""
+        """Write a line with the texts that no earlier line has."""
         self._writer.write({**line, "texts": self._decode.taken()})
 
     def feed(self, index: int, event: Event) -> None:
-        """Take in an event of a lane, with every text that showing it will ask for."""
+        """Log an event of a lane, with every text that is needed to show it."""
         event = kept(event, self._log_top)
         self._lanes[index].feed(event)
         if isinstance(event, Finished):
@@ -143,7 +140,7 @@ class AnswerLog:
         self._write(kind="event", lane=index, **to_json(event))
 
     def tee(self, race: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
-        """The race as it is, logged on its way."""
+        """Yield the events of the race unchanged, and log each."""
         for index, event in race:
             self.feed(index, event)
             yield index, event
@@ -164,7 +161,7 @@ class AnswerLog:
             **({"seen": True} if seen else {}),
             **({"pauses": list(pauses)} if pauses else {}),
             text=self._decode([*before, *ids]) if ids else "",
-            lanes=[{"method": one.method, "ids": list(one.ids), "text": one.text} for one in answers],
+            lanes=[{"method": each.method, "ids": list(each.ids), "text": each.text} for each in answers],
         )
         self._writer.ended = time.monotonic()
         return self._writer.complaint()
@@ -182,15 +179,15 @@ def answer_log_of(
     if writer is None:
         return None
 
-    def made(decode: Decode) -> list[Track]:
+    def make(decode: Decode) -> list[Track]:
         size, most = len(question.ids), settings.max_new_tokens
         return [Track(lane, decode, size, most, terms=terms_of(lane, engine)) for lane in lanes]
 
-    return writer.open_answer(engine, question, settings, made, decode)
+    return writer.open_answer(engine, question, settings, make, decode)
 
 
 def log_writer_of(settings: Settings) -> SessionLogWriter | None:
-    """What `--record` asks for; UsageError if that file cannot be written."""
+    """The writer of the file of `--record`, None without one; UsageError if that file cannot be written."""
     return SessionLogWriter(Path(os.path.expanduser(settings.record))) if settings.record else None
 
 

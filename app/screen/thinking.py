@@ -34,9 +34,9 @@ class Thought(NamedTuple):
 
 
 def thoughts(text: str, marks: Thinking, mode: str, before: str = "") -> list[Thought]:
-    """The thinking in `text`; `before` is what the answer said before it. In `hide` with the line breaks behind it."""
+    """The thinking in `text`, which follows `before` in the answer; in `hide` the line breaks after it belong to it."""
     said = (marks.open if marks.begun else "") + before
-    inside, found, at = said.rfind(marks.open) > said.rfind(marks.close), list[Thought](), 0
+    inside, result, at = said.rfind(marks.open) > said.rfind(marks.close), list[Thought](), 0
     while inside or marks.open in text[at:]:
         start = at if inside else text.index(marks.open, at)
         close, inside = text.find(marks.close, start), False
@@ -44,14 +44,14 @@ def thoughts(text: str, marks: Thinking, mode: str, before: str = "") -> list[Th
         words = len(text[start:at].removeprefix(marks.open).removesuffix(marks.close).split())
         if mode == HIDE:
             at = len(text) - len(text[at:].lstrip("\n"))
-        found.append(Thought(start, at, close >= 0, words))
-    return found
+        result.append(Thought(start, at, close >= 0, words))
+    return result
 
 
-def text_parts(text: str, found: Sequence[Thought], mode: str) -> Iterator[tuple[str, bool]]:
+def text_parts(text: str, stretches: Sequence[Thought], mode: str) -> Iterator[tuple[str, bool]]:
     """The text as `mode` shows it, in parts; each with whether it is thinking."""
     at = 0
-    for thought in found:
+    for thought in stretches:
         yield text[at : thought.start], False
         if mode != HIDE:
             yield text[thought.start : thought.end] if mode == SHOW else thought.line, True
@@ -59,12 +59,12 @@ def text_parts(text: str, found: Sequence[Thought], mode: str) -> Iterator[tuple
     yield text[at:], False
 
 
-def span_parts(spans: Sequence[Span], found: Sequence[Thought], mode: str) -> tuple[Span, ...]:
+def span_parts(spans: Sequence[Span], stretches: Sequence[Thought], mode: str) -> tuple[Span, ...]:
     """The spans of a text as `mode` shows them."""
     parts, folded = list[Span](), set[Thought]()
-    for span, at in _cut(spans, [bound for thought in found for bound in (thought.start, thought.end)]):
-        inside = (one for one in found if one.start <= at < one.end or (at == one.end and not one.closed))
-        if (thought := next(inside, None)) is None:
+    for span, at in _cut(spans, [bound for thought in stretches for bound in (thought.start, thought.end)]):
+        around = (each for each in stretches if each.start <= at < each.end or (at == each.end and not each.closed))
+        if (thought := next(around, None)) is None:
             parts.append(span)
         elif mode == SHOW:
             parts.append(replace(span, dim=True))

@@ -110,8 +110,8 @@ def _starts(
             raise UsageError("--prompts needs a tokenizer: --pair, --target or --drafter names a model that has one")
         options = options.changed(target=options.drafter, drafter=None)
     tokenizer, _ = target_tokenizer(settings, options, cancelled)
-    look: dict[str, Any] = {"system": settings.system, "chat": settings.chat, "template": settings.template}
-    chat = Conversation(tokenizer, frozenset(), _NO_LIMIT, **look)
+    layout: dict[str, Any] = {"system": settings.system, "chat": settings.chat, "template": settings.template}
+    chat = Conversation(tokenizer, frozenset(), _NO_LIMIT, **layout)
     plain = [[list(tokenizer(text, add_special_tokens=also)["input_ids"]) for also in (True, False)] for text in texts]
     return [[chat.plan(text).prompt, *ways] for text, ways in zip(texts, plain, strict=True)]
 
@@ -166,8 +166,7 @@ def _alone(
     recorded: RecordedAnswers,
     cancelled: Callable[[], bool],
 ) -> RecordedPair:
-    """Load the drafter, or the models of a cascade, without the target, which has a name and a vocabulary and no
-    model."""
+    """Load the drafter, or the models of a cascade, alone; of the target only a name and a vocabulary are known."""
     kind, wanted = ("model", [spec.drafter]) if isinstance(spec.drafter, ModelSpec) else (spec.drafter, [])
     if kind in CASCADES:
         wanted = list(spec.cascade_models)

@@ -1,9 +1,10 @@
 """A simulated drafter: it knows the target's tokens, and drafts them with a chosen acceptance at a chosen cost.
 
-The tokens come from plain decoding in a separate session, as far ahead as a round drafts. Those passes are not timed: a
-round is charged `cost` one-token passes of the target for each drafted token. Each draft is the target's token with
-probability `alpha`, by a separate coin, else another token; so alpha, gamma and c can be set and the speed-up watched
-(Leviathan et al., arXiv 2211.17192, section 3). The drafts are chosen, so the text is plain decoding's. Knows no text.
+The tokens come from the reference, plain decoding in a separate session, as far ahead as a round drafts. Those passes
+are not timed: a round is charged `cost` one-token passes of the target for each drafted token. Each draft is the
+target's token with probability `alpha`, by a separate coin, else another token; so alpha, gamma and c can be set and
+the speed-up watched (Leviathan et al., arXiv 2211.17192, section 3). The drafts are chosen, so the text is plain
+decoding's. Knows no text.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Oracle(Drafter):
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         self._prompt, self._target = prompt, target
         self._reference: Iterator[Event] | None = None
-        self._base = 0  # tokens of the row before the reference's
-        self._tokens: list[int] = []  # the reference's
+        self._base = 0  # length of the row at which the reference begins
+        self._tokens: list[int] = []  # that the reference has written
         self._passes: list[float] = []  # seconds of each of its passes
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
@@ -50,7 +51,7 @@ class Oracle(Drafter):
         right = self._next(row, depth)
         if not right:
             return Draft(torch.empty((1, 0), dtype=torch.long), seconds=0.0)
-        keys = torch.tensor([[0, len(row) + place, len(row), 0] for place in range(len(right))])
+        keys = torch.tensor([[0, len(row) + offset, len(row), 0] for offset in range(len(right))])
         hits = sampler.coin(torch.full((len(right),), self.alpha), keys).tolist()
         tokens = [token if hit else self._other(token, row) for token, hit in zip(right, hits, strict=True)]
         seconds = self.cost * len(tokens) * statistics.median(self._passes)

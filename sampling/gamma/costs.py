@@ -16,8 +16,8 @@ from itertools import accumulate
 from math import exp, log
 
 KEPT = 15  # latest samples of each figure
-EARLIER = 6  # samples that an earlier measurement of drafting is worth; a warm start times eight rounds
-EARLIER_PASSES = 2  # the same of a pass: passes between drafts take longer than passes in a row
+EARLIER = 6  # an earlier measurement of drafting counts as so many samples; a warm start times eight rounds
+EARLIER_PASSES = 2  # and one of a pass as so many: passes between drafts take longer than passes in a row
 MEASURED = 2  # samples that make a measurement
 SLOPE = 0.03  # v(n) − 1 per further token, before it is measured
 DRAFT_COST = 0.1  # c, before it is measured
@@ -169,8 +169,8 @@ class Costs:
         if samples is None:
             expected = self._usual_plain * self.v(width)[width - 1] if self._seeds else 0.0
             samples = self._passes[width] = _Samples(*([expected] if expected else []))
-        if expected_here := samples.median if samples.count >= MEASURED or self._seeds else 0.0:
-            self._speed.learn(seconds / expected_here)
+        if usual := samples.median if samples.count >= MEASURED or self._seeds else 0.0:
+            self._speed.learn(seconds / usual)
         before = samples.median
         samples.add(seconds / self._speed.slowness)
         if samples.count == MEASURED:

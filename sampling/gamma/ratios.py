@@ -42,7 +42,7 @@ class RunningRatio:
         self._prior = self._weight * (guess * worth + self._past_actual) / known if known else 0.0
 
     def fade(self, include_prior: bool = False) -> None:
-        """Let a round pass. `include_prior`: the prior fades too; else the ratio returns to it."""
+        """Lower the weight of earlier outcomes by a round; with `include_prior` that of the prior too."""
         self._actual *= MEMORY
         self._expected *= MEMORY
         if include_prior:
@@ -55,7 +55,7 @@ class RunningRatio:
         self._expected += expected
 
     def learn(self, actual: float, expected: float = 1.0) -> None:
-        """Let a round pass and count its outcome."""
+        """Count the outcome of a round, and lower the weight of earlier ones."""
         self.fade()
         self.add(actual, expected)
 

@@ -1,8 +1,8 @@
 """A target played back from a file: its recorded answers replace a model that cannot run.
 
-The files are those of sampling/recorded/answers.py. Scores are one-hot by position, so only greedy decoding is
-meaningful; a recording's likeliest ids rank after the recorded one, with no mass. Knows no model and no text; has no
-keys, values or hidden states.
+The files are those of sampling/recorded/answers.py. At each position the recorded token has probability 1, so only
+greedy decoding is meaningful; other likely ids of the recording rank after it with probability 0. Knows no model and no
+text; has no keys, values or hidden states.
 """
 
 from __future__ import annotations

@@ -118,12 +118,13 @@ class CompiledStep:
             known = theirs[max(0, first - 1) : valid].to("cpu", torch.float32)  # held until the pass is over
             step = 4 * known.stride(0)
             their_address = known.data_ptr() - step * max(0, first - 1)
-        fields: list[int] = []  # of each token its row, then whose state stands before it, then that state's address
+        fields: list[int] = []  # of each token the fields of ROW: id, position, sequence, slot, seen, more, count
         before = list[tuple[int, int]]()
         for at, token in enumerate(tokens, start=first):
             fields += (token, at, 0, at - begin, at - begin + 1, 0, 0)
             state = (THEIRS, their_address + step * (at - 1)) if at <= valid else (OWN, own_address + width * (at - 1))
             before.append(state if at else (NONE, 0))
+        # in one array: the rows, then whose state stands before each token, then the addresses of these states
         numbers = np.array([*fields, *(kind for kind, _ in before), *(address for _, address in before)], np.int64)
         kinds = numbers.ctypes.data + fed * ROW.itemsize
         with self._one_at_a_time:
