@@ -1,12 +1,9 @@
 """A benchmark: many prompts under several methods, gammas and temperatures, timed fairly.
 
 Every answer starts without a cache and without n-grams of an earlier one; the order of the methods rotates and reverses
-from round to round; a warm-up is not counted. The chats of a batch run side by side: the first turns of a group of
-questions are answered together, then the second turns of those that have one. The rows of a batch share every pass: a
-row's seconds are its even share of each round it was active in, so that Σ tokens / Σ seconds over the rows is the
-batch's own rate. An interrupt keeps what was measured, and with --out the same command resumes the run
-(app/bench/journal.py). Later turns of a chat continue from the answer of the first temperature's reference, so that all
-methods read the same prompts. Knows how to run lanes, not how figures are computed (app/bench/summary.py).
+from round to round; a warm-up is not counted. An interrupt keeps what was measured, and with --out the same command
+resumes the run (app/bench/journal.py). Later turns of a chat continue from the answer of the first temperature's
+reference, so that all methods read the same prompts. Knows how to run lanes, not how figures are computed (app/bench/summary.py).
 """
 
 from __future__ import annotations
@@ -22,16 +19,15 @@ from app.bench.journal import Journal, Slot
 from app.bench.options import BenchArgs
 from app.bench.plan import Item, references, variants_of
 from app.bench.report import write_report
-from app.bench.summary import looping_share, loops, summarise
+from app.bench.summary import summarise
 from app.bench.table import show_tables
 from app.lanes.answers import Answer, compared, parting, run_lane, shown_settings
-from app.lanes.comparison import Variant, may_differ, order
-from app.lanes.costs import Terms, terms_of
+from app.lanes.comparison import Variant, order
+from app.lanes.costs import terms_of
 from app.prompts.questions import Question, conversation, fitting, fitting_prompts
 from app.replay.log_writer import LoggedMessage, SessionLogWriter, answer_log_of
 from app.screen.output import answer_bar, screen
 from app.settings.table import Settings
-from sampling.stats.metrics import Meter
 from utils.errors import UsageError, UserError
 from utils.files import write_result
 from utils.machine import machine
@@ -126,23 +122,21 @@ class Bench:
             self.journal.begin(machine(self.engine.loaded))
             self.journal.drop_broken_rounds(self.variants)
         known = agreed(0 if self.journal is None else len(self.journal.known))
-        each, size = self.args.repeat * len(self.variants), self.args.batch_size
+        each = self.args.repeat * len(self.variants)
         total = sum(len(question.turns) for question in self.questions) * each
         with answer_bar(total, self.settings, known) as bar:
             if known < total:
                 self._warm_up(bar)
-            for start in range(0, len(self.questions), size):
-                group = range(start, min(start + size, len(self.questions)))
-                left = sum(len(self.questions[number].turns) for number in group)
-                chats = [self.turns(number) for number in group]
-                while batch := [item for chat in chats if (item := next(chat, None)) is not None]:
-                    self.items += batch
-                    if not self._measure(batch, bar):
+            for number, question in enumerate(self.questions):
+                left = len(question.turns)
+                for item in self.turns(number):
+                    left -= 1
+                    self.items.append(item)
+                    if not self._measure(item, bar):
                         self.interrupted = True
                         return
-                    for item in batch:  # every method has answered it: earlier answers may be looked up now
-                        self.engine.drafters.answers.add(item.ids, item.answers[-1][self.reference].ids)
-                    left -= len(batch)
+                    # Every method has answered it: earlier answers may be looked up now.
+                    self.engine.drafters.answers.add(item.ids, item.answers[-1][self.reference].ids)
                 bar.total = (bar.total or 0) - left * each
 
     def _warm_up(self, bar: Any) -> None:
@@ -153,52 +147,35 @@ class Bench:
                 self.answer(variant, prompt, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the time so far belongs to no answer
 
-    def _measure(self, batch: Sequence[Item], bar: Any) -> bool:
-        """Run all repeats of one batch of prompts; False after an interrupt, whose unfinished answers are dropped."""
+    def _measure(self, item: Item, bar: Any) -> bool:
+        """Run all repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
         for repeat in range(self.args.repeat):
-            for item in batch:
-                item.answers.append({})
-            rounds = sum(len(item.answers) for item in self.items) // len(batch)
+            item.answers.append({})
+            rounds = sum(len(item.answers) for item in self.items)
             for variant in order(self.variants, rounds - 1):
-                answers = self._answers(variant, batch, repeat, bar)
-                if any(answer.interrupted for answer in answers):
+                answer = self._answer(variant, item, repeat, bar)
+                if answer.interrupted:
                     return False
-                for item, answer in zip(batch, answers, strict=True):
-                    item.answers[-1][variant] = answer
+                item.answers[-1][variant] = answer
         if self.journal is not None:
             self.journal.sync()
         return True
 
-    def _answers(self, variant: Variant, batch: Sequence[Item], repeat: int, bar: Any) -> list[Answer]:
-        """Return the journal's answers; where it lacks one all are decoded again, and those that it has are kept."""
-        journal = self.journal
-        slots = {Slot(item.number, item.turn, repeat, variant): item for item in batch}
-        known = [None if journal is None else journal.answer(slot, len(item.ids)) for slot, item in slots.items()]
-        known = agreed(known)
-        if None not in known:
-            return [answer for answer in known if answer is not None]
+    def _answer(self, variant: Variant, item: Item, repeat: int, bar: Any) -> Answer:
+        """Return the journal's answer, or else decode it and enter it there."""
+        slot = Slot(item.number, item.turn, repeat, variant)
+        known = agreed(None if self.journal is None else self.journal.answer(slot, len(item.ids)))
+        if known is not None:
+            return known
         bar.set_description(variant.label, refresh=False)
-        if self.args.batch_size == 1:
-            answers = [self.answer(variant, item.ids, item.prompt) for item in batch]
-        else:
-            lane = self.lane(variant)
-            answers = run_rows(lane, [item.ids for item in batch], self.decode, self.interrupt)
-            answers = [replace(answer, terms=terms_of(lane, self.engine)) for answer in answers]
-        if any(answer.interrupted for answer in answers):
-            return answers
-        for slot, earlier, answer in zip(slots, known, answers, strict=True):
-            if earlier is None:
-                bar.update()
-                if journal is not None:
-                    journal.add(slot, answer)
-        return [earlier or answer for earlier, answer in zip(known, answers, strict=True)]
+        answer = self.answer(variant, item.ids, item.prompt)
+        if not answer.interrupted:
+            bar.update()
+            if self.journal is not None:
+                self.journal.add(slot, answer)
+        return answer
 
     # -- results ------------------------------------------------------------------------------
-
-    def figures(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return a row per variant, and the loops of each temperature."""
-        looping = [loops(self.items, reference) for reference in self.references.values()]
-        return summarise(self.items, self.variants), looping
 
     def facts(self) -> dict[str, Any]:
         """Return what was measured, on which machine, when."""
@@ -217,7 +194,6 @@ class Bench:
             "limit": args.limit,
             "ids_file": None if args.ids is None else str(args.ids),
             "turns": args.turns,
-            "batch_size": args.batch_size,
             "complete": not self.interrupted,
             "skipped": self.skipped,
             "resumed": 0 if self.journal is None else len(self.journal.machines) - 1,
@@ -225,7 +201,7 @@ class Bench:
 
     def show(self) -> int:
         """Print the table and write the file; return the exit code."""
-        summary, looping = self.figures()
+        summary = summarise(self.items, self.variants)
         for line in self.skipped:
             sys.stderr.write(f"{line}\n")
         if not self.measured and not self.interrupted:
@@ -236,19 +212,18 @@ class Bench:
             more = "" if self.journal is None else ": the same command resumes the run"
             sys.stderr.write(f"interrupted after {self.measured} answers{more}\n")
         try:
-            self._write(summary, looping)
+            self._write(summary)
         finally:
             if self.measured:
-                show_tables(summary, looping, self.settings, screen(self.settings, sys.stdout))
+                show_tables(summary, self.settings, screen(self.settings, sys.stdout))
         return INTERRUPTED if self.interrupted else 0
 
-    def _write(self, summary: list[dict[str, Any]], looping: list[dict[str, Any]]) -> None:
+    def _write(self, summary: list[dict[str, Any]]) -> None:
         """Write the whole file of --out and remove the journal when all is in it; then write the page of --report."""
         if self.args.out is None and self.args.report is None:
             return
-        more = {"loops_by_temperature": looping} if self.args.temperatures else {}
         prompts = [self._prompt(item) for item in self.items if any(item.answers)]
-        data = {**self.facts(), "loops": looping[0], **more, "summary": summary, "prompts": prompts}
+        data = {**self.facts(), "summary": summary, "prompts": prompts}
         page = self.args.report
         if self.args.out is not None and not write_result(self.args.out, data):
             sys.stderr.write(f"{self.args.out} holds a finished result and is kept\n")
@@ -285,23 +260,6 @@ class Bench:
             "gamma": variant.gamma,
             "temperature": variant.temperature,
             "repeat": repeat,
-            "looping": round(looping_share(answer.ids), 4),
             "parting": None if parted is None else parted.to_json(),
             **compared([answer] if plain is None or alone else [plain, answer]),
         }
-
-
-def run_rows(
-    lane: Lane, prompts: Sequence[list[int]], decode: Callable[[list[int]], str], interrupt: Callable[[], bool]
-) -> list[Answer]:
-    """Decode the prompts as one batch to their ends: an answer for each. The lane reads them itself."""
-    meters = [Meter(len(prompt), row, len(prompts)) for row, prompt in enumerate(prompts)]
-    for event in lane.run_rows([list(prompt) for prompt in prompts], interrupt=interrupt):
-        row = getattr(event, "row", None)
-        for meter in meters if row is None else [meters[row]]:
-            meter.add(event)
-    differs = may_differ(lane, lane.settings)
-    return [
-        Answer(lane.name, tuple(meter.ids), decode(meter.ids), meter.stats, differs, Terms(), len(prompts))
-        for meter in meters
-    ]

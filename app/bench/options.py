@@ -29,7 +29,6 @@ class BenchArgs:
     turns: int | None = None
     temperatures: tuple[float, ...] = ()
     report: Path | None = None
-    batch_size: int = 1
     source: Path | None = None  # --from
 
 
@@ -43,7 +42,6 @@ BENCH_FIELDS = {
     ),
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
     "limit": PROMPT_FIELDS["limit"],
-    "batch_size": Field("batch_size", Whole(1, 1024), 1, "prompts answered together, as one batch", "bench"),
     "out": Field("out", _PATH, None, "write every figure to this JSON file; resumes a stopped run", "bench"),
     "report": Field("report", _PATH, None, "write tables and plots to this HTML file", "bench"),
     "from": Field("from", _PATH, None, "measure nothing: make the page of this file of --out", "bench"),

@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from app.bench.options import BenchArgs
 from app.bench.plots import Variants, plots, rates
-from app.bench.summary import MARKS, OTHER_TEXT, Amount, Count, Key, Row, SummaryRow, shown, times, variant_name
-from app.bench.table import calls_cell, disturbances, loops_line, modelled, reviews_cell, swi_tables
+from app.bench.summary import MARKS, OTHER_TEXT, Count, Key, Row, SummaryRow, shown, times, variant_name
+from app.bench.table import calls_cell, disturbances, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
 from app.settings.table import Settings
@@ -34,7 +34,6 @@ MEANINGS = {
     "speedup": "the rate over that of plain decoding (ar) in the same run, the median of the repeats",
     "speedup_per_repeat": "the least and the most speed-up of a repeat",
     "expected_speedup": "the speed-up that the formula gives for the alpha, c and v measured here",
-    "speedup_without_loops": "the speed-up over the prompts of whose plain answer at most a quarter lies in loops",
     "tokens_per_pass": "tokens said over passes of the target, its own tokens included",
     "acceptance_rate": "accepted drafts over drafted tokens",
     "alpha": "accepted drafts over examined ones; a draft after a rejected one is not examined",
@@ -60,19 +59,6 @@ class Prompt(BaseModel, frozen=True):
     prompt: str = ""
 
 
-class Loops(BaseModel, frozen=True):
-    """How much of the reference's answers repeats itself."""
-
-    method: str
-    period: Count
-    repeats: Count
-    above: Amount
-    share: Amount | None = None
-    prompts: Count
-    looping: Count
-    temperature: Amount | None = None
-
-
 class Run(BaseModel, frozen=True, extra="allow"):
     """A whole file; further keys are facts, which are shown as they are."""
 
@@ -82,8 +68,6 @@ class Run(BaseModel, frozen=True, extra="allow"):
     machine: dict[str, JsonValue] = {}
     settings: dict[str, JsonValue] = {}
     prompts: list[Prompt] = []
-    loops: Loops | None = None
-    loops_by_temperature: list[Loops] = []
     complete: bool = True
     skipped: list[str] = []
 
@@ -143,7 +127,6 @@ def page(run: Run, name: str) -> str:
         facts=[(key.replace("_", " "), _in_words(value)) for key, value in facts if value is not None],
         machine=[(key.replace("_", " "), _in_words(value)) for key, value in run.machine.items() if value is not None],
         settings=[(key, _in_words(value)) for key, value in run.settings.items()],
-        loops=[loops_line(each.model_dump()) for each in run.loops_by_temperature or filter(None, [run.loops])],
         counts=f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method; rates leave prefill out",
         disturbances=disturbances([row.model_dump() for row in run.summary]),
         prompts=[(prompt, _cut(prompt.prompt)) for prompt in run.prompts],

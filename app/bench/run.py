@@ -54,11 +54,3 @@ def _check_flags(settings: Settings, args: BenchArgs) -> None:
     for flag, (given, why) in {**excluded, "log": (settings.record, nothing)}.items():
         if args.check_identity and given:
             raise UsageError(f"--check-identity {why}: leave --{flag} out")
-    one_at_a_time = {
-        "lane beam searches for": "beam" in (args.methods or settings.compare),
-        "--record writes down": settings.record,
-        "--check-identity compares": args.check_identity,
-    }
-    for words, given in one_at_a_time.items():
-        if given and args.batch_size > 1:
-            raise UsageError(f"{words} one prompt at a time, got --batch-size {args.batch_size}")

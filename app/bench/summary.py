@@ -8,10 +8,7 @@ A rate is Σ tokens / Σ seconds over all prompts of a repeat, a speed-up the ti
 over the method's own, over the same prompts: with equal texts that is Σ time_ar / Σ time_method. Over repeats: mean and
 spread (standard deviation) of rates, median of speed-ups; a repeat whose timing was disturbed has no speed-up.
 
-Small greedy models repeat themselves, and loops flatter n-gram drafts. A token is in a loop iff it lies in a stretch of
-at least `repeats`·p tokens in which every token but the first p equals the one p places before it, for some period p of
-1 … `period`. So a stretch is as long as the period holds: an unfinished last repeat counts, and so does "000" (period
-1). Knows no texts of answers, no models and no screen.
+Knows no texts of answers, no models and no screen.
 """
 
 from __future__ import annotations
@@ -34,10 +31,6 @@ from sampling.drafters.registry import is_simulated
 from sampling.stats.ratios import cost_ratio, disturbed, expected, speedup_over, verify_ratio
 from sampling.stats.summary import Stats, merge, ratio
 
-PERIOD = 20  # longest period, in tokens
-REPEATS = 3  # a stretch holds its period at least this often
-LOOPS = 0.25  # a prompt loops if a larger share of its answer lies in loops
-
 OTHER_TEXT = ("draft", "beam")  # lanes that do not decode as the target alone does
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -47,67 +40,12 @@ Key = tuple[str, Gamma, float | None]
 Row = Mapping[str, Any]  # of a summary, by key
 
 
-# -- loops ----------------------------------------------------------------------------------------
-
-
-def looping_tokens(ids: Sequence[int], period: int = PERIOD, repeats: int = REPEATS) -> int:
-    """Count the `ids` that lie in a loop, by at most `period` comparisons a token."""
-    inside = [False] * len(ids)
-    for step in range(1, min(period, len(ids) // repeats) + 1):
-        since = 0  # where the stretch that has this period begins
-        for end in range(step, len(ids) + 1):
-            if end < len(ids) and ids[end] == ids[end - step]:
-                continue
-            if end - since >= repeats * step:
-                inside[since:end] = [True] * (end - since)
-            since = end - step + 1
-    return sum(inside)
-
-
-def looping_share(ids: Sequence[int]) -> float:
-    """Return the share of `ids` that lies in a loop, 0 for none."""
-    return looping_tokens(ids) / len(ids) if ids else 0.0
-
-
-def loops(items: Sequence[Item], reference: Variant) -> dict[str, Any]:
-    """Return how much of the reference's first answers lies in loops, and which prompts loop.
-
-    A prompt loops if more than a quarter of its answer's tokens lie in loops.
-    """
-    answers = [answer.ids for item in items if (answer := _first(item, reference)) is not None]
-    looping = [item for item in items if _loops(item, reference)]
-    return {
-        "method": reference.method,
-        "temperature": reference.temperature,
-        "period": PERIOD,
-        "repeats": REPEATS,
-        "above": LOOPS,
-        "share": _rounded(ratio(sum(map(looping_tokens, answers)), sum(map(len, answers)))),
-        "prompts": len(answers),
-        "looping": len(looping),
-        "looping_prompts": [{"question_id": item.question.question_id, "turn": item.turn} for item in looping],
-    }
-
-
-def _first(item: Item, reference: Variant) -> Answer | None:
-    return next((row[reference] for row in item.answers if reference in row), None)
-
-
-def _loops(item: Item, reference: Variant) -> bool:
-    answer = _first(item, reference)
-    return answer is not None and looping_share(answer.ids) > LOOPS
-
-
 # -- the answers of a row ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The answers of one variant, with those that they are compared with.
-
-    `reference` stands for their temperature: its loops are the prompts' loops, and if it is `ar` all is compared with
-    it.
-    """
+    """The answers of one variant; they are compared with those of `reference`, if it is `ar`."""
 
     items: Sequence[Item]
     variant: Variant
@@ -240,12 +178,6 @@ def _categories(timed: Timed) -> dict[str, Any]:
     }
 
 
-def _worst(timed: Timed) -> dict[str, Any] | None:
-    categories = _categories(timed).items()
-    known = [(figures["speedup"], name) for name, figures in categories if figures["speedup"] is not None]
-    return {"name": min(known)[1], "speedup": min(known)[0]} if known else None
-
-
 # -- how a figure is written ------------------------------------------------------------------------
 
 ALARM = "ALARM"
@@ -297,11 +229,6 @@ def _differs_cell(row: Row) -> str:
     if row["differs"] is None:
         of_all = f"{row['other_draws'] + row['other_texts']}/{row['may_differ']}"
     return " ".join([of_all, *(mark for key, mark, _ in MARKS if row[key])])
-
-
-def _worst_cell(row: Row) -> str:
-    worst = row["worst_category"]
-    return f"{worst['name']} {times(worst['speedup'])}" if worst else "-"
 
 
 # -- the table of columns ---------------------------------------------------------------------------
@@ -370,7 +297,6 @@ class SummaryRow(BaseModel, frozen=True):
     mean_gamma: Annotated[Value, BenchColumn(_mean_gamma)] = None
     prompts: Annotated[Count, BenchColumn(lambda of: of.prompts)] = 0
     answers: Annotated[Count, BenchColumn(lambda of: len(of.answers))] = 0
-    batch_size: Annotated[Count, BenchColumn(lambda of: max((answer.rows for answer in of.answers), default=1))] = 1
     predicted_n: Annotated[Count, BenchColumn(lambda of: of.total.predicted_n)] = 0
     predicted_per_second: Annotated[Rate, BenchColumn(_rate, _rate_cell, methods="tok/s")] = Rate()
     speedup: Annotated[
@@ -389,16 +315,6 @@ class SummaryRow(BaseModel, frozen=True):
             speedups="expected",
             report="expected",
             leaves=1,
-        ),
-    ] = None
-    speedup_without_loops: Annotated[
-        Value,
-        BenchColumn(
-            lambda of: replace(of, items=[item for item in of.items if not _loops(item, of.reference)]).speedup,
-            TIMES,
-            speedups="no loops",
-            report="no loops",
-            leaves=3,
         ),
     ] = None
     tokens_per_pass: Annotated[
@@ -452,7 +368,6 @@ class SummaryRow(BaseModel, frozen=True):
     other_texts: Annotated[Count, BenchColumn(lambda of: of.parted("other text"))] = 0
     may_differ: Annotated[Count, BenchColumn(lambda of: len(of.compared) - len(of.agreeing))] = 0
     categories: Annotated[dict[str, Category], BenchColumn(_categories)] = {}
-    worst_category: Annotated[Any, BenchColumn(_worst, _worst_cell, speedups="worst category", leaves=4)] = None
     calls_per_pass: Annotated[
         Named,
         BenchColumn(lambda of: {name: ratio(n, of.total.target_passes) for name, n in of.total.calls.items()}),
@@ -488,8 +403,7 @@ def shown(view: str) -> dict[str, BenchColumn]:
 def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """Return one row per variant, as JSON values; figures that are undefined are None.
 
-    Each temperature by itself: its `ar` is what the others are compared with, and its loops are the prompts' (without
-    an `ar` those of the first variant).
+    Each temperature by itself: its `ar` is what the others are compared with.
     """
     by_temperature, rows = references(variants), []
     for variant in variants:

@@ -5,7 +5,7 @@ The columns and their cells are those of the rows' own table (app/bench/summary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -20,13 +20,11 @@ from sampling.stats.summary import TARGET
 Rows = Sequence[Row]
 
 
-def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console) -> None:
+def show_tables(summary: Rows, settings: Settings, console: Console) -> None:
     """Print the table of methods; the speed-ups over `ar`, in all and by category; the calls and costs of models that
-    draft; how texts differ; the loops of each temperature."""
+    draft; how texts differ."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
-    if (rows := max(row["batch_size"] for row in summary)) > 1:
-        counted += f", at most {rows} at a time"
     print_table(console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console))
     alarm = Look(palette=settings.palette).style("alarm line")
     for line in (*_differences(summary), *disturbances(summary)):
@@ -35,10 +33,7 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     if compared:
         repeats = max(len(row["speedup_per_repeat"]) for row in compared)
         title = f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}"
-        absent = set() if any(row["worst_category"] for row in summary) else {"worst_category"}
-        if not any(each["looping"] for each in loops):
-            absent.add("speedup_without_loops")
-        print_table(console, title, _figures(compared, "speedups", settings, console, absent))
+        print_table(console, title, _figures(compared, "speedups", settings, console))
     if categories := sorted({name for row in compared for name in row["categories"]}):
         table = small_table(settings)
         table.add_column("category", no_wrap=True)
@@ -50,13 +45,11 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     if calling := modelled(summary):
         title = "\nmodel calls a target pass; standardised walltime improvement by what calls cost"
         print_table(console, title, _costs(calling, settings))
-    for each in loops:
-        console.print(f"\n{loops_line(each, settings.ascii)}", markup=False)
 
 
-def _figures(rows: Rows, view: str, settings: Settings, console: Console, absent: Collection[str] = ()) -> Table:
+def _figures(rows: Rows, view: str, settings: Settings, console: Console) -> Table:
     """Return the columns of a table, as many as fit."""
-    columns = {key: column for key, column in shown(view).items() if key not in absent}
+    columns = shown(view)
     heads = {key: column.head(view) for key, column in columns.items()}
     cells = [
         {"method": variant_name(row), **{heads[key]: column.cell(row, key) for key, column in columns.items()}}
@@ -124,15 +117,3 @@ def _costs(summary: Rows, settings: Settings) -> Table:
         reviews = [reviews_cell(row)] if reviewed else []
         table.add_row(variant_name(row), calls_cell(row), *reviews, *(times(row["swi"][name]) for name in names))
     return table
-
-
-def loops_line(loops: Row, plain: bool = False) -> str:
-    """Return how much of the reference's answers lies in loops, and how many prompts loop."""
-    share, most = "-" if loops["share"] is None else f"{loops['share']:.0%}", "<=" if plain else "≤"
-    heat = "" if loops["temperature"] is None else f" at temperature {loops['temperature']:g}"
-    ending = ', "no loops" is without them' if loops["looping"] else ""
-    return (
-        f"loops: {share} of {loops['method']}'s tokens{heat} lie in one (period {most} {loops['period']}, "
-        f"{loops['repeats']} times or more);\n{loops['looping']} of {loops['prompts']} prompts loop "
-        f"(more than {loops['above']:.0%} of the tokens){ending}"
-    )

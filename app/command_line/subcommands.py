@@ -163,5 +163,9 @@ REMOVED: Mapping[str, str] = {
     "--init-layers": "distill --start DIR, a trained drafter",
     "--law": "distill without it, the whole distribution is learned",
     "--hard-weight": "distill without it, the whole distribution is learned",
+    "--batch-size": "bench without it; Engine of docs/library.md answers batches",
+    "--t-other": "simulate without it: the rest of a round is measured, or 0 beside --t-verify",
+    "--v": "check --plan of a pair, which measures v, or --target-params",
+    "--drafter-bytes": "--target-bytes, which holds for drafters too",
 }
 """The replacement of each removed sub-command or flag."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from app.bench.options import BenchArgs
 from app.chat import export
 from app.chat.answered import Answered
 from app.chat.conversation import Plan, Turn
@@ -24,7 +23,6 @@ from app.console.command import files
 from app.console.loading import load_another_drafter
 from app.console.setting_commands import can_run
 from app.lanes.pairing import choose_pair
-from app.prompts.questions import read_questions
 from app.screen.heat import Heat
 from app.screen.live import look_of, rounds_of, telling
 from app.screen.rendered import answer_text
@@ -287,27 +285,6 @@ def load(state: ConsoleState, path: Path) -> None:
         state.hint("the file has no figures of its last answer: no /stats and /trace of it")
     elif (there := state.latest.models.get("where")) != (here := models_of(engine)["where"]):
         state.hint(f"it was computed as {there}, here {here}: nearly tied tokens may fall otherwise")
-
-
-def bench(state: ConsoleState, gammas: tuple[int | str, ...]) -> None:
-    """Time the lanes of /compare at these gammas (without any: the setting's) over the built-in prompts."""
-    from app.bench.measurement import Bench
-    from app.bench.table import show_tables
-    from app.lanes.lane import PairEngine
-
-    settings = state.settings
-    engine = state.engine_for(f"/bench {','.join(map(str, gammas))}".strip())
-    args = BenchArgs(methods=settings.compare, gammas=gammas or (settings.gamma,), repeat=1)
-    # A separate engine keeps the estimates of the conversation's drafters.
-    run = Bench(PairEngine(engine.loaded), settings, args, read_questions(None), state.stop)
-    state.hint(f"{', '.join(variant.label for variant in run.variants)}; Ctrl-C keeps the measured answers")
-    run.run()
-    for line in run.skipped:
-        state.hint(line)
-    if run.measured:
-        show_tables(*run.figures(), settings, state.out)
-    if state.note_stop():
-        state.hint(f"stopped after {plural(run.measured, 'answer')}")
 
 
 # -- looking back -----------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.bench.options import BENCH_FIELDS
 from app.console import chat_commands as chat
 from app.console import inspecting
 from app.console import setting_commands as change
@@ -86,10 +85,6 @@ TABLE: tuple[Command, ...] = (
         words(*MODEL_FIELDS["quantization"].kind.choices),
     ),
     Command("/info", "the models: size, memory, device", MODEL, chat.info),
-    Command(
-        "/bench [GAMMAS]", "time the lanes over a few prompts", LOOK, chat.bench,
-        one(BENCH_FIELDS["gammas"].kind, ()),
-    ),
     Command("/demo [N]", "a guided tour, or one step of it", LOOK, demo, one(STEP, None)),
     Command(
         "/stats [WHICH]", "figures: last, session or json", LOOK, chat.stats, one(Choice(STATS), "last"),
@@ -131,6 +126,7 @@ _INSTEAD = {
     "/tables": "/compare ar,tables",
     "/settings": "/set",
     "/prompts": "infer.py bench --prompts",
+    "/bench": "infer.py bench",
 }
 
 

@@ -44,7 +44,6 @@ class Answer:
     stats: Stats
     may_differ: bool = False  # from `ar`, rightly
     terms: Terms = field(default_factory=Terms)
-    rows: int = 1  # prompts that were answered together, this one included
 
     @property
     def interrupted(self) -> bool:

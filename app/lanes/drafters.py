@@ -19,7 +19,6 @@ from sampling.drafters.draft_heads.assistant import AssistantLM, is_assistant
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.pard import PardLM, mask_of
-from sampling.drafters.draft_heads.published import verifier
 from sampling.drafters.draft_model import ModelDrafter, rule_of
 from sampling.drafters.registry import HEADS, MEMBERS, ROWS, TREE, DraftRequest, row_of
 from sampling.drafters.tables.suffix import SuffixIndex
@@ -31,7 +30,7 @@ from sampling.models.translated import TranslatedLM, Translation
 from sampling.types import LM, Drafter
 from utils.catalogue.catalogue import ships_mtp
 from utils.catalogue.k_matrix import Matrix
-from utils.catalogue.specs import PUBLISHED_KINDS, head_kind_of
+from utils.catalogue.specs import head_kind_of
 from utils.errors import UsageError, UserError
 from utils.kernels.quantized_linear import QuantizedEmbedding
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
@@ -262,25 +261,3 @@ def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any
     if head.config.shared_embedding and whole and shared.weight.dtype == dtype:
         head.model.embed_tokens.weight = shared.weight
     return head
-
-
-def described(kind: str, folder: Path) -> str:
-    """Return one line about a draft head from its configuration; UserError if that cannot be read."""
-    config = read_config(folder)
-    if kind in PUBLISHED_KINDS and "student" not in config:
-        shape, large = config.get("transformer_layer_config") or config, verifier(config)
-        weights = sum(file.stat().st_size for end in ("*.safetensors", "*.bin") for file in folder.glob(end))
-        ids = config.get("draft_vocab_size")
-        parts = [f"published, of width {shape.get('hidden_size')}", f"{ids:,} ids" if isinstance(ids, int) else ""]
-        parts += [f"{weights / 1e6:.1f} MB", f"made for {large}" if large else ""]
-        return f"{kind}: {', '.join(filter(None, parts))} ({folder})"
-    layers, ids, size = config.get("num_hidden_layers"), config.get("short_list"), config.get("bytes")
-    target, date = config.get("target"), config.get("date")
-    origin = [f"trained for {target}" if target else "", f"{'on' if target else 'of'} {date}" if date else ""]
-    parts = [
-        f"{layers} layer{'' if layers == 1 else 's'} of width {config.get('hidden_size')}",
-        f"short list of {ids:,} ids" if isinstance(ids, int) and ids else "head of the whole vocabulary",
-        f"{size / 1e6:.1f} MB" if isinstance(size, int) else "",
-        " ".join(filter(None, origin)),
-    ]
-    return f"{kind}: {', '.join(filter(None, parts))} ({folder})"

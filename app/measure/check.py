@@ -18,7 +18,6 @@ from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, drafter_words, load_options
 from app.measure.elsewhere import Recipe, written
-from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.screen.output import LoadProgress, screen
 from app.screen.terminal import Interrupts
 from app.screen.view import kernels_of
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
 _WIDE = 200  # columns for a table that goes into a file or a pipe
-PROMPTS = 6  # built-in ones after which rounds are timed
 _WOULD = {
     "hidden size": _HEAD,
     "is for a vocabulary": _HEAD,
@@ -65,9 +63,9 @@ def list_pairs(settings: Settings, options: ModelOptions, own: None) -> int:
 def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Load the pair and print its parts and that they fit; return 0. `args`: :func:`app.measure.options.check_args`.
 
-    With --speed also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
-    UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit,
-    its own tables or draft head included; other heads that the pair names have a line each.
+    With --speed also the time of passes over 1 … 16 tokens and the cost of drafting. Raises UserError (exit code 1)
+    with the reason where the pair cannot be loaded or does not fit, its own tables or draft head included; other heads
+    that the pair names have a line each.
     """
     from app.lanes.lane import PairEngine
     from utils.loading.loading import load_pair
@@ -98,8 +96,7 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     if args.speed:
         from app.measure.speed import speed_table
 
-        prompts = list(fitting_prompts(engine, BUILT_IN[:PROMPTS], settings))
-        console.print(speed_table(engine, settings, prompts=prompts))
+        console.print(speed_table(engine, settings))
     if args.forecast:
         from app.measure.forecast import forecast
 
@@ -264,7 +261,6 @@ def _translated(engine: PairEngine) -> list[str]:
 def _draft_heads(engine: PairEngine) -> list[str]:
     """Return a line for each draft head: the pair's own first, then the others that it names, built to see that they
     fit."""
-    from app.lanes.drafters import described
     from utils.catalogue.specs import HEAD_KINDS, head_kind_of
 
     loaded, lines = engine.loaded, []
@@ -273,7 +269,7 @@ def _draft_heads(engine: PairEngine) -> list[str]:
         try:
             folder = engine.drafters.folder(kind)
             engine.drafters.make(kind, Settings())
-            lines.append(described(kind, folder))
+            lines.append(f"{kind}: fits ({folder})")
         except UserError as error:
             lines.append(f"{kind}: not usable: {error}")
     return lines

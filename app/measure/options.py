@@ -8,7 +8,7 @@ from typing import Any
 
 from app.measure.elsewhere import PROGRAMS
 from app.settings.table import Field, arguments
-from app.settings.types import METHODS, Choice, Names, Number, NumberList, PassSeconds, WholeList
+from app.settings.types import METHODS, Choice, Names, Number, NumberList, WholeList
 from utils.errors import UsageError
 
 _PLAN, _CHECK = "plan", "check"
@@ -24,11 +24,9 @@ PLAN_FIELDS: Mapping[str, Field] = {
         Field(
             "c", NumberList(0, 1000), (), "costs of a drafted token instead, in one-token passes of the target", _PLAN
         ),
-        Field("v", PassSeconds(), (), "of a pass over 1, 2, … tokens, in any unit (default: measured, or flat)", _PLAN),
         Field("target_params", _HUGE, None, "describe the target instead: its parameters", _PLAN),
         Field("target_bytes", _HUGE, 2.0, "bytes of one of them", _PLAN),
         Field("drafter_params", _SIZES, (), "parameters of the drafters to it", _PLAN),
-        Field("drafter_bytes", _HUGE, None, "bytes of one of those (default: as the target's)", _PLAN),
         Field("bandwidth", _HUGE, None, "bytes that the described machine reads a second", _PLAN),
         Field("flops", _HUGE, None, "operations it does a second (default: no limit)", _PLAN),
         Field("gammas", WholeList(1, 64), GAMMAS, "rows of the plan", _PLAN),
@@ -53,7 +51,7 @@ def _check_plan(args: Namespace, given: Mapping[str, Any]) -> None:
     if args.program or given.get("speed"):
         raise UsageError("--plan is a table by itself: leave --for and --speed out")
     if args.target_params is None:
-        for name in ("drafter_params", "drafter_bytes", "target_bytes", "bandwidth", "flops"):
+        for name in ("drafter_params", "target_bytes", "bandwidth", "flops"):
             if name in given:
                 raise UsageError(
                     f"{PLAN_FIELDS[name].flag} describes hardware or drafters of --target-params: give that too"
@@ -65,8 +63,6 @@ def _check_plan(args: Namespace, given: Mapping[str, Any]) -> None:
         raise UsageError("--target-params needs --drafter-params or --c: what the drafters are")
     if args.c and args.drafter_params:
         raise UsageError("--c and --drafter-params contradict each other: give one")
-    if args.v:
-        raise UsageError("--v and --target-params contradict each other: give one")
 
 
 def check_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:

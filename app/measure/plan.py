@@ -48,7 +48,7 @@ def run_plan(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     else:
         with Interrupts() as interrupt:
             engine = load_engine(settings, options, interrupt)
-        priced = measured(engine, settings, args.methods, args.v)
+        priced = measured(engine, settings, args.methods)
     surfaces = [surface(option, args.gammas, args.alphas) for option in priced]
     if args.as_json:
         sys.stdout.write(json.dumps({"options": surfaces}, ensure_ascii=False, allow_nan=False) + "\n")
@@ -93,16 +93,15 @@ def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> d
 
 def _described(args: Namespace) -> list[Option]:
     """Return costs as given, or by the sizes of models and the speed of a machine."""
-    times: Callable[[int], float] = pass_times(dict(args.v)) if args.v else lambda n: 1.0
-    if args.target_params is not None:
-        times = roofline(args.target_params, args.target_bytes, args.bandwidth, args.flops)
-    plain = None if args.target_params is None else times(1)
+    machine = (args.target_bytes, args.bandwidth, args.flops)
+    if args.target_params is None:
+        return [Option("given", c, lambda n: 1.0) for c in args.c]
+    times = roofline(args.target_params, *machine)
     costs = [("given", c) for c in args.c]
     if not costs:
-        width = args.drafter_bytes if args.drafter_bytes is not None else args.target_bytes
-        drafters = {size: roofline(size, width, args.bandwidth, args.flops) for size in args.drafter_params}
+        drafters = {size: roofline(size, *machine) for size in args.drafter_params}
         costs = [(f"{_size(size)} parameters", drafter(1) / times(1)) for size, drafter in drafters.items()]
-    return [Option(name, c, lambda n: times(n) / times(1), plain) for name, c in costs]
+    return [Option(name, c, lambda n: times(n) / times(1), times(1)) for name, c in costs]
 
 
 def _size(parameters: float) -> str:
@@ -112,13 +111,10 @@ def _size(parameters: float) -> str:
     return f"{parameters:.3g}"
 
 
-def measured(
-    engine: PairEngine, settings: Settings, methods: Sequence[str], v: Sequence[tuple[int, float]] = ()
-) -> list[Option]:
-    """Return the costs of these lanes' drafters, timed in turns with passes over 1 … 17 tokens; `v` replaces those."""
-    counts = [1] if v else range(1, 18)
+def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> list[Option]:
+    """Return the costs of these lanes' drafters, timed in turns with passes over 1 … 17 tokens."""
     turns: dict[tuple[str, int], Any] = {
-        ("", n): run for n, run in passes(engine.target.network, counts, CONTEXT).items()
+        ("", n): run for n, run in passes(engine.target.network, range(1, 18), CONTEXT).items()
     }
     for method in methods:
         proposed = proposals(*drafting_lane(engine, settings, CONTEXT, method=method))
@@ -126,7 +122,7 @@ def measured(
     laps = timed(turns, REPEATS, engine.loaded.target.device)
     seconds = {key: statistics.median(each) for key, each in laps.items()}
     plain = seconds["", 1]
-    times = pass_times(dict(v) or {n: each for (role, n), each in seconds.items() if not role})
+    times = pass_times({n: each for (role, n), each in seconds.items() if not role})
     costs = {role: each / n for (role, n), each in seconds.items()}
     return [Option(name, costs.get(name, 0.0) / plain, lambda n: times(n) / times(1), plain) for name in methods]
 

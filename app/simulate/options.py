@@ -33,7 +33,6 @@ _TABLE = (
     Field(
         "t_verify", PassSeconds(), None, "seconds of a target pass over 1, 2, … tokens (default: as recorded)", _GROUP
     ),
-    Field("t_other", _SECONDS, None, "seconds of the rest of a round (default: measured; 0 beside --t-verify)", _GROUP),
     Field("prompts", _FILE, None, "the prompts of a recording that torch printed, row by row", _GROUP),
     Field(
         "prompt_tokens",

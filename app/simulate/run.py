@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +48,6 @@ _READ_AS = {
     "start first": "the values begin with the decoder start id {start}: the answers follow it",
     "answers alone": "the values are taken as answers alone",
 }
-MANY = 8  # prompts that have a column each
 WIDE = 76  # columns for all figures
 _FROM = {"flags": "as given", "recording": "as recorded", "measured": "measured here"}
 Rows = Sequence[Mapping[str, Any]]
@@ -170,9 +169,7 @@ class Simulation:
     def _costs(self) -> RoundSeconds:
         if not self.pass_seconds:
             return RoundSeconds(draft=self.args.t_draft)
-        other = self.args.t_other
-        if other is None and self.source == "flags":
-            other = 0.0
+        other = 0.0 if self.source == "flags" else None
         plain = self._plain_other() if other is None else other
         return RoundSeconds(pass_times(self.pass_seconds), self.args.t_draft, other, plain)
 
@@ -290,7 +287,7 @@ def _short(value: float | None, digits: int = 4) -> float | None:
 
 
 def print_simulation(about: Mapping[str, Any], rows: Rows, settings: Settings) -> None:
-    """Print drafters and gammas, then tokens a round by prompt; at most 100 columns where it goes to no terminal."""
+    """Print a row for each drafter and gamma; at most 100 columns where it goes to no terminal."""
     console = screen(settings, sys.stdout)
 
     def line(text: str, style: str = "") -> None:
@@ -309,15 +306,6 @@ def print_simulation(about: Mapping[str, Any], rows: Rows, settings: Settings) -
         line(f"{plain}; ms of a pass, {source}, by tokens: {passes}")
     for note in about["notes"]:
         line(f"note: {note}")
-    line("\ntokens a round (TAR) by prompt", "italic")
-    few, cells = len(rows[0]["prompts"]) <= MANY, []  # of many prompts the lowest, the middle and the highest
-    for row in rows:
-        each = [prompt["tokens_per_pass"] for prompt in row["prompts"]]
-        known = [tar for tar in each if tar is not None] or [0.0]
-        tars = each if few else [min(known), statistics.median(known), max(known)]
-        cells.append([_cell(row["gamma"], "d"), *(_cell(tar, ".2f") for tar in tars)])
-    names = map(str, range(1, len(rows[0]["prompts"]) + 1)) if few else ("lowest", "median", "highest")
-    console.print(_table(["gamma", *names], rows, cells, settings))
 
 
 def _methods(rows: Rows, settings: Settings, narrow: bool) -> Table:
@@ -332,17 +320,12 @@ def _methods(rows: Rows, settings: Settings, narrow: bool) -> Table:
         "speed-up": ("speedup", ".2fx", 1),
     }
     chosen = {name: column for name, column in columns.items() if not narrow or name not in ("accepted", "round ms")}
-    cells = [[_cell(row[key], form, factor) for key, form, factor in chosen.values()] for row in rows]
-    return _table(chosen, rows, cells, settings)
-
-
-def _table(names: Iterable[str], rows: Rows, cells: Sequence[Sequence[str]], settings: Settings) -> Table:
     table = small_table(settings)
     table.add_column("drafter", no_wrap=True)
-    for name in names:
+    for name in chosen:
         table.add_column(name, justify="right")
-    for row, each in zip(rows, cells, strict=True):
-        table.add_row(row["method"], *each)
+    for row in rows:
+        table.add_row(row["method"], *(_cell(row[key], form, factor) for key, form, factor in chosen.values()))
     return table
 
 

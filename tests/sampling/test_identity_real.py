@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from app.bench.measurement import run_rows
 from app.lanes.comparison import NEAR_TIE
 from app.lanes.lane import PairEngine
 from app.settings.table import Settings
@@ -22,6 +21,7 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.table_file import StaticTables
+from sampling.events import Finished
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, Rows
@@ -30,7 +30,6 @@ from tests.support.reference import GreedyRun, same_or_tied, transformers_greedy
 from tests.support.runs import decode, emitted, reasons
 from tests.support.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
-from utils.progress import never
 
 LENGTH = 18
 SHORTER = 10  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are
@@ -236,10 +235,9 @@ def test_a_batch_of_the_default_pairs_lanes_says_what_its_prompts_say_alone(
     engine, settings = PairEngine(default_pair), Settings(max_new_tokens=12, gamma=3)
     chosen = [1, 2, 3, 5]  # the first stops early
     for name in ("plain", "glide", "feature", "maxgram", "tables"):
-        answers = run_rows(engine.lane(name, settings), [prompts[row] for row in chosen], str, interrupt=never)
-        found = [list(answer.ids) for answer in answers]
-        agree(found, [references[row] for row in chosen], 12)
-        assert answers[0].stats.stop_reason == "eos"
+        events = list(engine.lane(name, settings).run_rows([prompts[row] for row in chosen]))
+        agree(emitted(events, len(chosen)), [references[row] for row in chosen], 12)
+        assert Finished(0, "eos") in events
 
 
 def sampled(**options: Any) -> KeyedSampler:

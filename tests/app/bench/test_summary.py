@@ -1,20 +1,15 @@
-"""What `bench` says of its figures: prompts that loop, the worst category; and the tables. Loops in
-an
-answer: cases by hand, and the definition spelled out as an oracle.
-"""
+"""What `bench` says of its figures, and the tables."""
 
 from __future__ import annotations
 
 import io
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from app.bench.plan import Item, references
-from app.bench.summary import looping_tokens, loops, summarise
+from app.bench.summary import summarise
 from app.bench.table import show_tables
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
@@ -63,30 +58,10 @@ ITEMS = [
 ]
 
 
-def test_speedups_without_the_prompts_that_loop() -> None:
+def test_a_speedup_is_the_median_of_the_repeats() -> None:
     plain, spec = summarise(ITEMS, [PLAIN, FOUR])
     assert spec["speedup"] == pytest.approx((30 / 15 + 30 / 14) / 2, abs=1e-4)
-    assert spec["speedup_without_loops"] == pytest.approx((20 / 14 + 20 / 13) / 2, abs=1e-4)
-    assert plain["speedup_without_loops"] is None
-
-
-def test_loops_are_those_of_the_reference() -> None:
-    told = loops(ITEMS, PLAIN)
-    assert told["share"] == pytest.approx((6 + 5) / 60, abs=1e-4)
-    assert (told["prompts"], told["looping"], told["above"]) == (3, 1, 0.25)
-    assert told["looping_prompts"] == [{"question_id": 2, "turn": 0}]
-    other = [item(None, 1, {PLAIN: answer(PLAIN, 1), FOUR: answer(FOUR, 1, LOOPING)})]
-    assert loops(other, PLAIN)["looping"] == 0
-    assert loops(other, FOUR)["looping"] == 1
-    assert loops([item(None, 1, {FOUR: answer(FOUR, 1)})], PLAIN)["share"] is None
-
-
-def test_the_worst_category_is_named() -> None:
-    plain, spec = summarise(ITEMS, [PLAIN, FOUR])
-    assert spec["categories"]["rag"]["speedup"] == 2.0
-    assert spec["worst_category"] == {"name": "rag", "speedup": 2.0}
-    assert plain["worst_category"] is None
-    assert summarise([item(None, 1, both(2, 1))], [PLAIN, FOUR])[1]["worst_category"] is None
+    assert (plain["speedup"], spec["categories"]["rag"]["speedup"]) == (None, 2.0)
 
 
 def telling(variant: Variant, at: int | None, gap: float | None = None, **more: Any) -> Answer:
@@ -159,7 +134,7 @@ COLD, WARM = Variant("ar", temperature=0.0), Variant("ar", temperature=0.7)
 COLD4, WARM4 = Variant("spec", 4, 0.0), Variant("spec", 4, 0.7)
 
 
-def test_each_temperature_has_its_own_reference_and_loops() -> None:
+def test_each_temperature_has_its_own_reference() -> None:
     row = {
         COLD: answer(COLD, 10),
         COLD4: answer(COLD4, 5),
@@ -171,7 +146,6 @@ def test_each_temperature_has_its_own_reference_and_loops() -> None:
     cold, warm = summary[1], summary[3]
     assert (cold["speedup"], warm["speedup"]) == (2, 3)
     assert (cold["differs"], warm["differs"], cold["compared"], warm["compared"]) == (0, 0, 1, 1)
-    assert (cold["speedup_without_loops"], warm["speedup_without_loops"]) == (2, None)
     assert warm["categories"]["qa"]["speedup"] == 3
     assert references([COLD4, WARM4, WARM]) == {0.0: COLD4, 0.7: WARM}
 
@@ -181,7 +155,7 @@ def test_each_temperature_has_its_own_reference_and_loops() -> None:
 
 def shown(items: list[Item], variants: list[Variant], **settings: Any) -> list[str]:
     stream, given = io.StringIO(), Settings(color="never", **settings)
-    show_tables(summarise(items, variants), [loops(items, variants[0])], given, screen(given, stream))
+    show_tables(summarise(items, variants), given, screen(given, stream))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -200,10 +174,10 @@ spec 4| 3.9 +-0.2|    2.07x|     1.00|        -|     -| -| -| 10 ms|      500|  
 ngram | 2.4 +-0.0|    1.25x|     1.00|        -|     -| -| -| 10 ms|      500|     0/2
 
 speed-up over ar, median of 2 repeats
-method| median|      range| expected| no loops| worst category
-------+-------+-----------+---------+---------+---------------
-spec 4|  2.07x| 2.00-2.14x|        -|    1.48x|      rag 2.00x
-ngram |  1.25x| 1.25-1.25x|        -|    1.25x|       qa 1.25x
+method| median|      range| expected
+------+-------+-----------+---------
+spec 4|  2.07x| 2.00-2.14x|        -
+ngram |  1.25x| 1.25-1.25x|        -
 
 speed-up by category
         |  spec|
@@ -211,9 +185,6 @@ category|     4| ngram
 --------+------+------
 qa      | 2.25x| 1.25x
 rag     | 2.00x|     -
-
-loops: 18% of ar's tokens lie in one (period <= 20, 3 times or more);
-1 of 3 prompts loop (more than 25% of the tokens), "no loops" is without them
 """
 
 
@@ -279,31 +250,3 @@ def test_the_widest_tables_fit_100_columns(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(map(len, lines)) <= 100
     assert not any("…" in line for line in lines)
     assert [line.split()[0] for line in lines if line.startswith(NAMES)] == sorted(NAMES)
-
-
-# -- loops -----------------------------------------------------------------------------------------
-
-
-def by_definition(ids: Sequence[int], period: int, repeats: int) -> int:
-    """Every stretch of every period, tried one by one."""
-    inside: set[int] = set()
-    for step in range(1, period + 1):
-        for start in range(len(ids)):
-            for end in range(start + repeats * step, len(ids) + 1):
-                if all(ids[i] == ids[i - step] for i in range(start + step, end)):
-                    inside.update(range(start, end))
-    return len(inside)
-
-
-def test_the_count_is_that_of_the_definition() -> None:
-    draw = random.Random(5)
-    found = set()
-    for _ in range(400):
-        ids = [draw.randrange(2) for _ in range(draw.randrange(1, 16))]
-        if draw.random() < 0.5:
-            ids = ids[:4] * draw.randrange(1, 5) + ids[4:]
-        for period, repeats in ((20, 3), (2, 3), (4, 2)):
-            count = looping_tokens(ids, period, repeats)
-            assert count == by_definition(ids, period, repeats), (ids, period, repeats)
-            found.add(0 if count == 0 else (1 if count < len(ids) else 2))
-    assert found == {0, 1, 2}

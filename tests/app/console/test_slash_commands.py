@@ -328,12 +328,6 @@ error: unknown command /usr/bin (to send it as a message start with //)
 error: unknown command / (/help lists the commands)
 > /xyzzy
 error: unknown command /xyzzy (/help lists the commands; // sends a literal slash)
-> /bench 1,2
-[/bench (1, 2)]
-> /bench
-[/bench ()]
-> /bench 1,x
-error: /bench must be a comma list of whole numbers from 1 to 64 or auto, each once, got '1,x'
 > /prompts mine of 2.jsonl
 error: /prompts is no command: use infer.py bench --prompts
 >   /gamma   6

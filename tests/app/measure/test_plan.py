@@ -62,9 +62,6 @@ def test_a_plan_of_given_costs_has_the_known_figures(capsys: pytest.CaptureFixtu
     assert one["best_gamma"] == [gamma for gamma, _ in BEST.values()]
     assert [round(found, 2) for found in one["best_speedup"]] == [speedup for _, speedup in BEST.values()]
     assert one["break_even_alpha"] == 0.05
-    (one,) = planned(capsys, "--c", "0.1", "--v", "50,60,75", "--gammas", "2", "--alphas", "0.8")
-    assert one["v"]["2"] == 1.2
-    assert one["expected_speedup"] == [[round(2.44 / (0.2 + 1.5), 4)]]
 
 
 def test_a_described_target_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,9 +69,7 @@ def test_a_described_target_needs_no_model(capsys: pytest.CaptureFixture[str]) -
     one, two = planned(capsys, *words)
     assert (one["c"], two["c"], one["v"]["17"]) == (0.01, 0.02, 1.0)
     assert one["t_verify"] == pytest.approx(140e9 / 3.35e12)
-    half = planned(capsys, *words, "--drafter-bytes", "1", "--flops", "1e14")
-    assert half[0]["c"] == 0.005
-    assert half[0]["v"]["17"] == 1.0
+    assert planned(capsys, *words, "--flops", "1e14")[0]["v"]["17"] == 1.0
     assert planned(capsys, *words, "--flops", "1e13")[0]["v"]["17"] == pytest.approx(
         17 * 0.014 / (140 / 3350), rel=1e-3
     )

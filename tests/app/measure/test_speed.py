@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
-import re
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from rich.console import Console
 
@@ -57,7 +55,7 @@ def engine(model: Any, kind: str = "none", drafter: Any = None) -> PairEngine:
 
 
 def table(given: PairEngine) -> str:
-    return shown(speed.speed_table(given, context=16, repeats=1, rounds=3))
+    return shown(speed.speed_table(given, context=16, repeats=1))
 
 
 def shown(renderable: Any) -> str:
@@ -82,12 +80,6 @@ def test_a_context_longer_than_the_model_is_cut(clock: list[float]) -> None:
     assert network.fed[0][0] == 48
 
 
-def test_a_pass_after_a_long_context_is_timed_where_the_target_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "cached tokens: " not in table(engine(tiny_model()))
-    monkeypatch.setattr(speed, "LONG", 100)
-    assert "after 100 cached tokens: " in table(engine(tiny_model()))
-
-
 def test_the_table_shows_every_length_for_target_and_drafter() -> None:
     model = tiny_model()
     text = table(engine(model, "model", copy.deepcopy(model)))
@@ -99,20 +91,10 @@ def test_the_table_shows_every_length_for_target_and_drafter() -> None:
     assert "a drafted token costs c = " in text
 
 
-def test_a_drafter_that_says_nothing_is_told_and_plain_decoding_has_rounds_too() -> None:
+def test_a_drafter_that_drafts_nothing_has_no_cost() -> None:
     given = engine(tiny_model(), "ngram")
     lane, prompt = speed.drafting_lane(given, Settings(), 16)
     lane.drafter.propose = lambda rows, k, sampler: Draft.empty(1)  # type: ignore[method-assign]
     assert speed.proposals(lane, prompt) == {}
     text = table(engine(tiny_model()))
     assert "a drafted token" not in text
-    assert "a round: verifying " in text
-    assert "(3 rounds, gamma 4)" in " ".join(text.split())
-
-
-def test_rounds_are_timed_behind_every_prompt_and_told_without_the_passes() -> None:
-    given = engine(tiny_model(), "model", tiny_model())
-    text = shown(speed.speed_table(given, context=16, repeats=1, rounds=3, prompts=[[1, 2, 3], [4, 5]]))
-    assert "(6 rounds, gamma 4)" in " ".join(text.split())
-    assert re.search(r"a round beside its passes: \d+\.\d\d ms; a pass of the drafter \d+\.\d\d ms", text)
-    assert "a pass of the drafter" not in table(engine(tiny_model()))
