@@ -3,7 +3,8 @@
 Every answer starts without a cache and without n-grams of an earlier one; the order of the methods rotates and reverses
 from round to round; a warm-up is not counted. An interrupt keeps what was measured, and with --out the same command
 resumes the run (app/bench/journal.py). Later turns of a chat continue from the answer of the first temperature's
-reference, so that all methods read the same prompts. Knows how to run lanes, not how figures are computed (app/bench/summary.py).
+reference, so that all methods read the same prompts. Knows how to run lanes, not how figures are computed
+(app/bench/summary.py).
 """
 
 from __future__ import annotations

@@ -153,11 +153,6 @@ class Conversation:
         """A new turn. Raises UserError if it does not fit the context."""
         return self._fitting(Plan(text, self._prompt(self.turns, text), keep=len(self.turns)))
 
-    def plan_edit(self, text: str) -> Plan:
-        """The last message replaced by `text`."""
-        before = self.turns[:-1] if self._last("/edit") else []
-        return self._fitting(Plan(text, self._prompt(before, text), keep=len(before)))
-
     def plan_regen(self) -> Plan:
         """The last message answered again; `regenerated` counts up, so that a seed can follow it."""
         last = self._last("/regen")

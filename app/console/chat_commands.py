@@ -66,18 +66,6 @@ def drafter(state: ConsoleState, name: str) -> None:
     return _switch(state, name, lambda *job: load_another_drafter(engine, name, state.options, *job))
 
 
-def quantization(state: ConsoleState, kind: str) -> None:
-    """The same pair with its target's weights in other bits; the conversation goes with it."""
-    pairs = state.pairs
-    if not kind:
-        now = f" ({pairs.engine.loaded.target.quantization})" if pairs.engine is not None else ""
-        return state.say(f"quantization = {state.options.quantization}{now}")
-    options, spec = state.options.changed(quantization=kind), state.engine().loaded.spec
-    _switch(state, spec.name, lambda *job: pairs.loader(spec, options, *job), spec=spec)
-    state.options = options
-    return None
-
-
 def _switch(state: ConsoleState, label: str, work: Any, *, spec: Any = None, layers: Any = None) -> None:
     """Load and take over; whatever goes wrong, the old pair and its settings stay."""
     pairs = state.pairs
@@ -154,17 +142,6 @@ def regen(state: ConsoleState, _: object) -> None:
 
 def go_on(state: ConsoleState, _: object) -> None:
     _decode(state, state.said().plan_continue())
-
-
-def edit(state: ConsoleState, text: str) -> None:
-    last = state.said().turns[-1].user
-    if not text:
-        state.next_line, state.editing = last, True
-        return state.hint("Enter sends it in place of the last message")
-    if text.strip() == last.strip():
-        return state.say("the message is as it was: nothing was sent")
-    with state.sending(text, True):
-        return _decode(state, state.plan(text, True))
 
 
 def _decode(state: ConsoleState, plan: Plan) -> None:

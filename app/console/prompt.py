@@ -25,7 +25,7 @@ from prompt_toolkit.application import get_app
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, get_common_complete_suffix
 from prompt_toolkit.document import Document
-from prompt_toolkit.filters import Condition, has_arg, is_searching, to_filter
+from prompt_toolkit.filters import Condition, is_searching, to_filter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
 from prompt_toolkit.key_binding import KeyBindings
@@ -59,8 +59,6 @@ _PASTE, _PASTED, _CTRL_C = "\x1b[200~", "\x1b[201~", "\x03"
 _PASTE_ENDS = re.compile(f"{re.escape(_PASTED)}|{_CTRL_C}")
 
 Offer = Callable[[str], Iterable[Any]]  # the line up to the cursor → records with text, start, help
-
-BLOCK = '"""'
 
 _LINE_ENDS, _NEW_LINE = (Keys.ControlM, Keys.ControlJ), KeyPress(Keys.ControlJ, "\n")
 
@@ -145,21 +143,6 @@ class CommandCompleter(Completer):
             yield Completion(found.text, start_position=found.start - len(line), display_meta=found.help)
 
 
-def open_block(text: str) -> bool:
-    """Whether `text` began a block with three quotes and has not ended it."""
-    stripped = text.strip()
-    return stripped.startswith(BLOCK) and not (len(stripped) >= 2 * len(BLOCK) and stripped.endswith(BLOCK))
-
-
-def unblocked(text: str) -> str:
-    """The inside of a closed block, never a command; any other text as it is."""
-    stripped = text.strip()
-    if not stripped.startswith(BLOCK) or open_block(text):
-        return text
-    inside = stripped[len(BLOCK) : -len(BLOCK)].strip("\n")
-    return f"/{inside.lstrip()}" if inside.lstrip().startswith("/") else inside
-
-
 def complete(buffer: Buffer) -> None:
     """Take the only completion or what all have in common, else walk through the menu.
 
@@ -185,15 +168,13 @@ class LeaveError(Exception):
 def key_bindings(
     hint: Callable[[str], None],
     second: Callable[[], bool],
-    cleared: Callable[[], None] = lambda: None,
     given: Callable[[], str] = lambda: "",
 ) -> KeyBindings:
     """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears, F2 in an empty line looks into the last answer;
     `hint` shows one line for a moment.
 
-    `second` tells whether another Ctrl-C has just stopped an answer: then this one leaves. `cleared` is called when
-    the line was cleared. `given` is the text that the console put into the line: typing "/" replaces it. A line that
-    is cleared or replaced stays in the history.
+    `second` tells whether another Ctrl-C has just stopped an answer: then this one leaves. `given` is the text that
+    the console put into the line: typing "/" replaces it. A line that is cleared or replaced stays in the history.
     """
     keys = KeyBindings()
 
@@ -203,8 +184,6 @@ def key_bindings(
         if buffer.complete_state and buffer.complete_state.current_completion:
             buffer.complete_state = None  # Enter takes a chosen completion; it must not also run it
             hint("Enter runs it")
-        elif open_block(buffer.text):
-            buffer.insert_text("\n")
         else:
             buffer.validate_and_handle()
 
@@ -221,7 +200,6 @@ def key_bindings(
     @keys.add("/", filter=Condition(lambda: bool(given()) and get_app().current_buffer.text == given()))
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.reset(append_to_history=True)
-        cleared()
         event.current_buffer.insert_text("/")
 
     @keys.add("f2", filter=Condition(lambda: not get_app().current_buffer.text))
@@ -233,16 +211,6 @@ def key_bindings(
     def _(event: KeyPressEvent) -> None:
         complete(event.current_buffer)
 
-    def count(event: KeyPressEvent) -> None:
-        if abs(event.arg) < 100:
-            event.append_to_arg_count(event.data)
-        else:  # a million times is a hang, and then no memory: it stays at three digits
-            event.key_processor.arg = str(event.arg)
-
-    for digit in "0123456789":
-        keys.add(digit, filter=has_arg)(count)
-        keys.add("escape", digit)(count)
-
     @keys.add("c-c", filter=~is_searching)
     @keys.add("<sigint>", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
@@ -251,7 +219,6 @@ def key_bindings(
             return
         was_empty = not event.current_buffer.text
         event.current_buffer.reset(append_to_history=True)
-        cleared()
         if was_empty:
             hint("Ctrl-D or /exit leaves")
 
@@ -272,7 +239,7 @@ class PromptReader:
     """Where lines come from: a prompt_toolkit prompt with `status` in its bottom line.
 
     `ascii` and `color` choose how it looks; `note` takes a line that the user should read once, `tell` what the prompt
-    raised; `cleared` is called when Ctrl-C has cleared the line; while `second` holds, it raises LeaveError.
+    raised; while `second` holds, it raises LeaveError.
     """
 
     def __init__(
@@ -283,12 +250,11 @@ class PromptReader:
         tell: Callable[[Exception], None],
         *,
         second: Callable[[], bool] = lambda: False,
-        cleared: Callable[[], None] = lambda: None,
         ascii: bool = False,
         color: bool = True,
         **session: Any,
     ) -> None:
-        self._status, self._hint, self._tell, self._second, self._cleared = status, "", tell, second, cleared
+        self._status, self._hint, self._tell, self._second = status, "", tell, second
         self._given = ""  # the text that the line began with
         self._failed = 0  # so often one after the other
         self._left = False  # `leave` was called
@@ -302,7 +268,7 @@ class PromptReader:
             history=_history(note),
             completer=CommandCompleter(offer),
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
-            key_bindings=key_bindings(self._show_hint, second, cleared, lambda: self._given),
+            key_bindings=key_bindings(self._show_hint, second, lambda: self._given),
             bottom_toolbar=self._toolbar,
             style=Style.from_dict(style),
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
@@ -344,7 +310,6 @@ class PromptReader:
                 return text
             except KeyboardInterrupt:
                 default = ""
-                self._cleared()
             except (EOFError, LeaveError, HungUpError):
                 raise
             except Exception as error:
@@ -370,7 +335,7 @@ class PromptReader:
             if self.session.app.input.closed and not self._left:
                 raise HungUpError from None
             raise
-        return unblocked(without_escapes(text))  # a quoted key or an editor may have brought some
+        return without_escapes(text)  # a quoted key or an editor may have brought some
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
@@ -435,7 +400,6 @@ class PromptReader:
         buffer = self.session.default_buffer
         if texts and buffer.text and buffer.text == self._given:
             buffer.reset(append_to_history=True)
-            self._cleared()
         typed = not self._sent or any(text.startswith("/") for text in texts)
         ended = not any(
             is_text(key) for key in lines[-1]

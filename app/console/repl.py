@@ -117,7 +117,6 @@ def prompt_reader(state: ConsoleState) -> PromptReader:
         state.hint,
         lambda error: tell(state, error),
         second=state.just_stopped,
-        cleared=state.abandon_edit,
         ascii=plain,
         color=color,
     )
@@ -163,10 +162,9 @@ def handle(state: ConsoleState, line: str) -> None:
             if state.leaving:
                 return
             state.collect()
-            editing, state.editing = state.editing, False  # only the very next message takes the last one's place
             if text := dispatch(clean(line), state, COMMANDS):
-                with state.sending(text, editing):
-                    if not answer(state.plan(text, editing), state):
+                with state.sending(text):
+                    if not answer(state.conversation().plan(text), state):
                         state.hint(UNANSWERED)
     except Exception as error:
         tell(state, error)

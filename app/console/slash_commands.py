@@ -21,7 +21,7 @@ from app.prompts.built_in import FIRST_QUESTION
 from app.replay.options import STEP
 from app.screen.heat import ENTROPY, PROBABILITY
 from app.screen.terminal import BELOW
-from app.settings.table import MODEL_FIELDS, SETTING_FIELDS
+from app.settings.table import SETTING_FIELDS
 from app.settings.types import Choice, Whole, got, named
 from utils.errors import UsageError, UserError, did_you_mean
 
@@ -58,7 +58,6 @@ TABLE: tuple[Command, ...] = (
     Command("/undo", "take the last exchange back", CHAT, chat.undo),
     Command("/regen", "answer the last message again", CHAT, chat.regen),
     Command("/continue", "go on with a cut answer", CHAT, chat.go_on),
-    Command("/edit [TEXT]", "change your last message", CHAT, chat.edit, text),
     Command("/copy", "copy the last answer", CHAT, chat.copy),
     Command(
         "/save FILE", "write the chat: .json .txt .html .svg", CHAT, chat.save, file(SAVED), files(SAVED),
@@ -80,10 +79,6 @@ TABLE: tuple[Command, ...] = (
     value("compare", MODEL),
     Command("/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names, aliases=("/model",)),
     Command("/drafter [NAME]", "take another drafter", MODEL, chat.drafter, unquoted, chat.drafters, spaces=True),
-    Command(
-        "/quantization [KIND]", "bits of the target's weights", MODEL, chat.quantization, text,
-        words(*MODEL_FIELDS["quantization"].kind.choices),
-    ),
     Command("/info", "the models: size, memory, device", MODEL, chat.info),
     Command("/demo [N]", "a guided tour, or one step of it", LOOK, demo, one(STEP, None)),
     Command(
@@ -127,6 +122,8 @@ _INSTEAD = {
     "/settings": "/set",
     "/prompts": "infer.py bench --prompts",
     "/bench": "infer.py bench",
+    "/edit": "/undo, which puts your last message into the input line",
+    "/quantization": "infer.py --quantization KIND",
 }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from app.chat.conversation import Conversation, Plan
+from app.chat.conversation import Conversation
 from app.console.about import header
 from app.console.loading import Loader, Pairs, one_line, watch
 from app.lanes.pairing import catalogue
@@ -56,7 +56,6 @@ class ConsoleState:
         self.latest: Answered | None = None  # the one to look back at, also one that was loaded
         self.replaceable: set[Path] = set()  # files that /save wrote here, or whose owner was named
         self.next_line = ""  # what the next input line begins with
-        self.editing = False  # the next message replaces the last one
         self.leaving = False
         self.touring = False  # an answer is a step of the demo
         self.goes_on = True  # the answer belongs to the conversation, so /continue applies
@@ -98,15 +97,8 @@ class ConsoleState:
         before, loaded = self.settings, self.pairs.engine
         if engine is None or _runs(engine, settings):
             return
-        if settings.compare == before.compare:
-            if loaded is None or not _runs(loaded, before):
-                return
-            names = settings.cascade or engine.loaded.spec.cascade_names
-            if (settings.cascade, settings.k_matrix) != (before.cascade, before.k_matrix):
-                # One command sets the drafters, another the matrix: only both together have to fit.
-                rows = [[int(row <= column) for column in range(len(names))] for row in range(len(names))]
-                if _runs(engine, settings.changed(k_matrix=rows)):
-                    return
+        if settings.compare == before.compare and (loaded is None or not _runs(loaded, before)):
+            return
         engine.lanes(settings)
 
     def _go_on(self, layers: Layers, engine: PairEngine | None) -> None:
@@ -231,13 +223,8 @@ class ConsoleState:
             raise UserError("no message yet")
         return self.chat
 
-    def plan(self, text: str, editing: bool) -> Plan:
-        """A message as a turn, in the place of the last one if that is being edited."""
-        chat = self.conversation()
-        return chat.plan_edit(text) if editing and chat.turns else chat.plan(text)
-
     @contextmanager
-    def sending(self, text: str, editing: bool) -> Iterator[None]:
+    def sending(self, text: str) -> Iterator[None]:
         """While a message is planned and answered; without an answer, whatever the reason, it goes back into the
         input line. One that would fill the screen, and push the reason out of sight, only stays in the history.
         """
@@ -246,11 +233,7 @@ class ConsoleState:
             yield
         finally:
             if self.latest is before and len(text) <= LONGEST_BACK:
-                self.next_line, self.editing = text, editing
-
-    def abandon_edit(self) -> None:
-        """The message that was to be edited is no longer in the input line: the next one is a new one."""
-        self.editing = False
+                self.next_line = text
 
     def note_stop(self) -> bool:
         """Whether Ctrl-C stopped what was going on; one more, soon, means to leave."""

@@ -132,13 +132,11 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     told: list[Exception] = []
     with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
-        cleared: list[bool] = []
         reader = PromptReader(
             lambda _: (),
             lambda: "",
             lambda _: None,
             told.append,
-            cleared=lambda: cleared.append(True),
             input=pipe,
             output=DummyOutput(),
         )
@@ -152,7 +150,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             finally:
                 patience.cancel()
 
-        read.reader, read.told, read.cleared = reader, told, cleared  # type: ignore[attr-defined]
+        read.reader, read.told = reader, told  # type: ignore[attr-defined]
         yield read
 
 
@@ -173,11 +171,6 @@ def test_a_search_that_was_still_open_when_its_prompt_ended_does_not_take_the_ne
 def test_enter_takes_what_a_search_found(typed: Any) -> None:
     assert typed("found\r") == "found"
     assert typed("\x12fou\r\r") == "found"
-
-
-def test_alt_and_digits_repeat_a_key_within_bounds(typed: Any) -> None:
-    assert typed("\x1b12x\r") == "x" * 12
-    assert typed("\x1b9999999x\r") == typed("\x1b9\x1b9\x1b9\x1b9x\r") == "x" * 999
 
 
 @pytest.mark.parametrize(

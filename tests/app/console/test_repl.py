@@ -24,7 +24,6 @@ from sampling.models.causal import CausalSession
 from tests.support.runs import counted_anew, noise_asked, twice
 from tests.support.scripted import catalogue_of, failing, run_lines
 from tests.support.tiny import tiny_pair
-from utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +136,7 @@ def test_bad_arguments_are_one_line_and_change_nothing(catalogue: Path) -> None:
 
 
 def test_nothing_to_look_back_on_is_one_line_each(catalogue: Path) -> None:
-    lines = ["/undo", "/regen", "/continue", "/copy", "/edit", "/save a.txt", "/stats", "/trace", "/plot gamma"]
+    lines = ["/undo", "/regen", "/continue", "/copy", "/save a.txt", "/stats", "/trace", "/plot gamma"]
     ran = run_lines(catalogue, *lines)
     assert len(ran.errors) == len(lines)
     assert all("no message yet" in line or "no answer yet" in line for line in ran.errors)
@@ -260,7 +259,8 @@ def test_no_noise_comes_twice_in_a_conversation(catalogue: Path, monkeypatch: py
         note,
         "/regen",
         note,
-        "/edit deux",
+        "/undo",
+        "deux",
         note,
     )
     ran = run_lines(catalogue, *lines, settings={**DRAWN, "max_new_tokens": 20})
@@ -285,12 +285,6 @@ def test_continue_gives_the_text_of_the_uncut_answer(catalogue: Path, temperatur
     assert turns[0].text == whole[0].text
 
 
-def test_edit_without_text_waits_for_the_very_next_message(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "/edit", "un", "two", "/edit", "/gamma", "three")
-    assert ran.reader.defaults[2] == "one"
-    assert [turn.user for turn in ran.state.chat.turns] == ["un", "two", "three"]
-
-
 def test_a_prompt_beyond_the_context_leaves_the_conversation_alone(catalogue: Path) -> None:
     ran = run_lines(catalogue, "/pair short", "one", "x" * 500, "/undo", "after")
     assert re.search(r"error: the prompt is \d+ tokens, the context holds 120: nothing was sent", ran.text)
@@ -298,14 +292,10 @@ def test_a_prompt_beyond_the_context_leaves_the_conversation_alone(catalogue: Pa
 
 
 def test_a_message_that_was_refused_goes_back_into_the_input_line(catalogue: Path) -> None:
-    def held(state: ConsoleState) -> None:
-        assert (state.next_line, state.editing) == ("", True)
-
     long = "x" * 500
-    edited = ["/pair short", "one", f"/edit {long}", held, "un"]
-    ran = run_lines(catalogue, *edited, long, "two")
-    assert ran.reader.defaults[3] == ran.reader.defaults[5] == long
-    assert [turn.user for turn in ran.state.chat.turns] == ["un", "two"]
+    ran = run_lines(catalogue, "/pair short", "one", long, "two")
+    assert ran.reader.defaults[3] == long
+    assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
 
 
 def test_an_answer_that_fills_the_context_says_so(catalogue: Path) -> None:
@@ -365,33 +355,6 @@ def test_a_drafter_that_cannot_run_is_refused(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", *wrong, "two")
     assert [line[:6] for line in ran.errors] == ["error:"]
     assert ran.state.settings.cascade == ("model", "ngram")
-    assert len(ran.state.chat.turns) == 2
-
-
-def test_quantization_loads_the_pair_anew_and_the_conversation_goes_on(catalogue: Path) -> None:
-    asked: list[str] = []
-
-    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
-        asked.append(options.quantization)
-        if options.quantization == "nf4":
-            raise UserError("needs the package bitsandbytes")
-        return load_engine(spec, options, progress, cancelled)
-
-    lines = (
-        "one",
-        "/quantization",
-        "/quantization none",
-        "/quantization nf4",
-        "/quantization q",
-        "/quantization",
-        "two",
-    )
-    ran = run_lines(catalogue, *lines, loader=loader)
-    assert asked == ["auto", "none", "nf4"]
-    assert ran.text.count("quantization = auto (none)") == 1
-    assert "needs the package bitsandbytes (still tiny)" in ran.after("/quantization nf4")
-    assert "quantization must be auto, none" in ran.after("/quantization q")
-    assert ran.text.count("quantization = none (none)") == 1
     assert len(ran.state.chat.turns) == 2
 
 

@@ -270,10 +270,6 @@ system = (none)
 error: /continue takes no argument, got 5
 > /copy
 [/copy None]
-> /edit
-[/edit ]
-> /edit What is a lake?
-[/edit What is a lake?]
 > /save
 error: /save needs a file name ending in .json, .txt, .html or .svg
 > /save my chat.json

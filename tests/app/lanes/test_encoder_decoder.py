@@ -115,7 +115,7 @@ def console(pair: NumberPair, *lines: Any, **settings: Any) -> Ran:
 
 
 def test_a_conversation_of_messages_that_stand_alone(pair: NumberPair) -> None:
-    ran = console(pair, "412", "7", "/regen", "/info", "/stats", "/trace", "/undo", "/system be kind", "/edit", "/exit")
+    ran = console(pair, "412", "7", "/regen", "/info", "/stats", "/trace", "/undo", "/system be kind", "/exit")
     assert ran.code == 0
     assert "error:" not in ran.text
     assert ran.text.count("it reads each message by itself, no history") == 1
