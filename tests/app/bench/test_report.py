@@ -206,7 +206,6 @@ def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> No
         "--methods ar,spec drafts",
         "--gammas 1,2,4,8",
         "cascade",
-        "--out does",
     )
     assert len(missing) == len(wanted)
     for told, line in zip(missing, wanted, strict=True):
