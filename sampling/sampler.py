@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from sampling.vocabulary import MANY, largest, single_thread_if_small
 from utils.errors import UserError
 from utils.kernels.bindings import at_hand
 from utils.logits_processors import HOTTEST, LogitsProcessor
+
+_Anything: Any = object  # to the type checker a view has every attribute; a Sampler's defaults would hide the other's
 
 Coupling = Literal["rejection", "gumbel"]
 DraftSampling = Literal["law", "greedy"]
@@ -238,38 +240,14 @@ def _quick_race(probs: Tensor, state: int) -> int:
     return int(rivals[int(_raced(probs[torch.from_numpy(rivals)], noise).numpy().argmax())])
 
 
-class SamplerView(Sampler):
-    """A view of another sampler: its processors, coins and noise, unless a subclass overrides them."""
+class SamplerView(_Anything):  # type: ignore[misc]
+    """A view of another sampler: whatever a subclass does not override is the other's."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    @property
-    def needs_prefixes(self) -> bool:
-        return self._sampler.needs_prefixes
-
-    @property
-    def point_mass(self) -> bool:
-        return self._sampler.point_mass
-
-    @property
-    def greedy(self) -> bool:
-        return self._sampler.greedy
-
-    def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
-        return self._sampler.probs(logits, prefixes)
-
-    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
-        return self._sampler.coin(prob, keys)
-
-    def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
-        return self._sampler.shared_noise(row, position, ids)
-
-    def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
-        return self._sampler.noise(row, position, ids)
-
-    def numbers(self, keys: Tensor) -> list[float]:
-        return self._sampler.numbers(keys)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
 
 
 class DraftingSampler(SamplerView):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sampling.events import Call, Proposal, Step
+from utils.errors import UserError
 
 Rows = list[list[int]]
 """B ragged committed sequences, on the host."""
@@ -239,6 +240,7 @@ class Session(Protocol):
     source: Rows | None = None  # the prompt if it is no part of the rows: an encoder reads it
     device: torch.device | None = None  # of the passes; None: nothing runs asynchronously
     reduced_ids: Tensor | None = None  # [n] the ids, ascending, of `score_reduced`; None: all
+    described: str = "this session"  # the beginning of an error's line
 
     @property
     def takes_trees(self) -> bool:
@@ -247,11 +249,20 @@ class Session(Protocol):
 
     def rollback(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
     def score(self, rows: Rows, draft: Draft) -> Tensor: ...  # [B, N+1, V]; an empty draft gives [B, 1, V]
-    def commit(self, path: Tensor) -> None: ...  # [B, A] commit these draft nodes
+    def commit(self, path: Tensor) -> None:
+        """Commit these draft nodes, [B, A]; a session that keeps nothing of a draft does nothing."""
+        return
+
     def select(self, rows: Tensor) -> None: ...  # [B'] expand / reorder / drop rows
     def fork(self) -> Session: ...  # an independent copy, for a second lane
-    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]: ...  # K, V [B, H_kv, S, D], valid [B]; read only
-    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor: ...  # [B, S, K·H] of committed tokens; (): all it keeps
+
+    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return K, V [B, H_kv, S, D] and the valid lengths [B], read only. UserError for a session without them."""
+        raise UserError(f"{self.described} has no keys and values for a drafter to read")
+
+    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
+        """Return [B, S, K·H] of committed tokens; (): all states it keeps. UserError for a session without them."""
+        raise UserError(f"{self.described} has no hidden states for a drafter to read")
 
     def draftable(self, length: int) -> int | None:
         """Return the most tokens of a draft after `length` tokens; None: any number."""

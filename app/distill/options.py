@@ -54,13 +54,7 @@ _SHAPE = (
     Field("start", _FOLDER, None, "a trained drafter of this shape, or of fewer layers, to train further", _GROUP),
     Field("bits", Choice(("16", "4")), "16", "bits of the stored weights", _GROUP),
     Field("short_list", Whole(0), 4096, "ids of its head, the most frequent ones; 0: all", _GROUP),
-    Field(
-        "head",
-        Choice(("trained", "shared", "projected")),
-        "trained",
-        "its head: own rows, the target's, or the target's after an own matrix",
-        _GROUP,
-    ),
+    Field("head", Choice(("trained", "shared")), "trained", "its head: own rows, or the target's", _GROUP),
 )
 _TRAINING = (
     Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature, eagle3)", _GROUP),

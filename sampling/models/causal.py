@@ -324,11 +324,6 @@ class CausalLM(LM):
         vocab_size: use only this many of the first ids (padded vocabularies); the rest has probability 0.
     """
 
-    encodes = False  # an encoder reads its prompts
-    reads_hidden: Hidden = False  # the states of their target that its sessions read
-    reads_kv = False  # whether they read its keys and values
-    reviews = True  # its sessions score drafts
-
     session_type: type[Any] = CausalSession
 
     def __init__(self, model: Any, name: str = "target", vocab_size: int | None = None) -> None:

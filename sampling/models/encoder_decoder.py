@@ -187,6 +187,7 @@ class EncDecSession(CausalSession):
     tokens that the model's configuration forces there, which are not part of the answer.
     """
 
+    described = "an encoder-decoder model"
     network: EncDecNetwork
     source: Rows
     _cache: CrossCache = CrossCache(0)  # before the first reset
@@ -213,11 +214,7 @@ class EncDecSession(CausalSession):
         super().select(rows)
         self.source = [self.source[row] for row in rows.tolist()]
 
-    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        raise UserError("an encoder-decoder model has no keys and values for a drafter to read")
-
-    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
-        raise UserError("an encoder-decoder model has no hidden states for a drafter to read")
+    kv, hidden = Session.kv, Session.hidden
 
 
 def decoder_start_id(model: Any) -> int:

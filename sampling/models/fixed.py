@@ -85,14 +85,7 @@ class FixedNetwork:
     def __init__(self, network: LlamaNetwork, capture: Capture) -> None:
         self.network, self._capture = network, capture
         self.vocab_size, self.context, self.layers = network.vocab_size, network.context, network.layers
-
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.network.dtype
+        self.device, self.dtype = network.device, network.dtype
 
     def new_cache(self, rows: int) -> SlotCache:
         """An empty cache; passes are recorded over that of one row."""

@@ -23,8 +23,6 @@ from sampling.vocabulary import single_thread_if_small
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 from utils.rotary import is_fixed
 
-_MANY = 16  # from this many rows of one token, two products beat torch's own attention on a CPU
-
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
@@ -34,19 +32,8 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scal
     `shared` divides heads: neighbouring heads of q read the same keys. bias is [B or 1, 1, T, S], additive, with
     something open for every token.
     """
-    if len(q) >= _MANY and q.shape[2] == 1 and q.dtype == torch.float32 and q.device.type == "cpu":
-        return _one_token(q, keys, values, bias, scale)
     with single_thread_if_small(q.numel() * keys.shape[2]):
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale, enable_gqa=True)
-
-
-def _one_token(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """T = 1: heads that share keys take the place of tokens, so each key is read once."""
-    grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[3])  # [B, shared, group, D]
-    scores = (grouped @ keys.transpose(2, 3)).mul_(scale)
-    if bias is not None:
-        scores.add_(bias)
-    return (scores.softmax(dim=-1) @ values).view(q.shape)
 
 
 def supports(model: object) -> bool:
@@ -87,6 +74,8 @@ class LlamaNetwork:
         trunk: Any = model.model
         config: Any = model.config
         self._embed = cast(nn.Embedding, trunk.embed_tokens)
+        table = self._embed.weight
+        self.device, self.dtype = table.device, table.dtype
         self._rotary = trunk.rotary_emb
         self._head = cast(nn.Module, model.lm_head)
         self._norm = norm_of(trunk.norm, isinstance(self._head, QuantizedLinear))
@@ -94,14 +83,6 @@ class LlamaNetwork:
         self._layers = [LlamaLayer.of(layer) for layer in trunk.layers[: self.layers]]
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
-
-    @property
-    def device(self) -> torch.device:
-        return self._embed.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._embed.weight.dtype
 
     takes_trees, ragged, reduced_ids = True, False, None
 

@@ -7,7 +7,6 @@ other ids, so that probabilities of those it names are right.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +51,7 @@ class RemoteSession(Session):
 
     def __init__(self, scorer: Scorer, prompt: Rows, vocab_size: int, name: str) -> None:
         self._scorer, self.initial, self.vocab_size, self._name = scorer, prompt, vocab_size, name
+        self.described = f"{name} runs in a server: it"
 
     @property
     def takes_trees(self) -> bool:
@@ -78,17 +78,8 @@ class RemoteSession(Session):
             logits[token] = value
         return logits
 
-    def commit(self, path: Tensor) -> None:
-        return None
-
     def select(self, rows: Tensor) -> None:
         return None  # there is one row
 
     def fork(self) -> RemoteSession:
         return RemoteSession(self._scorer, self.initial, self.vocab_size, self._name)
-
-    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        raise UserError(f"{self._name} runs in a server: it has no keys and values for a drafter to read")
-
-    def hidden(self, wanted: tuple[int, ...] = ()) -> Any:
-        raise UserError(f"{self._name} runs in a server: it has no hidden states for a drafter to read")

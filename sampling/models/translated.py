@@ -210,6 +210,8 @@ class TranslatedSession(Session):
     beginning, half a context at a time.
     """
 
+    described = "a model of another vocabulary"
+
     def __init__(self, lm: TranslatedLM, prompt: Rows, size: int, previous: TranslatedSession | None) -> None:
         self.lm, self.initial, self.device, self.rows = lm, prompt, lm.device, len(prompt)
         by = lm.translation
@@ -260,14 +262,6 @@ class TranslatedSession(Session):
     def select(self, rows: Tensor) -> None:
         self._spellings, self.rows = parted(self._spellings, rows.tolist()), len(rows)
         self.inner.select(rows)
-
-    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """ValueError: its keys and values are of other tokens."""
-        raise ValueError("a model of another vocabulary has no keys and values of the target's tokens")
-
-    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
-        """ValueError: its states are of other tokens."""
-        raise ValueError("a model of another vocabulary has no hidden states of the target's tokens")
 
     def fork(self) -> TranslatedSession:
         twin = copy(self)

@@ -119,7 +119,7 @@ class RecordedSession(Session):
     """Rows of a recording; satisfies :class:`sampling.types.Session`. Read tokens count as cached."""
 
     def __init__(self, lm: RecordedLM, prompt: Rows, vocab_size: int) -> None:
-        self.lm, self.vocab_size = lm, vocab_size
+        self.lm, self.vocab_size, self.described = lm, vocab_size, f"{lm.name} is a recording: it"
         self.source = prompt if lm.start_id is not None else None
         self.initial = prompt if lm.start_id is None else [[lm.start_id] for _ in prompt]
         answers = [lm.answer(row) for row in prompt]
@@ -152,9 +152,6 @@ class RecordedSession(Session):
         logits.scatter_(2, torch.tensor(said)[..., None], PEAK)
         return F.pad(logits, (0, self.vocab_size - self.lm.vocab_size), value=-torch.inf)
 
-    def commit(self, path: Tensor) -> None:
-        return None  # only positions matter
-
     def select(self, rows: Tensor) -> None:
         chosen = rows.tolist()
         self._texts = [self._texts[row] for row in chosen]
@@ -169,9 +166,3 @@ class RecordedSession(Session):
         twin = copy(self)
         twin._cached = [list(row) for row in self._cached]
         return twin
-
-    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        raise UserError(f"{self.lm.name} is a recording: it has no keys and values for a drafter to read")
-
-    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
-        raise UserError(f"{self.lm.name} is a recording: it has no hidden states for a drafter to read")

@@ -29,22 +29,9 @@ class CoinNotes(SamplerView):
 
     notes = True
 
-    @property
-    def tempered(self) -> float | None:
-        return self._sampler.tempered
-
-    def noise_state(self, row: int, position: int) -> int:
-        return self._sampler.noise_state(row, position)
-
-    def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
-        return self._sampler.draw(probs, keys)
-
-    def drafting(self, starts: Tensor) -> Sampler:
-        return self._sampler.drafting(starts)
-
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         self.tossed.append((prob, keys))
-        return super().coin(prob, keys)
+        return self._sampler.coin(prob, keys)
 
 
 class NodeSoftmax:

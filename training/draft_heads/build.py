@@ -91,8 +91,6 @@ def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], 
         embedding = plain(target.get_input_embeddings()).weight.detach()
         trunk.embed_tokens.weight = nn.Parameter(embedding.float(), requires_grad=False)
         head.lm_head.weight = nn.Parameter((rows[head.ids] if config.short_list else rows).clone())
-    if config.project:
-        nn.init.eye_(trunk.project.weight)
     if config.kind == "feature":
         for joined in (trunk.join_feature, trunk.join_state):
             if joined.weight.shape[0] == joined.weight.shape[1]:

@@ -41,7 +41,7 @@ class AssistantSession(Session):
     """B rows of an assistant beside the session of its target."""
 
     def __init__(self, lm: AssistantLM, prompt: Rows, target: CausalSession) -> None:
-        self.lm, self.initial, self.target = lm, prompt, target
+        self.lm, self.initial, self.target, self.described = lm, prompt, target, lm.name
         self.vocab_size, self.device = target.vocab_size, lm.device
         self._chains = [_Chain([], [], [], []) for _ in prompt]
 
@@ -78,17 +78,6 @@ class AssistantSession(Session):
         own, like = slice(index, index + 1), self.lm.model.dtype
         held = {kind: self.target.kv(layer)[:2] for kind, layer in self.lm.reads.items()}
         return {kind: (k[own, :, :count].to(like), v[own, :, :count].to(like)) for kind, (k, v) in held.items()}
-
-    def commit(self, path: Tensor) -> None:
-        """Nothing is kept of a draft."""
-
-    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """ValueError: it has none of its own."""
-        raise ValueError(f"{self.lm.name} has no keys and values")
-
-    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
-        """ValueError: it keeps none."""
-        raise ValueError(f"{self.lm.name} keeps no hidden states")
 
     def select(self, rows: Tensor) -> None:
         self._chains = [_Chain([], [], [], []) for _ in rows.tolist()]

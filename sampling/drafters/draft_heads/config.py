@@ -35,7 +35,6 @@ class DraftHeadConfig:
     recency: bool = False  # glide: its cross-attention has a learned preference for late keys, one slope a head
     shared_embedding: bool = False  # the embedding is the target's and not stored
     shared_head: bool = False  # the head's rows are the target's and not stored
-    project: bool = False  # a square matrix before the head
     window: int = 0  # positions that it looks back while drafting, as in training; 0 = to the beginning
     reads: tuple[int, ...] = ()  # eagle: the target's states, concatenated (`sampling.types.Hidden`)
     wide: bool = False  # eagle: the first layer reads token and state side by side (EAGLE-3), else their sum by `fc`

@@ -315,8 +315,6 @@ class Trunk(nn.Module):
         entered = config.is_eagle
         self.layers = nn.ModuleList(Layer(config, entered and not at) for at in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if config.final_norm else nn.Identity()
-        if config.project:
-            self.project = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def _add_block_parts(self, config: BlockConfig) -> None:
         count = len(config.reads) * config.large_hidden_size
@@ -422,7 +420,7 @@ class DraftHead(nn.Module):
                 x = self._layer(cast(Layer, layer), index, x, rotation, mask, earlier[index], cross)
             own, x = x, self.model.norm(x)
             own = x if self.config.norm_output else own
-            outputs.append(self.model.project(x) if self.config.project else x)
+            outputs.append(x)
         return outputs
 
     def blocks(self, ids: Tensor, read: Tensor, anchors: Tensor) -> Tensor:

@@ -136,7 +136,6 @@ class StudentNetwork:
             self._norm = nn.Identity()
         else:
             self._leave = nn.Identity()
-        self._project = take(trunk.project) if config.project else None
         self._head = take(student.lm_head)
         self._angles = self._cross_angles = Angles(student.rotary)
         self._cross: list[Cross] = []
@@ -254,7 +253,6 @@ class StudentNetwork:
     def answer(self, own: Tensor, keep: int, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
         """Map own states [B, T, H] to logits [B, keep, n] of the last `keep`; if `hidden`, with the head's input."""
         x = self._norm(own if hidden else own[:, own.shape[1] - keep :])
-        x = x if self._project is None else cast(Tensor, self._project(x))
         return cast(Tensor, self._head(x[:, x.shape[1] - keep :])), x if hidden else None
 
 
@@ -262,7 +260,7 @@ def _compilable(student: DraftHead) -> bool:
     """Return whether the pass of this rounded head can be one compiled call: a feature head of the usual shape."""
     config = student.config
     sizes = (config.hidden_size, config.large_hidden_size, config.intermediate_size, config.head_dim)
-    plain = not (config.project or config.norm_output or config.qk_norm or config.attention_bias) and config.final_norm
+    plain = not (config.norm_output or config.qk_norm or config.attention_bias) and config.final_norm
     return (
         config.kind == "feature"
         and plain

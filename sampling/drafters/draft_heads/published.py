@@ -234,10 +234,8 @@ def usual_reads(layers: int) -> list[int]:
 
 def has_place(config: Config, about: Config) -> bool:
     """Return whether the published format can hold this configuration; it numbers the last output by the layers."""
-    return (
-        (config["wide"] or config["kind"] in ("dflash", "dspark"))
-        and not config["project"]
-        and (min(config["reads"]) >= 0 or "layers" in about.get("verifier", {}))
+    return (config["wide"] or config["kind"] in ("dflash", "dspark")) and (
+        min(config["reads"]) >= 0 or "layers" in about.get("verifier", {})
     )
 
 

@@ -44,7 +44,7 @@ def rounded(student: DraftHead) -> DraftHead:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path, kind: str) -> None:
     target = make_target()
-    student = rounded(make_student(kind, target, short=SHORT, project=True, num_hidden_layers=2))
+    student = rounded(make_student(kind, target, short=SHORT, num_hidden_layers=2))
     size = save_student(tmp_path / "it", student, {"tokenizer": "abc", "target": "tiny"})
     assert (tmp_path / "it" / WEIGHTS).stat().st_size == size
     assert is_draft_head(tmp_path / "it")

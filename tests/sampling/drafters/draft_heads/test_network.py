@@ -28,8 +28,8 @@ SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 SHAPES: dict[str, dict[str, Any]] = {
     "one layer": {},
     "two layers, short list": {"num_hidden_layers": 2, "short": SHORT},
-    "projected, short list": {"project": True, "short": SHORT},
-    "no groups": {"num_key_value_heads": 4, "num_hidden_layers": 2, "project": True},
+    "short list": {"short": SHORT},
+    "no groups": {"num_key_value_heads": 4, "num_hidden_layers": 2},
     "recency, short list": {"recency": True, "short": SHORT},
     "recency, two layers": {"num_hidden_layers": 2, "recency": True},
 }
@@ -78,7 +78,7 @@ def test_ragged_rows_of_a_plain_student_equal_each_row_alone() -> None:
 
 
 def test_the_short_logits_are_the_wide_ones_without_the_rest() -> None:
-    _, student = some("plain", "projected, short list")
+    _, student = some("plain", "short list")
     ids = text(5, 9)
     session = CausalLM(StudentNetwork(student)).open([ids])
     wide = session.score([ids], NOTHING)
@@ -90,14 +90,14 @@ def test_the_short_logits_are_the_wide_ones_without_the_rest() -> None:
 
 
 def test_a_cut_vocabulary_cuts_the_reduced_one() -> None:
-    _, student = some("plain", "projected, short list")
+    _, student = some("plain", "short list")
     session = CausalLM(StudentNetwork(student), vocab_size=14).open([[3, 4]])
     assert session.score([[3, 4]], NOTHING).shape == (1, 1, 14)
     assert session.score_reduced([[3, 4]], NOTHING).shape == (1, 1, 5)
 
 
 def test_hidden_states_are_those_the_head_is_applied_to() -> None:
-    _, student = some("plain", "projected, short list")
+    _, student = some("plain", "short list")
     ids = text(6, 8)
     session = CausalLM(StudentNetwork(student)).open([ids], hidden=True)
     session.score([ids[:5]], NOTHING)
@@ -122,7 +122,7 @@ def beside(student: DraftHead, target: Any, ids: list[int], valid: int) -> Tenso
         cross = (kv, student.cross_rotary(positions), seen)
         x = student._layer(layer, index, x, student.rotary(positions), mask, [], cross)  # type: ignore[arg-type]
     x = student.model.norm(x)
-    return spread_logits(student, student.model.project(x) if student.config.project else x)[0]
+    return spread_logits(student, x)[0]
 
 
 def target_kv(target: Any, ids: list[int], layer: int) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,7 @@ def test_a_glide_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dty
 
 
 @DTYPES
-@pytest.mark.parametrize("shape", ["projected, short list", "recency, short list"])
+@pytest.mark.parametrize("shape", ["short list", "recency, short list"])
 def test_a_glide_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dtype: torch.dtype) -> None:
     """Depth d of a draft sees what training's lag d shows, and what the d-th place of a block shows."""
     target, student = some("glide", shape, dtype)
@@ -307,7 +307,7 @@ def test_a_feature_student_reviews_nothing_and_needs_states() -> None:
 
 
 def test_sixteen_bits_go_unpacked() -> None:
-    _, student = some("plain", "projected, short list")
+    _, student = some("plain", "short list")
     ids = text(22, 9)
     exact = CausalLM(StudentNetwork(student)).open([ids]).score_reduced([ids], NOTHING)
     rounded = CausalLM(StudentNetwork(student.bfloat16())).open([ids]).score_reduced([ids], NOTHING)
