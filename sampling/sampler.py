@@ -25,7 +25,7 @@ from torch import Tensor
 from sampling.types import Rows, Sampler
 from sampling.vocabulary import MANY, largest, single_thread_if_small
 from utils.errors import UserError
-from utils.kernels.bindings import at_hand
+from utils.kernels.bindings import at_hand, over_noise
 from utils.logits_processors import HOTTEST, LogitsProcessor
 
 _Anything: Any = object  # to the type checker a view has every attribute; a Sampler's defaults would hide the other's
@@ -227,8 +227,6 @@ def _compiled(probs: Tensor) -> bool:
 
 def _quick_race(probs: Tensor, state: int) -> int:
     """Return the winner of the race among probs [V]; for most ids the bounds u < E < u / (1 − u) suffice."""
-    from utils.kernels.walk import over_noise
-
     most = over_noise(state, probs)
     first = int(most.argmax())
     least = (float(most[first]) - float(probs[first])) * (1 - _ROUNDED)

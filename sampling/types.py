@@ -185,7 +185,9 @@ class Network(Protocol):
     @property
     def takes_trees(self) -> bool: ...  # its attention takes the mask of a tree, of any size at any length
     @property
-    def ragged(self) -> bool: ...  # without a mask, rows may begin at different slots: those of their positions
+    def ragged(
+        self,
+    ) -> bool: ...  # rows may begin at different slots; it has FusedNetwork's `of_one_row`
     @property
     def device(self) -> torch.device: ...
     @property
@@ -201,31 +203,6 @@ class Network(Protocol):
         keep: int,  # logits of the last `keep` columns only
         hidden: Hidden = False,
     ) -> tuple[Tensor, Tensor | None]: ...  # logits [B, keep, n]; the states wanted, concatenated [B, T, K·H]
-
-
-class RaggedNetwork(Network, Protocol):
-    """A network whose `ragged` is true."""
-
-    def forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache,
-        keep: int,
-        hidden: Hidden = False,
-        sequences: Tensor | None = None,  # [B] which rows of the cache these are; None = all
-    ) -> tuple[Tensor, Tensor | None]: ...
-
-    def of_one_row(  # a pass of one row: its next tokens, and the nodes of a draft after them
-        self,
-        new: list[int],
-        nodes: list[int],
-        parents: Sequence[int],  # the parent of each node, which precedes it; -1 = the row
-        cache: KVCache,
-        hidden: Hidden = False,
-        states: Room | None = None,  # memory for the hidden states
-    ) -> Tensor: ...  # logits [1, N+1, n] after the row and each node
 
 
 class Session(Protocol):

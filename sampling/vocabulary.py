@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sampling.transfers import fetched
-from utils.kernels.bindings import at_hand
+from utils.kernels.bindings import at_hand, walk, walkable
 from utils.logits_processors import check_finite, check_number
 
 MANY = 4096  # ids; for fewer torch is as fast, and a compiled walk gains nothing
@@ -53,15 +53,12 @@ def likeliest(logits: Tensor, count: int) -> dict[int, float]:
 
     LogitsError for NaN, +inf or nothing but -inf.
     """
-    if len(logits) >= _FEW and at_hand():
-        from utils.kernels.walk import fits, walk
-
-        if fits(logits):
-            seen = walk(logits.data_ptr(), len(logits), count)
-            check_number(seen.mass)
-            top = seen.values[0]
-            known = zip(seen.ids, seen.values, strict=True)
-            return {token: math.exp(value - top) / seen.mass for token, value in known if token >= 0}
+    if len(logits) >= _FEW and at_hand() and walkable(logits):
+        seen = walk(logits.data_ptr(), len(logits), count)
+        check_number(seen.mass)
+        top = seen.values[0]
+        known = zip(seen.ids, seen.values, strict=True)
+        return {token: math.exp(value - top) / seen.mass for token, value in known if token >= 0}
     values, ids = logits.topk(min(count, len(logits)))
     check_finite(values[:1])  # NaN and +inf come first
     return dict(zip(ids.tolist(), logits.softmax(dim=-1)[ids].tolist(), strict=True))

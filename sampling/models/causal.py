@@ -21,7 +21,7 @@ from sampling.models.network import network_of
 from sampling.models.positions import LengthTables
 from sampling.rows import common_prefix
 from sampling.transfers import put
-from sampling.types import LM, Draft, Hidden, KVCache, Network, RaggedNetwork, Rows, Session, above, states_of
+from sampling.types import LM, Draft, Hidden, KVCache, Network, Rows, Session, above, states_of
 from sampling.vocabulary import spread
 from utils.errors import UserError
 
@@ -140,7 +140,8 @@ class CausalSession(Session):
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         if len(feed) > 1 or not self.network.ragged:
             return self._together(feed, nodes, parents)
-        network, states = cast(RaggedNetwork, self.network), None if self._hidden is None else self._hidden.room
+        network: Any = self.network
+        states = None if self._hidden is None else self._hidden.room
         tree = above(parents, len(nodes[0]))
         logits = network.of_one_row(feed[0], nodes[0], tree, self._cache, self.keeps_hidden, states)
         return self._took(logits, None, feed, nodes, parents is None)
@@ -201,12 +202,13 @@ class CausalSession(Session):
         alike: dict[int, list[int]] = {}
         for row, new in enumerate(feed):
             alike.setdefault(len(new), []).append(row)
+        network: Any = self.network
         count, parts = len(nodes[0]), list[Tensor]()
         for width, rows in alike.items():
             ids = torch.tensor([feed[row] + nodes[row] for row in rows]).clamp_(0, self.network.vocab_size - 1)
             positions = torch.tensor([lengths[row] for row in rows])[:, None] + torch.arange(width + count)
             chosen = torch.tensor(rows)
-            logits, hidden = cast(RaggedNetwork, self.network).forward(
+            logits, hidden = network.forward(
                 *(ids, positions, None, self._cache, count + 1, self.keeps_hidden),
                 None if len(alike) == 1 else chosen,
             )

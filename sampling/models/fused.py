@@ -237,7 +237,7 @@ class FusedNetwork:
         hidden: Hidden = False,
         sequences: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """See :class:`sampling.types.Network`."""
+        """See :class:`sampling.types.Network`. `sequences` [B]: which rows of the cache these are; None = all."""
         assert isinstance(cache, FusedCache)
         assert cache.dtype == self.cache_dtype
         count, fed = ids.shape
@@ -266,7 +266,11 @@ class FusedNetwork:
         hidden: Hidden = False,
         states: Room | None = None,
     ) -> Tensor:
-        """See :class:`sampling.types.RaggedNetwork`; lists are faster than tensors of a few elements."""
+        """Run a pass over the next tokens of one row and N nodes of a draft after them → logits [1, N+1, n].
+
+        `parents`: of each node, which precedes it; -1 = the row. `states`: memory for the hidden states. Lists are
+        faster than tensors of a few elements.
+        """
         assert isinstance(cache, FusedCache)
         assert cache.dtype == self.cache_dtype
         first, count = cache.length, len(new) + len(nodes)

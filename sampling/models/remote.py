@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sampling.types import LM, Draft, Hidden, Rows, Session
 from utils.errors import UserError
-from utils.remote.scoring import Ranked, Scorer
+from utils.remote.scoring import Ranked, Score
 
 _LEAST = 1e-9  # probability that is left for all ids which the server does not name, at least
 
@@ -22,15 +22,13 @@ class RemoteLM(LM):
     """A server's model; satisfies :class:`sampling.types.LM`.
 
     Args:
-        scorer: what asks the server; None where its token ids are not known, and nothing can be scored.
+        scorer: asks the server; None where its token ids are not known, and nothing can be scored.
         vocab_size: ids that may be said.
     """
 
     takes_trees = False
 
-    def __init__(
-        self, scorer: Scorer | None, vocab_size: int = 0, context: int = 1 << 30, name: str = "target"
-    ) -> None:
+    def __init__(self, scorer: Score | None, vocab_size: int = 0, context: int = 1 << 30, name: str = "target") -> None:
         self.scorer, self.vocab_size, self.context, self.name = scorer, vocab_size, context, name
 
     def open(
@@ -49,7 +47,7 @@ class RemoteLM(LM):
 class RemoteSession(Session):
     """One row; satisfies :class:`sampling.types.Session`. The server keeps what cache it likes."""
 
-    def __init__(self, scorer: Scorer, prompt: Rows, vocab_size: int, name: str) -> None:
+    def __init__(self, scorer: Score, prompt: Rows, vocab_size: int, name: str) -> None:
         self._scorer, self.initial, self.vocab_size, self._name = scorer, prompt, vocab_size, name
         self.described = f"{name} runs in a server: it"
 
@@ -64,7 +62,7 @@ class RemoteSession(Session):
     def score(self, rows: Rows, draft: Draft) -> Tensor:
         """[1, N+1, V] by one request."""
         drafted: list[int] = draft.tokens[0].tolist()
-        scored = self._scorer.score([*rows[0], *drafted], len(drafted))
+        scored = self._scorer([*rows[0], *drafted], len(drafted))
         return torch.stack([self._logits(place) for place in scored])[None]
 
     def _logits(self, place: Ranked) -> Tensor:

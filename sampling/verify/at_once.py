@@ -15,7 +15,7 @@ from torch import Tensor
 from sampling.rows import padded
 from sampling.transfers import fetched, put
 from sampling.types import Distributions, Draft, Glance, Rows, Rule, Sampler, Verdict, above, depths_of
-from sampling.verify.block import acceptance, carried, coin_keys
+from sampling.verify.block import block_of, coin_keys
 from sampling.verify.distributions import GLANCE_IDS, distributions_of, normal, one_hot, residual
 from utils.logits_processors import check_number
 
@@ -162,22 +162,15 @@ def _block(
     probs: Tensor, draft: Draft, tokens: Tensor, table: Tensor, stands: Tensor, keys: Tensor, sampler: Sampler
 ) -> Decided:
     """As many drafts of a chain are accepted as the last coin that falls says."""
-    if draft.parents is not None:
-        raise ValueError("block verification judges chains; the draft is a tree")
     count = draft.tokens.shape[1]
     if not count:
         return Decided(tokens, _draw(probs, stands, sampler))
-    x, each = tokens[:, :count, 0], torch.arange(count, device=probs.device)
-    q = one_hot(x, probs) if draft.probs is None else draft.probs.to(probs)
-    present = (x >= 0).cumprod(dim=1).bool()
-    lengths = present.sum(dim=1, keepdim=True)
-    r = carried(probs, q, x, present)
-    left = (r[:, :-1, None] * probs[:, :-1] - q).clamp_(min=0)
-    h = acceptance(r, left.sum(dim=-1), lengths[:, 0])
+    present, lengths, r, left, h = block_of(probs, draft, tokens[:, :count, 0])
+    each = torch.arange(count, device=probs.device)
     coins = sampler.coin(h.flatten(), coin_keys(keys, count).flatten(0, 1)).view_as(h)
     most = ((coins & present) * (each + 1)).amax(dim=1, keepdim=True)
     accepted = torch.where(r.isnan().any(dim=1, keepdim=True), torch.nan, (each < most).to(r))
-    short = (each < lengths)[..., None]
+    short = (each < lengths[:, None])[..., None]
     after = torch.cat([torch.where(short, normal(left, probs[:, :-1]), probs[:, :-1]), probs[:, -1:]], dim=1)
     return Decided(F.pad(accepted, (0, 1))[..., None], _draw(after, stands, sampler))
 

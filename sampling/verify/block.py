@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.verify.distributions import TINY
+from sampling.types import Draft
+from sampling.verify.distributions import TINY, one_hot
 
 
 def coin_keys(keys: Tensor, count: int) -> Tensor:
@@ -14,6 +17,29 @@ def coin_keys(keys: Tensor, count: int) -> Tensor:
     each = F.pad(torch.cat([keys, keys[:, 1:]], dim=1), (0, 1))[:, None].repeat(1, count, 1)
     each[..., 1] += torch.arange(count)
     return each
+
+
+class Block(NamedTuple):
+    """Of a chain [B, N]: which drafts are `present`, the `lengths` [B], rᵢ `r` [B, N+1], (rᵢp − q)⁺ `left` [B, N, V]
+    and the chances `h` of the coins."""
+
+    present: Tensor
+    lengths: Tensor
+    r: Tensor
+    left: Tensor
+    h: Tensor
+
+
+def block_of(probs: Tensor, draft: Draft, tokens: Tensor) -> Block:
+    """Return the numbers of a draft of `tokens` [B, N] under distributions [B, N+1, V]. ValueError for a tree."""
+    if draft.parents is not None:
+        raise ValueError("block verification judges chains; the draft is a tree")
+    q = one_hot(tokens, probs) if draft.probs is None else draft.probs.to(probs)
+    present = (tokens >= 0).cumprod(dim=1).bool()
+    lengths = present.sum(dim=1)
+    r = carried(probs, q, tokens, present)
+    left = (r[:, :-1, None] * probs[:, :-1] - q).clamp_(min=0)
+    return Block(present, lengths, r, left, acceptance(r, left.sum(dim=-1), lengths))
 
 
 def carried(probs: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:

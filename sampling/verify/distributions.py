@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sampling.types import Draft, Glance, Rows, Sampler, above
 from sampling.vocabulary import MANY, largest
-from utils.kernels.bindings import at_hand
+from utils.kernels.bindings import at_hand, walk, walkable
 from utils.logits_processors import check_finite, check_number
 
 GLANCE_IDS = 4  # likeliest ids of a glance
@@ -32,7 +32,7 @@ class LazyDistributions:
         self._all: Tensor | None = None
         self._known: dict[tuple[int, int], Tensor] = {}
         self._glances: dict[tuple[int, int], Seen] = {}
-        self._walks = at_hand() and logits.shape[-1] >= MANY and _readable(logits)
+        self._walks = at_hand() and logits.shape[-1] >= MANY and walkable(logits)
         self.quick = self._walks and (sampler.greedy or sampler.tempered is not None)
 
     def all(self) -> Tensor:
@@ -94,8 +94,6 @@ class Seen(Glance):
     """
 
     def __init__(self, logits: Tensor, temperature: float | None, state: int | None = None) -> None:
-        from utils.kernels.walk import walk
-
         self._logits, self._temperature = logits.numpy(), temperature
         self.walk = walk(logits.data_ptr(), len(logits), GLANCE_IDS, state, temperature or 1.0)
         check_number(self.walk.mass)
@@ -117,12 +115,6 @@ class Seen(Glance):
             (token, math.exp((value - top) * by) / mass)
             for token, value in zip(self.walk.ids, self.walk.values, strict=True)
         ]
-
-
-def _readable(logits: Tensor) -> bool:
-    from utils.kernels.walk import fits
-
-    return fits(logits)
 
 
 def distributions_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:

@@ -30,7 +30,7 @@ from sampling.rows import padded
 from sampling.transfers import fetched
 from sampling.types import Distributions, Draft, Drafter, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.at_once import verify_at_once
-from sampling.verify.block import acceptance, carried, coin_keys
+from sampling.verify.block import block_of, coin_keys
 from sampling.verify.distributions import LazyDistributions, check_ratio, normal, one_hot, residual
 
 # the nodes at which rows stand [M] (-1: the root), the rows [M], their keys [M, 3] (row, position, the round's start) →
@@ -209,20 +209,12 @@ def examine_drawn(
 
 def verify_block(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
     """Verify a block: path [B, N] and token [B] on the host. ValueError for a tree."""
-    if draft.parents is not None:
-        raise ValueError("block verification judges chains; the draft is a tree")
     probs = distributions.all()
     rows, count = draft.tokens.shape
     if not count:
         return draft.tokens, sampler.draw(probs[:, 0], keys).cpu()
-    tokens = draft.tokens.to(probs.device)
-    q = one_hot(tokens, probs) if draft.probs is None else draft.probs.to(probs)
-    present = (tokens >= 0).cumprod(dim=1).bool()
-    lengths = present.sum(dim=1)
-    r = carried(probs, q, tokens, present)  # [B, N+1]
+    present, lengths, r, left, h = block_of(probs, draft, draft.tokens.to(probs.device))
     check_ratio(r)
-    left = (r[:, :-1, None] * probs[:, :-1] - q).clamp_(min=0)  # what stands behind i drafts if the next is rejected
-    h = acceptance(r, left.sum(dim=-1), lengths)
     fell = torch.zeros_like(present)
     open_ = present & (h > 0)
     if bool(open_.any()):

@@ -13,11 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from utils.kernels import build
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TYPES = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
@@ -30,6 +33,7 @@ COLUMNS, GROUP, TILE, FEW, TABLES, MOST_CHOSEN = 16, 32, 8, 4, 4, 32
 CODES = 2 * GROUP + 16  # bytes of a group of activations
 PICK = 16  # bytes of a row of an expert
 MOST, RIVALS, NOISE = 16, 256, 256
+WALKED = 16  # logits that a walk reads at a time
 HELD_UP = 1 / 3  # share of a run that a thread slept at barriers when others took its core
 SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is tried again
 CALM = 4  # runs without trouble after which trouble counts as new
@@ -211,3 +215,36 @@ def run(work: int, record: ctypes.Structure, threads: int) -> None:
     if threads > 1:
         ended = time.perf_counter()
         _pace.ran(slept * 1e-9, ended - began, ended)
+
+
+class Walked(NamedTuple):
+    """The facts of one position's logits that a round needs (walk.c): the largest and their ids, Σ e^(logit − largest)
+    at temperature 1 and at the draw's, and the id drawn; −1 where that is left to the sampler."""
+
+    ids: list[int]
+    values: list[float]
+    mass: float
+    tempered: float
+    drawn: int
+
+
+def walkable(logits: Tensor) -> bool:
+    """Return whether a walk can read logits [..., V]."""
+    plain = logits.device.type == "cpu" and logits.element_size() == 4 and logits.stride(-1) == 1
+    return plain and logits.is_floating_point() and logits.shape[-1] % WALKED == 0
+
+
+def walk(address: int, count: int, most: int, state: int | None = None, temperature: float = 1.0) -> Walked:
+    """Read `count` float32 logits at an address, a multiple of 16: the `most` largest, up to 16, and with a (signed)
+    `state` of the noise the draw at this temperature, without one the largest. `mass` is NaN if a logit is NaN or +inf,
+    or all are -inf."""
+    w = Walk(address, count, most, state is not None, state or 0, inverse=1 / temperature)
+    kernels().walk(ctypes.addressof(w))
+    return Walked(w.ids[:most], w.values[:most], w.mass, w.tempered, w.drawn)
+
+
+def over_noise(state: int, probs: Tensor) -> np.ndarray:
+    """Return [V] float32: contiguous probs [V] over the uniform numbers of the stream in this (signed) state."""
+    result = np.empty(len(probs), np.float32)
+    kernels().over_noise(state, len(probs), probs.data_ptr(), result.ctypes.data)
+    return result

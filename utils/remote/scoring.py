@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from utils.errors import UsageError, UserError
 from utils.remote.server import Server
@@ -21,19 +22,18 @@ Ranked = dict[int, float]
 """Log-probabilities by token, the likeliest first; a draft that stands there may be one more."""
 
 
-class Scorer(Protocol):
-    """`score`: for ids that end in a draft of `drafts` tokens, the server's likeliest tokens before the draft and after
-    each of its tokens. UserError for a server that fails."""
-
-    def score(self, ids: list[int], drafts: int) -> list[Ranked]: ...
+Score = Callable[[list[int], int], list[Ranked]]
+"""Takes ids that end in a draft, and the draft's length; returns the server's likeliest tokens before the draft and
+after each of its tokens. UserError for a server that fails."""
 
 
-def scorer_of(server: Server, tokenizer: Any, end_id: int) -> Scorer:
-    """What scores drafts in this server; UsageError for one that gives no log-probabilities of a prompt's tokens."""
-    makers: Mapping[str, Callable[[], Scorer]] = {
-        "vLLM": lambda: VllmScorer(server),
-        "SGLang": lambda: SglangScorer(server),
-        "llama-cpp-python": lambda: EchoScorer(server, tokenizer, end_id),
+def scorer_of(server: Server, tokenizer: Any, end_id: int) -> Score:
+    """Return the function that scores drafts in this server; UsageError for one that gives no log-probabilities of a
+    prompt's tokens."""
+    makers: Mapping[str, Callable[[], Score]] = {
+        "vLLM": lambda: partial(score_by_vllm, server),
+        "SGLang": lambda: partial(score_by_sglang, server),
+        "llama-cpp-python": lambda: EchoScorer(server, tokenizer, end_id).score,
     }
     if server.kind not in makers:
         found = f"{server.address} ({server.kind})" if server.kind else server.address
@@ -49,49 +49,39 @@ def ranked(logprobs: Mapping[int, float]) -> Ranked:
     return dict(sorted(logprobs.items(), key=lambda item: (-item[1], item[0])))
 
 
-class VllmScorer:
+def score_by_vllm(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
     """By `prompt_logprobs` of /v1/completions (vllm/entrypoints/openai/completion/protocol.py, 0.26)."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def score(self, ids: list[int], drafts: int) -> list[Ranked]:
-        fields = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP, "return_tokens_as_token_ids": True}
-        choice = self._server.post("/completions", {**fields, **({"prompt_logprobs": TOP} if drafts else {})})
-        with self._server.reading():
-            choice = choice["choices"][0]
-            places = choice["prompt_logprobs"][-drafts:] if drafts else []
-            scored = [{int(token): float(entry["logprob"]) for token, entry in place.items()} for place in places]
-            last = choice["logprobs"]["top_logprobs"][0]
-            scored.append({int(token.removeprefix("token_id:")): float(value) for token, value in last.items()})
-        return [ranked(place) for place in scored]
+    fields = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP, "return_tokens_as_token_ids": True}
+    choice = server.post("/completions", {**fields, **({"prompt_logprobs": TOP} if drafts else {})})
+    with server.reading():
+        choice = choice["choices"][0]
+        places = choice["prompt_logprobs"][-drafts:] if drafts else []
+        scored = [{int(token): float(entry["logprob"]) for token, entry in place.items()} for place in places]
+        last = choice["logprobs"]["top_logprobs"][0]
+        scored.append({int(token.removeprefix("token_id:")): float(value) for token, value in last.items()})
+    return [ranked(place) for place in scored]
 
 
-class SglangScorer:
+def score_by_sglang(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
     """By `input_top_logprobs` of /generate (docs/basic_usage/native_api, python/sglang/srt/managers/io_struct.py)."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def score(self, ids: list[int], drafts: int) -> list[Ranked]:
-        fields = {
-            "input_ids": ids,
-            "sampling_params": {"temperature": 0, "max_new_tokens": 1},
-            "return_logprob": True,
-            "logprob_start_len": len(ids) - drafts - 1,  # the first token there has no log-probability
-            "top_logprobs_num": TOP,
-        }
-        answer = self._server.post("//generate", fields)
-        with self._server.reading():
-            meta = answer["meta_info"]
-            own = meta["input_token_logprobs"][-drafts:] if drafts else []
-            tops = meta["input_top_logprobs"][-drafts:] if drafts else []
-            scored = [
-                {int(token): float(value) for value, token, *_ in (*top, drafted)}
-                for top, drafted in zip(tops, own, strict=True)
-            ]
-            scored.append({int(token): float(value) for value, token, *_ in meta["output_top_logprobs"][0]})
-        return [ranked(place) for place in scored]
+    fields = {
+        "input_ids": ids,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "logprob_start_len": len(ids) - drafts - 1,  # the first token there has no log-probability
+        "top_logprobs_num": TOP,
+    }
+    answer = server.post("//generate", fields)
+    with server.reading():
+        meta = answer["meta_info"]
+        own = meta["input_token_logprobs"][-drafts:] if drafts else []
+        tops = meta["input_top_logprobs"][-drafts:] if drafts else []
+        scored = [
+            {int(token): float(value) for value, token, *_ in (*top, drafted)}
+            for top, drafted in zip(tops, own, strict=True)
+        ]
+        scored.append({int(token): float(value) for value, token, *_ in meta["output_top_logprobs"][0]})
+    return [ranked(place) for place in scored]
 
 
 class EchoScorer:

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -128,24 +129,15 @@ class Server:
         with self.reading():
             return self._client.post(path, body={**named, **body}, cast_to=object)
 
-    def reading(self) -> Reading:
-        """A context in which whatever a server does wrong is a UserError."""
-        return Reading(self)
-
-
-class Reading:
-    """A context that turns what goes wrong with a server into a UserError of one line."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> Literal[False]:
-        if error is not None and (problem := problem_of(error, self._server)):
-            raise UserError(problem) from error
-        return False
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Turn whatever goes wrong with the server into a UserError of one line."""
+        try:
+            yield
+        except Exception as error:
+            if problem := problem_of(error, self):
+                raise UserError(problem) from error
+            raise
 
 
 def problem_of(error: BaseException, server: Server) -> str:

@@ -44,11 +44,6 @@ _LAYER = "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # only GLIDE heads have it
 
 
-def is_draft_head(folder: str | Path) -> bool:
-    """Return whether `folder` holds a draft head."""
-    return head_kind(folder) is not None
-
-
 def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None) -> int:
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 

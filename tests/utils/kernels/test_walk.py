@@ -41,7 +41,7 @@ def test_the_compiled_walk_draws_what_the_whole_race_draws(shape: str, monkeypat
 
 @pytest.mark.parametrize("scale", [6.0, 1.0, 0.05])
 def test_one_walk_tells_what_the_round_needs_of_a_position(scale: float) -> None:
-    from utils.kernels.walk import walk
+    from utils.kernels.bindings import walk
 
     logits = scale * torch.randn(30, 4112, generator=torch.Generator().manual_seed(3))
     logits[0, 5:9] = 30.0  # equal ones
@@ -62,7 +62,7 @@ def test_one_walk_tells_what_the_round_needs_of_a_position(scale: float) -> None
 
 
 def test_two_that_are_too_near_each_other_are_left_to_the_sampler() -> None:
-    from utils.kernels import walk as walks
+    from utils.kernels import bindings as walks
 
     sampler, logits = KeyedSampler(LogitsProcessor(1.0), seed=5), torch.full((4112,), -50.0)
     noise = -torch.log1p(-drawing.uniforms([drawing.stream_key(5, 1, 0, 0)], 4112, torch.device("cpu"))[0])
@@ -108,7 +108,7 @@ def test_what_a_walk_judges_and_tells_is_what_whole_distributions_do(
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_walk_over_what_is_no_number_has_no_mass(broken: float) -> None:
-    from utils.kernels.walk import walk
+    from utils.kernels.bindings import walk
 
     logits = torch.randn(4096)
     logits[17] = broken
@@ -120,7 +120,7 @@ def test_a_walk_over_what_is_no_number_has_no_mass(broken: float) -> None:
 
 
 def test_the_walk_divides_by_the_samplers_own_stream() -> None:
-    from utils.kernels.walk import over_noise
+    from utils.kernels.bindings import over_noise
 
     probs = torch.rand(5000, generator=torch.Generator().manual_seed(3))
     for state in (5, -5, (1 << 63) - 1):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, is_draft_head, load_student, save_student
+from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, load_student, save_student
 from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.types import Draft
@@ -47,7 +47,7 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path, kind: str) -> None:
     student = rounded(make_student(kind, target, short=SHORT, num_hidden_layers=2))
     size = save_student(tmp_path / "it", student, {"tokenizer": "abc", "target": "tiny"})
     assert (tmp_path / "it" / WEIGHTS).stat().st_size == size
-    assert is_draft_head(tmp_path / "it")
+    assert head_kind(tmp_path / "it") is not None
     loaded = load_student(tmp_path / "it", target, "abc")
     assert loaded.config == student.config
     assert loaded.reduced_ids.tolist() == SHORT
@@ -159,7 +159,7 @@ def published(folder: Path, target: Any, container: str, **changes: Any) -> dict
 def test_a_published_glide_checkpoint_loads_and_is_written_with_the_same_names(tmp_path: Path, container: str) -> None:
     target = make_target(hidden_size=32)
     tensors = published(tmp_path / "theirs", target, container)
-    assert is_draft_head(tmp_path / "theirs")
+    assert head_kind(tmp_path / "theirs") is not None
     student = load_student(tmp_path / "theirs", target)
     config = student.config
     assert (config.kind, config.num_key_value_heads, config.head_dim, config.large_head_dim) == ("glide", 4, 4, 8)
@@ -220,7 +220,7 @@ def test_what_a_published_configuration_leaves_out_follows_from_weights_and_targ
         del kept[name]
     (tmp_path / CONFIG).write_text(json.dumps(kept))
     assert load_student(tmp_path, target).config == wanted
-    assert (head_kind(tmp_path), is_draft_head(tmp_path)) == ("glide", True)
+    assert head_kind(tmp_path) == "glide"
     assert "has no sizes of its target (large_…): load it with its target" in refused(tmp_path)
     line = refused(tmp_path, make_target(hidden_size=48, num_attention_heads=8))
     assert "is for a target of 4 heads, this one has 8" in line
@@ -308,7 +308,7 @@ def test_damaged_configurations_are_named(saved: Path) -> None:
     for text_of_it, told in (("{", "no JSON"), ("[1]", "no object"), ("\0\0", "no JSON")):
         (saved / CONFIG).write_text(text_of_it, encoding="utf-8")
         assert told in refused(saved)
-        assert not is_draft_head(saved)
+        assert head_kind(saved) is None
     for changes, told in (
         ({"hidden_size": "gone"}, "hidden_size"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
@@ -324,7 +324,7 @@ def test_damaged_configurations_are_named(saved: Path) -> None:
     (saved / CONFIG).unlink()
     assert "no readable config.json" in refused(saved)
     refused(saved / "nowhere")
-    assert not is_draft_head(saved)
+    assert head_kind(saved) is None
 
 
 def test_students_of_other_targets_are_refused_with_both_numbers(saved: Path) -> None:
