@@ -116,11 +116,11 @@ def join(device: str) -> str:
     return own
 
 
-def check_command(command: str, sharing: tuple[str, ...] = ("run", "bench")) -> None:
+def check_command(command: str) -> None:
     """UsageError for a sub-command that several processes cannot run."""
-    if world().size > 1 and command not in sharing:
+    if world().size > 1 and command not in ("run", "bench"):
         raise UsageError(
-            f"{command} runs in one process, torchrun started {world().size} ({' and '.join(sharing)} share a target)"
+            f"{command} runs in one process, torchrun started {world().size} (run and bench share a target)"
         )
 
 

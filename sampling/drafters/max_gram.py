@@ -72,12 +72,12 @@ class Copies(Source):
 class MaxGramDrafter(Proposer):
     """Drafts point-mass chains by MaG.
 
-    `tables`: their contexts of one token are the bigrams; None = no bigrams. Ids from `vocab_size` on, and those beyond
-    the target's vocabulary, are not drafted. `source` [B, N] is "maxgram" for copied tokens and "bigram" after them.
+    `tables`: their contexts of one token are the bigrams; None = no bigrams. Ids beyond the target's vocabulary are not
+    drafted. `source` [B, N] is "maxgram" for copied tokens and "bigram" after them.
     """
 
-    def __init__(self, tables: StaticTables | None = None, vocab_size: int = 1 << 30) -> None:
-        bigrams = [] if tables is None else [Tables(tables.below(vocab_size), "bigram", longest=1)]
+    def __init__(self, tables: StaticTables | None = None) -> None:
+        bigrams = [] if tables is None else [Tables(tables, "bigram", longest=1)]
         super().__init__([Copies(), *bigrams], least=0.0)
 
 

@@ -62,6 +62,8 @@ NOISE_SHARE = 0.5
 MAX_NOISE = 100.0  # bound on the noise of a logit; beyond it the exponential overflows at temperatures of thousands
 MAX_PROB = 0.97  # no token is likelier
 LISTED_WEIGHT = 0.004  # weight of a token for being offered at all
+SHARPENING = 1.5  # exponent of the summed probabilities of a token
+POOLED_NOISE_SHARE = 0.95  # share of the noise that is applied where a model offers too
 UNLISTED_WEIGHT = 0.067  # weight of all tokens that no source offers
 
 Noise = Callable[[int, Sequence[int]], list[float]]  # depth of a node, ids → what the draw adds to their logits
@@ -256,46 +258,35 @@ def _with_noise(noise: Noise, node: Node, candidates: list[Candidate]) -> list[C
     ]
 
 
-class Pool:
-    """Combines the offers of several sources and a model after one node into one distribution.
+def pooled(
+    trust: Sequence[float], candidates: list[Candidate], offers: list[Offer], depth: int, noise: Noise | None
+) -> list[Candidate]:
+    """Return the candidates of several sources and the offers of a model after one node as one distribution.
 
-    The probabilities that all sources give a token are added, each with its trust; the sums are sharpened by an
-    exponent and normalised (a linear pool; Ranjan and Gneiting, J. R. Stat. Soc. B 72, 2010, show why sums of forecasts
-    needs sharpening). Figures: docs/notes.md, "One builder for all sources".
-
-    Args:
-        trust: by source, the model's last.
-        exponent: of the sums.
-        noise_share: share of the noise that is applied.
+    The probabilities that all sources give a token are added, each with its `trust` (the model's last); the sums are
+    sharpened by an exponent and normalised (a linear pool; Ranjan and Gneiting, J. R. Stat. Soc. B 72, 2010, show why
+    sums of forecasts need sharpening). Figures: docs/notes.md, "One builder for all sources".
     """
-
-    def __init__(self, trust: Sequence[float], exponent: float = 1.5, noise_share: float = 0.95) -> None:
-        self.trust, self.exponent, self.noise_share = trust, exponent, noise_share
-
-    def __call__(
-        self, candidates: list[Candidate], offers: list[Offer], depth: int, noise: Noise | None
-    ) -> list[Candidate]:
-        """Return the candidates of the other sources and the model's offers as candidates."""
-        known, forecast = {candidate.token: candidate for candidate in candidates}, dict(offers)
-        model, own, exponent = len(self.trust) - 1, self.trust[-1], self.exponent
-        tokens = list(known | forecast)
-        weights, origins = list[float](), list[tuple[int, float]]()
-        for token in tokens:
-            candidate, prob = known.get(token), forecast.get(token, 0.0)
-            others = 0.0 if candidate is None else self.trust[candidate.source] * candidate.p
-            weights.append((others + own * prob + LISTED_WEIGHT) ** exponent)
-            if candidate is None or own * prob >= others:
-                origins.append((model, prob))
-            else:
-                origins.append((candidate.source, candidate.prob))
-        if noise is not None:
-            factors = noise_factors(noise, depth, tokens, self.noise_share)
-            weights = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
-        total = UNLISTED_WEIGHT + sum(weights)
-        return [
-            Candidate(token, source, min(MAX_PROB, weight / total), prob)
-            for token, weight, (source, prob) in zip(tokens, weights, origins, strict=True)
-        ]
+    known, forecast = {candidate.token: candidate for candidate in candidates}, dict(offers)
+    model, own = len(trust) - 1, trust[-1]
+    tokens = list(known | forecast)
+    weights, origins = list[float](), list[tuple[int, float]]()
+    for token in tokens:
+        candidate, prob = known.get(token), forecast.get(token, 0.0)
+        others = 0.0 if candidate is None else trust[candidate.source] * candidate.p
+        weights.append((others + own * prob + LISTED_WEIGHT) ** SHARPENING)
+        if candidate is None or own * prob >= others:
+            origins.append((model, prob))
+        else:
+            origins.append((candidate.source, candidate.prob))
+    if noise is not None:
+        factors = noise_factors(noise, depth, tokens, POOLED_NOISE_SHARE)
+        weights = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
+    total = UNLISTED_WEIGHT + sum(weights)
+    return [
+        Candidate(token, source, min(MAX_PROB, weight / total), prob)
+        for token, weight, (source, prob) in zip(tokens, weights, origins, strict=True)
+    ]
 
 
 class ModelCall(NamedTuple):
@@ -333,7 +324,7 @@ class Proposer(Drafter):
     ) -> None:
         self.sources, self.nodes, self.least, self.learn = tuple(sources), nodes, least, learn
         self.model = next((source for source in sources if source.lm is not None), None)
-        self._pool = Pool([source.trust for source in sources])
+        self._trust = [source.trust for source in sources]
         self._lookups = [(index, source) for index, source in enumerate(sources) if source is not self.model]
         self._reach = max((source.reach for source in sources), default=1)
         self._ratios = Ratios() if ratios is None else ratios
@@ -431,7 +422,7 @@ class Proposer(Drafter):
             if not offers:
                 candidates = known
             elif self._lookups:
-                candidates = self._pool(plain, offers, node.depth, noise)
+                candidates = pooled(self._trust, plain, offers, node.depth, noise)
             else:
                 candidates = [Candidate(token, 0, p, p) for token, p in offers]
             self._offered.append((node, candidates))

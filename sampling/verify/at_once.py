@@ -15,8 +15,7 @@ from torch import Tensor
 from sampling.rows import padded
 from sampling.transfers import fetched, put
 from sampling.types import Distributions, Draft, Glance, Rows, Rule, Sampler, Verdict, above, depths_of
-from sampling.verify.block import block_of, coin_keys
-from sampling.verify.distributions import GLANCE_IDS, distributions_of, normal, one_hot, residual
+from sampling.verify.distributions import GLANCE_IDS, block_of, coin_keys, distributions_of, normal, one_hot, residual
 from utils.logits_processors import check_number
 
 

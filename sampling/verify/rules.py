@@ -30,8 +30,7 @@ from sampling.rows import padded
 from sampling.transfers import fetched
 from sampling.types import Distributions, Draft, Drafter, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.at_once import verify_at_once
-from sampling.verify.block import block_of, coin_keys
-from sampling.verify.distributions import LazyDistributions, check_ratio, normal, one_hot, residual
+from sampling.verify.distributions import LazyDistributions, block_of, check_ratio, coin_keys, normal, one_hot, residual
 
 # the nodes at which rows stand [M] (-1: the root), the rows [M], their keys [M, 3] (row, position, the round's start) →
 # the child of each that is accepted [M] (-1: none) on the host, the verifier's tokens for those that end

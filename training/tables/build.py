@@ -57,7 +57,7 @@ class Level:
         return Level(self.size, *(array[chosen] for array in arrays))
 
 
-def count_levels(passages: Iterable[Passage], max_n: int, prior: float = PRIOR, most: int = 1) -> list[Level]:
+def count_levels(passages: Iterable[Passage], max_n: int, most: int = 1) -> list[Level]:
     """Return levels of 1 … `max_n` context tokens, as far as the passages reach; at most `most` entries a context."""
     kept = list(passages)
     sequences = [np.asarray(passage.ids, dtype=np.int64) for passage in kept]
@@ -82,13 +82,13 @@ def count_levels(passages: Iterable[Passage], max_n: int, prior: float = PRIOR, 
             break
         front = flat[at - size]
         states = grown(states[whole], front)
-        level, below, likely = _level(size, states, front, follows, below, likely, prior, most)
+        level, below, likely = _level(size, states, front, follows, below, likely, most)
         levels.append(level)
     return levels
 
 
 def _level(
-    size: int, states: Array, front: Array, follows: Array, below: Array, likely: Array, prior: float, most: int
+    size: int, states: Array, front: Array, follows: Array, below: Array, likely: Array, most: int
 ) -> tuple[Level, Array, Array]:
     """Return one level, and for each counted token [N] its P at this size and its context's best token."""
     _, first, context, totals = np.unique(states, return_index=True, return_inverse=True, return_counts=True)
@@ -97,7 +97,7 @@ def _level(
         context * vocabulary + follows, return_index=True, return_inverse=True, return_counts=True
     )
     owner, token = pairs // vocabulary, pairs % vocabulary
-    probs = (counts + prior * below[seen]) / (totals[owner] + prior)
+    probs = (counts + PRIOR * below[seen]) / (totals[owner] + PRIOR)
     order = np.lexsort((token, -probs, owner))
     _, start = np.unique(owner[order], return_index=True)
     rank = np.empty(len(order), dtype=np.int64)  # of each pair in its context, 0 for the largest P

@@ -3,7 +3,7 @@ its matrices in 4 bits, as a GGUF file's Q4_1 has them.
 
 Tensors of the target (embedding, rows of the head) are not stored again: the configuration has `shared_embedding` and
 `shared_head`, and loading takes them from the target. Published GLIDE checkpoints are read too, from a folder (one file
-or shards, safetensors or .bin) or as a loaded module, and published EAGLE and block heads (published.py, blocks.py);
+or shards, safetensors or .bin) or as a loaded module, and published EAGLE and block heads (published.py);
 values that their configuration leaves out follow from the weights and the target. A draft head of another target, an
 incomplete or a damaged folder is refused by name. Knows no training and no sessions.
 """
@@ -24,10 +24,15 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sampling.drafters.draft_heads.blocks import translated_block
 from sampling.drafters.draft_heads.config import BLOCKS, KINDS, BlockConfig, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.published import as_published, check_verifier, has_place, translated
+from sampling.drafters.draft_heads.published import (
+    as_published,
+    check_verifier,
+    has_place,
+    translated,
+    translated_block,
+)
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.families import head_size

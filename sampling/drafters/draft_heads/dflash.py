@@ -39,8 +39,8 @@ from sampling.types import Draft, Rows
 class BlockNetwork(StudentNetwork):
     """The pass of a block head over the target's states and the rows of a block."""
 
-    def __init__(self, student: DraftHead, pack: bool = True) -> None:
-        super().__init__(student, pack)
+    def __init__(self, student: DraftHead) -> None:
+        super().__init__(student)
         self.config, trunk = cast(BlockConfig, student.config), cast(Any, student.model)
         self._fc, self._hidden_norm = self._take(trunk.fc), norm_of(trunk.hidden_norm, self._frozen)
         self.width = student.lm_head.out_features
@@ -132,8 +132,8 @@ class DFlashLM(FollowingLM):
 class DSparkNetwork(BlockNetwork):
     """The pass of a DSpark head."""
 
-    def __init__(self, student: DraftHead, pack: bool = True) -> None:
-        super().__init__(student, pack)
+    def __init__(self, student: DraftHead) -> None:
+        super().__init__(student)
         trunk = cast(Any, student.model)
         self.markov = trunk.markov_head if self.config.markov else None
         self._onto_ids = self._take(self.markov.markov_w2) if self.markov else None
@@ -218,8 +218,8 @@ class Around:
 class DFlash2Network(BlockNetwork):
     """The pass of a DFlash2 head."""
 
-    def __init__(self, student: DraftHead, pack: bool = True) -> None:
-        super().__init__(student, pack)
+    def __init__(self, student: DraftHead) -> None:
+        super().__init__(student)
         trunk = cast(Any, student.model)
         for index, (layer, own) in enumerate(zip(self._layers, trunk.layers, strict=True)):
             mixed = Around(own.attention_conv, layer.before, layer.o)

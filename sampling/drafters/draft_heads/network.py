@@ -100,7 +100,7 @@ class Cross:
 class StudentNetwork:
     """A draft head as a function of new tokens and a `SlotCache`.
 
-    With `pack`, and float32 weights on the CPU, the linear layers are packed copies: the caller may release the draft
+    Of float32 weights on the CPU, the linear layers are packed copies: the caller may release the draft
     head, and later changes of its weights have no effect. If `student.rounded` they have 8 bits, or 4 where the whole
     pass is one compiled call: drafts are as good (docs/notes/passes.md). Otherwise the draft head's own modules are
     used, on any device. The embedding is never copied: it may be the target's.
@@ -108,10 +108,10 @@ class StudentNetwork:
 
     ragged = False
 
-    def __init__(self, student: DraftHead, pack: bool = True) -> None:
+    def __init__(self, student: DraftHead) -> None:
         config, trunk = student.config, cast(Any, student.model)
         take = as_it_is
-        if pack and at_hand() and packable(student.lm_head) and student.lm_head.weight.dtype == torch.float32:
+        if at_hand() and packable(student.lm_head) and student.lm_head.weight.dtype == torch.float32:
             take = _rounded if student.rounded else _packed
         frozen = take is not as_it_is
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers

@@ -24,8 +24,8 @@ from sampling.types import Draft, Rows
 class PEagleNetwork(StudentNetwork):
     """The pass of an EAGLE-3 head; `mask_hidden` [K·G] replaces the states after the last token."""
 
-    def __init__(self, student: DraftHead, pack: bool = True) -> None:
-        super().__init__(student, pack)
+    def __init__(self, student: DraftHead) -> None:
+        super().__init__(student)
         self.mask_hidden = cast(Any, student.model).mask_hidden[0, 0]
 
 

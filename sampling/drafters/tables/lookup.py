@@ -24,7 +24,6 @@ from sampling.drafters.tables.table_file import StaticTables
 from sampling.rows import common_prefix, parted
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import best
-from utils.errors import UserError
 
 LONGEST = 5  # tokens of a match
 CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
@@ -38,20 +37,19 @@ KEPT = 4096  # contexts of the tables whose entries are cached
 
 
 class MatchIndex:
-    """The token that followed each context of 1 … `longest` tokens the last time it occurred in a sequence.
+    """The token that followed each context of 1 … LONGEST tokens the last time it occurred in a sequence.
 
     A later drafter of a chain sees rows that end in uncommitted drafts, so tokens can be removed again: every position
     keeps the one before it with the same context. The cost is proportional to the tokens added and removed.
     """
 
-    def __init__(self, longest: int = LONGEST) -> None:
-        self.longest = longest
+    def __init__(self) -> None:
         self._row: list[int] = []
         self._last: list[dict[tuple[int, ...], int]] = [
-            {} for _ in range(longest + 1)
+            {} for _ in range(LONGEST + 1)
         ]  # by context size: the position after it
         self._older: list[list[int]] = [
-            [] for _ in range(longest + 1)
+            [] for _ in range(LONGEST + 1)
         ]  # by context size: the position before each; -1: none
 
     def follow(self, row: list[int]) -> None:
@@ -59,7 +57,7 @@ class MatchIndex:
         self._cut(common_prefix(self._row, row))
         known = len(self._row)
         self._row += row[known:]
-        for size in range(1, self.longest + 1):
+        for size in range(1, LONGEST + 1):
             last, older = self._last[size], self._older[size]
             for end in range(max(known, size), len(row)):
                 context = tuple(row[end - size : end])
@@ -69,7 +67,7 @@ class MatchIndex:
     def _cut(self, count: int) -> None:
         """Keep only the first `count` tokens."""
         row = self._row
-        for size in range(1, self.longest + 1):
+        for size in range(1, LONGEST + 1):
             last, older = self._last[size], self._older[size]
             for end in range(len(row) - 1, max(count, size) - 1, -1):
                 context, position = tuple(row[end - size : end]), older.pop()
@@ -82,7 +80,7 @@ class MatchIndex:
     def every(self, tail: list[int]) -> list[tuple[int, int]]:
         """Return (size, token) of each suffix of `tail` that occurred before, the longest first."""
         matches = []
-        for size in range(1, min(self.longest, len(tail)) + 1):
+        for size in range(1, min(LONGEST, len(tail)) + 1):
             position = self._last[size].get(tuple(tail[-size:]))
             if position is None:  # no longer suffix occurred before either
                 break
@@ -94,17 +92,15 @@ class Matches(Source):
     """Offers the token that followed the last time, for each length of the match."""
 
     name = "match"
+    reach = LONGEST
 
-    def __init__(self, longest: int = LONGEST) -> None:
-        if not 1 <= longest <= LONGEST:
-            raise UserError(f"longest must be from 1 to {LONGEST}, got {longest}")
-        self.reach = longest
+    def __init__(self) -> None:
         self._indices: list[MatchIndex] = []
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         """Open the answer; the index of the last one is reused by common prefix."""
         if len(self._indices) != len(begun):
-            self._indices = [MatchIndex(self.reach) for _ in begun]
+            self._indices = [MatchIndex() for _ in begun]
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         for index, text in zip(self._indices, texts, strict=True):
@@ -231,8 +227,6 @@ class LookupDrafter(Proposer):
         least: float = MIN_PATH,
         **proposer: Any,
     ) -> None:
-        if not 0 <= least <= 1:
-            raise UserError(f"least must be from 0 to 1, got {least}")
         # After one or two tokens a model knows better than finished answers (docs/notes/tables.md).
         sources = [
             Matches() if matches else None,

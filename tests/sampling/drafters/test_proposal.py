@@ -24,9 +24,9 @@ from sampling.drafters.proposal import (
     Candidate,
     Node,
     Offer,
-    Pool,
     Proposer,
     Source,
+    pooled,
 )
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import StaticTables
@@ -151,29 +151,30 @@ def test_a_later_source_counts_for_what_the_others_leave() -> None:
 
 
 def test_an_agreement_makes_a_token_likelier_and_who_adds_most_is_named() -> None:
-    pool = Pool((1.0, 0.5, 0.8))
     said = [Candidate(1, 0, 0.3, 0.3), Candidate(2, 1, 0.3, 0.3)]
-    alone, both = ({one.token: one for one in pool(said, [*more, (3, 0.2)], 0, None)} for more in ((), [(2, 0.3)]))
+    trust = (1.0, 0.5, 0.8)
+    found = (pooled(trust, said, [*more, (3, 0.2)], 0, None) for more in ((), [(2, 0.3)]))
+    alone, both = ({one.token: one for one in candidates} for candidates in found)
     assert both[2].p > alone[2].p
     assert alone[1].p > alone[2].p  # source 0 is believed more
     assert [(both[token].source, both[token].prob) for token in (1, 2, 3)] == [(0, 0.3), (2, 0.3), (2, 0.2)]
     assert alone[2].source == 1
-    for found in (alone, both):
-        assert sum(one.p for one in found.values()) <= 1
+    for each in (alone, both):
+        assert sum(one.p for one in each.values()) <= 1
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=5), st.lists(st.floats(0, 1), min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_chances_of_all_tokens_never_exceed_one(others: list[float], own: list[float]) -> None:
     said = [Candidate(token, 0, p / len(others), p) for token, p in enumerate(others)]
-    found = Pool((0.9, 0.6))(said, [(token + 2, p / len(own)) for token, p in enumerate(own)], 0, None)
+    found = pooled((0.9, 0.6), said, [(token + 2, p / len(own)) for token, p in enumerate(own)], 0, None)
     assert sum(one.p for one in found) <= 1
     assert max(one.p for one in found) <= MAX_PROB
 
 
 def test_the_noise_lifts_what_it_favours() -> None:
     said = [Candidate(1, 0, 0.3, 0.3), Candidate(2, 0, 0.3, 0.3)]
-    found = Pool((1.0, 0.5))(said, [(3, 0.1)], 0, lambda depth, ids: [2.0 * (token == 2) for token in ids])
+    found = pooled((1.0, 0.5), said, [(3, 0.1)], 0, lambda depth, ids: [2.0 * (token == 2) for token in ids])
     assert max(found, key=lambda one: one.p).token == 2
 
 

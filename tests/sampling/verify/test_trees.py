@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import sampling.verify.block
+import sampling.verify.distributions
 import sampling.verify.rules
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Rule, Sampler
@@ -179,14 +179,14 @@ def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.Mon
     """norm((p − q)⁺) where norm((rp − q)⁺) belongs."""
     import sampling.verify.rules
 
-    real = sampling.verify.block.carried
+    real = sampling.verify.distributions.carried
 
     def judged_wrongly(law: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
         carried = real(law, q, tokens, present)
         carried[:, 1:-1] = 1.0
         return carried
 
-    monkeypatch.setattr(sampling.verify.block, "carried", judged_wrongly)
+    monkeypatch.setattr(sampling.verify.distributions, "carried", judged_wrongly)
     make = lambda: LawDrafter(DRAFTER, rule=Rule.BLOCK)  # noqa: E731
     error = enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2)
     assert error > CAUGHT

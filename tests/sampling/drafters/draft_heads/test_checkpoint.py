@@ -44,7 +44,8 @@ def rounded(student: DraftHead) -> DraftHead:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path, kind: str) -> None:
     target = make_target()
-    student = rounded(make_student(kind, target, short=SHORT, num_hidden_layers=2))
+    more: Any = {"reads": (-1, 0, 1)} if kind == "eagle" else {}  # no published format has the last state's number
+    student = rounded(make_student(kind, target, short=SHORT, num_hidden_layers=2, **more))
     size = save_student(tmp_path / "it", student, {"tokenizer": "abc", "target": "tiny"})
     assert (tmp_path / "it" / WEIGHTS).stat().st_size == size
     assert head_kind(tmp_path / "it") is not None

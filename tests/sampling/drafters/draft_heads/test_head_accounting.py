@@ -57,7 +57,8 @@ def same(head: DraftHead | str, other: DraftHead | str) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_of_ours_is_the_same_or_refused(kind: str, tmp_path: Path) -> None:
     target = make_target()
-    save_student(tmp_path, make_student(kind, target, short=SHORT), {"tokenizer": "abc"})
+    more: Any = {"reads": (-1, 0, 1)} if kind == "eagle" else {}  # no published format has the last state's number
+    save_student(tmp_path, make_student(kind, target, short=SHORT, **more), {"tokenizer": "abc"})
     tensors, config = load_file(tmp_path / WEIGHTS), json.loads((tmp_path / CONFIG).read_text())
     untouched, refused = loaded(tmp_path, target), set()
     plain = {name: value for name, value in config.items() if name not in ("crc32", "bytes")}
