@@ -8,6 +8,7 @@ tokens again. A layer whose scan takes no state for several tokens reads them on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -218,6 +219,22 @@ def _in_steps(kind: Any) -> Any:
     return InSteps
 
 
+def _hold_time_steps(module: Any) -> None:
+    """Hold a Mamba layer's time steps within their limits in passes over one token too, where transformers forgets them
+    (Nemotron-H, Zamba2): its scan over several keeps them, and both must give the same state."""
+    low, high = getattr(module, "time_step_limit", None) or (0.0, math.inf)
+    if low <= 0 and high == math.inf:
+        return
+    ends = torch.tensor([low, high]).expm1().log()  # softplus of these gives the limits
+
+    def hold(_module: Any, _args: Any, out: Tensor) -> Tensor:
+        bias, heads = module.dt_bias.float(), module.num_heads
+        steps = out[..., -heads:].float().clamp(*(end.to(bias.device) - bias for end in ends))
+        return torch.cat((out[..., :-heads], steps.to(out.dtype)), dim=-1)
+
+    module.in_proj.register_forward_hook(hold)
+
+
 @torch.no_grad()
 def keep_states(model: Any, cache: RecurrentCache, run: Callable[[], Any]) -> None:
     """Make the recurrent layers of `model` read in steps. `run` is a pass into `cache`, which shows which they are."""
@@ -238,6 +255,7 @@ def keep_states(model: Any, cache: RecurrentCache, run: Callable[[], Any]) -> No
         for handle in handles:
             handle.remove()
     for module in innermost.values():
+        _hold_time_steps(module)
         kind: Any = type(module)
         module.__class__ = _in_steps(kind)
     model._reads_in_steps = True

@@ -95,6 +95,15 @@ def test_a_round_reads_again_only_what_was_accepted_of_a_refused_draft(
     assert any(0 < len(step.path) < len(step.drafted) for step in steps), "nothing was refused in part"
 
 
+def test_time_steps_keep_to_their_limits_in_passes_over_a_token_too() -> None:
+    """As transformers' scan over several tokens has it, its step over a single token does not."""
+    model, row = model_of("nemotron_h"), [20 + at * at % 61 for at in range(40)]
+    right, session = uncached(model, row), CausalLM(model).open([row[:8]])
+    for end in range(8, len(row)):
+        logits = session.score([row[:end]], Draft.empty(1))[0, 0]
+        assert (logits - right[end - 1]).abs().max() < 1e-4 * right.abs().max()
+
+
 def test_the_next_turn_reads_what_is_new() -> None:
     lm = CausalLM(model_of("lfm2"))
     session = lm.open([PROMPTS[1]])
