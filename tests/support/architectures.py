@@ -89,7 +89,9 @@ def generated(model: Any, prompt: list[int], length: int = LENGTH) -> list[int]:
     """The ids that transformers' `generate` says greedily, up to the end token."""
     ids = torch.tensor([prompt])
     limits = [module.time_step_limit[0] for module in model.modules() if hasattr(module, "time_step_limit")]
-    given: dict[str, Any] = {"use_cache": False} if any(limits) else {}  # with a cache transformers forgets these limits
+    given: dict[str, Any] = (
+        {"use_cache": False} if any(limits) else {}
+    )  # with a cache transformers forgets these limits
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False, **given)
     begun = 1 if model.config.is_encoder_decoder else len(prompt)
     return list(out[0, begun:].tolist())

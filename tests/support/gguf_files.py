@@ -167,7 +167,25 @@ MIXTURES = {
     ),
     "olmoe": Family("Olmoe", "olmoe", {"num_experts": 6, "num_experts_per_tok": 2}, QWEN, "<|im_end|>", CHATML),
 }
-EVERY = {**FAMILIES, **MIXTURES}
+_DELTA = {  # layers of the gated delta rule, and one of attention; fewer heads of keys than of values
+    **{"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    **{"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+}
+_MIXED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+HYBRIDS = {
+    "qwen35": Family("Qwen3_5Text", "qwen35", _DELTA, QWEN, "<|im_end|>", CHATML, pre="qwen35"),
+    "qwen35moe": Family(
+        "Qwen3_5MoeText",
+        "qwen35moe",
+        _DELTA | _MIXED | {"shared_expert_intermediate_size": 96},
+        QWEN,
+        "<|im_end|>",
+        CHATML,
+        pre="qwen35",
+    ),
+}
+EVERY = {**FAMILIES, **MIXTURES, **HYBRIDS}
 
 
 def random_model(family: str, **changes: Any) -> Any:
@@ -205,9 +223,11 @@ def write_gguf(
     factors: Mapping[str, np.ndarray] | None = None,
     kind: str = "F32",
     roles: Mapping[str, int] | None = None,
+    ahead: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write `model` with further metadata (without the architecture's name; None leaves a key out), rotary factors and
-    ids of control tokens by role, its matrices as of type `kind`."""
+    ids of control tokens by role, its matrices as of type `kind`. `ahead`: its multi-token prediction layer, by the
+    names of `MtpLayer`."""
     how, config = EVERY[family], model.config
     writer = gguf.GGUFWriter(str(path), how.architecture)
     heads, shared = config.num_attention_heads, config.num_key_value_heads
@@ -241,7 +261,14 @@ def write_gguf(
     if family == "granite":
         said |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
         said |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
-    if family in MIXTURES:
+    if family in HYBRIDS:
+        said |= {
+            **{"attention.key_length": size, "attention.value_length": size, "ssm.state_size": 16},
+            **{"rope.dimension_count": size // 4, "rope.dimension_sections": [2, 1, 1, 0]},
+            **{"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 64},
+            **{"full_attention_interval": 2, "block_count": 2 + bool(ahead), "nextn_predict_layers": int(bool(ahead))},
+        }
+    if hasattr(config, "num_experts"):
         said |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
     if hasattr(config, "moe_intermediate_size"):
         said["expert_feed_forward_length"] = config.moe_intermediate_size
@@ -264,10 +291,11 @@ def write_gguf(
         writer.add_uint32(f"tokenizer.ggml.{role}_token_id", token)
     for name, values in (factors or {}).items():
         writer.add_tensor(f"{name}.weight", values.astype(np.float32))
-    names = gguf.get_tensor_name_map(
-        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == how.architecture), config.num_hidden_layers
-    )
-    for name, weight in model.state_dict().items():
+    kinds = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[how.architecture], config.num_hidden_layers + 1)
+    layer = f"model.layers.{config.num_hidden_layers}."
+    extra = {name.replace("block.", layer): weight for name, weight in (ahead or {}).items()}
+    for name, weight in {**model.state_dict(), **extra}.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         own, _, part = name.rpartition(".")
@@ -278,6 +306,8 @@ def write_gguf(
             values = values.view(count, 2, -1, config.hidden_size).transpose(1, 2).reshape(values.shape)
         if family in ("gemma2", "gemma3") and own.endswith("norm"):
             values = values + 1
+        if family in HYBRIDS:
+            values = _as_llama_cpp_has_qwen35(name, values, config)
         for own_name, numbers in _named(names.get_name, own, part, values):
             data = numbers.contiguous().numpy()
             if kind == "F32" or data.ndim == 1 or "ffn_gate_inp" in own_name:
@@ -291,6 +321,30 @@ def write_gguf(
     return path
 
 
+def _as_llama_cpp_has_qwen35(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
+    """A tensor as llama.cpp's converter changes it: heads of values in turn over those of keys, gains with their 1."""
+    if "linear_attn" not in name:
+        return values + 1 if name.endswith("norm.weight") else values
+    keys, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+
+    def tiled(rows: torch.Tensor, size: int = config.linear_value_head_dim) -> torch.Tensor:
+        return rows.unflatten(0, (keys, each, size)).transpose(0, 1).flatten(0, 2)
+
+    if name.endswith("A_log"):
+        return -tiled(values, 1).exp()
+    if name.endswith(("dt_bias", "in_proj_a.weight", "in_proj_b.weight")):
+        return tiled(values, 1)
+    if name.endswith("in_proj_z.weight"):
+        return tiled(values)
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        before = 2 * keys * config.linear_key_head_dim
+        return torch.cat((values[:before], tiled(values[before:]))).squeeze()
+    return tiled(values.T).T if name.endswith("out_proj.weight") else values
+
+
+_AHEAD = {"join": "eh_proj", "token_norm": "enorm", "state_norm": "hnorm", "norm": "shared_head_norm"}
+
+
 def _named(name_of: Callable[[str], str | None], own: str, part: str, values: torch.Tensor) -> list[tuple[str, Any]]:
     """A tensor of transformers' as the file names it: experts' gates and ups lie apart, one row is a vector."""
     layer = own.removeprefix("model.layers.").split(".")[0]
@@ -301,6 +355,10 @@ def _named(name_of: Callable[[str], str | None], own: str, part: str, values: to
         return [(f"blk.{layer}.ffn_gate_exps.weight", gate), (f"blk.{layer}.ffn_up_exps.weight", up)]
     if part == "down_proj":
         return [(f"blk.{layer}.ffn_down_exps.weight", values)]
+    if part in ("A_log", "dt_bias"):
+        return [(f"blk.{layer}.{'ssm_a' if part == 'A_log' else 'ssm_dt.bias'}", values)]
+    if own in _AHEAD:
+        return [(f"blk.2.nextn.{_AHEAD[own]}.weight", values)]
     return [(f"{name_of(own)}.{part}", values)]
 
 

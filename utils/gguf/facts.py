@@ -51,7 +51,7 @@ _READ = {  # keys that this file reads, that transformers gets from the tensors,
 }
 # Keys with a default in the format, or known from the tensors' shapes.
 _OPTIONAL = {"vocab_size", "attention.head_count_kv", "rope.dimension_count", "attention.key_length"}
-_OPTIONAL |= {"decoder_start_token_id", "feed_forward_length"}
+_OPTIONAL |= {"decoder_start_token_id", "feed_forward_length", "nextn_predict_layers"}
 _NO_BASE = ("falcon", "gemma2", "nemotron")  # families whose files never have the base of their positions
 # Values without effect, as are 0, empty and false ones. Every sixth layer of Gemma 3 has full attention.
 _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "attention.sliding_window_pattern": 6}
@@ -121,6 +121,10 @@ def teach_families() -> None:
     for family in ("granite", "olmo2", "smollm3", "olmoe"):
         table[family] = plain | scales if family == "granite" else plain
         reader.GGUF_SUPPORTED_ARCHITECTURES.append(family)
+    delta = ["full_attention_interval", "rope.dimension_sections", "nextn_predict_layers"]
+    delta += [f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")]
+    for family in ("qwen35", "qwen35moe"):  # whose configurations transformers makes without this table
+        table[family] = plain | dict.fromkeys(delta, "")
     for family in ("granite", "smollm3"):  # whose queries and keys lie as Llama's
         reader.TENSOR_PROCESSORS[family] = reader.TENSOR_PROCESSORS["llama"]
 

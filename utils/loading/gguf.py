@@ -23,6 +23,7 @@ from typing import Any
 from utils.errors import UserError
 from utils.gguf.facts import check_said, complete, end_ids, facts_of, teach_families
 from utils.gguf.header import GgufHeader, read_header, write_joined
+from utils.gguf.names import module_name
 from utils.loading.accounting import check_loaded
 from utils.loading.cache import (
     cache_folder,
@@ -158,6 +159,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     import gguf
     import torch
     import transformers
+    from safetensors.torch import save_file
     from transformers import modeling_gguf_pytorch_utils as legacy
 
     header = read_header(source)
@@ -210,6 +212,8 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     report(_TOKENIZER)
     if weights:
         model.save_pretrained(str(folder))
+        if shipped := _next_token_layer(header, model.config.num_hidden_layers):
+            save_file(shipped, folder / "mtp.safetensors")
     else:
         model.config.save_pretrained(str(folder))
         model.generation_config.save_pretrained(str(folder))
@@ -241,6 +245,35 @@ def _unread(header: GgufHeader, names: Mapping[str, str]) -> set[str]:
     if header.architecture == "gpt2":
         ours.discard("output.weight")  # read without the table
     return {name for name in ours if name not in names and name.removesuffix(".weight") not in names}
+
+
+# Parts of a multi-token prediction layer that other layers lack, and Qwen's names of them.
+_JOINING = {"eh_proj": "fc", "shared_head_norm": "norm"}
+_JOINING |= {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
+
+
+def _next_token_layer(header: GgufHeader, layers: int) -> dict[str, Any]:
+    """The tensors of the multi-token prediction layer behind a Qwen3.5 target's `layers`, which transformers leaves
+    out, in float32 and under the names that Qwen publishes; empty if the file has none."""
+    import torch
+    from gguf import GGMLQuantizationType, dequantize
+
+    tensors: dict[str, Any] = {}
+    for info in header.tensors:
+        part = info.name.removeprefix(f"blk.{layers}.").removesuffix(".weight")
+        if not info.name.startswith(f"blk.{layers}.") or part in ("nextn.embed_tokens", "nextn.shared_head_head"):
+            continue
+        values = torch.from_numpy(dequantize(info.read(), GGMLQuantizationType[info.kind])).reshape(info.shape)
+        own = _JOINING.get(part.removeprefix("nextn."))
+        name = own or module_name(f"blk.0.{part}.weight", header.architecture)[0].removeprefix("model.")
+        if part.endswith("norm"):  # a file has 1 + w
+            values = values - 1
+        if part.endswith("_exps"):
+            base, _, last = name.rpartition(".")
+            tensors |= {f"mtp.{base}.{expert}.{last}.weight": each for expert, each in enumerate(values.unbind())}
+        else:
+            tensors[f"mtp.{name}.weight"] = values[None] if part == "ffn_gate_inp_shexp" else values
+    return tensors
 
 
 def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from utils.families import FAMILIES, UnfitError, facts_of, head_size, rules_of
 from utils.files import replacing, write_text
 from utils.gguf.header import GgufHeader, TensorInfo, read_header
+from utils.gguf.names import HEAD, TABLE, module_name
 from utils.kernels.bindings import TYPES, keep_in, load
 from utils.kernels.build import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
@@ -61,25 +62,7 @@ _SMALLER = "take a file of it with fewer bits, or a smaller model"
 _GROWTH = 1.05  # bytes of a packed weight over the file's, at most
 _ALIGNED = 64  # where a weight may begin
 
-_TABLE, _HEAD = "model.embed_tokens", "lm_head"
 _GENERATION = "generation_config.json"
-_OUTSIDE = {"token_embd": _TABLE, "output": _HEAD, "output_norm": "model.norm"}
-_INSIDE = {
-    "attn_norm": "input_layernorm",
-    **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v", "qkv")},
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}
-for _part in ("gate", "up", "down"):
-    _INSIDE |= {f"ffn_{_part}": f"mlp.{_part}_proj", f"ffn_{_part}_exps": f"mlp.experts.{_part}_proj"}
-    _INSIDE |= {f"ffn_{_part}_shexp": f"mlp.shared_expert.{_part}_proj"}
-_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-_GEMMA = {**_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
-_OTHERWISE = {"gemma2": _GEMMA, "gemma3": _GEMMA, "olmo2": _AFTER, "phi3": {"ffn_up": "mlp.gate_up_proj"}}
 _SMALL = ("mlp.gate", "mlp.shared_expert_gate")  # few numbers, kept as float32
 _EXPERTS = ".mlp.experts"
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # in the configuration
@@ -150,18 +133,6 @@ def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, ca
                 _write(source(), folder, progress, cancelled)
             publish(folder, entry, origin)
     return entry
-
-
-def module_name(name: str, architecture: str = "llama") -> tuple[str, str]:
-    """A tensor's name in the file → its module's in transformers, and "weight" or "bias". UnfitError for others."""
-    parts = name.split(".")
-    known = _OUTSIDE.get(parts[0]) if len(parts) == 2 else None
-    if len(parts) == 4 and parts[0] == "blk":
-        own = _OTHERWISE.get(architecture, {}).get(parts[2]) or _INSIDE.get(parts[2])
-        known = own and f"model.layers.{parts[1]}.{own}"
-    if known is None or parts[-1] not in ("weight", "bias"):
-        raise UnfitError(f"no place for the tensor {name}")
-    return known, parts[-1]
 
 
 def halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -281,7 +252,7 @@ class PackedModel(nn.Module):
             parent, _, part = name.rpartition(".")
             if parent.endswith(_EXPERTS):
                 mixtures.setdefault(parent, {})[part] = packed
-            elif name == _TABLE:
+            elif name == TABLE:
                 self._place(
                     name,
                     QuantizedEmbedding(packed, facts.scalars["embed_scale"] if facts.family.scaled_embeddings else 1.0),
@@ -311,10 +282,10 @@ class PackedModel(nn.Module):
         return part
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.get_submodule(_TABLE)
+        return self.get_submodule(TABLE)
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.get_submodule(_HEAD)
+        return self.get_submodule(HEAD)
 
     @functools.cached_property
     def _own(self) -> list[Any]:
@@ -383,7 +354,7 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tu
         blocks, size, *sizes = span["shape"]
         part = data[span["at"] : span["at"] + blocks * size].reshape(blocks, size)
         weights[tensor] = PackedWeight(part, span["kind"], *sizes)
-    weights.setdefault(_HEAD, weights[_TABLE])
+    weights.setdefault(HEAD, weights[TABLE])
     file = folder / _GENERATION
     generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return PackedModel(config, FileConfig(**generation), folder, weights, vectors), str(index["type"])
@@ -394,8 +365,8 @@ def _check(name: str, config: FileConfig, index: Mapping[str, Any]) -> None:
     queries, keys and values."""
     have: dict[str, tuple[int, ...]] = {tensor: tuple(entry["shape"]) for tensor, entry in index["vectors"].items()}
     have |= {f"{tensor}.weight": tuple(entry["shape"][2:]) for tensor, entry in index["weights"].items()}
-    table = {f"{_TABLE}.weight": (config.vocab_size, config.hidden_size), "model.norm.weight": (config.hidden_size,)}
-    needed, known = dict(table), {f"{_HEAD}.weight": table[f"{_TABLE}.weight"]}
+    table = {f"{TABLE}.weight": (config.vocab_size, config.hidden_size), "model.norm.weight": (config.hidden_size,)}
+    needed, known = dict(table), {f"{HEAD}.weight": table[f"{TABLE}.weight"]}
     for layer, mixture in enumerate(facts_of(config).mixtures):
         shapes, biases = _layer_shapes(config, mixture)
         needed |= {f"model.layers.{layer}.{tensor}": shape for tensor, shape in shapes.items()}

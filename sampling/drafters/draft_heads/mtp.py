@@ -30,7 +30,6 @@ from sampling.types import Hidden, KVCache
 from utils.errors import UserError
 from utils.kernels.packed_linear import pack
 from utils.loading.accounting import check_tensors
-from utils.loading.weight_files import weight_files
 
 _SHARED = ("embed_tokens.weight", "shared_head.head.weight")
 _EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # a tensor of all → those of each
@@ -106,10 +105,9 @@ def load_layer(model: Any, folder: Path, device: torch.device, dtype: torch.dtyp
     UserError if there is none, or in one line for tensors that are missing, too many or of another shape.
     """
     files: dict[str, Path] = {}
-    for file in weight_files(folder):
-        if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as opened:
-                files |= dict.fromkeys(opened.keys(), file)
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            files |= dict.fromkeys(opened.keys(), file)
     names = naming(files, model.get_decoder().config.num_hidden_layers)
     if names is None:
         raise UserError(f"{folder.name} ships no multi-token prediction layer (mtp.… or a layer behind the last)")

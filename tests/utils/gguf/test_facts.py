@@ -15,9 +15,19 @@ import torch
 import transformers
 from transformers import modeling_gguf_pytorch_utils as legacy
 
+from sampling.drafters.draft_heads.mtp import MtpLayer, load_layer
 from sampling.models.fused import FusedNetwork, supports
-from tests.support.gguf_files import CONTEXT, EVERY, FAMILIES, llama3_factors, random_model, write_gguf
+from tests.support.gguf_files import (
+    CONTEXT,
+    FAMILIES,
+    HYBRIDS,
+    MIXTURES,
+    llama3_factors,
+    random_model,
+    write_gguf,
+)
 from tests.support.quantized import keep_code
+from utils.catalogue.catalogue import ships_mtp
 from utils.errors import UserError
 from utils.gguf.facts import end_ids, facts_of
 from utils.gguf.header import read_header
@@ -52,6 +62,21 @@ def apart(one: Any, other: Any, ids: torch.Tensor = IDS) -> float:
 def test_a_file_of_each_family_is_the_model_it_was_written_from(family: str, tmp_path: Path) -> None:
     model = random_model(family)
     assert apart(converted(tmp_path, family, model), model) < 2e-5
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_hybrids_file_keeps_its_multi_token_prediction_layer(family: str, tmp_path: Path) -> None:
+    """The layer behind the last, `blk.2.nextn.…`, which transformers leaves out."""
+    model = random_model(family)
+    noise = torch.Generator().manual_seed(3)
+    shapes = {name: weight.shape for name, weight in MtpLayer(model, family.endswith("moe")).state_dict().items()}
+    ahead = {name: torch.randn(shape, generator=noise) for name, shape in shapes.items()}
+    loaded = converted(tmp_path, family, model, ahead=ahead)
+    assert apart(loaded, model) < 2e-5
+    folder = tmp_path / "converted"
+    assert ships_mtp(folder)
+    kept = load_layer(loaded, folder, torch.device("cpu"), torch.float64).state_dict()  # float32 would be packed
+    torch.testing.assert_close(kept, {name: weight.double() for name, weight in ahead.items()}, rtol=0, atol=1e-6)
 
 
 def rope_of(model: Any) -> Any:
@@ -230,7 +255,7 @@ def packed(folder: Path, family: str, model: Any, kind: str) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "near"), [("F16", 2e-5), ("Q8_0", 2e-2)])
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", {**FAMILIES, **MIXTURES})
 def test_the_compiled_pass_reads_a_file_of_each_family_at_its_own_size(
     family: str, kind: str, near: float, tmp_path: Path
 ) -> None:

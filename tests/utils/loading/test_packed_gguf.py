@@ -20,6 +20,7 @@ from tests.support.quantized import keep_code, quantised
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
 from utils.families import UnfitError
+from utils.gguf.names import module_name
 from utils.kernels.build import instruction_set, why_not
 from utils.kernels.packed_linear import quantize, unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
@@ -32,7 +33,6 @@ from utils.loading.packed_gguf import (
     PackedModel,
     config_in,
     load_packed,
-    module_name,
     packed_entry,
     packed_model,
 )
