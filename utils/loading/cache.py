@@ -102,22 +102,22 @@ def locked(name: Path, progress: Progress, cancelled: Callable[[], bool]) -> Ite
         lock.release()
 
 
-def is_whole(entry: Path, source: dict[str, object], *, thorough: bool = False) -> bool:
+def is_whole(entry: Path, source: dict[str, object]) -> bool:
     """Whether the entry was made from `source` and all its files are as they were.
 
-    Sizes are always compared; contents only if a file's time has changed, or if `thorough`.
+    Sizes are always compared; contents only if a file's time has changed.
     """
     manifest = _read_json(entry / MANIFEST)
     files = manifest.get("files")
     if manifest.get("source") != source or not isinstance(files, dict) or not files:
         return False
-    return all(_same(entry / name, noted, thorough) for name, noted in files.items())
+    return all(_same(entry / name, noted) for name, noted in files.items())
 
 
-def _same(path: Path, noted: dict[str, object], thorough: bool) -> bool:
+def _same(path: Path, noted: dict[str, object]) -> bool:
     if not path.is_file() or (stat := path.stat()).st_size != noted["size"]:
         return False
-    return (not thorough and stat.st_mtime_ns == noted["mtime_ns"]) or sha256(path) == noted["sha256"]
+    return stat.st_mtime_ns == noted["mtime_ns"] or sha256(path) == noted["sha256"]
 
 
 def publish(folder: Path, entry: Path, source: dict[str, object]) -> None:

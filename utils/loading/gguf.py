@@ -68,7 +68,6 @@ def converted(
     cancelled: Callable[[], bool],
     *,
     weights: bool = True,
-    thorough: bool = False,
 ) -> Path:
     """The converted folder of the GGUF file with sha256 `digest`, created from `source` if missing or damaged.
 
@@ -76,11 +75,11 @@ def converted(
     Cancelled when stopped.
     """
     for entry, origin in converted_entries(digest, weights):
-        if is_whole(entry, origin, thorough=thorough):
+        if is_whole(entry, origin):
             return entry
     file = source()
     with locked(entry, progress, cancelled):
-        if is_whole(entry, origin, thorough=thorough):  # another process was faster
+        if is_whole(entry, origin):  # another process was faster
             return entry
         header = read_header(file)
         if weights:

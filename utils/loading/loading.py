@@ -18,13 +18,13 @@ from utils.catalogue.specs import (
     PairSpec,
     head_kind_of,
 )
-from utils.errors import UsageError, UserError
+from utils.errors import UserError
 from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
 from utils.loading.loaded import UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment
-from utils.loading.sources import mended_folder, model_folder
+from utils.loading.sources import model_folder
 from utils.processes import join
-from utils.progress import Cancelled, Progress, check, never, silent
+from utils.progress import Progress, check, never, silent
 
 NO_TABLES = (
     "this pair has no n-gram tables: drafts come from the conversation alone (distill --stage tables builds some)"
@@ -216,25 +216,12 @@ def _load(
     cancelled: Callable[[], bool],
     folder: Path | None = None,
 ) -> tuple[LoadedModel, Any | None]:
-    """One model and its tokenizer (None without tokenizer files); converts a damaged conversion again, once.
-
-    `folder`: the model's, if it is known.
-    """
+    """Return one model and its tokenizer (None without tokenizer files). `folder`: the model's, if it is known."""
     from utils.loading.build import load_model, load_tokenizer
-
-    def build(folder: Path) -> tuple[LoadedModel, Any | None]:
-        tokenizer = load_tokenizer(folder, options)
-        loaded = load_model(spec, folder, options, device, quantization, progress, cancelled)
-        check(cancelled)
-        return loaded, tokenizer
 
     if folder is None:
         folder = model_folder(spec, options, progress, cancelled, weights=quantization != "auto")
-    try:
-        return build(folder)
-    except (UsageError, Cancelled):
-        raise
-    except UserError:
-        if (again := mended_folder(spec, options, progress, cancelled)) is None:
-            raise
-    return build(again)
+    tokenizer = load_tokenizer(folder, options)
+    loaded = load_model(spec, folder, options, device, quantization, progress, cancelled)
+    check(cancelled)
+    return loaded, tokenizer

