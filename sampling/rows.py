@@ -21,19 +21,12 @@ Item = TypeVar("Item")
 def common_prefix(cached: list[int], row: list[int]) -> int:
     """Return the length of the common prefix; slices compare fast, and one comparison nearly always suffices."""
     limit = min(len(cached), len(row))
-    short, long = (cached, row) if limit == len(cached) else (row, cached)
     # Compare the last tokens first: if they differ, the whole rows need not be compared.
-    if short[limit - 1 :] == long[limit - 1 : limit] and short == long[:limit]:
+    if cached[limit - 1 : limit] == row[limit - 1 : limit] and cached[:limit] == row[:limit]:
         return limit
-    high, back = limit, _NEAR  # cached[:high] does not match
-    low = max(0, limit - back)
-    while low and cached[:low] != row[:low]:
-        high, back = low, 4 * back
-        low = max(0, limit - back)
-    while high - low > 1:  # cached[:low] matches
-        middle = (low + high) // 2
-        low, high = (middle, high) if cached[low:middle] == row[low:middle] else (low, middle)
-    return low
+    near = max(0, limit - _NEAR)
+    start = near if cached[:near] == row[:near] else 0
+    return next(index for index in range(start, limit) if cached[index] != row[index])
 
 
 def first_rows(prompt: Rows, session: Session) -> Rows:

@@ -37,7 +37,6 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 _TARGET, _COIN, _DRAFT = 1, 2, 3  # the streams
 _MEAN = 0.5772156649015329  # of Gumbel noise
-_MANY = 16  # keys mixed as a tensor, not one by one
 _ROUNDED = 1e-4  # quotients are rounded by far less
 
 
@@ -103,15 +102,7 @@ def stream_key(seed: int, stream: int, *parts: int) -> int:
 
 def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
     """Return [M] int64 on the host: the :func:`stream_key` of each of keys [M, K], as a signed word."""
-    if len(keys) < _MANY:  # faster for a few
-        words = [_signed(stream_key(seed, stream, *parts)) for parts in keys.tolist()]
-        return torch.tensor(words, dtype=torch.long)
-    start = _mix((seed + _GOLDEN) & _WORD)
-    kind = stream + ((keys.shape[1] - 2) << 32)
-    states = torch.full((len(keys),), _signed(_mix((start + (kind + 1) * _GOLDEN) & _WORD)))
-    for part in keys.unbind(1):
-        states = _mixed(states + (part + 1) * _signed(_GOLDEN))
-    return states
+    return torch.tensor([_signed(stream_key(seed, stream, *parts)) for parts in keys.tolist()], dtype=torch.long)
 
 
 class KeyedSampler(Sampler):
