@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.bench.journal import Journal, Slot
 from app.bench.options import BenchArgs
-from app.bench.plan import Item, references, variants_of
 from app.bench.report import write_report
-from app.bench.summary import summarise
+from app.bench.summary import Item, references, summarise, variants_of
 from app.bench.table import show_tables
 from app.lanes.answers import Answer, compared, parting, run_lane, shown_settings
 from app.lanes.comparison import Variant, order

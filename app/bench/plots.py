@@ -81,34 +81,6 @@ def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None
     _legend(figure, axes)
 
 
-# -- the first screen ---------------------------------------------------------------------------
-
-
-def rates(rows: Sequence[SummaryRow], names: Mapping[Key, str]) -> Plot:
-    """Return tokens a second of every method of the run, as bars."""
-    title, about = "Tokens a second", "Means over the repeats, without the prefill; lines: their standard deviation."
-    timed = [row for row in rows if row.predicted_per_second.mean is not None]
-    table = tuple(
-        (named(names[row.key]), (row.predicted_per_second.mean, row.predicted_per_second.spread)) for row in timed
-    )
-    if not table:
-        return Plot(title, about, missing="The file has no tokens a second: its other figures are below.")
-
-    def draw(figure: Figure) -> None:
-        axes, looks = figure.subplots(), _colours(rows)
-        for line, row in enumerate(timed):
-            mean, spread = row.predicted_per_second.mean or 0.0, row.predicted_per_second.spread or 0.0
-            axes.barh(line, mean, 0.7, color=looks[row.key])
-            if spread:
-                axes.hlines(line, max(0.0, mean - spread), mean + spread, color="black", linewidth=1)
-            axes.annotate(f"{mean:.1f}", (mean + spread, line), (4, 0), textcoords="offset points", va="center")
-        axes.margins(x=0.08)
-        axes.set_xlim(left=0)
-        _lines(figure, axes, [name for name, _ in table], "tokens a second")
-
-    return Plot(title, about, ("mean", "spread"), table, _drawing(draw, 1.0 + 0.28 * len(table), "rates"))
-
-
 # -- speed-up by category -----------------------------------------------------------------------
 
 

@@ -16,8 +16,8 @@ from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from app.bench.options import BenchArgs
-from app.bench.plots import Variants, plots, rates
-from app.bench.summary import MARKS, OTHER_TEXT, Count, Key, Row, SummaryRow, shown, times, variant_name
+from app.bench.plots import Variants, plots
+from app.bench.summary import MARKS, OTHER_TEXT, Key, Row, SummaryRow, shown, times, variant_name
 from app.bench.table import calls_cell, disturbances, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
@@ -28,7 +28,6 @@ from utils.errors import UsageError
 from utils.files import writable, write_text
 
 _PAGE = Path(__file__).with_name("report.html")
-_CUT = 100  # characters of a prompt
 MEANINGS = {
     "predicted_per_second": "tokens a second after the first token: the mean of the repeats, ± their deviation",
     "speedup": "the rate over that of plain decoding (ar) in the same run, the median of the repeats",
@@ -50,15 +49,6 @@ SWI = "standardised walltime improvement: the speed-up if calls of models cost w
 # -- the file ---------------------------------------------------------------------------------------
 
 
-class Prompt(BaseModel, frozen=True):
-    """One prompt of the file."""
-
-    question_id: int | str | None = None
-    category: str | None = None
-    turn: Count = 0
-    prompt: str = ""
-
-
 class Run(BaseModel, frozen=True, extra="allow"):
     """A whole file; further keys are facts, which are shown as they are."""
 
@@ -67,7 +57,7 @@ class Run(BaseModel, frozen=True, extra="allow"):
     summary: Annotated[list[SummaryRow], Field(min_length=1)]
     machine: dict[str, JsonValue] = {}
     settings: dict[str, JsonValue] = {}
-    prompts: list[Prompt] = []
+    prompts: list[JsonValue] = []  # read, not shown
     complete: bool = True
     skipped: list[str] = []
 
@@ -122,14 +112,12 @@ def page(run: Run, name: str) -> str:
         run=run,
         name=name,
         sentences=[_sentence(run, temperature) for temperature in temperatures],
-        rates=rates(run.summary, _names(run.summary)),
         parts=[_part(run, temperature, index) for index, temperature in enumerate(temperatures)],
         facts=[(key.replace("_", " "), _in_words(value)) for key, value in facts if value is not None],
         machine=[(key.replace("_", " "), _in_words(value)) for key, value in run.machine.items() if value is not None],
         settings=[(key, _in_words(value)) for key, value in run.settings.items()],
         counts=f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method; rates leave prefill out",
         disturbances=disturbances([row.model_dump() for row in run.summary]),
-        prompts=[(prompt, _cut(prompt.prompt)) for prompt in run.prompts],
         visible=visible,
     )
 
@@ -210,8 +198,3 @@ def _in_words(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(part, str | int | float) for part in value):
         return ", ".join(map(str, value))
     return json.dumps(value, ensure_ascii=False)
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _CUT else f"{text[: _CUT - 1]}…"

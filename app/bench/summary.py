@@ -15,21 +15,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from statistics import fmean, median, stdev
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.bench.plan import Item, references
+from app.bench.options import BenchArgs
 from app.lanes.answers import Answer, PartingKind, agrees, parting
 from app.lanes.comparison import NEAR_TIE, Variant
-from app.lanes.costs import swi_of
+from app.lanes.costs import ignores_gamma, swi_of
+from app.prompts.questions import Question
+from app.settings.table import Settings
 from sampling.drafters.registry import is_simulated
 from sampling.stats.ratios import cost_ratio, disturbed, expected, speedup_over, verify_ratio
 from sampling.stats.summary import Stats, merge, ratio
+
+if TYPE_CHECKING:
+    from app.lanes.lane import PairEngine
 
 OTHER_TEXT = ("draft", "beam")  # lanes that do not decode as the target alone does
 
@@ -38,6 +43,51 @@ Count = Annotated[int, Field(ge=0, le=10**12)]
 Gamma = Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None
 Key = tuple[str, Gamma, float | None]
 Row = Mapping[str, Any]  # of a summary, by key
+
+
+# -- prompts and variants ------------------------------------------------------------------------
+
+
+@dataclass
+class Item:
+    """One prompt, which is turn `turn` of question number `number`, and its answers: `answers[repeat][variant]`."""
+
+    number: int
+    question: Question
+    turn: int
+    ids: list[int]
+    answers: list[dict[Variant, Answer]] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> str:
+        """The message as the question has it."""
+        return self.question.turns[self.turn]
+
+
+def variants_of(engine: PairEngine, settings: Settings, args: BenchArgs) -> list[Variant]:
+    """Return methods × gammas at every temperature; a method that drafts nothing appears once.
+
+    A method that ignores gamma appears once for all numbers (its gamma is None) and once for auto.
+    """
+    variants: list[Variant] = []
+    for temperature in args.temperatures or (None,):
+        tempered = settings if temperature is None else settings.changed(temperature=temperature)
+        for method in args.methods or settings.compare:
+            lane = engine.lane(method, tempered)
+            gammas: Iterable[int | str | None] = dict.fromkeys(args.gammas) if lane.drafts else [None]
+            if ignores_gamma(lane):
+                gammas = dict.fromkeys(gamma if gamma == "auto" else None for gamma in gammas)
+            variants += [Variant(method, gamma, temperature) for gamma in gammas]
+    return variants
+
+
+def references(variants: Sequence[Variant]) -> dict[float | None, Variant]:
+    """Return the variant whose answers stand for each temperature: `ar`, or without it the first one."""
+    chosen: dict[float | None, Variant] = {}
+    for variant in variants:
+        if variant.method == "ar" or variant.temperature not in chosen:
+            chosen[variant.temperature] = variant
+    return chosen
 
 
 # -- the answers of a row ---------------------------------------------------------------------------

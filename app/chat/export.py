@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-from app.chat.answered import Answered
 from app.chat.conversation import Turn
+from app.chat.saved import Answered
 from app.screen.live import look_of, panes
 from app.screen.rows import visible
 from app.screen.view import heading, question

@@ -1,4 +1,5 @@
-"""A conversation as the text or JSON that /save writes and /load reads, and an answer on the clipboard.
+"""A finished answer with all that is known about it; a conversation as the text or JSON that /save writes and /load
+reads; and an answer on the clipboard.
 
 Texts are read through `decode`, so answers are whole only with the tokenizer they were made with. Knows no models and
 no screen.
@@ -12,17 +13,19 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from app.chat.answered import Answered
 from app.chat.conversation import Turn
+from app.lanes.answers import Answer, compared, shown_settings
 from app.lanes.logged_lane import LoggedLane, event_of, settings_of
-from app.screen.live import Track
+from app.screen.inspection import SaidToken
+from app.screen.live import Track, tokens_of
 from app.screen.trace import Rounds
+from app.settings.table import Settings
 from sampling.events import Reason
 from utils.errors import UserError
 from utils.growing_text import Decode
@@ -36,9 +39,48 @@ _TOOLS = (("wl-copy",), ("xclip", "-selection", "clipboard"), ("xsel", "-ib"), (
 _NEEDS = {"wl-copy": "WAYLAND_DISPLAY", "xclip": "DISPLAY", "xsel": "DISPLAY"}
 
 
+@dataclass(frozen=True)
+class Answered:
+    """A finished answer with everything that is known about it."""
+
+    pair: str
+    settings: Settings
+    turn: Turn
+    tracks: list[Track]
+    models: Mapping[str, str] = field(default_factory=dict)  # that ran, in the words of app/screen/view.py
+    earlier: tuple[SaidToken, ...] = ()  # of a part of the answer from before
+
+    @property
+    def tokens(self) -> list[SaidToken]:
+        """The answer token by token, as far as its drafts are known."""
+        return [*self.earlier, *tokens_of(self.tracks[-1])]
+
+    @property
+    def before(self) -> str:
+        """The text before the first of :attr:`tokens`."""
+        track = self.tracks[-1]
+        return "" if self.earlier or not track.before else track.decode(list(track.before))
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The answer of each lane."""
+        return [track.answer() for track in self.tracks]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `run --json` prints."""
+        answers = self.answers
+        return {
+            "pair": self.pair,
+            "prompt": self.turn.user,
+            "settings": shown_settings(self.settings),
+            "results": [answer.to_json() for answer in answers],
+            **compared(answers),
+        }
+
+
 def as_json(turns: Sequence[Turn], about: Mapping[str, Any]) -> str:
     """Return the conversation with ids, texts, settings, figures and events; `about`: pair and system prompt."""
-    rows = [{name: getattr(turn, field) for name, field in _KEYS.items()} | turn.record for turn in turns]
+    rows = [{name: getattr(turn, key) for name, key in _KEYS.items()} | turn.record for turn in turns]
     return json.dumps({"version": VERSION, **about, "turns": rows}, ensure_ascii=False, indent=1)
 
 
@@ -78,7 +120,7 @@ class _SavedTurn(BaseModel, extra="allow"):
 
     def turn(self) -> Turn:
         more = {} if self.decodings is None else {"decodings": self.decodings, **(self.model_extra or {})}
-        return Turn(record=more, **{field: getattr(self, name) for name, field in _KEYS.items()})
+        return Turn(record=more, **{key: getattr(self, name) for name, key in _KEYS.items()})
 
 
 class _SavedLane(BaseModel):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from app.chat.answered import Answered
+from app.chat.saved import Answered
 from app.lanes.answers import Answer, comparisons_of
 from app.lanes.comparison import promise
 from app.lanes.costs import Terms, cost_lines

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from app.chat.answered import Answered
 from app.chat.conversation import Plan
+from app.chat.saved import Answered
 from app.lanes.answers import shown_settings
 from app.lanes.costs import SEEN, terms_of
 from app.lanes.race import Race, slowed

@@ -1,33 +1,30 @@
-"""The commands that use the loaded pair and what was said: models, conversation, files, many prompts, figures.
+"""The commands that use the loaded pair and what was said: models, conversation, files, figures, single tokens.
 
 Errors that a user can mend are raised as UserError and shown by whoever dispatched the command. No torch.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from app.chat import export
-from app.chat.answered import Answered
 from app.chat.conversation import Plan, Turn
-from app.chat.saved import answered_of, as_json, as_text, local_clipboard, osc52, read_chat
+from app.chat.saved import Answered, answered_of, as_json, as_text, local_clipboard, osc52, read_chat
 from app.console import about
 from app.console.answer import UNANSWERED, answer
 from app.console.command import files
 from app.console.loading import load_another_drafter
 from app.console.setting_commands import can_run
 from app.lanes.pairing import choose_pair
+from app.screen.answer_text import answer_text, thoughts
 from app.screen.heat import Heat
+from app.screen.inspection import Force, Inspection, forced_hint
 from app.screen.live import look_of, rounds_of, telling
-from app.screen.rendered import answer_text
-from app.screen.rows import Lines, plural
-from app.screen.thinking import thoughts
+from app.screen.rows import Lines, fit, one_line, plural
 from app.screen.trace import RoundPictures
 from app.screen.view import models_of, question
 from app.screen.viewer import view
@@ -276,10 +273,7 @@ def last_answer(state: ConsoleState) -> Answered:
 
 
 def stats(state: ConsoleState, which: str) -> None:
-    if which == "json":
-        data = json.dumps(last_answer(state).to_json(), ensure_ascii=False, allow_nan=False)  # as `run --json` has it
-        state.out.print(Text(data), soft_wrap=True)
-    elif which == "session":
+    if which == "session":
         if not state.answers:
             raise UserError("no answer yet in this session")
         state.page(about.session_stats(state.answers, state.out, state.settings))
@@ -308,11 +302,62 @@ def plot(state: ConsoleState, which: str) -> None:
     look = look_of(state.out, state.settings).sized(height=None)
     if which == "gamma":
         return state.say(plots.gamma_bars([answered.tracks for answered in state.answers], look))
-    made = {"positions": plots.position_bars, "ranks": plots.rank_bars, "time": plots.time_bars}
-    for bars in made[which](last.tracks, look):
+    for bars in (plots.rank_bars if which == "ranks" else plots.time_bars)(last.tracks, look):
         state.say(bars)
     return None
 
 
 def heat(state: ConsoleState, by: str) -> None:
     state.page(Heat(last_answer(state).tokens, by, look_of(state.out, state.settings).sized(height=None)))
+
+
+def inspect(state: ConsoleState, number: int | None) -> None:
+    """Walk over the last answer from token `number` on; without a terminal all tokens, or what is known of one."""
+    answered, look = last_answer(state), look_of(state.out, state.settings).sized()
+    if answered.tracks[-1].lane.beams is not None:
+        raise UserError("a beam search has no tokens to inspect")
+    tokens = answered.tokens
+    if not 1 <= (number or 1) <= len(tokens):
+        raise UserError(f"there is no token {number or 1}: the answer has {len(tokens)}")
+    forces = state.chat is not None and state.chat.turns[-1:] == [answered.turn]
+    content = Inspection(tokens, (number or 1) - 1, before=answered.before, forces=forces)
+    if not state.live:
+        return state.say(Lines(content.listed(look) if number is None else content.panel(look), look))
+    wanted = view(content, lambda: look_of(state.out, state.settings))
+    if isinstance(wanted, Force):
+        return force(state, wanted)
+    look = look_of(state.out, state.settings).sized()  # it may have another size now
+    return state.say(Lines(content.panel(look), look))
+
+
+def force(state: ConsoleState, wanted: Force) -> None:
+    """Cut the last answer and go on from the token that is wanted there."""
+    chat = state.said()
+    begun = len(chat.turns[-1].answer) - len(last_answer(state).tokens)  # tokens that nothing is known of
+    plan = chat.plan_force(begun + wanted.position, wanted.token)
+    look = look_of(state.out, state.settings)
+    state.hint(forced_hint(chat.text(list(plan.answer)), wanted.position + 1, look))
+    if not answer(plan, state):
+        return state.hint(UNANSWERED)
+    return state.hint(f"branch {len(chat.branches)} of {len(chat.branches)} (/branches lists them, /undo goes back)")
+
+
+def branches(state: ConsoleState, number: int | None) -> None:
+    """List the branches of the last answer, or go on with one of them."""
+    chat = state.said()
+    if not chat.branches:
+        raise UserError("the last answer has no branches: /inspect, then Enter on another token, makes one")
+    if number is not None:
+        chat.take_branch(number)
+        return back_to(state, f"branch {number} of {len(chat.branches)}")
+    look = look_of(state.out, state.settings)
+    for at, turn in enumerate(chat.branches, start=1):
+        now, text = "*" if turn is chat.turns[-1] else " ", one_line(turn.text, look)
+        cut = ""
+        if turn.origin is not None:
+            pairs = zip(turn.answer, turn.origin.answer, strict=False)
+            position = next((i for i, (one, other) in enumerate(pairs) if one != other), 0)
+            origin = next((i for i, one in enumerate(chat.branches, start=1) if one is turn.origin), None)
+            cut = f"from {origin or '-'} at token {position + 1}: "
+        state.say(fit(f"{now}{at}  {cut}{text}", look.width, look))
+    return None

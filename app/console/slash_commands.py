@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.console import chat_commands as chat
-from app.console import inspecting
 from app.console import setting_commands as change
 from app.console.command import Command, file, files, one, text, unquoted, words
 from app.console.demo import demo
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".html", ".svg"), (".json",)
 LEAVE = ("exit", "quit")  # without a slash too
-STATS, PLOTS = ("last", "session", "json"), ("gamma", "positions", "ranks", "time")
+STATS, PLOTS = ("last", "session"), ("gamma", "ranks", "time")
 
 
 def show_help(state: ConsoleState, name: str) -> None:
@@ -82,19 +81,19 @@ TABLE: tuple[Command, ...] = (
     Command("/info", "the models: size, memory, device", MODEL, chat.info),
     Command("/demo [N]", "a guided tour, or one step of it", LOOK, demo, one(STEP, None)),
     Command(
-        "/stats [WHICH]", "figures: last, session or json", LOOK, chat.stats, one(Choice(STATS), "last"),
+        "/stats [WHICH]", "figures: last or session", LOOK, chat.stats, one(Choice(STATS), "last"),
         words(*STATS),
     ),
     Command("/trace [N]", "the answer's rounds, or round N", LOOK, chat.trace, one(Whole(1, 1_000_000), None)),
     Command(
-        "/inspect [N]", "the answer token by token", LOOK, inspecting.inspect, one(Whole(1, 1_000_000), None),
+        "/inspect [N]", "the answer token by token", LOOK, chat.inspect, one(Whole(1, 1_000_000), None),
     ),
     Command(
-        "/branches [N]", "answers with a forced token", CHAT, inspecting.branches,
+        "/branches [N]", "answers with a forced token", CHAT, chat.branches,
         one(Whole(1, 1_000_000), None),
     ),
     Command(
-        "/plot KIND", "gamma, positions, ranks or time", LOOK, chat.plot, one(Choice(PLOTS)),
+        "/plot KIND", "gamma, ranks or time", LOOK, chat.plot, one(Choice(PLOTS)),
         words(*PLOTS),
     ),
     Command(

@@ -27,7 +27,7 @@ from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from app.chat.answered import Answered
+    from app.chat.saved import Answered
     from app.lanes.lane import PairEngine
     from sampling.drafters.tables.suffix import SuffixIndex
     from sampling.types import Session

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.drafters import PairDrafters
-from app.lanes.server_lane import ServerLane, server_lane
 from app.settings.types import LANES
 from sampling.beam.plan import BeamPlan
 from sampling.beam.search import beam_generate
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.oracle import Oracle
-from sampling.events import Event
+from sampling.events import Event, Finished, Step
 from sampling.gamma.acceptance import Acceptance
 from sampling.gamma.controller import Controller, controller_of
 from sampling.gamma.ratios import Ratios
@@ -33,17 +32,26 @@ from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limi
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
 from utils.errors import UsageError
+from utils.loading.loaded import NO_LIMIT
 from utils.logits_processors import ARGUMENTS, LogitsProcessor
 from utils.processes import world
 from utils.progress import never
 from utils.remote.pieces import Pieces, PieceTokenizer
 from utils.remote.scoring import scorer_of
-from utils.remote.server import OWN, Server, is_server
+from utils.remote.server import OWN, ChatAnswer, Message, Server, is_server
 
 if TYPE_CHECKING:
     from app.lanes.pass_times import Measured
     from app.settings.table import Settings
     from utils.loading.loaded import LoadedPair
+
+SENT = ("temperature", "top_p", "seed")
+FURTHER = {"top_k": ("top_k", 0), "min_p": ("min_p", 0.0), "repetition_penalty": ("repetition_penalty", 1.0)}
+"""Settings that the protocol has no field for: the field of engines that have one, and the value that is off."""
+
+ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
+"""Engines that take those fields, and how each spells that every token may be drawn. Left out, an engine's own
+defaults would hold."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,72 @@ class Lane:
         # A server names a few tokens of each position: no entropy and no rank is made of those.
         how["alternatives"] = 0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top)
         return generate(self.lm, rows, drafter, make_sampler(self.settings), self.limits, pace=pace, **how)
+
+
+# -- the lane of a server: a piece of text is a Step without a draft and without a call --------------
+
+
+@dataclass(frozen=True)
+class ServerLane:
+    """A server's answers. `pieces` gives their texts ids."""
+
+    name: str
+    server: Server
+    settings: Settings
+    pieces: Pieces
+    shares_target: bool = False
+    source_names: tuple[str, ...] = ()
+    drafts: bool = False
+    drawn_drafts: bool = False
+    beams: None = None
+    pace: None = None
+    context: int = NO_LIMIT
+
+    def run(
+        self,
+        prompt: list[int],
+        *,
+        session: None = None,
+        interrupt: Callable[[], bool] = never,
+        messages: Sequence[Message] = (),
+        **_: Any,
+    ) -> Iterator[Event]:
+        """Yield the server's answer to the chat. UserError if it fails before the first piece."""
+        answer = ChatAnswer(self.server, messages, options_for(self.server, self.settings), interrupt)
+        for text, seconds in answer:
+            yield piece(self.pieces.id_of(text), seconds)
+        yield Finished(0, answer.reason, answer.report)
+
+
+def piece(token: int, seconds: float) -> Step:
+    """Return a piece of text as a round."""
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("drafted", "parents", "source", "path", "target_p", "draft_p", "calls"), ()
+    )
+    return Step(0, gamma=0, token=token, top2_gap=None, draft_s=0.0, verify_s=seconds, sample_s=0.0, **nothing)
+
+
+def options_for(server: Server, settings: Settings) -> dict[str, Any]:
+    """The settings as a request has them. UsageError for one that the server has no field for."""
+    options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
+    if server.kind in ALL:
+        fields = {field: getattr(settings, name) for name, (field, _) in FURTHER.items()}
+        fields["top_k"] = fields["top_k"] or ALL[server.kind]
+        if server.kind.startswith("llama"):
+            fields["repeat_penalty"] = fields.pop("repetition_penalty")
+        return {**options, "extra_body": fields}
+    for name, (_, off) in FURTHER.items():
+        if getattr(settings, name) != off:
+            raise UsageError(f"{server.address} has no field for {name} (now {settings.show(name)})")
+    return options
+
+
+def server_lane(name: str, server: Server, settings: Settings, pieces: Pieces) -> ServerLane:
+    """Return the lane of a server. UsageError for a setting that no server has."""
+    if settings.no_repeat_ngram or not settings.chat:
+        setting = "chat" if not settings.chat else "no_repeat_ngram"
+        raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
+    return ServerLane(name, server, settings, pieces)
 
 
 def make_sampler(settings: Settings) -> KeyedSampler:

@@ -1,5 +1,5 @@
-"""`/plot`: expected speed-up by gamma, acceptance by draft position, ranks of the target's tokens in the lists of the
-drafter, and the time of a round, as bars of one row each.
+"""`/plot`: expected speed-up by gamma, ranks of the target's tokens in the drafter's lists, and the time of a round, as
+bars of one row each.
 
 :class:`Bars` is drawing alone. What is drawn comes from the answers' own rounds: a lane that ran under `gamma auto`
 has learned α, c and v(n); of any other lane its recorded rounds are shown to a fresh
@@ -73,24 +73,6 @@ class Bars(Drawn):
         return row_of(pieces, self.look)
 
 
-def position_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
-    """Of every drafting lane of an answer accepted / examined at each draft position. UserError if none drafted."""
-    drafting = [track for track in tracks if track.meter.stats.draft_n]
-    if not drafting:
-        raise UserError("nothing was drafted in the last answer: /compare ar,spec adds a lane that drafts")
-    return [_positions(track.lane.name, track.meter.stats, look) for track in drafting]
-
-
-def _positions(name: str, stats: Stats, look: Look) -> Bars:
-    counted = zip(stats.alpha_per_position, stats.accepted_at, stats.examined_at, strict=True)
-    bars = [
-        Bar(str(place), f"{alpha:.2f}", alpha, f"{accepted}/{examined}")
-        for place, (alpha, accepted, examined) in enumerate(counted, 1)
-        if alpha is not None
-    ]
-    return Bars(f"{name}: {look.glyph('alpha')} by position, accepted / examined", bars, look)
-
-
 def rank_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
     """Of every drafting lane at which rank of the drafter's list the target's token was after a rejection.
 
@@ -159,9 +141,7 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
     """
     tracks = [track for track in answers[-1] if track.lane.takes_gamma]
     if not tracks:
-        raise UserError(
-            "no lane of the last answer drafts by gamma: /compare ar,spec adds one (/plot positions shows others)"
-        )
+        raise UserError("no lane of the last answer drafts by gamma: /compare ar,spec adds one")
     track = tracks[-1]
     controller = track.lane.pace or _learned(track, answers)
     if not controller.costs.drafting_known:

@@ -17,9 +17,8 @@ import app.bench.run
 import sampling.loop
 from app.bench.identity import Difference, Report
 from app.bench.options import BenchArgs
-from app.bench.plan import Item
 from app.bench.run import run_bench
-from app.bench.summary import summarise
+from app.bench.summary import Item, summarise
 from app.command_line.arguments import read_request
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import PACKED_TIE, Variant, order

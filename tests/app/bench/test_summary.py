@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.bench.plan import Item, references
-from app.bench.summary import summarise
+from app.bench.summary import Item, references, summarise
 from app.bench.table import show_tables
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant

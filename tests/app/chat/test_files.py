@@ -63,14 +63,12 @@ def test_a_loaded_chat_is_the_saved_one_and_goes_on_by_its_ids(
         f"/save {tmp_path}/again.json",
         "/stats",
         "/trace",
-        "/plot positions",
         "/plot gamma",
         f"/save {tmp_path}/again.html",
         "three",
     )
     ran = run_lines(catalogue, *lines)
     assert ran.errors == ["error: /plot gamma needs an answer of this run: the last one was loaded"]
-    assert "spec" in ran.after("/plot positions")
     assert f"loaded 2 turns from {file}, system = Be brief." in ran.text.replace("\n", "")
     assert (tmp_path / "again.json").read_bytes() == file.read_bytes()
     assert (tmp_path / "again.html").read_bytes() == chat.with_suffix(".html").read_bytes()
@@ -141,7 +139,7 @@ def test_nothing_in_a_loaded_chat_is_obeyed_by_the_terminal(
             decoding["models"]["where"] = "\x1b[2J"
     file = tmp_path / "hostile.json"
     file.write_text(json.dumps(told))
-    looks = ["/stats", "/stats session", "/trace 1", "/plot positions", "/set", "/system", "/set system"]
+    looks = ["/stats", "/stats session", "/trace 1", "/plot time", "/set", "/system", "/set system"]
     ran = run_lines(catalogue, f"/load {file}", *looks, "one", "/stats", "/gamma \x1b[31m")
     assert not set(ran.text.split("<<< /gamma")[0]) & {"\x1b", "\x07", "\x9b"}
     assert "\x1b" not in ran.errors[-1]

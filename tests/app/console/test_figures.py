@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -70,12 +69,12 @@ def test_a_speed_up_beyond_the_tokens_of_a_pass_is_said_to_be_disturbed(
         return 50.0 if lane == "ar" and rounds[lane] % 3 == 0 else 1.0
 
     plant(monkeypatch, CONSOLE, spikes)
-    lines = ("one", "/stats", "/stats json", "/plot gamma", "/stats session")
+    lines = ("one", "/stats", "/plot gamma", "/stats session")
     ran = run_lines(catalogue, *lines, width=200, settings={"max_new_tokens": 40, "compare": "ar,ngram"})
     words = DISTURBED.format(per_pass(ran, 1, "ngram"))
     for line in ("one", "/stats"):
         assert f"\n{words}, same output" in ran.after(line)
-    figures = json.loads(ran.after("/stats json"))
+    figures = ran.state.answers[-1].to_json()
     assert (figures["speedup"], figures["disturbed"]) == (None, True)
     assert "timing of the last answer disturbed" in ran.after("/plot gamma")
     assert "ngram: no speed-up (1 answer with disturbed timing left out)" in ran.after("/stats session")

@@ -149,7 +149,7 @@ def test_the_answer_is_the_same_whether_looked_into_or_not(catalogue: Path) -> N
 
 
 def test_a_forced_token_cuts_the_answer_and_a_saved_branch_can_be_inspected(catalogue: Path, tmp_path: Path) -> None:
-    from app.console.inspecting import force
+    from app.console.chat_commands import force
     from app.screen.inspection import Force
 
     answers: list[tuple[int, ...]] = []

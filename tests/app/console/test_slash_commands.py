@@ -292,10 +292,8 @@ error: /load needs a file name ending in .json
 error: /load needs a file ending in .json, got 'chat.txt'
 > /stats
 [/stats last]
-> /stats json
-[/stats json]
 > /stats all
-error: /stats must be last, session or json, got 'all'
+error: /stats must be last or session, got 'all'
 > /trace
 [/trace None]
 > /trace 3
@@ -452,7 +450,7 @@ def test_completion_offers_commands_values_and_names() -> None:
     assert offered("/drafter n") == ["/drafter ngram", "/drafter none"]
     assert offered("/help vie") == ["/help view"]
     assert offered("/help /vie") == ["/help /view"]
-    assert offered("/stats j") == ["/stats json"]
+    assert offered("/stats s") == ["/stats session"]
     assert offered("/system c") == ["/system clear"]
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from app.chat.conversation import Conversation
 from app.console.state import ConsoleState
+from app.screen.answer_text import span_parts, text_parts, thoughts
 from app.screen.figures import PaneData
 from app.screen.palette import Look
 from app.screen.panes import Pane
 from app.screen.spans import Span
-from app.screen.thinking import span_parts, text_parts, thoughts
 from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.thinking import BEGINS, STRIPS, TEXT, thinking_pair

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from app.chat.answered import Answered
+from app.chat.saved import Answered
 from app.console.about import last_stats
 from app.lanes.answers import Answer
 from app.lanes.costs import Terms, cost_lines

@@ -16,7 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from app.screen.live import Track
 from app.screen.palette import Look
-from app.screen.plots import Bar, Bars, gamma_bars, position_bars, rank_bars, time_bars
+from app.screen.plots import Bar, Bars, gamma_bars, rank_bars, time_bars
 from app.settings.table import Settings
 from sampling.events import Call, Finished, Position, Proposal, Step
 from sampling.gamma.controller import Controller, best
@@ -78,8 +78,7 @@ LOOKS = {
 @pytest.mark.parametrize("name", LOOKS)
 def test_the_plots_as_they_are_printed(name: str, snapshot: SnapshotAssertion) -> None:
     look = LOOKS[name]
-    drawn = [gamma_bars([both()], look), *position_bars(both(), look)]
-    lines = [line for bars in drawn for line in shown(bars, look)]
+    lines = shown(gamma_bars([both()], look), look)
     assert "\n".join(lines) == snapshot
     assert look.color or not look.ascii or "".join(lines).isascii()
 
@@ -188,8 +187,6 @@ def test_an_oracles_bars_have_the_theorys_figures_beside_them() -> None:
 
 def test_what_cannot_be_plotted_is_said() -> None:
     plain = answered(track(lane("ar", None), PLAIN_ROUNDS))
-    with pytest.raises(UserError, match="nothing was drafted in the last answer"):
-        position_bars(plain, LOOKS["60"])
     with pytest.raises(UserError, match="no lane of the last answer drafts by gamma"):
         gamma_bars([plain], LOOKS["60"])
     with pytest.raises(UserError, match="too few rounds"):
@@ -214,13 +211,10 @@ def test_marked_bars_stand_out_in_colour_and_guessed_ones_are_faint() -> None:
 
 def test_the_command_in_a_console(tmp_path: Path) -> None:
     catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
-    lines = ("/plot gamma", "/plot", "one", "/plot gamma", "/plot positions", "/plot nothing")
+    lines = ("/plot gamma", "/plot", "one", "/plot gamma", "/plot nothing")
     ran = run_lines(catalogue, *lines, width=60, settings={"max_new_tokens": 40, "gamma": 4})
     assert ran.text.count("error: no answer yet") == 1
-    assert "error: /plot must be gamma, positions, ranks or time, got ''" in ran.after("/plot")
+    assert "error: /plot must be gamma, ranks or time, got ''" in ran.after("/plot")
     told = " ".join(ran.after("/plot nothing").split())
-    assert told == "error: /plot must be gamma, positions, ranks or time, got 'nothing'"
+    assert told == "error: /plot must be gamma, ranks or time, got 'nothing'"
     assert ran.after("/plot gamma").startswith("spec: expected speed-up by gamma\n   0  1.00x  ")
-    stats = ran.state.answers[-1].tracks[-1].meter.stats
-    told = [line.split()[-1] for line in ran.after("/plot positions").splitlines()[1:5]]
-    assert told == [f"{a}/{e}" for a, e in zip(stats.accepted_at, stats.examined_at, strict=True)]

@@ -1,21 +1,30 @@
-"""A model's thinking in its answer: where it stands between the template's marks, and how much of it is shown.
+"""A finished answer as it is printed: as the Markdown it may be, drawn by rich, and a model's thinking in it.
 
-`show` has it dim, `fold` puts a line in its place, `hide` leaves it out. Ids and text of the answer stay as they are.
-Knows no models and no templates.
+The thinking stands between the template's marks: `show` has it dim, `fold` puts a line in its place, `hide` leaves it
+out. Ids and text of the answer stay as they are; nothing in the text reaches the terminal but as text, and line breaks
+stay where the model put them. Knows no models and no templates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from app.screen.rows import plural
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from app.screen.rows import plural, visible
 from app.screen.spans import Span
+from app.settings.table import Settings
 from utils.catalogue.templates import Thinking
 
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
 SHOW, FOLD, HIDE = "show", "fold", "hide"
+_PLAIN = {"paragraph_open", "paragraph_close", "inline", "text", "softbreak", "hardbreak"}
 
 
 class Thought(NamedTuple):
@@ -83,3 +92,42 @@ def _cut(spans: Sequence[Span], bounds: Sequence[int]) -> Iterator[tuple[Span, i
         for start, end in pairwise([0, *inner, len(span.text)]):
             yield replace(span, text=span.text[start:end]), at + start
         at += length
+
+
+def rendered(text: str) -> RenderableType | None:
+    """The text drawn as Markdown; None where it has none."""
+    from markdown_it import MarkdownIt
+    from rich.markdown import Markdown  # slow to import, and most answers come without
+
+    drawn = Markdown(visible(text), code_theme="ansi_dark", hyperlinks=False)
+    # As rich parses it, but what looks like HTML is text, which rich would leave out.
+    drawn.parsed = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).parse(drawn.markup)
+    tokens = list(_every(drawn.parsed))
+    if {token.type for token in tokens} <= _PLAIN:
+        return None
+    for token in tokens:
+        if token.type == "softbreak":
+            token.type = "hardbreak"
+    return drawn
+
+
+def answer_text(text: str, settings: Settings, *, live: bool, marks: Thinking | None = None) -> RenderableType:
+    """The answer as it is printed: on a terminal drawn as Markdown if it has any, else as it is; the thinking between
+    `marks` dim, in a line or left out."""
+    if marks is not None and (found := thoughts(text, marks, settings.thinking)):
+        parts = text_parts(text, found, settings.thinking)
+        return Group(
+            *(
+                Text(visible(part), style="dim") if dim else answer_text(part.strip("\n"), settings, live=live)
+                for part, dim in parts
+                if part.strip()
+            )
+        )
+    drawn = rendered(text) if live and settings.render and not settings.ascii else None
+    return drawn or Text(visible(text))
+
+
+def _every(tokens: Iterable[Token]) -> Iterator[Token]:
+    for token in tokens:
+        yield token
+        yield from token.children or ()
