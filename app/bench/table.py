@@ -21,8 +21,7 @@ Rows = Sequence[Row]
 
 
 def show_tables(summary: Rows, settings: Settings, console: Console) -> None:
-    """Print the table of methods; the speed-ups over `ar`, in all and by category; the calls and costs of models that
-    draft; how texts differ."""
+    """Print the table of methods; the speed-ups over `ar`, in all and by category; how texts differ."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
     print_table(console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console))
@@ -42,9 +41,6 @@ def show_tables(summary: Rows, settings: Settings, console: Console) -> None:
         for name in categories:
             table.add_row(name, *(times(row["categories"].get(name, {}).get("speedup")) for row in compared))
         print_table(console, "\nspeed-up by category", table)
-    if calling := modelled(summary):
-        title = "\nmodel calls a target pass; standardised walltime improvement by what calls cost"
-        print_table(console, title, _costs(calling, settings))
 
 
 def _figures(rows: Rows, view: str, settings: Settings, console: Console) -> Table:
@@ -102,18 +98,3 @@ def swi_tables(summary: Rows) -> list[str]:
     """Return every table of costs that applies to a row."""
     known = {name for row in summary for name in applying(row["swi"])}
     return [name for name in BY if name in known]
-
-
-def _costs(summary: Rows, settings: Settings) -> Table:
-    """Return calls and reviews of the drafting models, and SWI by every table that applies."""
-    table, names = small_table(settings), swi_tables(summary)
-    reviewed = any(row["reviews"] for row in summary)
-    table.add_column("method", no_wrap=True)
-    for head in ("calls a pass", *(["reviews passed"] if reviewed else [])):
-        table.add_column(head)
-    for name in names:
-        table.add_column(f"by {BY[name]}", justify="right")
-    for row in summary:
-        reviews = [reviews_cell(row)] if reviewed else []
-        table.add_row(variant_name(row), calls_cell(row), *reviews, *(times(row["swi"][name]) for name in names))
-    return table

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
@@ -72,14 +71,6 @@ _SVG = f"""\
 """
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A turn to be shown; `answered` is empty if its figures were not saved."""
-
-    turn: Turn
-    answered: Sequence[Answered] = ()
-
-
 def drawing(width: int = WIDTH) -> Console:
     """Return a console that records its output, in full colour whatever the terminal can do."""
     return Console(
@@ -106,21 +97,21 @@ def html(console: Console) -> str:
     return _NO_XML.sub("\ufffd", console.export_html(code_format=_HTML, theme=SVG_EXPORT_THEME))
 
 
-def draw(console: Console, turns: Iterable[Shown], settings: Settings) -> None:
-    """Draw the conversation as the console shows it."""
+def draw(console: Console, turns: Iterable[tuple[Turn, Sequence[Answered]]], settings: Settings) -> None:
+    """Draw the conversation as the console shows it: each turn with its decodings, none if they were not saved."""
     look, last = look_of(console, settings), Text()
-    for shown in turns:
-        for answered in shown.answered[:1]:
+    for turn, decodings in turns:
+        for answered in decodings[:1]:
             rows = heading(answered.models, answered.settings, look).rows()
             line = Text("\n").join(Text.assemble(*((part.text, part.style or "") for part in row)) for row in rows)
             if str(line) != str(last):
                 console.print(line)
             last = line
-        console.print(question(shown.turn.user, look))
-        console.print(Text(visible(shown.turn.text)))
+        console.print(question(turn.user, look))
+        console.print(Text(visible(turn.text)))
         console.print()
-        for answered in shown.answered:
+        for answered in decodings:
             console.print(panes(answered.tracks, console, settings))
-        if not shown.answered:
+        if not decodings:
             console.print(Text("the drafts and figures of this answer are not there", style="dim"))
         console.print()

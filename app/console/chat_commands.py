@@ -208,7 +208,7 @@ def save(state: ConsoleState, path: Path) -> None:
 
 def _page(state: ConsoleState, ending: str) -> str:
     """Return the conversation as a page."""
-    turns = [export.Shown(turn, _answered(state, turn)) for turn in state.said().turns]
+    turns = [(turn, _answered(state, turn)) for turn in state.said().turns]
     console = export.drawing()
     export.draw(console, turns, state.settings)
     return export.svg(console) if ending == ".svg" else export.html(console)

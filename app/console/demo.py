@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
-    from app.replay.options import DemoArgs
     from app.settings.table import ModelOptions, Settings
 
 _WARM_UP = 8  # tokens
@@ -106,7 +106,7 @@ class Tour:
 # -- the sub-command --------------------------------------------------------------------------------
 
 
-def run_demo(settings: Settings, options: ModelOptions, args: DemoArgs) -> int:
+def run_demo(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """The tour from the command line, of the pair or as it was recorded; the exit code."""
     steps = chosen(args.step)
     if args.recorded:

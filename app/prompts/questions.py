@@ -17,13 +17,11 @@ from app.chat.conversation import Conversation, clean
 from app.prompts.built_in import PROMPTS
 from utils.errors import UsageError
 from utils.files import read_text
+from utils.loading.loaded import NO_LIMIT
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
     from app.settings.table import Settings
-
-
-_NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def conversation(engine: PairEngine, settings: Settings) -> Conversation:
     return Conversation(
         engine.tokenizer,
         engine.stop_ids,
-        _NO_LIMIT,
+        NO_LIMIT,
         system=settings.system,
         chat=settings.chat,
         single=engine.encodes,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +22,14 @@ REPLAY_FIELDS = {
 STEP = Whole(1, len(STEPS))
 
 
-@dataclass(frozen=True)
-class ReplayArgs:
-    """The session log, how fast it is shown, and which of its answers (None: all)."""
-
-    file: Path
-    speed: float = 1.0
-    answer: int | None = None
-    inspect: bool = False
-
-
-def replay_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> ReplayArgs:
-    """The arguments read from their texts; UsageError in one line."""
+def replay_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
+    """Return the values or defaults, and `file`; UsageError in one line."""
     if not given.get("file"):
         raise UsageError("replay needs a file that --log has written")
-    return ReplayArgs(Path(os.path.expanduser(given["file"])), **vars(arguments(REPLAY_FIELDS, given)))
+    return arguments(REPLAY_FIELDS, given, file=Path(os.path.expanduser(given["file"])))
 
 
-@dataclass(frozen=True)
-class DemoArgs:
-    """Which step (None: all), and whether it is the recorded tour."""
-
-    step: int | None = None
-    recorded: bool = False
-
-
-def demo_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> DemoArgs:
-    """The arguments read from their texts; UsageError in one line."""
+def demo_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
+    """Return `step` (None: all) and whether it is the recorded tour; UsageError in one line."""
     step = None if given.get("step") is None else Field("step", STEP, None, "", "").read(given["step"], "demo N")
-    return DemoArgs(step, bool(given.get("recorded")))
+    return Namespace(step=step, recorded=bool(given.get("recorded")))

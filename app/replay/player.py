@@ -7,6 +7,7 @@ printed. Knows no format (app/replay/session_log.py) and draws nothing itself.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -23,14 +24,13 @@ from utils.errors import UserError
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
-    from app.replay.options import ReplayArgs
     from app.settings.table import ModelOptions, Settings
 
 
 LONGEST_WAIT = 10.0  # seconds between two answers
 
 
-def replay(settings: Settings, options: ModelOptions, args: ReplayArgs) -> int:
+def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Show a session log; the exit code. UserError for a file that is none."""
     log = read_log(args.file)
     answers = log.answer(args.answer)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +23,7 @@ from app.replay.steps import RECORDED, STEPS, Figures, Step, observed, slowness
 from app.screen.live import Track, look_of, rounds_of, telling
 from app.screen.output import fitted
 from app.screen.terminal import Interrupts, await_enter, is_live, make_console, quiet_keys
-from app.screen.view import Canvas
+from app.screen.view import Canvas, Surface
 from app.settings.table import Settings
 from sampling.stats.ratios import disturbed, speedup
 from utils.errors import UserError
@@ -33,23 +32,10 @@ from utils.progress import INTERRUPTED
 _NAP = 0.05  # seconds after which a waiting show looks for Ctrl-C
 
 
-class Place(Protocol):
-    """What a tour is shown on."""
-
-    out: Console
-    live: bool
-    stop: Interrupts
-
-    @property
-    def settings(self) -> Settings: ...
-    def say(self, what: Any) -> None: ...
-    def hint(self, text: str) -> None: ...
-
-
 Answers = Sequence[Sequence[Track]]  # of a step, the lanes of each
 
 
-def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | None], place: Place) -> bool:
+def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | None], place: Surface) -> bool:
     """Go through the steps; `play` gives a step's answers, None where Ctrl-C ended it. False after one."""
     for index, (number, step) in enumerate(steps):
         place.say(Text.assemble("\n", (f"{number}/{len(STEPS)} {step.title}", "bold")))
@@ -107,7 +93,7 @@ def ended(steps: Sequence[tuple[int, Step]], whole: bool) -> str:
     return f"{line}; conversation and settings are as they were"
 
 
-def _slowly(tracks: Sequence[Track], place: Place) -> bool:
+def _slowly(tracks: Sequence[Track], place: Surface) -> bool:
     """The rounds, one a second on a terminal; False after Ctrl-C."""
     place.say("")
     look = look_of(place.out, place.settings).sized(height=None)

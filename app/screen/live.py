@@ -30,7 +30,7 @@ from app.screen.spans import BeamReader, Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
 from app.screen.timeline import Round
 from app.screen.trace import Trace
-from app.screen.view import Frame
+from app.screen.view import Frame, Surface
 from app.settings.table import Settings
 from sampling.events import Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
@@ -241,19 +241,6 @@ class Draw(Protocol):
 
 def undrawn(below: Sequence[Row] = ()) -> None:
     """Draws nothing, where there is no terminal."""
-
-
-class Surface(Protocol):
-    """What an answer is printed on. `touring`: it is looked at, not copied; `goes_on`: /continue goes on with it."""
-
-    out: Console
-    live: bool
-    touring: bool
-    goes_on: bool
-
-    @property
-    def settings(self) -> Settings: ...
-    def say(self, what: Any) -> None: ...
 
 
 def show(tracks: Sequence[Track], text: str, place: Surface) -> None:

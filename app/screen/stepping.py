@@ -8,31 +8,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
-
-from rich.console import Console
 
 from app.lanes.race import timed
 from app.screen.live import Draw, Track, look_of, rounds_of
 from app.screen.palette import Look
 from app.screen.rows import Row, chunk, flow, plural
-from app.screen.terminal import Interrupts, await_key
+from app.screen.terminal import await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED
-from app.settings.table import Settings
+from app.screen.view import Surface
 from sampling.events import Event, Step
 
 KEYS = "any key: next phase  r: next round  q: run on"
 _FRAME = 10  # rows that are left to the panes and figures
-
-
-class Place(Protocol):
-    """A terminal with somebody at its keys."""
-
-    out: Console
-    stop: Interrupts
-
-    @property
-    def settings(self) -> Settings: ...
 
 
 Pause = tuple[float, str]  # seconds at a phase, and the key that ended it
@@ -41,7 +28,7 @@ Pause = tuple[float, str]  # seconds at a phase, and the key that ended it
 def stepped(
     race: Iterable[tuple[int, Event]],
     tracks: Sequence[Track],
-    place: Place,
+    place: Surface,
     draw: Draw,
     *,
     taken: list[Pause],

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -284,9 +284,25 @@ class Frame(Drawn):
         return sum(len(block.rows) for block in blocks) + texts - height
 
 
+class Surface(Protocol):
+    """What answers are shown on. `live`: there is a terminal to draw on; `touring`: an answer is looked at, not copied;
+    `goes_on`: /continue goes on with it."""
+
+    out: Console
+    live: bool
+    stop: Interrupts
+    touring: bool
+    goes_on: bool
+
+    @property
+    def settings(self) -> Settings: ...
+    def say(self, what: Any) -> None: ...
+    def hint(self, text: str) -> None: ...
+
+
 @dataclass
 class Canvas:
-    """What replay and the recorded tour draw on."""
+    """The surface of replay and the recorded tour."""
 
     settings: Settings
     out: Console

@@ -288,31 +288,6 @@ class NumberList(_List):
         )
 
 
-def _pairs(value: Any) -> list[list[Any]]:
-    """Return the parts of `1:seconds,2:seconds`, or of seconds alone, counted from 1; none if both are mixed."""
-    parts = value.split(",") if isinstance(value, str) else []
-    pairs = [part.split(":") if ":" in part else [str(count), part] for count, part in enumerate(parts, start=1)]
-    return [_parts(pair) for pair in pairs] if len({":" in part for part in parts}) == 1 else []
-
-
-class PassSeconds(Kind):
-    """Seconds of a pass over n tokens, as pairs: from one number (for every n), numbers for 1, 2, …, or n:seconds."""
-
-    def __init__(self) -> None:
-        def ordered(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
-            _once(tuple(count for count, _ in pairs))
-            return tuple(sorted(pairs))
-
-        count, seconds = Whole(1, 1000).type, Number(0, 1e6, without_low=True).type
-        pair: Any = tuple[count, seconds]  # type: ignore[valid-type]
-        super().__init__(
-            Annotated[tuple[pair, ...], BeforeValidator(_pairs), Limits(min_length=1), AfterValidator(ordered)],
-            "seconds above 0: one number, a comma list for 1, 2, … tokens, or tokens:seconds pairs",
-            "S|LIST",
-            show=lambda value: ",".join(f"{count}:{plain(seconds)}" for count, seconds in value),
-        )
-
-
 class DrafterNames(Kind):
     """A comma list (or a sequence) of drafters: words, or names of models that the pair brings. Empty: the pair's."""
 

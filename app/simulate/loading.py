@@ -29,10 +29,9 @@ from utils.catalogue.catalogue import head_kind
 from utils.catalogue.specs import CASCADES, PUBLISHED_KINDS, ModelSpec, PairSpec, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
-from utils.loading.loaded import LoadedModel, LoadedPair
+from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadedPair
 from utils.loading.loading import load_pair
 
-_NO_LIMIT = 1 << 60
 _SHARES = "a plain drafter shares its target's embeddings: --pair or --target names that target"
 _READS = {"glide": "keys and values", **dict.fromkeys(("feature", *PUBLISHED_KINDS), "hidden states")}
 
@@ -111,7 +110,7 @@ def _starts(
         options = options.changed(target=options.drafter, drafter=None)
     tokenizer, _ = target_tokenizer(settings, options, cancelled)
     layout: dict[str, Any] = {"system": settings.system, "chat": settings.chat, "template": settings.template}
-    chat = Conversation(tokenizer, frozenset(), _NO_LIMIT, **layout)
+    chat = Conversation(tokenizer, frozenset(), NO_LIMIT, **layout)
     plain = [[list(tokenizer(text, add_special_tokens=also)["input_ids"]) for also in (True, False)] for text in texts]
     return [[chat.plan(text).prompt, *ways] for text, ways in zip(texts, plain, strict=True)]
 

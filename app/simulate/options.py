@@ -10,7 +10,7 @@ from typing import Any
 
 from app.prompts.datasets import PROMPT_FIELDS
 from app.settings.table import Field, arguments
-from app.settings.types import METHODS, Choice, Names, Number, PassSeconds, Switch, Text, Whole, WholeList
+from app.settings.types import METHODS, Choice, Names, Number, NumberList, Switch, Text, Whole, WholeList
 from utils.errors import UsageError
 
 _GROUP, _RECORD = "simulate", "record"
@@ -31,7 +31,11 @@ _TABLE = (
     Field("gammas", WholeList(1, 64), (1, 2, 4, 8), "gammas to try", _GROUP),
     Field("t_draft", _SECONDS, None, "seconds of a drafted token (default: measured here)", _GROUP),
     Field(
-        "t_verify", PassSeconds(), None, "seconds of a target pass over 1, 2, … tokens (default: as recorded)", _GROUP
+        "t_verify",
+        NumberList(0, 1e6, without_low=True),
+        (),
+        "seconds of a pass over 1, 2, … tokens (default: as recorded)",
+        _GROUP,
     ),
     Field("prompts", _FILE, None, "the prompts of a recording that torch printed, row by row", _GROUP),
     Field(
@@ -52,7 +56,7 @@ SIMULATE_FIELDS: Mapping[str, Field] = {field.name: field for field in _TABLE}
 
 
 def simulate_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """Return the values or defaults, and `file`; UsageError in one line. `t_verify` are pairs of tokens, seconds."""
+    """Return the values or defaults, and `file`; UsageError in one line."""
     if not given.get("file"):
         raise UsageError("simulate needs a file: the recording to play (infer.py record makes one)")
     return arguments(SIMULATE_FIELDS, given, file=Path(os.path.expanduser(given["file"])))

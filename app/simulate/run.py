@@ -104,7 +104,7 @@ class Simulation:
 
     def _pass_seconds(self) -> tuple[Mapping[int, float], str | None]:
         if self.args.t_verify:
-            return dict(self.args.t_verify), "flags"
+            return dict(enumerate(self.args.t_verify, start=1)), "flags"
         if self.recorded.pass_seconds:
             return self.recorded.pass_seconds, "recording"
         if self.stage.network is None:

@@ -12,12 +12,10 @@ from app.bench.summary import Item, references, summarise
 from app.bench.table import show_tables
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
-from app.lanes.costs import Terms
 from app.prompts.questions import Question
 from app.screen.output import screen
 from app.settings.table import Settings
 from sampling.stats.summary import Stats
-from sampling.stats.swi import Model
 
 PLAIN, FOUR, AUTO = Variant("ar"), Variant("spec", 4), Variant("ngram", "auto")
 NGRAM, DRAFT = Variant("ngram"), Variant("draft")
@@ -185,53 +183,6 @@ category|     4| ngram
 qa      | 2.25x| 1.25x
 rag     | 2.00x|     -
 """
-
-
-def called(variant: Variant, calls: dict[str, int], models: dict[str, Model], **more: Any) -> Answer:
-    stats = replace(
-        answer(variant, 1).stats,
-        target_passes=10,
-        calls={**calls, "target": 10},
-        call_ms=dict.fromkeys(calls, 50.0),
-        **more,
-    )
-    return Answer(
-        variant.method,
-        CALM,
-        "",
-        replace(stats, call_ms={**stats.call_ms, "target": 400.0}),
-        terms=Terms(True, 4, models),
-    )
-
-
-TARGET, GLIDE = Model("SmolLM2", 100_000_000), Model("glide", 10_000_000)
-COSTS = """
-model calls a target pass; standardised walltime improvement by what calls cost
-method | calls a pass             | reviews passed             | by time| by parameters
--------+--------------------------+----------------------------+--------+--------------
-spec 4 | drafter 4.00             | -                          |   1.69x|             -
-cascade| glide 2.50, drafter 12.00| glide 40/60, drafter 10/100|   1.52x|         0.78x
-"""
-
-
-def test_what_drafting_models_cost_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 19 tokens in 10 passes: 19 · 40 / (400 + 50) and / (400 + 100) by time, 19 · 100 / (1000 + 25 · 10 + 120 · 10)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    cascade, silent = Variant("cascade"), Variant("ngram", 4)
-    models = {"target": TARGET, "glide": GLIDE, "drafter": GLIDE}
-    row = {
-        **both(10, 5),
-        FOUR: called(FOUR, {"drafter": 40}, {"target": TARGET}),
-        silent: called(silent, {}, models),
-        cascade: called(
-            cascade, {"glide": 25, "drafter": 120}, models, reviews={"glide": (40, 60), "drafter": (10, 100)}
-        ),
-    }
-    lines = shown([item("qa", 1, row)], [PLAIN, FOUR, silent, cascade], ascii=True)
-    start = lines.index("model calls a target pass; standardised walltime improvement by what calls cost")
-    assert lines[start : start + 5] == COSTS.strip("\n").split("\n")
-    assert lines[start + 5] == ""
-    assert not any(line.startswith("model calls") for line in shown([item("qa", 1, row)], [PLAIN, silent], ascii=True))
 
 
 NAMES = ("writing", "coding", "extraction", "translation", "summarization", "qa", "math_reasoning", "rag")

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from app.chat.conversation import Turn
-from app.chat.export import Shown, draw, drawing, html, svg
+from app.chat.export import draw, drawing, html, svg
 from app.chat.saved import answered_of, read_chat
 from app.settings.table import Settings
 from tests.support.scripted import Ran, catalogue_of, run_lines
@@ -270,7 +270,7 @@ def test_any_text_is_a_whole_page(text: str) -> None:
     turn = Turn(text, (1,), (2,), text, "eos")
     for page in (svg, html):
         console = drawing()
-        draw(console, [Shown(turn)], Settings())
+        draw(console, [(turn, ())], Settings())
         made = page(console)
         assert Page(made).tags.isdisjoint({"script", "img", "b", "a"})
         if page is svg:
