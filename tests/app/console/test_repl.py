@@ -104,7 +104,7 @@ BAD = {
     "/load missing.json": "(the conversation is unchanged)",
     "/save /no/such/folder/a.json": "nothing was saved",
     "/bench 0": "/bench is no command: use infer.py bench",
-    "/stats often": "must be last, session or json",
+    "/stats often": "must be last or session",
     "/demo 7": "/demo must be a whole number from 1 to 6, got 7",
     "/trace zero": "/trace must be",
     "/plot": "/plot",
