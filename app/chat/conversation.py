@@ -21,6 +21,7 @@ from utils.catalogue.templates import AUTO, Thinking, carries_template, end_ids,
 from utils.errors import UserError
 
 Message = dict[str, str]
+CHANNEL = Thinking("<think>", "</think>", False)  # marks of ours around a channel in which a model thinks
 SEAM = 16  # tokens at a prompt's end that the next one may leave out, such as a mark that begins the thinking
 
 
@@ -140,6 +141,8 @@ class Conversation:
     @property
     def thinking(self) -> Thinking | None:
         """Marks around the model's thinking in an answer."""
+        if "thinking" in self._fields and self._header_marks()[0]:
+            return CHANNEL
         return thinking_marks(self.tokenizer, self.template_name) if self.templated else None
 
     @property
@@ -306,49 +309,61 @@ class Conversation:
     # -- inside -------------------------------------------------------------------------------
 
     def text(self, ids: tuple[int, ...] | list[int]) -> str:
-        """Return the answer's text, without the stop token that closed it and the headers of its channels."""
+        """Return the answer's text, without the stop token that closed it and the headers of its channels; the channel
+        in which it thinks stands between marks."""
         end = -1 if ids and ids[-1] in self.stop_ids else None
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        texts = [str(self.tokenizer.decode(part, **how)) for part in self._without_headers(list(ids[:end]))]
+        texts = list[str]()
+        for part, thinks, closed in self._without_headers(list(ids[:end])):
+            text = str(self.tokenizer.decode(part, **how))
+            texts.append(f"{CHANNEL.open}{text}{CHANNEL.close * closed}" if thinks and text else text)
         return "\n\n".join(filter(None, texts))
 
-    def _without_headers(self, ids: list[int]) -> list[list[int]]:
-        """Return the ids in parts, one a channel, without the headers before them (`<|channel|>analysis<|message|>`).
+    def _without_headers(self, ids: list[int]) -> list[tuple[list[int], bool, bool]]:
+        """Return the ids in parts, one a channel, without the marks around them (`<|channel|>analysis<|message|>`); of
+        each whether it is thinking, and whether it is closed.
 
         Ids may begin inside a header: ids before an end without a beginning belong to it.
         """
-        begins, ends = self._header_marks()
-        parts: list[list[int]] = [[]]
-        inside = False
+        begins, ends, closes = self._header_marks()
+        opening = self._encode(self._fields["thinking"]["open"]) if "thinking" in self._fields and ends else []
+        parts: list[tuple[list[int], bool, bool]] = [([], False, False)]
+        header: list[int] | None = None
         for token in ids:
             if token in ends:
-                if not inside:
-                    parts = [[]]
-                parts.append([])
-                inside = False
-            elif inside or token in begins:
-                inside = True
+                if header is None:
+                    header, parts = parts[0][0], []
+                parts.append(([], [*header, token][-len(opening) :] == opening, False))
+                header = None
+            elif header is not None or token in begins:
+                header = [*(header or []), token]
+            elif token in closes:
+                parts[-1] = (*parts[-1][:2], True)
             else:
-                parts[-1].append(token)
+                parts[-1][0].append(token)
         return parts
 
-    def _header_marks(self) -> tuple[set[int], set[int]]:
-        """Return the tokens that begin and end a channel's header, by the tokenizer's schema; none without one."""
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The channels of the tokenizer's schema, by the chat template's names for them."""
         schema = getattr(self.tokenizer, "response_template", None) if self.templated else None
-        fields = schema.get("fields", {}) if isinstance(schema, dict) else {}
-        headers = [self._encode(open_) for entry in fields.values() if (open_ := entry.get("open"))]
+        return schema.get("fields", {}) if isinstance(schema, dict) else {}
+
+    def _header_marks(self) -> tuple[set[int], set[int], set[int]]:
+        """Return the tokens that begin and end a channel's header, by the tokenizer's schema, and those that close a
+        channel; none without one."""
+        headers = [self._encode(open_) for entry in self._fields.values() if (open_ := entry.get("open"))]
         headers = [header for header in headers if len(header) > 1]
-        return {header[0] for header in headers}, {header[-1] for header in headers}
+        if not headers:
+            return set(), set(), set()
+        listed = [entry.get("close") or [] for entry in self._fields.values()]
+        closes = [self._encode(text) for close in listed for text in ([close] if isinstance(close, str) else close)]
+        closing = {ids[0] for ids in closes if len(ids) == 1}
+        return {header[0] for header in headers}, {header[-1] for header in headers}, closing
 
     def said(self, ids: Sequence[int]) -> str:
-        """Return the text of an answer from its first token on: with a schema for channels, that of the channels.
-
-        An answer that ended without any channel is returned whole.
-        """
-        channels, ended = self._channels(ids), bool(ids) and ids[-1] in self.stop_ids
-        if channels is None or (ended and not channels):
-            return self.text(list(ids))
-        return "\n\n".join(filter(None, channels.values()))
+        """Return the text of an answer from its first token on."""
+        return self.text(list(ids))
 
     def _channels(self, ids: Sequence[int]) -> dict[str, str] | None:
         """Return the texts of an answer by the chat template's names for them; None without a schema."""

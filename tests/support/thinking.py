@@ -18,14 +18,28 @@ STRIPS = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 BEGINS = STRIPS.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+# As gpt-oss: channels by the tokenizer's schema.
+OPEN, FINAL = ["<|channel|>", "analysis", "<|message|>"], ["<|start|>", "final", "<|content|>"]
+SCHEMA = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant",
+    "fields": {
+        "thinking": {"open": "".join(OPEN), "close": "<|close|>", "content": "text"},
+        "content": {"open": "".join(FINAL), "close": END, "content": "text"},
+    },
+}
 
 
-def thinking_pair(folder: Path, begins: bool = False) -> TinyPair:
-    """The model in a folder, as target and as drafter. With `begins` its prompts begin the thinking."""
-    tokenizer = tiny_tokenizer()
+def thinking_pair(folder: Path, begins: bool = False, channels: bool = False) -> TinyPair:
+    """The model in a folder, as target and as drafter. With `begins` its prompts begin the thinking; with `channels` it
+    thinks in a channel."""
+    tokenizer, words = tiny_tokenizer(), WORDS[begins:]
     tokenizer.chat_template = BEGINS if begins else STRIPS
-    tokenizer.add_tokens([word for word in WORDS if len(word) > 1])
-    said = ["\n", *WORDS[begins:]]  # behind the end of a prompt
+    if channels:
+        words = [*OPEN, *WORDS[1:6], "<|close|>", *FINAL, *WORDS[8:]]
+        tokenizer.response_template = SCHEMA
+    tokenizer.add_tokens([word for word in dict.fromkeys([*WORDS, *words]) if len(word) > 1])
+    said = ["\n", *words]  # behind the end of a prompt
     chain = [*(tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in said), 2]
     assert tokenizer.decode(chain) == "".join(said) + END
     model = tiny_model(hidden=64, vocab_size=len(tokenizer))

@@ -153,7 +153,7 @@ def test_a_template_that_wants_parts_gets_them(template: str, listed: bool) -> N
 def test_channels_are_read_by_the_schema_and_left_to_the_template() -> None:
     chat = conversation(marked(HARMONY), SCHEMA)
     answer(chat, "2+2?", marked("CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfour"))
-    assert chat.turns[0].text == "add them\n\nfour"
+    assert chat.turns[0].text == "<think>add them</think>\n\nfour"
     parsed = {"thinking": "add them", "content": "four"}
     assert chat.plan("sure?").prompt == templated(chat, ("user", "2+2?"), ("assistant", parsed), ("user", "sure?"))
     assert "add them" not in chat.tokenizer.decode(chat.plan("sure?").prompt)
@@ -163,9 +163,9 @@ def test_channels_are_read_by_the_schema_and_left_to_the_template() -> None:
     ("written", "shown"),
     [
         ("CHANNELanal", ""),
-        ("CHANNELanalysisMESSAGEadd th", "add th"),
-        ("CHANNELanalysisMESSAGEadd themOVERSTARTassis", "add them"),
-        ("CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfo", "add them\n\nfo"),
+        ("CHANNELanalysisMESSAGEadd th", "<think>add th"),
+        ("CHANNELanalysisMESSAGEadd themOVERSTARTassis", "<think>add them</think>"),
+        ("CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfo", "<think>add them</think>\n\nfo"),
     ],
 )
 def test_channels_that_are_still_written_show_no_marks(written: str, shown: str) -> None:
@@ -180,5 +180,5 @@ def test_an_answer_written_as_it_comes_is_its_channels_alone() -> None:
     for token in answer:
         writer.feed(SimpleNamespace(emitted=[token]))  # type: ignore[arg-type]
     writer.finish(chat.said(answer))
-    assert stream.getvalue() == "add them\n\nfour\n"
+    assert stream.getvalue() == "<think>add them</think>\n\nfour\n"
     assert conversation(marked(HARMONY), SCHEMA).said([*ids(chat, "no channel"), STOP]) == "no channel"

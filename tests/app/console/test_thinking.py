@@ -102,10 +102,13 @@ def test_thinking_is_found_where_it_stands(marks: Thinking, before: str, text: s
 # -- the console --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["strips", "begins"])
+@pytest.fixture(scope="module", params=["strips", "begins", "channels"])
 def catalogue(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("thinking")
-    return catalogue_of(folder, {"thinks-ngram": thinking_pair(folder / "model", request.param == "begins")})
+    return catalogue_of(
+        folder,
+        {"thinks-ngram": thinking_pair(folder / "model", *(request.param == kind for kind in ("begins", "channels")))},
+    )
 
 
 def test_a_conversation_with_a_model_that_thinks(catalogue: Path, tmp_path: Path) -> None:
@@ -117,7 +120,7 @@ def test_a_conversation_with_a_model_that_thinks(catalogue: Path, tmp_path: Path
 
     lines = ["one", "/thinking show", "/thinking hide", "two", look, "/regen", look, "/undo", look, "/thinking fold"]
     lines += [f"/save {file}", "/clear", f"/load {file}", "/history", look]
-    ran = run_lines(catalogue, *lines)  # type: ignore[arg-type]
+    ran = run_lines(catalogue, *lines, settings={"max_new_tokens": 20})  # type: ignore[arg-type]
     assert not ran.errors
     assert FOLDED in ran.after("one")
     assert "stones" not in ran.after("one")
@@ -138,7 +141,7 @@ def test_a_conversation_with_a_model_that_thinks(catalogue: Path, tmp_path: Path
 
 def test_an_answer_that_is_cut_within_its_thinking_goes_on(catalogue: Path) -> None:
     lines = ["one", "/set max_new_tokens=20", "/continue", "/thinking show"]
-    ran = run_lines(catalogue, *lines, settings={"max_new_tokens": 3})
+    ran = run_lines(catalogue, *lines, settings={"max_new_tokens": 5})
     assert "so far]" in ran.after("one")
     assert "Seven of them." in ran.after("/continue")
     assert FOLDED in ran.after("/continue")
