@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sampling.drafters.drawing import Column, Drawing, Leaves, Other, largest_probs
-from sampling.types import Budget, Draft, Rows
+from sampling.types import Draft, Rows
 from sampling.vocabulary import spread
 
 BINS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # (top probability up to, siblings): the paper's
@@ -33,10 +33,6 @@ class Expansion:
     """
 
     nodes: int = 1 << 20
-
-    def most(self, budget: Budget) -> int:
-        """Return the nodes of a row in this round."""
-        return self.nodes if budget.max_nodes is None else budget.max_nodes
 
     def grow(self, chain: Draft, drawing: Drawing, columns: list[Column], rows: Rows, most: int) -> Draft:
         """Return the tree of a chain: its nodes, then the siblings by depth. `rows` [B] are the committed tokens."""

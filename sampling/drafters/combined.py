@@ -44,19 +44,15 @@ def joint_traits(parts: Sequence[Drafter]) -> Traits:
 
 
 class Composite(Drafter):
-    """A drafter made of others: `members` follow the rows; its names are theirs, each once.
+    """A drafter made of others: `members` follow the rows, also those of a composite among them; its names are theirs,
+    each once."""
 
-    A composite without state of its own passes its members to the composite that contains it.
-    """
+    members: tuple[Drafter, ...]
 
     def __init__(self, parts: Sequence[Drafter]) -> None:
-        nested = [part.passed_on() if isinstance(part, Composite) else (part,) for part in parts]
+        nested = [part.members if isinstance(part, Composite) else (part,) for part in parts]
         self.members = tuple({id(member): member for members in nested for member in members}.values())
         self.traits = joint_traits(self.members)
-
-    def passed_on(self) -> tuple[Drafter, ...]:
-        """Return the drafters that follow the rows for it in a larger composite."""
-        return self.members
 
     @property
     def sessions(self) -> tuple[Session, ...]:

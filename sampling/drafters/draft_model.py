@@ -334,7 +334,8 @@ class ModelDrafter(Proposer):
         chain = replace(chain, probs=model.drawing.probs(columns))
         if self.expansion is None or not self._takes_trees:
             return chain
-        return self.expansion.grow(chain, model.drawing, columns, rows, self.expansion.most(budget))
+        most = self.expansion.nodes if budget.max_nodes is None else budget.max_nodes
+        return self.expansion.grow(chain, model.drawing, columns, rows, most)
 
 
 class Respelled(Model):

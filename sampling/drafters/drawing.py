@@ -92,11 +92,6 @@ class Drawing:
     vocab_size: int
     reduced_ids: Tensor | None = None
 
-    @property
-    def point_mass(self) -> bool:
-        """Whether the drafts are point masses."""
-        return self.sampler.point_mass
-
     def column(self, logits: Tensor, rows: Rows, active: list[bool], after: int = 0) -> Column:
         """Draw a token for each row that is `active`; logits [B, n], at temperature 1 before any processor, after the
         rows and `after` more tokens. Tokens and their probabilities stay where the logits are."""
@@ -143,7 +138,7 @@ class Drawing:
 
         Fewer where fewer have any mass.
         """
-        if self.point_mass:
+        if self.sampler.point_mass:
             probs = torch.stack([(column.logits.float() - column.logsumexp[:, None]).exp() for column in columns])
         else:
             probs = torch.stack([column.probs for column in columns])
@@ -167,7 +162,7 @@ class Drawing:
         """
         if not max(counts):
             return None
-        if not self.point_mass:
+        if not self.sampler.point_mass:
             return self._drawn_beside(column, rows, depth, counts)
         taken = [row[:count] for row, count in zip(others, counts, strict=True)]
         tokens = padded([[other.token for other in row] for row in taken])
@@ -194,7 +189,7 @@ class Drawing:
 
     def probs(self, columns: list[Column]) -> Tensor | None:
         """Return the distributions [B, N, V] of `columns`, N ≥ 1; None for point masses."""
-        if self.point_mass:
+        if self.sampler.point_mass:
             return None
         reduced = torch.stack([column.probs for column in columns], dim=1)
         return spread(reduced, self.reduced_ids, self.vocab_size, 0.0)

@@ -207,7 +207,8 @@ class Controller:
         """Return expected tokens per plain pass of plans of these depths, with every number of siblings that fits."""
         depths = list(depths)
         deepest = max(depths)
-        alphas, c = self.acceptance.alphas[:deepest], self.draft_cost
+        alphas = self.acceptance.alphas[:deepest]
+        c = (self._calls.value if self._has_model else 1.0) * self.costs.c  # mean of rounds with the model and without
         if self.tree is not Tree.SIDEWAYS:
             rates = goodput(alphas, c, self.costs.v(deepest + 1), self.acceptance.drafted[:deepest])
             return {Plan(depth): rates[depth] for depth in depths}
@@ -248,11 +249,6 @@ class Controller:
                 if self._loss(plan := Plan(depth, siblings)) <= left:
                     return plan
         return NOTHING
-
-    @property
-    def draft_cost(self) -> float:
-        """c of a drafted token, averaged over rounds with and without a pass of the drafter's model."""
-        return (self._calls.value if self._has_model else 1.0) * self.costs.c
 
     def _tokens_paid_for(self, drafted: int) -> int:
         """Return how many of the drafted tokens (levels, beside siblings) cost c; a best-first tree costs c once."""

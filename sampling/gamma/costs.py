@@ -158,7 +158,8 @@ class Costs:
         plain = verify_s / self.v(width)[width - 1]
         if width == 1 and not drafted:
             self._sampling.add(sample_s / plain)
-        spent = draft_s / plain + self.judging(sample_s / plain)
+        judging = sample_s / plain - self._sampling.median if self._sampling.count else 0.0
+        spent = draft_s / plain + max(0.0, judging)
         if drafted and ran_model >= self._runs_model:
             (self._waking if idle >= IDLE else self._drafting).add(spent / drafted)
         if ran_model and idle < IDLE:  # after idle rounds its pass also reads the tokens that it missed
@@ -177,10 +178,6 @@ class Costs:
             self._reach = max(self._reach, width)
         if samples.count <= MEASURED or abs(samples.median - before) > STALE * before:
             self._v = []
-
-    def judging(self, sampling: float) -> float:
-        """Return the excess of sampling over a round without drafts, in plain passes."""
-        return max(0.0, sampling - self._sampling.median) if self._sampling.count else 0.0
 
     @property
     def plain(self) -> float | None:

@@ -117,6 +117,8 @@ class StudentNetwork:
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
         self._embed = trunk.embed_tokens
+        if config.kind == "peagle":
+            self.mask_hidden = trunk.mask_hidden[0, 0]  # [K·G] replaces the target's states after the last token
         self.device, self.dtype = student.lm_head.weight.device, student.lm_head.weight.dtype
         self._ids = student.ids if config.short_list else None
         self.compiled: Any = None  # the whole pass as one compiled call; the parts below are not built then

@@ -7,32 +7,18 @@ mask's row the next one; the masks' rows leave the cache.
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession, at
-from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import BlockSession
 from sampling.models.causal import CausalSession
 from sampling.transfers import put
 from sampling.types import Draft, Rows
 
 
-class PEagleNetwork(StudentNetwork):
-    """The pass of an EAGLE-3 head; `mask_hidden` [K·G] replaces the states after the last token."""
-
-    def __init__(self, student: DraftHead) -> None:
-        super().__init__(student)
-        self.mask_hidden = cast(Any, student.model).mask_hidden[0, 0]
-
-
 class PEagleSession(BlockSession, FeatureSession):
     """B rows of a P-EAGLE head."""
-
-    network: PEagleNetwork
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """Return [B, N+1, n] logits after each row and each mask of a draft."""
@@ -50,6 +36,5 @@ class PEagleLM(FeatureLM):
     """A P-EAGLE head as an LM."""
 
     kinds = ("peagle",)
-    network_type = PEagleNetwork
     session_type = PEagleSession
     keeps = False
