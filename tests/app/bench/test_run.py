@@ -1,6 +1,4 @@
-"""`bench`: prompt files, which questions are asked, the order of the methods, sums over prompts, interrupts and the
-identity check, of trees too; the two fixed lists of the project.
-"""
+"""`bench`: the order of the methods, sums over prompts, whole runs and the identity check, of trees too."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from app.command_line.arguments import read_request
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import PACKED_TIE, Variant, order
 from app.lanes.costs import Terms
-from app.prompts.questions import BUILT_IN, Question, chosen, read_questions, stratified
+from app.prompts.questions import Question
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
@@ -32,78 +30,11 @@ from utils.errors import UsageError, UserError
 
 SHAPE = {"context": 300}
 
-QUESTIONS = [Question((f"question {name}",), None, name) for name in (11, 12, "a b", 12, None)]
-
 
 def test_its_flags_say_what_is_measured() -> None:
     words = "bench --methods ar,spec --gammas 1,auto --temperatures 0,.7 --repeat 2 --limit 3 --turns 1"
     asked = BenchArgs(None, ("ar", "spec"), (1, "auto"), 2, 3, turns=1, temperatures=(0.0, 0.7))
     assert read_request(words.split(), {}).own == asked
-
-
-# -- prompt files -------------------------------------------------------------------------------
-
-
-def test_prompts_and_turns_with_their_categories_are_read(tmp_path: Path) -> None:
-    rows = [{"prompt": "one", "category": "a"}, {"turns": ["two", "three"], "question_id": 7}]
-    path = write_prompts(tmp_path / "p.jsonl", rows)
-    assert read_questions(path) == [Question(("one",), "a", None, 1), Question(("two", "three"), None, 7, 2)]
-
-
-def test_a_text_file_holds_a_prompt_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "p.txt"
-    path.write_text("\ufefffirst\n\n  second \n", encoding="utf-8")
-    assert [question.turns for question in read_questions(path)] == [("first",), ("second",)]
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("{broken", "no JSON"),
-        ("[1]", 'must be an object with "prompt" or "turns", got [1]'),
-        ('{"question": "x", "answer": 2}', 'needs "prompt" or "turns" (one of them), has answer, question'),
-        ('{"prompt": "x", "turns": ["y"]}', "one of them"),
-        ('{"prompt": 3}', "prompt must be text and not empty, got 3"),
-        ('{"prompt": "  "}', "prompt must be text and not empty"),
-        ('{"turns": []}', "turns must be a list of texts and not empty, got []"),
-        ('{"turns": ["x", 4]}', "turns must be a list of texts"),
-        ('{"prompt": "x", "category": 5}', "category must be text, got 5"),
-    ],
-)
-def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str, told: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text(f'{{"prompt": "fine"}}\n\n{line}\n')
-    with pytest.raises(UsageError) as caught:
-        read_questions(path)
-    assert str(caught.value).startswith(f"{path}:3: ")
-    assert told in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_files_without_prompts_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("\n")
-    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    for name, told in (
-        ("none.jsonl", "no prompt file"),
-        ("empty.jsonl", "no prompts"),
-        ("binary.jsonl", "cannot read"),
-    ):
-        with pytest.raises(UserError, match=told):
-            read_questions(tmp_path / name)
-
-
-def test_without_a_file_there_are_prompts_of_our_own() -> None:
-    assert read_questions(None) == list(BUILT_IN)
-    assert [question.question_id for question in BUILT_IN] == list(range(1, 17))
-    assert len({question.category for question in BUILT_IN}) >= 10
-
-
-def test_a_limit_takes_evenly_from_the_categories() -> None:
-    questions = [Question((str(i),), "big" if i < 80 else ("small" if i < 90 else "tiny")) for i in range(93)]
-    taken = stratified(questions, 20)
-    assert Counter(question.category for question in taken) == {"big": 9, "small": 8, "tiny": 3}
-    assert [questions.index(question) for question in taken] == sorted(map(questions.index, taken))
-    assert stratified(questions, None) == stratified(questions, 100) == questions
 
 
 # -- order and sums -----------------------------------------------------------------------------
@@ -181,13 +112,6 @@ def test_cost_ratios_and_the_expected_speedup_come_from_the_same_runs() -> None:
     alpha = 30 / 40
     wanted = (1 - alpha**5) / (1 - alpha) / (4 * 200 / 40 / 90 + 2)
     assert spec["expected_speedup"] == pytest.approx(wanted, abs=1e-3)
-
-
-def test_a_drafter_that_is_often_silent_has_no_expected_speedup() -> None:
-    both = {PLAIN: timed("ar", 40, 4), FOUR: timed("spec", 40, 2, drafted=8, kept=4)}
-    _, spec = summarise([item(None, both)], [PLAIN, FOUR])
-    assert spec["expected_speedup"] is None
-    assert spec["c"] is not None
 
 
 def test_the_calls_and_reviews_of_a_cascade_are_counted_and_priced() -> None:
@@ -273,18 +197,6 @@ def test_a_whole_benchmark(
     first, second = data["prompts"][:2]
     assert second["results"][0]["prompt_n"] > first["results"][0]["prompt_n"] + 12  # the answer is part of it
     assert not list(tmp_path.glob("*.partial"))
-    spec = data["summary"][2]
-    times = {
-        method: sum(
-            result["predicted_ms"]
-            for entry in data["prompts"]
-            for result in entry["results"]
-            if (result["method"], result["gamma"], result["repeat"]) == (*method, 0)
-        )
-        for method in (("ar", None), ("spec", 3))
-    }
-    if not spec["disturbed"]:
-        assert spec["speedup_per_repeat"][0] == pytest.approx(times["ar", None] / times["spec", 3], rel=1e-3)
 
 
 def test_temperatures_are_benchmarks_of_their_own_in_one_run(
@@ -459,37 +371,6 @@ def test_over_packed_weights_plain_decoding_is_met_and_float32_up_to_near_ties(
     found = [Difference(prompt, "spec", against, 3, gap, ties[against]) for prompt in (3, 4, 5)]
     assert Report(3, 128, tolerated=3, prompts=50, differences=found).passed is passed
     assert not Report(3, 128, tolerated=3, prompts=50, differences=[*found, replace(found[0], prompt=6)]).passed
-
-
-# -- which questions are asked ---------------------------------------------------------------------
-
-
-def ids_file(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "ids.txt"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def test_the_listed_questions_are_asked_in_the_order_of_the_list(tmp_path: Path) -> None:
-    path = ids_file(tmp_path, "# head\n\n a b \n11  # a number\n")
-    assert chosen(QUESTIONS, path) == [QUESTIONS[2], QUESTIONS[0]]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("11\n13\n", ':2: none of the 5 prompts have question id "13", not one (--prompts names their file)'),
-        ("12\n", ':1: 2 of the 5 prompts have question id "12", not one (--prompts names their file)'),
-        ("None\n", ':1: none of the 5 prompts have question id "None", not one (--prompts names their file)'),
-        ("11\n# more\n11\n", ':3: question id "11" is listed twice'),
-        ("# nothing\n", " holds no question ids"),
-    ],
-)
-def test_a_wrong_list_is_one_line(tmp_path: Path, text: str, told: str) -> None:
-    path = ids_file(tmp_path, text)
-    with pytest.raises(UsageError) as caught:
-        chosen(QUESTIONS, path)
-    assert str(caught.value) == f"{path}{told}"
 
 
 # -- identity of trees -----------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from scipy.stats import binomtest
 import app.screen.live
 from app.console.loading import load_engine
 from app.console.state import ConsoleState
-from app.screen.terminal import unheard
 from app.settings.layers import Layers
 from sampling.models.causal import CausalSession
 from tests.support.runs import counted_anew, noise_asked, twice
@@ -51,69 +50,28 @@ def test_a_conversation_of_three_turns(catalogue: Path) -> None:
         assert after.prompt[: len(before.prompt) + 12] == (*before.prompt, *before.answer)
 
 
-def test_the_cache_is_reused_over_turns(catalogue: Path) -> None:
-    fed: list[int] = []
-
-    def note(state: ConsoleState) -> None:
-        track = state.answers[-1].tracks[-1]
-        fed.append(sum(1 for event in track.events if type(event).__name__ == "Prefill"))
-        assert state.session.rollback([state.chat.ids])[0] >= len(state.chat.ids) - 2
-
-    run_lines(catalogue, "one", note, "two", note, "/undo", "two again", note, "/regen", note)
-    assert len(fed) == 4
-
-
 BAD = {
     "/set num_beams=0": "num_beams must be a whole number from 1 to 64, got 0 (still 4)",
-    "/set length_penalty=x": "length_penalty must be a number from 0 to 10, got 'x' (still 1.2)",
     "/set cascade=x,x": "cascade must be",
     "/set k_matrix=x": "k_matrix must be",
-    "/set lenience=0": "lenience must be",
-    "/set verify=never": "verify must be token or block",
     "/set expand=sideways": "expand must be auto, none, cape or dynamic",
     "/set nodes=0": "nodes must be a whole number from 1 to 64, got 0 (still 24)",
-    "/gamma 0": "gamma must be a whole number from 1 to 64 or auto, got 0 (still 4)",
-    "/gamma x": "gamma must be",
     "/temperature -1": "temperature must be",
-    "/top_p 1.5": "top_p must be above 0 and at most 1, got 1.5 (still 1)",
     "/top_k -3": "top_k must be",
-    "/set min_p=1": "min_p must be",
-    "/set repetition_penalty=0": "repetition_penalty must be above 0 and at most 10, got 0 (still 1)",
     "/set no_repeat_ngram=-1": "no_repeat_ngram must be",
-    "/set template=vicunna": "(did you mean vicuna?), got 'vicunna' (still auto)",
-    "/length 0": "must be",
-    "/seed no": "seed must be",
     "/set coupling=maybe": "coupling must be",
-    "/set gamma=2 top_k": "NAME=VALUE",
     "/set nothing=1": "unknown setting",
     "/set gamma = 5": "/set takes NAME=VALUE without spaces around =, got 'gamma = 5' (nothing changed)",
-    "/reset nothing": "unknown setting",
-    "/processor best": "got 'best'",
     "/compare ar,wings": "compare must be",
-    "/compare ": None,
-    "/speculative maybe": "must be on or off",
-    "/chat maybe": "chat must be on or off",
-    "/debug maybe": "debug must be on or off",
-    "/view round": "view must be",
     "/set palette=pink": "palette must be",
-    "/pair nobody": "unknown pair 'nobody'",
     "/drafter /no/such/folder": "/no/such/folder",
-    "/save": "needs a file name",
-    "/save a.doc": ".json, .txt, .html or .svg",
-    "/load a.txt": "/load needs a file ending in .json",
     "/load missing.json": "(the conversation is unchanged)",
     "/save /no/such/folder/a.json": "nothing was saved",
     "/bench 0": "/bench is no command: use infer.py bench",
-    "/stats often": "must be last or session",
     "/demo 7": "/demo must be a whole number from 1 to 6, got 7",
-    "/trace zero": "/trace must be",
     "/plot": "/plot",
     "/help nothing": "nothing",
-    "/exit now": "takes no argument",
-    "/nothing": "unknown command /nothing",
     "/min_p 0.1": "/min_p is no command: use /set min_p=VALUE",
-    "/draft": "/draft is no command: use /compare ar,draft",
-    "/": "unknown command /",
 }
 
 
@@ -127,9 +85,6 @@ def test_bad_arguments_are_one_line_and_change_nothing(catalogue: Path) -> None:
     assert seen[0] == seen[1]
     for line, wanted in BAD.items():
         said = ran.after(line.strip()).strip()
-        if wanted is None:
-            assert not said.startswith("error:")
-            continue
         assert said.startswith("error: "), line
         assert wanted in said.replace("\n", " "), (line, said)
     assert "Traceback" not in ran.text
@@ -143,39 +98,19 @@ def test_nothing_to_look_back_on_is_one_line_each(catalogue: Path) -> None:
 
 
 SHOWN = {
-    "/gamma": "gamma = 4",
-    "/gamma 2": "gamma = 2",
-    "/temperature 0.5": "temperature = 0.5",
     "/top_p .9": "top_p = 0.9",
-    "/top_k 20": "top_k = 20",
-    "/set min_p=0.1": "min_p = 0.1",
     "/set repetition_penalty=1.2": "repetition_penalty = 1.2",
     "/set no_repeat_ngram=3": "no_repeat_ngram = 3",
-    "/set template=vicuna": "template = vicuna",
     "/length 7": "= 7",
-    "/seed 9": "seed = 9",
-    "/set gamma=3 top_k=5": "gamma = 3",
-    "/set seed": "seed = 9",
-    "/reset gamma": "gamma = 4",
-    "/processor nucleus 0.7 0.8": "processor = nucleus 0.7 0.8",
-    "/compare ar,ngram": "compare = ar,ngram",
-    "/speculative": "compare = ar,ngram,spec",
-    "/target off": "compare = ngram,spec",
-    "/ngram off": "compare = spec",
-    "/debug on": "debug = on",
-    "/view stack": "view = stack",
     "/set palette=cb": "palette = cb",
     "/slow 1": "slow = 1",
-    "/system Be brief.": "system = Be brief.",
-    "/system": "system = Be brief.",
-    "/system clear": "system = (none)",
     "/pair": "there are tiny, tiny-ngram, short, plain",
     "/drafter": "drafter = ",
     "/info": "context  ",
     "/set": "palette = cb  (default default)",
     "/help": "/gamma",
     "/help gamma": "gamma",
-    "/reset": "compare = ar,spec",
+    "/reset": "palette = default",
 }
 
 
@@ -246,24 +181,8 @@ def test_no_noise_comes_twice_in_a_conversation(catalogue: Path, monkeypatch: py
         parts.append([*asked])
         asked.clear()
 
-    lines = (
-        "one",
-        "/continue",
-        note,
-        "two",
-        note,
-        "/undo",
-        "two",
-        note,
-        "/continue",
-        note,
-        "/regen",
-        note,
-        "/undo",
-        "deux",
-        note,
-    )
-    ran = run_lines(catalogue, *lines, settings={**DRAWN, "max_new_tokens": 20})
+    lines = ("one", "/continue", note, "two", note, "/undo", "two", note, "/continue", note, "/regen", note)
+    ran = run_lines(catalogue, *lines, "/undo", "deux", note, settings={**DRAWN, "max_new_tokens": 20})
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "deux"]
     one, two, again, more, anew, edited = parts
     assert twice([*one, *two, *more]) == []
@@ -351,11 +270,6 @@ def test_a_drafter_that_cannot_run_is_refused(catalogue: Path) -> None:
     assert seen[0] == seen[1]
     assert len(ran.errors) == 2
     assert "(still tiny)" in ran.after(lines[0])
-    wrong = ["/set compare=ar,cascade cascade=model,ngram k_matrix=[[2,2],[0,2]]", "/set cascade=nobody"]
-    ran = run_lines(catalogue, "one", *wrong, "two")
-    assert [line[:6] for line in ran.errors] == ["error:"]
-    assert ran.state.settings.cascade == ("model", "ngram")
-    assert len(ran.state.chat.turns) == 2
 
 
 def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalogue: Path) -> None:
@@ -420,8 +334,6 @@ def test_ctrl_c_keeps_the_partial_answer_and_the_next_turn_works(
     assert "stopped" in ran.after("one")
     assert second.prompt[: len(first.prompt) + len(first.answer)] == (*first.prompt, *first.answer)
     assert "same output" in ran.after("two")
-    fresh = run_lines(catalogue, "one", "/continue", settings={"max_new_tokens": len(first.answer)})
-    assert fresh.state.chat.turns[0].answer[: len(first.answer)] == first.answer
 
 
 def test_ctrl_c_before_the_first_token_changes_nothing_and_keeps_the_message(
@@ -455,20 +367,3 @@ def test_save_json_holds_ids_texts_settings_figures_and_events(catalogue: Path, 
     emitted = sum(len(step["path"]) + (step["token"] is not None) for step in steps)
     assert emitted == lanes[1]["predicted_n"] == 12
     assert lanes[0]["ids"] + first["decodings"][1]["lanes"][0]["ids"] == first["answer_ids"]
-
-
-def test_a_second_ctrl_c_waits_for_the_drawing_to_be_whole() -> None:
-    from app.screen.terminal import Interrupts
-
-    done: list[str] = []
-
-    def draw() -> None:
-        with Interrupts() as stop, stop.whole():
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append("drawn")
-
-    with pytest.raises(SystemExit) as leaving:
-        draw()
-    assert (done, leaving.value.code) == (["drawn"], 130)
-    assert signal.getsignal(signal.SIGINT) is unheard  # nothing disturbs the leaving
