@@ -62,7 +62,6 @@ SLOW = (
     "app/lanes/test_lanes.py",
     "app/bench/test_run.py",
     "app/command_line/test_outputs.py",
-    "sampling/gamma/test_goodput.py",
     "app/console/test_said_before.py",
     "app/replay/test_replay.py",
     "app/bench/test_report.py",

@@ -26,7 +26,6 @@ from sampling.events import Finished, Step
 from sampling.gamma.controller import Controller
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.recorded.target import RecordedLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, FixedPace, GammaController, Limits, Rows
 from tests.sampling.drafters.tables.test_lookup import tables_of
@@ -129,14 +128,6 @@ def test_the_rows_end_at_different_times() -> None:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_row_says_what_it_says_alone(name: str, rows: int) -> None:
     assert said(DRAFTERS[name](), rows, Uneven(5) if rows == 8 else FixedPace(4)) == alone()[:rows]
-
-
-@pytest.mark.parametrize("name", ["ngram", "maxgram"])
-def test_rows_of_a_recording_say_what_was_recorded(name: str) -> None:
-    lm = RecordedLM({tuple(prompt): answer for prompt, answer in zip(PROMPTS, alone(), strict=True)}, STOP, V)
-    for rows in (1, 4, 8):
-        found = answers(lm, PROMPTS[:rows], DRAFTERS[name](), greedy(), length=LENGTH, stop=[STOP])
-        assert found == alone()[:rows]
 
 
 # -- what must be seen ----------------------------------------------------------------------------
@@ -260,18 +251,6 @@ def test_the_costs_of_a_batch_are_learned_apart() -> None:
     assert pace.costs is four
     assert four.plain == pytest.approx(1.0)
     assert four.v(2)[1] == pytest.approx(1.8)
-
-
-def test_one_row_that_drafts_makes_the_pass_wide_for_all() -> None:
-    """Drafts of one row in four, all of them right: the passes are as dear as if all had drafted."""
-    pace = Controller()
-    for _ in range(60):
-        gamma = pace.budget([0, 1, 2, 3]).max_depth[0]
-        counts = [gamma, 0, 0, 0]
-        steps = [make_step(gamma, count, count, 0.0, 0.25 * (1 + 0.5 * gamma), row) for row, count in enumerate(counts)]
-        pace.observe(steps)
-    assert pace.acceptance.drafted[0] > 0.9
-    assert not pace.pays
 
 
 # -- the law --------------------------------------------------------------------------------------

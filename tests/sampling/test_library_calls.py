@@ -27,7 +27,7 @@ from sampling.models.causal import CausalLM
 from tests.support.students import make_target
 from tests.support.tiny import noisy_copy, tiny_model, tiny_tokenizer
 from utils.errors import UserError
-from utils.logits_processors import GreedyProcessor, MultinomialProcessor, NucleusProcessor, TopKProcessor
+from utils.logits_processors import GreedyProcessor, MultinomialProcessor, NucleusProcessor
 
 PROMPT = [5, 6, 7, 5, 6]
 TARGET = tiny_model(3)
@@ -232,14 +232,6 @@ def test_processors_with_rules_go_through_every_call() -> None:
     alone = plain(logits_processor=rules)
     assert alone != PLAIN
     assert {name: call(logits_processor=rules) for name, call in CALLS.items()} == dict.fromkeys(CALLS, alone)
-
-
-def test_the_same_processor_by_position_and_by_name() -> None:
-    for by_position, by_name in (
-        (TopKProcessor(0.7, 5), TopKProcessor(temperature=0.7, top_k=5)),
-        (NucleusProcessor(0.7, 0.9), NucleusProcessor(temperature=0.7, top_p=0.9)),
-    ):
-        assert plain(logits_processor=by_position, seed=3) == plain(logits_processor=by_name, seed=3)
 
 
 # -- cascades of transformers models ---------------------------------------------------------------

@@ -17,7 +17,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Finished, Prefill, Step
 from sampling.loop import PIECE, generate
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rule, Sampler, Traits
+from sampling.types import Budget, Draft, Drafter, Limits, Rule, Sampler, Traits
 from tests.support.reference import greedy_answer
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.toy_drafters import PointDrafter
@@ -259,19 +259,6 @@ def test_rows_of_one_batch_may_meet_the_context_at_different_rounds() -> None:
     lm = TableLM(V, seed=43, context=9)
     events = decode(lm, ROWS, NgramDrafter(V), greedy(), length=20, gamma=4)
     assert emitted(events, 4) == [greedy_answer(lm, row, 9 - len(row)) for row in ROWS]
-
-
-def test_a_pace_may_differ_by_row() -> None:
-    class Uneven(FixedPace):
-        def budget(self, rows: list[int]) -> Budget:
-            return Budget([row % 3 for row in rows])
-
-    lm = TableLM(V, seed=44)
-    drafter = ModelDrafter(TableLM(V, seed=44, name="drafter"))
-    events = list(generate(lm, ROWS, drafter, greedy(), Limits(12), pace=Uneven(0)))
-    assert emitted(events, 4) == [greedy_answer(lm, row, 12) for row in ROWS]
-    for row in range(4):
-        assert max(len(step.drafted) for step in steps(events, row)) == row % 3
 
 
 # -- interrupts and closing -----------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,18 +43,6 @@ def test_long_sequences_that_part_near_the_end_in_the_middle_and_at_once(length:
         right[-1] = 8  # what comes behind the place has no say
         assert common_prefix(left, right) == place
         assert common_prefix(left, left[:place]) == place
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_sequences_that_meet_again(seed: int) -> None:
-    noise = random.Random(seed)
-    for _ in range(50):
-        left = [noise.randrange(2) for _ in range(noise.randrange(1, 900))]
-        right = list(left)
-        for _ in range(noise.randrange(4)):
-            right[noise.randrange(len(right))] = 5
-        right = right[: noise.randrange(len(right) + 1)] + [1] * noise.randrange(3)
-        assert common_prefix(left, right) == naive(left, right)
 
 
 def test_nothing_in_common_and_all_in_common() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.places import largest_file, modes_count, read_only
+from tests.support.places import largest_file, modes_count
 from utils import files
 from utils.errors import UsageError, UserError
 from utils.files import (
@@ -63,15 +63,6 @@ def test_a_full_disk_is_told_with_what_the_file_holds(file: Path) -> None:
     assert names(file.parent) == ["file"]
 
 
-def test_a_file_whose_folder_takes_none_stays_and_is_refused_before_hours_of_work(file: Path) -> None:
-    with read_only(file.parent):
-        with pytest.raises(UsageError, match="cannot be written: Permission denied"):
-            writable(file)
-        with pytest.raises(WriteError, match=r"Permission denied \(nothing was saved, the old content stays\)"):
-            write_bytes(file, b"new")
-    assert file.read_bytes() == OLD
-
-
 def test_a_signal_at_any_moment_leaves_the_old_content_or_the_new(tmp_path: Path) -> None:
     """Really Ctrl-C, while a process writes again and again."""
     code = (
@@ -108,16 +99,6 @@ def test_a_new_file_obeys_the_umask_and_an_old_one_keeps_its_mode(umask: int, tm
         assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o666 & ~umask
     finally:
         os.umask(before)
-
-
-def test_the_owner_is_kept_as_far_as_one_may(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"old")
-    group = next((one for one in os.getgroups() if one != file.stat().st_gid), file.stat().st_gid)
-    owner = (4321, 1234) if os.geteuid() == 0 else (os.geteuid(), group)
-    os.chown(file, *owner)
-    write_bytes(file, b"new")
-    assert (file.stat().st_uid, file.stat().st_gid) == owner
 
 
 def test_a_write_protected_file_is_left_alone(tmp_path: Path) -> None:

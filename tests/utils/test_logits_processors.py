@@ -17,7 +17,6 @@ from tests.support.reference import NaiveLaw
 from utils.errors import UserError
 from utils.logits_processors import (
     ARGUMENTS,
-    PROCESSORS,
     GreedyProcessor,
     LogitsProcessor,
     MinPProcessor,
@@ -227,13 +226,3 @@ def test_every_number_has_a_row_and_a_processor_that_is_off_changes_nothing() ->
     logits = torch.randn(3, 9)
     found = LogitsProcessor(**{name: argument.off for name, argument in ARGUMENTS.items()})(logits)  # type: ignore[arg-type]
     assert torch.allclose(found, logits.softmax(dim=-1))
-
-
-def test_named_processors_take_what_their_rows_say() -> None:
-    values = {"temperature": 0.7, "top_k": 3, "top_p": 0.8, "min_p": 0.1}
-    for name, row in PROCESSORS.items():
-        given = {part: values[part] for part in row.takes}
-        made = row.kind(**given)
-        assert {part: getattr(made, part) for part in row.takes} == given
-        assert row.usage(name).split() == [name, *(ARGUMENTS[part].letter for part in row.takes)]
-        assert row.help

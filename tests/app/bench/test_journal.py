@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 
 import app.bench.measurement
 import app.bench.run
-from app.bench.journal import Journal, Slot, about, difference
+from app.bench.journal import Journal, about, difference
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.lanes.answers import Answer
-from app.lanes.comparison import Variant
 from app.lanes.costs import Terms
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
-from sampling.stats.swi import Model
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError
 from utils.progress import never
@@ -281,37 +279,3 @@ def test_a_broken_line_is_named(world: Any, number: int, line: bytes, told: str)
         world.run()
     assert "\n" not in str(caught.value)
     assert str(world.journal) in str(caught.value)
-
-
-VARIANT = Variant("spec", "auto", 0.7)
-WHOLE = Answer(
-    "spec",
-    (1, 2, 3),
-    "a\u2028b\ud800",
-    Stats(
-        stop_reason="eos",
-        ttft_ms=0.1 + 0.2,
-        accepted_at=(1, 2),
-        examined_at=(3, 4),
-        reviews={"glide": (1, 2)},
-        sources=((1, 2), (3, 4)),
-        top2_gaps=(None, float("inf"), 1e-3),
-        calls={"target": 3},
-    ),
-    True,
-    Terms(True, "auto", {"target": Model("t", None)}, ("match", "tables")),
-)
-
-
-def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
-    place = Slot(3, 1, 0, VARIANT)
-    first = Journal(tmp_path / "o.json", {"a": 1})
-    first.begin({"device": "cpu"})
-    first.add(place, WHOLE)
-    with pytest.raises(UsageError, match=r"another run is writing .*o\.json\.partial"):
-        Journal(tmp_path / "o.json", {"a": 1})
-    first.close()
-    again = Journal(tmp_path / "o.json", {"a": 1})
-    assert again.known == {place: WHOLE}
-    again.close(done=True)
-    assert list(tmp_path.iterdir()) == []

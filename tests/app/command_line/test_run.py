@@ -8,22 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.command_line.run import AnswerWriter, run_once
-from app.lanes.answers import Answer
-from app.lanes.race import Race, seconds
+from app.lanes.race import Race
 from app.prompts.questions import prompt_ids
-from app.replay.session_log import read_log
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
-from sampling.events import Prefill
 from sampling.models.causal import CausalLM
-from sampling.stats.summary import Stats
 from tests.sampling.stats.test_metrics import KEYS
 from tests.support.tiny import TinyPair
 from tests.support.warm import Warm
@@ -85,11 +80,6 @@ def test_the_figures_of_the_json_fit_together(options: ModelOptions, capsys: pyt
     assert len(spec["acceptance_histogram"]) == 5
 
 
-def answer(method: str, ids: tuple[int, ...], *, reason: Any = "length", may_differ: bool = False) -> Answer:
-    stats = Stats(stop_reason=reason, predicted_n=len(ids), openings=1, predicted_ms=10.0 if method == "ar" else 5.0)
-    return Answer(method, ids, "", stats, may_differ)
-
-
 def test_the_text_goes_out_alone_and_the_figures_beside_it(
     options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,21 +94,6 @@ def test_the_text_goes_out_alone_and_the_figures_beside_it(
     assert lines[1].startswith("spec  30 tok")
     assert "same output" in lines[2]
     assert lines[-1] == "cut at 30 tokens"
-
-
-def test_the_lanes_take_turns(options: ModelOptions, tmp_path: Path) -> None:
-    """Who is behind by its own clock goes next, so that a machine that slows down slows all lanes down."""
-    log = tmp_path / "log.jsonl"
-    lanes = ("ar", "ngram", "spec")
-    settings = Settings(max_new_tokens=30, compare=lanes, quiet=True, record=str(log))
-    assert run_once(settings, options, "What is this?", as_json=False) == 0
-    (answer,) = read_log(log).answers
-    clocks, left = [0.0] * 3, Counter(index for index, _ in answer.events)
-    for index, event in answer.events:
-        running = [lane for lane in range(3) if left[lane]]
-        assert isinstance(event, Prefill) or clocks[index] == min(clocks[lane] for lane in running)
-        clocks[index] += seconds(event)
-        left[index] -= 1
 
 
 def test_the_first_pass_of_a_process_is_on_no_clock(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:

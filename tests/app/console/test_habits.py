@@ -109,8 +109,8 @@ def test_plots_heat_and_a_simulated_lane_at_the_least_and_the_largest_width(
     chat.resize(columns, 24)
 
 
-@pytest.mark.parametrize("columns", [60, 100])
-def test_familiar_commands_and_the_pager(chat: Terminal, columns: int, tmp_path: Path) -> None:
+def test_familiar_commands_and_the_pager(chat: Terminal, tmp_path: Path) -> None:
+    columns = 60
     chat.resize(columns, 24)
     chat.type("\x0c")
     chat.quiet()

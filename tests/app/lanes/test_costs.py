@@ -14,7 +14,6 @@ from app.lanes.answers import Answer
 from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData
 from app.settings.table import Settings
-from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from tests.sampling.stats.test_metrics import cascade_round, opening, step
 from tests.support.runs import measure
@@ -39,23 +38,6 @@ def test_every_model_review_and_source_has_its_figures() -> None:
         "accepted of each source's drafts: base 4/4, small 4/4, maxgram 6/10",
         "walltime improvement (SWI) 6.67x by time, 7.58x by parameters, 7.02x by previous work",
     ]
-
-
-def test_a_lane_says_only_what_it_has() -> None:
-    terms = Terms(True, 4, {"target": Model("t", 1000), "drafter": Model("d", 100)}, ("drafter",))
-    drafted = measure([opening(), *[step(4, 3, draft_s=0.02, verify_s=0.1)] * 2])
-    assert cost_lines(drafted, terms) == [
-        "calls: drafter 8 of 5.0 ms, target 2 of 100.0 ms",
-        "walltime improvement (SWI) 3.33x by time, 2.86x by parameters",
-    ]
-    assert cost_lines(drafted, replace(terms, models={}))[1:] == ["walltime improvement (SWI) 3.33x by time"]
-    free = replace(drafted, calls={"target": 2}, call_ms={"target": 200.0})
-    assert cost_lines(free, terms) == []
-    tables = replace(free, sources=((6, 5), (2, 1)))
-    assert cost_lines(tables, replace(terms, sources=("match", "tables"))) == [
-        "accepted of each source's drafts: match 5/6, tables 1/2"
-    ]
-    assert cost_lines(ROUNDS, Terms()) == cost_lines(Stats(), CASCADE) == []
 
 
 # -- /stats ---------------------------------------------------------------------------------------

@@ -29,9 +29,7 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.registry import ROWS
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Step
-from sampling.gamma.controller import Controller, controller_of
-from sampling.gamma.costs import Costs
-from sampling.types import Budget, Tree
+from sampling.types import Tree
 from tests.support.tiny import TinyPair
 from utils.catalogue.specs import PUBLISHED_KINDS, spec_from_argument
 from utils.errors import UsageError
@@ -147,19 +145,6 @@ def test_the_draft_lane_is_the_drafter_alone(engine: PairEngine, pair: TinyPair)
     assert list(ids_of(engine, "draft", settings)) == wanted  # again, on the cache it has kept
 
 
-def test_drafters_stay_until_their_own_settings_change(engine: PairEngine) -> None:
-    first = engine.lane("ngram", Settings()).drafter
-    assert engine.lane("ngram", Settings(gamma=8, temperature=0.5, seed=1)).drafter is first
-    other = engine.lane("ngram", Settings(ngram_n=4)).drafter
-    assert other is not first
-    assert isinstance(other, NgramDrafter)
-    assert other.ngrams.reach == 4
-    spec = engine.lane("spec", Settings()).drafter
-    assert engine.lane("spec", Settings(ngram_n=4)).drafter is spec
-    engine.forget()
-    assert engine.lane("spec", Settings()).drafter is not spec
-
-
 @pytest.mark.parametrize(("drafter", "kind"), [("ngram", NgramDrafter), ("none", NoDrafter)])
 def test_spec_drafts_as_the_pair_says(pair: TinyPair, drafter: str, kind: type) -> None:
     engine = engine_of(pair, drafter)
@@ -192,28 +177,6 @@ def test_tables_grow_under_gamma_auto_alone(fresh: PairEngine) -> None:
     model = fresh.drafters.make("model", Settings(gamma="auto"))
     assert isinstance(model, ModelDrafter)
     assert model.expansion is None
-
-
-def test_the_default_lane_drafts_trees_and_paces_their_nodes(
-    fresh: PairEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = Settings(gamma="auto", max_new_tokens=60, quiet=True)
-    lane = fresh.lane("match", settings)
-    assert isinstance(lane.pace, Controller)
-    known = Costs(0.01, dict.fromkeys(range(2, 17), 1.0), 0.01)  # a busy machine's own might not pay
-    pace, budgets = controller_of(lane.drafter.traits, settings.nodes, known), list[Budget]()
-    lane, ask = replace(lane, pace=pace), pace.budget
-
-    def asked(rows: list[int]) -> Budget:
-        budgets.append(ask(rows))
-        return budgets[-1]
-
-    monkeypatch.setattr(pace, "budget", asked)
-    prompt = prompt_ids(fresh, "one two three one two four two three one two", settings)
-    steps = [event for event in lane.run(prompt) if isinstance(event, Step)]
-    assert lane.drafter.traits.tree is Tree.BEST_FIRST
-    assert sum(len(step.drafted) for step in steps) > 0
-    assert any(budget.costs for budget in budgets)  # what passes cost here is told to the drafter
 
 
 # -- the default pair, its weights as the file has them -----------------------------------------------

@@ -51,17 +51,6 @@ def test_pairs_lists_the_catalogue_with_what_each_pair_needs():
     assert set(catalogue_in(ROOT / "models.yaml").pairs) < set(rows)
 
 
-def test_pairs_reads_the_catalogue_it_is_given(tmp_path, tiny):
-    file = tmp_path / "mine.yaml"
-    file.write_text(f"pairs:\n  mine:\n    target: {tiny.target}\n    drafter: none\n")
-    done = infer("pairs", "--models", str(file))
-    assert re.search(r"mine \(default\) +target +none +spec +ready", done.stdout)
-    file.write_text(f"pairs:\n  mine:\n    target: {tiny.target}\n    draftr: none\n")
-    done = infer("pairs", "--models", str(file))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {file}:4: pair 'mine': unknown key 'draftr' (did you mean drafter?)\n"
-
-
 def test_check_shows_both_models_and_that_they_fit(tiny, capsys):
     done = here(capsys, "check", *tiny.flags())
     assert done.returncode == 0, done.stderr

@@ -115,22 +115,6 @@ def figures(**known: float) -> Figures:
     return Figures(**{"value": "1", "same": True, **unknown, **known})
 
 
-def test_what_is_said_of_a_step_is_what_its_figures_show() -> None:
-    gammas = STEPS[2]
-    rising = [figures(value=v, per_pass=p, alpha=a) for v, p, a in (("1", 1.5, 0.8), ("4", 2.0, 0.5), ("16", 2.5, 0.6))]
-    assert observed(gammas, rising) == (
-        "tok/pass rises from 1.50 to 2.50; alpha neither rises nor falls throughout: 0.80, 0.50, 0.60"
-    )
-    assert "alpha falls from 0.80 to 0.50" in observed(gammas, rising[:2])
-    assert observed(gammas, [figures(alpha=0.5), figures(alpha=0.5)]).startswith("alpha neither rises nor falls")
-    slower = [figures(value="1", speedup=0.9), figures(value="4", speedup=0.4)]
-    assert observed(gammas, slower) == "fastest at gamma 1: 0.90 times the speed of plain decoding"
-    assert observed(STEPS[0], [figures(speedup=1.01, per_pass=2.0, accepted=0.5)]) == (
-        "as fast as plain decoding, 2.00 tokens a pass, 50% of the drafts accepted, the same text"
-    )
-    assert observed(STEPS[0], [figures(same=False)]) == "another text"
-
-
 def test_the_recorded_tour_begins_with_a_clear_win() -> None:
     seen = observed(STEPS[0], [figures_of(STEPS[0], tracks) for tracks in shown(1)])
     assert float(seen.split()[0]) > 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from io import StringIO
 from itertools import combinations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +12,11 @@ from rich.style import Style
 from syrupy.assertion import SnapshotAssertion
 
 from app.screen.figures import PaneData
-from app.screen.live import Track
 from app.screen.palette import PALETTES, TINTS, Look, letters, tint
 from app.screen.panes import pieces_of
 from app.screen.rows import Drawn
 from app.screen.spans import Span
 from app.screen.view import Frame, meanings
-from sampling.events import Step
 from sampling.stats.summary import Stats
 
 NAMES = ("glide", "maxgram", "bigram")
@@ -129,18 +126,6 @@ def test_the_five_tints_are_told_apart(palette: str, eyes: object) -> None:
 def test_a_tinted_lane_with_its_legend(width: int, palette: str, snapshot: SnapshotAssertion) -> None:
     panes = [lane("ngram", ("ngram",), 0), PaneData("cascade", SPANS, STATS, "done", names=NAMES)]
     assert shown(Frame(panes, Look(width, palette=palette))) == snapshot
-
-
-def test_a_tracks_pane_knows_the_names_of_its_lane() -> None:
-    drafter = SimpleNamespace(name="cascade", drafts=True, source_names=("glide", "maxgram"))
-    step = Step(0, 2, (1, 2), (-1, 0), (0, 1), (0, 1), 3, (), (), 0.5, (), 0.0, 0.0, 0.0)
-    track = Track(drafter, lambda ids: "".join(f" {token}" for token in ids), 1, 9)
-    track.feed(step)
-    pane = track.pane()
-    assert pane.names == ("glide", "maxgram")
-    assert [(span.kind, span.source) for span in pane.spans] == [("accepted", 0), ("accepted", 1), ("bonus", 0)]
-    assert track.pane().tinted
-    assert not Track(SimpleNamespace(name="ar", drafts=False), str, 1, 9).pane().tinted
 
 
 # ---------------------------------------------------------------- the legend

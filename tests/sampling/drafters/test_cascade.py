@@ -186,21 +186,6 @@ def test_the_amounts_of_a_chain_are_one_a_drafter() -> None:
 # -- greedy ---------------------------------------------------------------------------------------
 
 
-def test_a_reviewer_passes_its_own_chances_up() -> None:
-    """At temperature 1, of accepted tokens and of its own."""
-    lm = base()
-    drafter = cascade_of([ModelDrafter(lm), own_points()], [[4, 0], [0, 3]], 2.0)
-    for sampling in (sampler(), sampler(0.5, coupling="gumbel"), sampler(0.5)):
-        draft = proposed(drafter, [[1, 2]], [20], sampling)
-        row, assured = [1, 2], []
-        for token in draft.tokens[0].tolist():
-            assured.append(float(lm.logits([row])[0].softmax(dim=-1)[token]))
-            row.append(token)
-        assert draft.draft_prob is not None
-        assert draft.draft_prob[0].tolist() == pytest.approx(assured, abs=1e-6)
-        assert (draft.probs is None) == sampling.point_mass
-
-
 @pytest.mark.parametrize("lenience", [1.0, 1.5, 2.0, 3.0, 5.0])
 def test_greedy_text_is_plain_decodings_for_every_lenience(lenience: float) -> None:
     accepted = Counter[str]()

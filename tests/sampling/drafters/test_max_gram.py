@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,7 +139,6 @@ def behind_longest(prompt: list[int], own: list[int]) -> list[int]:
 
 
 TOKEN = st.integers(0, 2)
-TEXT = st.lists(TOKEN, max_size=14)
 BIGRAMS = st.dictionaries(TOKEN, TOKEN, max_size=2)
 MOVES = st.lists(st.tuples(st.integers(0, 8), st.lists(TOKEN, max_size=5), st.integers(0, 12)), min_size=1, max_size=6)
 
@@ -160,24 +158,6 @@ def test_rows_that_grow_and_go_back_are_drafted_as_the_rules_say(
     for back, more, want in moves:
         generated = generated[: max(0, len(generated) - back)] + more
         assert proposed(drafter, [prompt + generated], [want]) == [naive(prompt, generated, want, bigrams)]
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    prompts=st.lists(st.lists(TOKEN, min_size=1, max_size=6), min_size=1, max_size=3),
-    rounds=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), TEXT), max_size=4),
-)
-def test_chosen_and_repeated_rows_part_ways(prompts: list[list[int]], rounds: list[tuple[list[int], TEXT]]) -> None:
-    drafter = MaxGramDrafter()
-    drafter.start(prompts, ALONE, ALONE)
-    rows = [(prompt, list[int]()) for prompt in prompts]
-    for chosen, tokens in rounds:
-        chosen = [row % len(rows) for row in chosen]
-        drafter.select(torch.tensor(chosen))
-        rows = [rows[row] for row in chosen]
-        rows = [(prompt, [*own, *tokens[place:]]) for place, (prompt, own) in enumerate(rows)]
-        found = proposed(drafter, [prompt + own for prompt, own in rows], [4] * len(rows))
-        assert found == [naive(prompt, own, 4, {}) for prompt, own in rows]
 
 
 def test_every_answer_begins_without_a_match() -> None:

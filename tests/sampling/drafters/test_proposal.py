@@ -31,9 +31,8 @@ from sampling.drafters.proposal import (
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.ratios import RETRY, Ratios
-from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.types import Budget, Draft, Limits, NodeCosts, Rows, Rule, Tree, Verdict
+from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Tree, Verdict
 from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_drafter, make_student, make_target, text
@@ -225,23 +224,6 @@ def test_rows_of_a_batch_and_rows_beyond_its_context_do_without_it() -> None:
     assert lm.passes == passes
 
 
-@pytest.mark.parametrize(("rows", "kept"), [(1, (0, 1)), (2, False)])
-def test_the_target_keeps_states_for_a_single_row_only(rows: int, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = thinking(1.0)
-    monkeypatch.setattr(lm, "reads_hidden", (0, 1), raising=False)
-    made, target = beside(lm), thinking(1.0)
-    asked: list[Any] = []
-    opened = target.open
-
-    def noted(prompt: Any, *, hidden: Any = False, **others: Any) -> Any:
-        asked.append(hidden)
-        return opened(prompt, **others)
-
-    monkeypatch.setattr(target, "open", noted)
-    next(generate(target, [PROMPT] * rows, made, sampler(0.0), Limits(4)))
-    assert asked == [kept]
-
-
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(("right", "price"), [(False, 0.2), (True, 0.2), (True, 3.0), (False, None)])
 def test_it_is_asked_while_that_pays_and_now_and_then(right: bool, price: float | None, tree: bool) -> None:
@@ -257,14 +239,6 @@ def test_it_is_asked_while_that_pays_and_now_and_then(right: bool, price: float 
         assert asked[40:].count(True) in (4, 5)
         late = [at for at, was in enumerate(asked) if was][-4:]
         assert {after - before for before, after in pairwise(late)} == {RETRY + 1}
-
-
-def test_it_is_always_asked_where_nothing_is_to_be_learned() -> None:
-    made = beside(thinking(1.0))
-    for turn in range(40):
-        draft = proposed(made, [ROW], 1, opportunity_cost=9.0, started=bool(turn))
-        assert len(draft.calls) == 1
-        judged(made, ROW, draft, [])
 
 
 def test_one_whose_tokens_the_others_would_have_drafted_brings_nothing() -> None:
@@ -293,14 +267,6 @@ def test_what_it_brings_is_learned_by_depth_from_rounds_in_which_it_was_asked() 
     for _ in range(10):
         judged(made, ROW, Draft.empty(1), [])
     assert gains() == first
-
-
-def test_rows_beyond_its_context_say_nothing_of_it() -> None:
-    ratios = Ratios()
-    made = beside(thinking(1.0, context=len(ROW)), {(): [(4, 0.2)]}, learn=True, ratios=ratios)
-    proposed(made, [ROW[1:]], 1)
-    judged(made, ROW, proposed(made, [ROW], 1, started=True), [])
-    assert ratios.of(("gain", 0), MODEL_GAINS[0], MODEL_GAIN_WORTH).value == MODEL_GAINS[0]
 
 
 @pytest.mark.parametrize(("price", "depth"), [(0.04, 2), (0.06, 1)])

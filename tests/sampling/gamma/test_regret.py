@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean
 
 import pytest
@@ -17,7 +16,6 @@ from sampling.gamma.controller import (
     CREDIT,
     GAMMA_MAX,
     MARGIN,
-    RETRY,
     Controller,
 )
 from sampling.gamma.costs import Costs
@@ -172,26 +170,6 @@ def test_from_nothing_to_loops_a_probe_finds_out() -> None:
     assert run.slowdown < 0.6
 
 
-def test_a_batch_looks_as_many_times_as_seldom_as_it_has_rows_and_follows_no_look() -> None:
-    """Every other draft is right, and one token more costs .6 of a pass."""
-
-    def looks(rows: int) -> list[int]:
-        pace, asked = Controller(costs=Costs(c=0.1, table={2: 1.5, 3: 2.0})), list[int]()
-        for number in range(4000):
-            gamma = pace.budget(list(range(rows))).max_depth[0]
-            right = gamma * (len(asked) % 2)
-            step = make_step(gamma, gamma, right, 0.1 * PLAIN * gamma / rows, PLAIN * (1 + 0.5 * gamma) / rows)
-            pace.observe([replace(step, row=row) for row in range(rows)])
-            if gamma:
-                asked.append(number)
-        return asked[len(asked) // 2 :]
-
-    many, few = looks(4), looks(1)
-    assert 0 < len(many) < len(few) / 4
-    assert min(later - earlier for earlier, later in pairwise(many)) > 4 * RETRY
-    assert min(later - earlier for earlier, later in pairwise(few)) == 1
-
-
 @pytest.mark.parametrize("reach", [0, 1, 2, 3])
 def test_a_silent_drafter_is_not_overrated(reach: int) -> None:
     """It drafts `reach` tokens and no more, always right: the positions behind count as refused."""
@@ -201,23 +179,6 @@ def test_a_silent_drafter_is_not_overrated(reach: int) -> None:
     assert all(alpha > 0.9 for alpha in alphas[:reach])
     assert expected_tokens(alphas)[-1] < reach + 1.35
     assert (pace.last > 0) == (reach > 0)
-
-
-def test_a_batch_times_its_own_plain_pass_though_one_row_was_timed_before() -> None:
-    """One row's pass takes a second token for 10% more, eight rows' for 65%: drafts pay there and not here."""
-    pace = Controller()
-    for rows, second, paid in ((1, 1.1, True), (8, 1.65, False)):
-        pace.begin()
-        gammas = []
-        for turn in range(200):
-            gamma = pace.budget(list(range(rows))).max_depth[0]
-            seconds = PLAIN * (1.0 + (second - 1) * gamma)
-            step = make_step(gamma, gamma, min(gamma, turn % 2), 0.05 * PLAIN * gamma / rows, seconds / rows)
-            pace.observe([replace(step, row=row) for row in range(rows)])
-            gammas.append(gamma)
-        assert (fmean(gammas[20:]) > 0.9) == paid
-        assert pace.costs.references >= 2
-    assert fmean(gammas) < 0.3
 
 
 def test_what_a_model_catches_up_is_not_its_c_where_it_was_left_out_of_rounds_that_drafted() -> None:

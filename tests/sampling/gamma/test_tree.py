@@ -146,17 +146,6 @@ def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
     assert brings(kept) == pytest.approx(brings(worthwhile(falling, costs)), abs=1e-12)  # a tie may fall either way
 
 
-def test_a_tree_stops_growing_by_hand() -> None:
-    """rate 2, v 1, 1.1, 1.2, 1.9, trust ½: a node must exceed .4, a third one 2.8; the pass holds no fourth."""
-    costs = NodeCosts(calibration=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
-    floors = [pytest.approx(0.4), pytest.approx(0.4), pytest.approx(2.8), float("inf")]
-    assert floors_of(costs, 3) == floors
-    assert floors_of(costs, 4) == [*floors, float("inf")]
-    assert floors_of(costs, 1) == floors[:2]
-    dear_first = NodeCosts(calibration=1.0, v=(1.0, 1.5, 1.6), rate=1.0)
-    assert floors_of(dear_first, 2) == [pytest.approx(0.1), pytest.approx(0.1), float("inf")]  # the second is cheap
-
-
 def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:
     """(depth, siblings) of rounds of a chain whose refusal a sibling mends with chance `taken`, if there are six."""
     noise, found = random.Random(5), []

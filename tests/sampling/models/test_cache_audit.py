@@ -157,17 +157,6 @@ def test_turns_undo_and_regen(name: str) -> None:
         assert answers(lm, [shorter], drafting["ngram"], sampler(0.9, 9), length=5, session=session)[0] == plain
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_handing_a_session_on_to_the_next_prompt(name: str) -> None:
-    model = model_of(name)
-    lm = CausalLM(model)
-    session = lm.open([text(4, 30)])
-    session.score([text(4, 30)], Draft.empty(1))
-    for prompt in ([*text(4, 30), 5, 6], text(4, 17), text(5, 8)):
-        session = lm.open([prompt], previous=session)
-        audit(session, model, [prompt])
-
-
 @pytest.mark.parametrize("drafting", DRAFTING)
 @pytest.mark.parametrize("name", SHAPES)
 def test_interrupts_and_closed_generators(name: str, drafting: str) -> None:
@@ -314,23 +303,6 @@ def test_kv_is_what_the_model_itself_would_cache(name: str) -> None:
         assert key.shape == value.shape == past.layers[layer].keys.shape
         assert torch.allclose(key, past.layers[layer].keys, atol=CLOSE)
         assert torch.allclose(value, past.layers[layer].values, atol=CLOSE)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("name", RAGGED)
-def test_kv_of_ragged_rows(name: str) -> None:
-    model = model_of(name)
-    rows = [text(71, 4), text(72, 9)]
-    session = CausalLM(model).open(rows)
-    session.score(rows, Draft(torch.tensor([[3, 4], [5, 6]])))
-    session.commit(torch.tensor([[0, 1], [-1, -1]]))
-    key, value, valid = session.kv(2)
-    assert valid.tolist() == [6, 9]
-    for place, row in enumerate([rows[0] + [3, 4], rows[1]]):
-        past = transformers.DynamicCache()
-        model(input_ids=torch.tensor([row]), past_key_values=past, use_cache=True)
-        assert torch.allclose(key[place, :, : len(row)], past.layers[2].keys[0], atol=CLOSE)
-        assert torch.allclose(value[place, :, : len(row)], past.layers[2].values[0], atol=CLOSE)
 
 
 @torch.inference_mode()

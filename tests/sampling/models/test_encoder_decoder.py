@@ -18,7 +18,6 @@ from sampling import (
     autoregressive_generate_encoder_decoder,
     cascade_generate,
     ngram_assisted_speculative_generate,
-    speculative_generate,
     speculative_generate_encoder_decoder,
 )
 from sampling.drafters.cascade import cascade_of, chain_of
@@ -344,14 +343,3 @@ def test_the_calls_give_the_models_own_greedy_text(target: Any, small: Any) -> N
     assert cascade_generate(prompt, [small, MaxGramDrafter()], target, [[2, 3], [0, 3]], 2.0, **options)[0] == wanted
     recorded = RecordedLM({tuple(prompt): wanted}, END, V, start_id=0)
     assert cascade_generate(prompt, [small], recorded, [[3]], **options)[0] == wanted
-
-
-def test_the_calls_refuse_models_of_two_kinds(target: Any, small: Any) -> None:
-    llama = tiny_model()
-    with pytest.raises(UserError, match=r"^drafter must be an encoder-decoder model, got LlamaForCausalLM$"):
-        speculative_generate_encoder_decoder([3], llama, target)
-    said = r"^target is an encoder-decoder model and drafter is none: they cannot draft for each other$"
-    with pytest.raises(UserError, match=said):
-        speculative_generate([3], llama, target)
-    with pytest.raises(UserError, match=r"^drafter 1 is an encoder-decoder model and target is none"):
-        cascade_generate([3], [small], RecordedLM({(3,): [4]}, END, V), [[3]])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
-from sampling.models.masks import places
 from tests.support.runs import answers, greedy
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import TableLM
@@ -35,16 +33,3 @@ def test_a_row_beyond_the_drafters_context_is_not_fed_to_it() -> None:
     rows = [[1, 2], [1, 2, 3, 4, 5, 6, 7]]
     together = answers(target, rows, ModelDrafter(small), greedy(), length=6, gamma=3)
     assert together == [answers(target, [row], None, greedy(), length=6)[0] for row in rows]
-
-
-@pytest.mark.parametrize("parents", [None, [], [-1, 0, 1], [-1, 0, 0, -1, 3, 1]])
-@pytest.mark.parametrize("start", [0, 5])
-def test_one_row_stands_where_it_would_in_a_batch(parents: list[int] | None, start: int) -> None:
-    count = 3 if parents is None else len(parents)
-    tree = None if parents is None else torch.tensor(parents, dtype=torch.long)
-    for width in (0, 1, 4):
-        if width + count:
-            positions, seen = places([start], [[1] * width], tree, start, width, count)
-            both = places([start] * 2, [[1] * width] * 2, tree, start, width, count)
-            assert torch.equal(positions, both[0][:1])
-            assert torch.equal(seen, both[1][:1])

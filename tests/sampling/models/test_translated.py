@@ -26,10 +26,10 @@ from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
 from sampling.models.translated import Spelling, TranslatedLM, Translation
-from sampling.types import Budget, Drafter, Rule
+from sampling.types import Drafter, Rule
 from tests.sampling.drafters.test_vocabularies import Table, TableTarget
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import drafting, emitted, enumeration_error, greedy
+from tests.support.runs import emitted, enumeration_error
 from tests.support.students import PrefixLM
 from tests.support.tiny import tiny_model
 from utils.catalogue.specs import PairSpec, spec_from_argument
@@ -270,19 +270,6 @@ def test_greedy_drafts_say_what_plain_decoding_says(
         events = list(engine.lane("spec", chosen).run_rows(prompts))
         assert sum(len(getattr(event, "drafted", ())) for event in events) > 1_000
         assert emitted(events, 150) == emitted(engine.lane("ar", chosen).run_rows(prompts), 150)
-
-
-def test_what_stands_behind_the_last_special_token_is_spelled_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    by, spelled = between("bytes", "pieces"), list[bytes]()
-    ids, special = by.target.ids, next(iter(by.target.special.values()))
-    monkeypatch.setattr(by.target, "ids", lambda text: (spelled.append(text), ids(text))[1])
-    lm = TranslatedLM(CausalLM(Table(len(unigram()), 2), "drafter"), by, SIZE)
-    row = [*by.target.ids(b"salt"), special, *by.target.ids(b"x"), special, *by.target.ids(b"oa")]
-    drafter, target = Proposer([Respelled(lm)], least=0.0), TableTarget(Table(SIZE, 1)).open([row])
-    drafter.start([row], target, target)
-    spelled.clear()
-    drafter.propose([row], Budget([8]), drafting(greedy(), [row]))
-    assert spelled[0].startswith(b"oa")
 
 
 def test_a_text_longer_than_the_drafters_context_goes_on(engine: PairEngine) -> None:

@@ -35,7 +35,6 @@ from sampling.types import Draft, Drafter, FixedPace, Limits
 from tests.sampling.models.test_cache_audit import V, build
 from tests.support.runs import answers, decode, steps
 from tests.support.students import fed, make_student, make_target
-from tests.support.tiny import tiny_model
 from utils.errors import UserError
 from utils.logits_processors import make_processor
 
@@ -43,10 +42,6 @@ CLOSE = 1e-4  # of the largest value; a wrong cache is off by 0.1
 NOTHING = Draft.empty(1)
 NETWORKS: dict[str, Callable[[Any], Any]] = {"hand-written": LlamaNetwork, "transformers": TransformersNetwork}
 TURNS, LENGTH, NODES = 3, 12, 12
-
-PARENTS = torch.tensor([-1, -1, 0, 1, 2])
-DRAFTS = torch.tensor([[11, -1, 12, -1, 13], [21, 22, 23, 24, -1]])
-PATHS = [([0, 2, 4], [1, 3, -1]), ([0, -1, -1], [0, 2, -1]), ([-1, -1, -1], [1, -1, -1])]
 
 
 def without_mask() -> Any:
@@ -232,29 +227,6 @@ def test_after_every_round_and_in_the_next_turns_caches_hold_what_a_new_pass_wou
             beside += any(event.parents[node] != node - 1 for node in event.path)
         row += [5, turn]
     assert beside, "no sibling was ever accepted: the test shows nothing"
-
-
-@pytest.mark.parametrize("paths", PATHS)
-def test_the_cache_after_keep_equals_a_fresh_one(paths: tuple[list[int], list[int]]) -> None:
-    lm = CausalLM(tiny_model())
-    rows = [[5, 6, 7, 8], [9, 10, 11]]
-    session = lm.open(rows)
-    logits = session.score(rows, Draft(DRAFTS, parents=PARENTS))
-    session.commit(torch.tensor(paths))
-    grown = [
-        row + [int(drafts[node]) for node in path if node >= 0]
-        for row, drafts, path in zip(rows, DRAFTS, paths, strict=True)
-    ]
-    assert session.rollback(grown) == [len(row) for row in grown]
-    again = [[*row, 3] for row in grown]
-    for place, row in enumerate(again):
-        fresh = lm.open([row]).score([row], Draft.empty(1))[0]
-        torch.testing.assert_close(session.score(again, Draft.empty(2))[place], fresh, atol=1e-4, rtol=1e-4)
-    for place, (row, path) in enumerate(zip(rows, paths, strict=True)):
-        for node in (node for node in path if node >= 0):
-            row = [*row, int(DRAFTS[place, node])]
-            fresh = lm.open([row]).score([row], Draft.empty(1))[0, 0]
-            torch.testing.assert_close(logits[place, node + 1], fresh, atol=1e-4, rtol=1e-4)
 
 
 # -- who takes them --------------------------------------------------------------------------------

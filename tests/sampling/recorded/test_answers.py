@@ -102,22 +102,6 @@ def test_what_is_broken_is_named_by_file_and_line(tmp_path: Path, text: str, lin
     assert "\n" not in str(caught.value)
 
 
-def test_rows_that_do_not_begin_with_their_prompts_are_told(tmp_path: Path) -> None:
-    file = written(tmp_path, "tensor([[1, 2, 3],\n[4, 5, 6]])")
-    for starts, why in (
-        ([[[1]], [[4, 9], [8]]], ":2: row 2 does not begin with its prompt"),
-        ([[[1]]], ":2: row 2 has no prompt, there are 1"),
-        ([[[1]], [[4, 5, 6]]], ":2: row 2 of 3 tokens has no answer after its prompt"),
-    ):
-        with pytest.raises(UserError) as caught:
-            read_answers(file, starts)
-        assert str(caught.value) == f"{file}{why}"
-    with pytest.raises(UserError, match=r"hold prompts and answers together: tell the prompts, or their tokens$"):
-        read_answers(file)
-    with pytest.raises(UserError, match=r"prompt_tokens must be 0 beside them, got 3$"):
-        read_answers(file, [[[1]], [[4]]], 3)
-
-
 def map_of(folder: Path, entries: dict[str, str], **told: Any) -> tuple[Any, ...]:
     """How the values of a map were taken, the prompts with their answers, the start id, and how many have none."""
     found = read_answers(written(folder, json.dumps(entries)), **told)

@@ -13,11 +13,10 @@ from sampling.drafters.cascade import cascade_of
 from sampling.drafters.combined import ChainDrafter
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
-from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
-from sampling.loop import generate
 from sampling.recorded.target import RecordedLM
-from sampling.types import Draft, Limits, Rows
+from sampling.types import Draft, Rows
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.students import make_student, make_target
 from tests.support.toys import TableLM
@@ -75,17 +74,6 @@ def test_a_file_that_holds_no_recording_is_refused_in_one_line(tmp_path: Path, t
     assert str(caught.value) == f"{file}{why}"
 
 
-def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
-    for path, why in ((tmp_path / "none.json", "No such file or directory"), (tmp_path, "Is a directory")):
-        with pytest.raises(UserError) as caught:
-            RecordedLM.read(path, end_id=2)
-        assert str(caught.value) == f"cannot read the recording {path}: {why}"
-    file = tmp_path / "latin.json"
-    file.write_bytes(b'{"1": "\xff"}')
-    with pytest.raises(UserError, match=r"holds no recording: it is no UTF-8 text$"):
-        RecordedLM.read(file, end_id=2)
-
-
 def test_nothing_recorded_and_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^the recording of target holds no answer$"):
         RecordedLM.read(written(tmp_path, {}), end_id=2)
@@ -121,15 +109,6 @@ def test_it_says_by_position_what_was_recorded_and_then_ends() -> None:
     assert said(session, [[1]], [[]]) == [[2]]  # the prompt itself is read in pieces
 
 
-def test_what_was_read_counts_as_cached() -> None:
-    session = recorded().open([[1, 2], [6]])
-    assert session.rollback([[1, 2], [6]]) == [0, 0]
-    session.score([[1, 2, 3], [6]], Draft.empty(2))
-    assert session.rollback([[1, 2, 3, 4], [6, 0]]) == [3, 1]
-    assert session.rollback([[1, 5], [0]]) == [1, 0]
-    assert session.rollback([[1, 2, 3, 4], [6, 0]]) == [1, 0]
-
-
 def test_rows_are_chosen_and_forks_go_their_own_way() -> None:
     session = recorded().open([[1, 2], [6]])
     session.score([[1, 2], [6]], Draft.empty(2))
@@ -158,14 +137,6 @@ def test_a_tree_is_scored_by_depth() -> None:
     tree = Draft(torch.tensor([[1, 2, 3]]), parents=torch.tensor([-1, -1, 0]))
     said = session.score([[1, 2]], tree).argmax(dim=-1)[0].tolist()
     assert said == [answer[0], answer[1], answer[1], answer[2]]
-
-
-def test_the_runners_up_of_a_tree_stand_by_depth_too() -> None:
-    session = recorded(best={(1, 2): [(3, 0), (4, 1), (5, 2)]}).open([[1, 2]])
-    tree = Draft(torch.tensor([[1, 2, 3, 4]]), parents=torch.tensor([-1, -1, 0, 2]))
-    first, *found = session.score([[1, 2]], tree)[0].topk(2).indices.tolist()
-    assert [first, *found[:3]] == [[3, 0], [4, 1], [4, 1], [5, 2]]
-    assert found[3][0] == END  # behind the recording nothing ranks
 
 
 def test_what_a_recording_does_not_have_is_refused_by_name() -> None:
@@ -236,11 +207,3 @@ def test_the_recording_of_a_cut_answer_ends_there() -> None:
     lm = RecordedLM({(1, 2): [3, 4]}, END, V)
     assert answers(lm, [[1, 2]], cascade(), greedy(), length=6, gamma=20, stop={END}) == [[3, 4, END]]
     assert answers(lm, [[1, 2]], cascade(), greedy(), length=6, gamma=20) == [[3, 4, END, END, END, END]]
-
-
-def test_a_long_prompt_is_read_in_pieces() -> None:
-    prompt = [place % V for place in range(700)]
-    lm = RecordedLM({tuple(prompt): [1, 2, 3]}, END, V)
-    run = list(generate(lm, [prompt], NoDrafter(), greedy(), Limits(3)))
-    assert [getattr(event, "done", None) for event in run[:3]] == [256, 512, 699]
-    assert emitted(run) == [[1, 2, 3]]

@@ -100,21 +100,6 @@ def test_no_figure_is_ever_nan_and_all_are_json(events: list[Event]) -> None:
     assert tuple(json.loads(text)) == KEYS
 
 
-@given(st.lists(streams(), max_size=4))
-@settings(max_examples=60, deadline=None)
-def test_merging_adds_up_and_does_not_care_for_grouping(runs: list[list[Event]]) -> None:
-    parts = [measure(events) for events in runs]
-    whole = merge(parts)
-    assert whole.predicted_n == sum(part.predicted_n for part in parts)
-    assert sum(whole.acceptance_histogram) == whole.target_passes
-    rounds = whole.predicted_n - sum(part.openings for part in parts)
-    assert (whole.tokens_per_pass or 0) * whole.target_passes == pytest.approx(rounds)
-    again = merge([merge(parts[:1]), merge(parts[1:])])
-    assert again.predicted_ms == pytest.approx(whole.predicted_ms)
-    assert again.alpha == whole.alpha
-    assert again.ttft_ms == (None if whole.ttft_ms is None else pytest.approx(whole.ttft_ms))
-
-
 def example() -> list[Event]:
     """Rounds with the histogram of the documented example: 1, 4, 5, 4 and 11 rounds that kept 0 … 4 of 4."""
     rounds = [
@@ -276,17 +261,6 @@ def test_the_best_gamma_follows_what_verification_costs() -> None:
     assert best_gamma(0.8, 0.05, lambda n: 1.0 if n <= 4 else 9.0)[0] == 3
 
 
-def test_certain_acceptance_yields_every_draft_and_one_more() -> None:
-    assert efficiency(1.0, 7) == 8
-    assert efficiency(0.0, 7) == 1
-    with pytest.raises(ValueError, match=r"alpha must be between 0 and 1, got 1.1"):
-        efficiency(1.1, 4)
-    with pytest.raises(ValueError, match="gamma must be at least 0"):
-        efficiency(0.5, -1)
-    with pytest.raises(ValueError, match="c must be at least 0"):
-        expected_speedup(0.5, 2, -0.1)
-
-
 @given(st.floats(0.05, 0.95), st.integers(1, 8))
 @settings(max_examples=20, deadline=None)
 def test_a_planted_alpha_is_recovered(alpha: float, gamma: int) -> None:
@@ -337,18 +311,6 @@ def test_a_speed_up_beyond_the_tokens_of_a_pass_means_a_disturbed_timing() -> No
     assert disturbed(plain, timed(40, 40, 70)) is True  # nothing drafted, and faster all the same
     assert disturbed(plain, timed(40, 20, 38, least=None)) is False  # nobody timed its passes
     assert disturbed(plain, replace(timed(40, 40, 20), calls={"drafter": 40})) is False  # another model
-
-
-def test_the_shortest_pass_and_the_trees_are_counted() -> None:
-    meter, batch = Meter(5), Meter(5, rows=2)
-    tree = replace(step(3, 1, verify_s=0.3), parents=(-1, 0, 0))
-    for event in (opening(verify_s=0.1), step(2, 1, verify_s=0.4), tree, step(0, 0, verify_s=0.5)):
-        meter.add(event)
-        batch.add(event)
-    assert (meter.stats.least_pass_ms, meter.stats.least_wide_ms, meter.stats.branched) == (500.0, 300.0, 1)
-    assert batch.stats.least_wide_ms is None  # a row's share of a pass is no pass
-    both = merge([meter.stats, timed(3, 3, 3, least=20.0), Stats()])
-    assert (both.least_pass_ms, both.least_wide_ms, both.branched) == (20.0, 300.0, 1)
 
 
 def test_no_speed_up_is_expected_of_trees_by_the_formula_of_chains() -> None:

@@ -47,19 +47,6 @@ def processors() -> list[LogitsProcessor]:
 
 
 @pytest.mark.parametrize("processor", processors())
-def test_a_law_by_itself_is_that_of_all(processor: LogitsProcessor) -> None:
-    logits, draft = case()
-    sampler = KeyedSampler(processor)
-    expected = distributions_of(logits, draft, ROWS, sampler)
-    laws = LazyDistributions(logits, draft, ROWS, sampler)
-    for rows, nodes in (([1], [2]), ([0, 1], [-1, -1]), ([0, 1, 0, 0], [-1, 2, 4, 4]), ([1, 0], [2, 0])):
-        where, at = torch.tensor(rows), torch.tensor(nodes)
-        assert torch.equal(laws.at(where, at), expected[where, at + 1])
-    assert torch.equal(laws.all(), expected)
-    assert torch.equal(laws.at(torch.tensor([1]), torch.tensor([3])), expected[[1], [4]])
-
-
-@pytest.mark.parametrize("processor", processors())
 def test_the_laws_of_a_verdict_are_all_there(processor: LogitsProcessor) -> None:
     logits, draft = case(1)
     sampler = KeyedSampler(processor)
@@ -67,20 +54,6 @@ def test_the_laws_of_a_verdict_are_all_there(processor: LogitsProcessor) -> None
     expected = distributions_of(logits, draft, ROWS, sampler)
     assert torch.equal(verdict.probs, expected)
     assert torch.equal(verdict.at(torch.tensor([1]), torch.tensor([-1])), expected[[1], [0]])
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_only_where_a_row_stood_is_a_law_worked_out(seed: int) -> None:
-    logits, draft = case(seed)
-    sampler = Counting(LogitsProcessor(temperature=0.7), seed)
-    verdict = verify(logits, draft, ROWS, torch.tensor([[0, 4], [1, 3]]), sampler, Rule.POINT)
-    stood = len(ROWS) + int((verdict.path >= 0).sum())
-    assert sampler.made == stood
-    path = [node for node in verdict.path[0].tolist() if node >= 0]
-    at = torch.tensor([-1, *path])
-    seen = verdict.at(torch.zeros_like(at), at)
-    assert sampler.made == stood  # known already
-    assert torch.equal(seen, distributions_of(logits, draft, ROWS, sampler)[0, at + 1])
 
 
 def test_laws_given_as_a_tensor_are_looked_up() -> None:

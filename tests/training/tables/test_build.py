@@ -59,13 +59,6 @@ def test_what_was_built_is_what_is_read(file: Path) -> None:
     assert header["bytes"] == file.stat().st_size
 
 
-def test_large_vocabularies_take_wide_tokens(tmp_path: Path) -> None:
-    facts = build([Passage([1, 150_000, 2])], tmp_path / "t", vocab_size=151_936, fingerprint=None, source="x")
-    tables = StaticTables.open(tmp_path / "t", vocab_size=152_064, fingerprint="whatever")
-    assert tables.next([1]).token == 150_000  # type: ignore[union-attr]
-    assert facts["contexts"] == [2, 1]
-
-
 def test_pruning_keeps_the_size_and_the_frequent(tmp_path: Path) -> None:
     often, rare = [Passage([1, 2])] * 30, [Passage([100 + i, 200 + i % 50]) for i in range(150)]
     everything = build([*often, *rare], tmp_path / "all", vocab_size=VOCAB, fingerprint=None, source="x")
@@ -73,11 +66,6 @@ def test_pruning_keeps_the_size_and_the_frequent(tmp_path: Path) -> None:
     assert facts["bytes"] <= 4500 < everything["bytes"] + 4500
     assert sum(facts["contexts"]) < sum(everything["contexts"])
     assert StaticTables.open(tmp_path / "few").next([1]).token == 2  # type: ignore[union-attr]
-
-
-def test_an_impossible_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="max_mb"):
-        build(CORPUS, tmp_path / "t", vocab_size=VOCAB, fingerprint=None, source="x", max_mb=0.001)
 
 
 def cut(data: bytes) -> bytes:
@@ -266,15 +254,6 @@ def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:
         kept = [w for place, w in enumerate(ranked[:most]) if place == 0 or law[w] >= LEAST]
         assert [token for token, _ in found[context]] == kept
         assert [chance for _, chance in found[context]] == pytest.approx([law[w] for w in kept])
-
-
-def test_pruning_takes_further_choices_before_frequent_contexts(tmp_path: Path) -> None:
-    corpus = [Passage([a, b, c] * 6) for a in range(8) for b in range(8, 16) for c in range(16, 24)]
-    whole = opened(tmp_path, 3, corpus)
-    some = opened(tmp_path, 3, corpus, max_mb=(4096 + 7 * (len(whole) // 2)) / 1e6)
-    assert len(some) == len(whole) // 2
-    for token in range(24):
-        assert some.next([token]) == whole.next([token])
 
 
 def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None:

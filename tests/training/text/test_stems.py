@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 import pytest
@@ -52,18 +51,6 @@ def only(monkeypatch: pytest.MonkeyPatch, *pieces: TurnPart) -> None:
 # -- the beginnings -------------------------------------------------------------------------------
 
 
-def test_a_sum_is_one_that_can_be_done() -> None:
-    """Two facts at least, and nothing is taken from where there is less."""
-    stories = [KINDS["maths"](Random(number))[0].opening for number in range(2000)]
-    assert all(len(re.findall(r"\d+", story)) >= 2 for story in stories)
-    given = [re.match(r"\w+ has (\d+) \w+, gives (\d+) of them to \w+ and loses (\d+)\.", story) for story in stories]
-    taken = [tuple(map(int, one.groups())) for one in given if one]
-    assert len(taken) > 100
-    assert all(many > some + few for many, some, few in taken)
-    assert 0.4 < sum(story.endswith(".") for story in stories) / len(stories) < 0.6  # the others have begun to ask
-    assert len({story.partition(" ")[0] for story in stories}) > 20
-
-
 # -- the chats ------------------------------------------------------------------------------------
 
 
@@ -71,20 +58,6 @@ def test_each_kind_has_every_temperature_even_where_there_are_as_many_of_both(to
     chats = OwnChats(tokenizer, STOPS, 24, (0.0, 0.7, 1.0), ("qa", "chat", "maths"))
     lines = [played(chats, number, tokenizer, [("so it is?", True)])[1][0] for number in range(9)]
     assert len({(line.get("kind"), line["temperature"]) for line in lines}) == 9
-
-
-def test_how_a_turn_begins_depends_on_its_number_and_the_seed_alone(tokenizer: Any) -> None:
-    def openings(seed: int, order: Sequence[int]) -> dict[int, list[int]]:
-        chats = OwnChats(tokenizer, STOPS, kinds=("maths", "qa"), seed=seed)
-        found = {}
-        for number in order:
-            chat = chats.chat(number)
-            assert chat is not None
-            found[number] = next(chat).prompt
-        return found
-
-    assert openings(3, range(40)) == openings(3, range(39, -1, -1))
-    assert sum(openings(3, range(40))[n] != openings(4, range(40))[n] for n in range(40)) > 30
 
 
 # -- where a turn ends ----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from utils.kernels import bindings, build
-from utils.kernels.bindings import LONGEST, SHORTEST, Pace
+from utils.kernels.bindings import SHORTEST, Pace
 from utils.kernels.build import BuildError, InstructionSet, instruction_set, kept_library, library, why_not
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
@@ -177,20 +177,3 @@ def test_two_runs_that_mostly_slept_bring_one_thread_for_a_while() -> None:
     pace.ran(slept=0.05, seconds=0.06, now=1.0)
     assert pace.threads(2, 1.0 + SHORTEST / 2) == 1
     assert pace.threads(2, 1.0 + SHORTEST) == 2
-
-
-def test_each_try_that_fails_waits_longer_and_calm_runs_end_that() -> None:
-    pace, now, waits = Pace(), 0.0, list[float]()
-    pace.ran(slept=1, seconds=1, now=now)
-    for _ in range(8):
-        pace.ran(slept=1, seconds=1, now=now)
-        waits.append(pace.until - now)
-        now = pace.until
-    assert waits == sorted(waits)
-    assert waits[-1] == LONGEST
-    for _ in range(8):
-        pace.ran(slept=0, seconds=1, now=now)
-    pace.ran(slept=1, seconds=1, now=now)
-    assert pace.threads(2, now) == 2
-    pace.ran(slept=1, seconds=1, now=now)
-    assert pace.until - now == SHORTEST

@@ -83,18 +83,6 @@ def test_packing_a_model_keeps_its_logits_and_packing_again_does_nothing(tied: b
     assert not any(type(module) is nn.Linear for module in model.modules())
 
 
-def test_layers_that_are_more_than_a_linear_layer_stay() -> None:
-    class Special(nn.Linear):
-        pass
-
-    hooked = nn.Linear(4, 4)
-    hooked.register_forward_hook(lambda *_: None)
-    model = nn.Sequential(Special(4, 4), hooked, nn.Embedding(3, 4))
-    before = list(model)
-    assert pack(model) == 0
-    assert list(model) == before
-
-
 def test_without_kernels_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "load", lambda: False)
     model = tiny_llama()

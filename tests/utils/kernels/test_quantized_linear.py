@@ -193,14 +193,3 @@ def test_a_model_of_another_kind_keeps_its_forward_with_our_layers_in_it() -> No
         logits, expected = model(ids).logits, plain(ids).logits
     assert torch.allclose(logits, expected, atol=0.02 * float(expected.abs().max()))
     assert not torch.equal(logits, expected)
-
-
-def test_tied_weights_are_rounded_once() -> None:
-    shape = {"vocab_size": 67, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(**shape, num_attention_heads=2, tie_word_embeddings=True)
-    model = transformers.LlamaForCausalLM(config).float()
-    quantize(model, "q4", tables=True)
-    assert model.lm_head.packed is model.model.embed_tokens.packed
-    assert model.lm_head.packed.kind == "Q8_0"
-    assert model.model.layers[0].mlp.up_proj.packed.kind == "Q4_1"
-    assert model.model.layers[0].mlp.up_proj.packed.data.ctypes.data % 64 == 0

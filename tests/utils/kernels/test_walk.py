@@ -39,28 +39,6 @@ def test_the_compiled_walk_draws_what_the_whole_race_draws(shape: str, monkeypat
     assert len(set(found.tolist())) > {"certain": 0, "two": 1}.get(shape, 10)
 
 
-@pytest.mark.parametrize("scale", [6.0, 1.0, 0.05])
-def test_one_walk_tells_what_the_round_needs_of_a_position(scale: float) -> None:
-    from utils.kernels.bindings import walk
-
-    logits = scale * torch.randn(30, 4112, generator=torch.Generator().manual_seed(3))
-    logits[0, 5:9] = 30.0  # equal ones
-    sampler, undecided = KeyedSampler(LogitsProcessor(0.7), seed=5), 0
-    probs = sampler.probs(logits, [])
-    for place, row in enumerate(logits):
-        seen = walk(row.data_ptr(), len(row), 4, sampler.noise_state(0, place), 0.7)
-        order = row.sort(descending=True, stable=True)
-        assert seen.ids == order.indices[:4].tolist()
-        assert seen.values == order.values[:4].tolist()
-        assert seen.mass == pytest.approx(float((row - row.max()).exp().sum()), rel=1e-5)
-        assert seen.tempered == pytest.approx(1 / float(probs[place].max()), rel=1e-5)
-        drawn = int(sampler.draw(probs[place : place + 1], torch.tensor([[0, place]])))
-        undecided += seen.drawn < 0
-        assert seen.drawn in (-1, drawn)
-        assert walk(row.data_ptr(), len(row), 4).drawn == int(row.argmax())
-    assert undecided <= 1
-
-
 def test_two_that_are_too_near_each_other_are_left_to_the_sampler() -> None:
     from utils.kernels import bindings as walks
 

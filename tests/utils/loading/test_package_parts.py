@@ -17,7 +17,7 @@ from utils.errors import UserError
 from utils.loading import hub, sources
 from utils.loading.loaded import LoadOptions
 from utils.loading.package_file import package_file
-from utils.progress import Cancelled, Remaining, never, silent
+from utils.progress import Cancelled, never, silent
 
 PARTS = [bytes([65 + number]) * (1000 + number) for number in range(3)]
 WHOLE = b"".join(PARTS)
@@ -142,16 +142,3 @@ def test_a_hub_that_cannot_be_reached_costs_no_retries(
     found = sources.gguf_file(spec(repository="org/name"), LoadOptions(), silent, never)
     assert found is not None
     assert found.read_bytes() == WHOLE
-
-
-def test_the_time_left_is_said_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("utils.progress.time.monotonic", lambda: now[0])
-    remaining = Remaining()
-    assert remaining.text("fetching", 0.1) == " 10%"
-    now[0] = 10.0
-    assert remaining.text("fetching", 0.2) == " 20%, 80 s left"
-    assert remaining.text("fetching", 0.11) == " 11%", "too little is done to tell"
-    now[0] = 40.0
-    assert remaining.text("fetching", 0.2) == " 20%, 5 min left"
-    assert remaining.text("unpacking", None) == ""

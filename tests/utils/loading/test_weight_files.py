@@ -10,18 +10,16 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tests.support.gguf_files import random_model, write_gguf
 from tests.support.tiny import tiny_pair
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
-from utils.loading.build import load_model
 from utils.loading.gguf import converted
 from utils.loading.loaded import LoadOptions
 from utils.loading.packed_gguf import packed_entry
 from utils.loading.sources import model_folder
-from utils.loading.weight_files import weight_files
 from utils.progress import never, silent
 
 OPTIONS = LoadOptions(device="cpu")
@@ -38,18 +36,6 @@ def refusal(place: Path) -> str:
         model_folder(spec_from_argument(str(place)), OPTIONS, silent, never)
     assert "\n" not in str(raised.value)
     return str(raised.value)
-
-
-def test_weights_in_several_formats_are_counted_and_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights, size = folder / "model.safetensors", (folder / "model.safetensors").stat().st_size
-    torch.save({name: value * 2 for name, value in load_file(weights).items()}, folder / "pytorch_model.bin")
-    for other in ("consolidated.safetensors", "model.fp16.safetensors", "model-00001-of-00002.safetensors"):
-        shutil.copy(weights, folder / other)
-    assert weight_files(folder) == [weights]
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(1.5 * size)))  # not for all
-    spec = spec_from_argument(str(folder))
-    model = load_model(spec, folder, OPTIONS, "cpu", "none", silent, never).model
-    assert torch.equal(model.get_input_embeddings().weight, load_file(weights)["model.embed_tokens.weight"])
 
 
 def test_a_folder_without_the_weights_that_are_read_says_what_it_has(folder: Path) -> None:

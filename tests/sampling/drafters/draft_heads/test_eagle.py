@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
-from sampling.drafters.draft_model import NoDrafter
-from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Hidden, Limits, Rows, Sampler
+from sampling.types import Budget, Draft, Rows, Sampler
 from tests.support.runs import decode, steps
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
-from tests.support.toys import TableLM
-from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 NOTHING = Draft.empty(1)
@@ -80,32 +76,6 @@ def test_states_follow_a_target_that_goes_back_and_on() -> None:
         for more in ([], [3], [3, 4]):
             found, wanted = (one.sessions[0].score([row + more], NOTHING) for one in (drafter, fresh))
             close(found, wanted)
-
-
-def test_the_loop_opens_a_target_with_hidden_states_for_it() -> None:
-    target = make_target(8, seed=10)
-    drafter, lm = FeatureDrafter(make_student("feature", target)), CausalLM(target)
-    assert drafter.traits.needs_hidden
-    assert any(step.drafted for step in steps(decode(lm, [[1, 2, 3]], drafter, SAMPLER, length=6)))
-    without = generate(lm, [[1, 2, 3]], drafter, SAMPLER, Limits(4), session=lm.open([[1, 2, 3]]))
-    with pytest.raises(UserError, match="hidden=True"):
-        list(without)
-    asked: list[Hidden] = []
-
-    class Asked(CausalLM):
-        def open(self, *arguments: Any, hidden: Hidden = False, **more: Any) -> Any:
-            asked.append(hidden)
-            return super().open(*arguments, hidden=hidden, **more)
-
-    for one in (NoDrafter(), drafter):
-        decode(Asked(target), [[1, 2, 3]], one, SAMPLER, length=2)
-    assert asked == [False, (-1,)]
-
-
-def test_a_toy_without_states_is_refused_by_name() -> None:
-    session = TableLM(8).open([[1]])
-    with pytest.raises(UserError, match="ToySession"):
-        FeatureDrafter(make_student("feature", make_target(8))).start([[1]], session, session)
 
 
 def test_a_failed_pass_leaves_a_session_that_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from tests.sampling.drafters.draft_heads.test_checkpoint import WEIGHTS, publish
 from tests.support.runs import decode, steps
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from tests.support.tiny import tiny_model, tiny_tokenizer
-from tests.support.toys import TableLM
 from utils.errors import UserError
 from utils.logits_processors import make_processor
 
@@ -77,22 +76,6 @@ def test_every_round_starts_from_fully_informed_states(layers: int) -> None:
         before = len(step.path) if len(step.drafted) == 3 else None
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_reviewer_keeps_what_it_accepted(layers: int) -> None:
-    """score, keep and score again give the logits of a session that never saw the refused draft."""
-    target = make_target()
-    student = make_student("glide", target, num_hidden_layers=layers)
-    ids, lm = text(3, 12), GlideLM(student, 3)
-    held = fed(target, [ids], [11])
-    session = lm.open([ids], target=held)
-    session.score([ids], Draft(torch.tensor([[5, 6, 7]])))
-    session.commit(torch.tensor([[0, 1, -1]]))
-    assert session.held() == [14]
-    row = [*ids, 5, 6, 9]
-    found = session.score([row], Draft(torch.tensor([[1, 2]])))
-    close(found, lm.open([row], target=held).score([row], Draft(torch.tensor([[1, 2]]))))
-
-
 def test_states_follow_a_target_that_goes_back_and_on() -> None:
     """Another text in the target, as many tokens as before: nothing of the old one is left in the answers."""
     target = make_target()
@@ -122,30 +105,6 @@ def test_a_session_beside_another_target_is_not_taken_over() -> None:
     assert lm.open([ids], previous=session, target=again) is session
     assert session.target is again
     assert session.rollback([ids]) == [6]
-
-
-def test_a_target_without_a_cache_is_refused_by_name() -> None:
-    lm = GlideLM(make_student("glide", make_target()), 3, name="glide")
-    for target, name in ((None, "none"), (TableLM(8).open([[1]]), "ToySession")):
-        with pytest.raises(UserError, match=name) as error:
-            lm.open([[1]], target=target)
-        assert "\n" not in str(error.value)
-
-
-def test_rows_of_a_session_can_be_chosen() -> None:
-    target = make_target()
-    student = make_student("glide", target, num_hidden_layers=2)
-    rows = [text(9, 9), text(10, 5), text(11, 12)]
-    held = fed(target, rows, [8, 4, 11])
-    session = GlideLM(student, 3).open(rows, target=held)
-    session.score(rows, Draft(torch.tensor([[1], [2], [3]])))
-    order = torch.tensor([2, 0])
-    held.select(order)
-    session.select(order)
-    rows = [[*rows[2], 3, 7], [*rows[0], 6]]
-    held.score([row[:-1] for row in rows], Draft.empty(2))
-    fresh = GlideLM(student, 3).open(rows, target=fed(target, rows, [13, 9]))
-    close(session.score(rows, Draft.empty(2)), fresh.score(rows, Draft.empty(2)))
 
 
 # -- a published drafter in the engine ---------------------------------------------------------------

@@ -6,7 +6,7 @@ This is what lets training and drafting agree: the oracle is the very code that 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -89,13 +89,6 @@ def test_the_short_logits_are_the_wide_ones_without_the_rest() -> None:
     assert torch.allclose(wide[..., SHORT], short, atol=1e-6)
 
 
-def test_a_cut_vocabulary_cuts_the_reduced_one() -> None:
-    _, student = some("plain", "short list")
-    session = CausalLM(StudentNetwork(student), vocab_size=14).open([[3, 4]])
-    assert session.score([[3, 4]], NOTHING).shape == (1, 1, 14)
-    assert session.score_reduced([[3, 4]], NOTHING).shape == (1, 1, 5)
-
-
 def test_hidden_states_are_those_the_head_is_applied_to() -> None:
     _, student = some("plain", "short list")
     ids = text(6, 8)
@@ -175,37 +168,6 @@ def test_ragged_rows_of_a_glide_student_equal_each_row_alone() -> None:
         for place, (row, more, valid) in enumerate(zip(rows, ([1, 2], [3], [4, 5]), held, strict=True)):
             wanted = beside(student, target, row + more, valid)
             close(got[place, : len(more) + 1], wanted[len(row) - 1 :])
-
-
-def test_recency_leans_towards_the_latest_keys() -> None:
-    """A steep slope sees the latest key alone, none sees the keys alike: as if the others were, or were not, hidden."""
-    target, student = some("glide", "one layer")
-    ids = text(15, 12)
-    plain = beside(student, target, ids, 9)[-1]
-    for slope, alike in ((0.0, True), (2.0, False)):
-        leaning = make_student("glide", target, recency=True)
-        leaning.load_state_dict(student.state_dict(), strict=False)
-        cross: Any = leaning.model.layers[0].cross_attn
-        cross.recency.fill_(slope)
-        session = GlideLM(leaning, 3).open([ids], target=fed(target, [ids], [9]))
-        assert torch.allclose(session.score([ids], NOTHING)[0, 0], plain, atol=1e-4) == alike
-    cross.recency.fill_(1e4)
-    sharp = beside(leaning, target, ids, 9)[-1]
-    key, value = target_kv(target, ids, leaning.target_layers(3)[0])
-    assert not torch.allclose(sharp, plain, atol=1e-3)
-    place = torch.arange(12)
-    last = place.clamp(min=1, max=9)[:, None] - 1
-    x, turning = torch.randn(1, 12, 16), leaning.cross_rotary(place[None])  # type: ignore[misc]
-    got = cross(x, turning, key, value, place[None] <= last)
-    close(got, _without_recency(cross, x, turning, key, value, place[None] == last))
-
-
-def _without_recency(cross: Any, x: Tensor, turning: Any, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    slopes, cross.recency = cross.recency, None
-    try:
-        return cast(Tensor, cross(x, turning, key, value, mask))
-    finally:
-        cross.recency = slopes
 
 
 def test_without_a_key_cross_attention_adds_nothing() -> None:

@@ -19,7 +19,6 @@ from sampling.drafters.draft_model import Model, NoDrafter
 from sampling.drafters.proposal import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, Node
 from sampling.drafters.tables.lookup import (
     CHANCE,
-    SHARES,
     LookupDrafter,
     MatchIndex,
     Recalled,
@@ -198,17 +197,6 @@ def test_ragged_rows_are_drafted_each_on_its_own() -> None:
     assert drafter.propose(rows, Budget([0, 0, 0]), SAMPLER).tokens.shape == (3, 0)
 
 
-def test_selected_rows_keep_their_index_and_repeated_ones_part_ways() -> None:
-    drafter = LookupDrafter(least=0)
-    drafter.start([[1, 2, 1], [3, 4, 3]], ALONE, ALONE)
-    drafter.select(torch.tensor([1, 1, 0]))
-    rows = [[3, 4, 3, 5, 3], [3, 4, 3, 6, 3], [1, 2, 1]]
-    for _ in range(2):
-        assert drafter.propose(rows, Budget([1, 1, 1]), SAMPLER).tokens.tolist() == [[5], [6], [2]]
-    drafter.select(torch.tensor([2]))
-    assert drafter.propose([[1, 2, 1]], Budget([1]), SAMPLER).tokens.tolist() == [[2]]
-
-
 def test_steps_tell_who_proposed_what_in_every_row() -> None:
     lm = chain_lm(40, [1, 2], [3, 1, 2, 3, 1, 2, 3])
     drafter = LookupDrafter(tables_of(*[[3, 1]] * 50), least=0)
@@ -225,22 +213,6 @@ def verdict(path: list[int], laws: torch.Tensor) -> Verdict:
 
 def recalled(known: Recalled, *tail: int) -> list[tuple[int, float]]:
     return known.offers(Node(0, [*tail]))
-
-
-def test_the_likeliest_few_of_the_latest_law_are_kept() -> None:
-    laws = torch.tensor([[0.1, 0.2, 0.05, 0.4, 0.25, 0.0], [0.9, 0.1, 0, 0, 0, 0]])
-    known = Recalled()
-    thought = likeliest_tokens(verdict([0], laws), [-1, 0])
-    known.learn([5, 7, 8], thought)  # the laws behind 5 7 and 7 8
-    assert recalled(known, 5) == []
-    likely, two = [(3, 0.4), (4, 0.25), (1, 0.2), (0, 0.1)], recalled(known, 5, 7)
-    assert [token for token, _ in two] == 2 * [token for token, _ in likely]
-    assert [p for _, p in two] == pytest.approx([SHARES[size] * p for size in (2, 1) for _, p in likely])
-    assert recalled(known, 9, 7) == two[4:]  # by one token alone
-    assert {token for token, _ in recalled(known, 7, 8)} == {0, 1}  # what cannot come is not offered
-    known.learn([6, 7], thought[1:])
-    assert {token for token, _ in recalled(known, 6, 7)} == {0, 1}
-    assert recalled(known, 5, 7)[:4] == two[:4]  # the law behind 7 alone is a later one
 
 
 def test_a_law_that_leaves_no_choice_is_not_kept() -> None:

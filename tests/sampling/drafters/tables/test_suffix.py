@@ -100,18 +100,6 @@ def test_who_says_more_of_a_token_keeps_it() -> None:
         assert drafted(often, [0, 1, 2], 1) == [(31, "suffix")]
 
 
-def test_nothing_said_changes_nothing() -> None:
-    tables, rows = tables_of([1, 2, 3, 4, 1, 2, 4]), [[1, 2, 3, 1, 2], [4, 1, 2, 4]]
-    for tree in (False, True):
-        for row in rows:
-            drafts = []
-            for said in (None, SuffixIndex()):
-                drafter = LookupDrafter(tables, finished=said, tree=tree, least=0.0)
-                drafter.start([row], ALONE, ALONE)
-                drafts.append(drafter.propose([row], Budget([6]), SAMPLER).tokens.tolist())
-            assert drafts[0] == drafts[1]
-
-
 V = 6
 SPOKEN = [answers(TableLM(V, seed=4), [[1, 2]], NoDrafter(), sampler(0.8, seed), length=60)[0] for seed in range(5)]
 
