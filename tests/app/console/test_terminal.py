@@ -198,7 +198,7 @@ def test_history_is_kept_and_ctrl_d_leaves(chat: Terminal, state: dict[str, str]
 
 
 def test_no_color_has_no_styles_and_a_second_ctrl_c_leaves_with_130(state: dict[str, str]) -> None:
-    terminal = Terminal(columns=60, environ={**state, "NO_COLOR": "1", "SPEC_MAX_NEW_TOKENS": "300"}, warm=True)
+    terminal = Terminal(columns=60, environ={**state, "NO_COLOR": "1", "SPEC_MAX_NEW_TOKENS": "300"})
     terminal.wait("SmolLM2", READY)
     before = terminal.mark()
     terminal.enter("Tell me a story.")
