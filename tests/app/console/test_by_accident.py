@@ -80,7 +80,6 @@ def test_keys_and_pastes_delete_and_send_nothing_by_accident(console: Callable[.
     entered("/slow 10", "slow = 10")
     right = "\x1b[C"  # a key that is no text, as the terminal's report of its cursor is none
     for pasted in (
-        "one\rtwo\rthree",
         "one\rtwo\rthree\r",
         f"one\rtwo\rthree\r{right}",
         f"{PASTE_ON}one\rtwo\rthree{PASTE_OFF}",

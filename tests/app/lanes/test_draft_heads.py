@@ -139,9 +139,10 @@ NO_ROUNDS = ("beam", "draft")
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in LANES if name not in NO_ROUNDS and not name.endswith(("+model", "mtp"))]
+    ("name", "looks"),
+    [(name, None) for name in LANES if name not in NO_ROUNDS and not name.endswith(("+model", "mtp"))]
+    + [("ar", 4), ("plain", 4), ("feature", 4), ("cascade", 4), ("tables+feature", 4)],
 )
-@pytest.mark.parametrize("looks", [None, 4])
 def test_what_a_lane_streams_is_its_answer(whole: PairEngine, name: str, looks: int | None) -> None:
     """Joined, the pieces of each row are its ids decoded, to the end and to where it was interrupted."""
     settings, decode = Settings(**SHORT, temperature=0.8), decode_of(whole.tokenizer)

@@ -58,7 +58,7 @@ def test_the_worst_prompt_costs_what_may_be_lost_and_the_margin(
     v: Callable[[int], float], c: float, alpha: float
 ) -> None:
     """Clocks that tell the truth: what is proved is the budget, not the clock. One look is not priced yet."""
-    for seed in range(8):
+    for seed in range(4):
         for tokens in (128, 512):
             run = simulate(Controller(), World(alpha, c, v, noise=0.0, slow=0.0, seed=seed), tokens)
             assert run.cost <= bound(tokens, ALLOWANCE + 2 * (c + v(2) - 1)), (seed, run.slowdown, run.gammas)

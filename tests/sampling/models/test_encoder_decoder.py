@@ -318,7 +318,7 @@ def test_sampled_text_has_the_targets_law(target: Any, small: Any, name: str) ->
         make,
         lambda seed: KeyedSampler(make_processor(1.3), 900 + seed),
         prompt=prompt,
-        samples=6_000,
+        samples=3_000,
         batch=500,
         length=3,
         gamma=3,

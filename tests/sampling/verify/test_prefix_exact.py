@@ -211,10 +211,10 @@ def test_the_default_model_says_what_transformers_says(default_pair: Any, refere
     template = default_pair.tokenizer.apply_chat_template
     prompts = [list(template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]
     stop = default_pair.stop_ids
-    references = [transformers_greedy(reference_model, prompt, 32, stop, **theirs(rules)) for prompt in prompts]
+    references = [transformers_greedy(reference_model, prompt, 20, stop, **theirs(rules)) for prompt in prompts]
     for drafter in (NoDrafter(), LookupDrafter(), NgramDrafter(lm.vocab_size)):
         sampler = KeyedSampler(make_processor(0.0, **rules))
-        found = answers(lm, prompts, drafter, sampler, length=32, gamma=4, stop=stop)
+        found = answers(lm, prompts, drafter, sampler, length=20, gamma=4, stop=stop)
         told += [same_or_tied(ids, reference) for ids, reference in zip(found, references, strict=True)]
     assert "different" not in told
     assert told.count("same") >= 5
