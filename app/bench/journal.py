@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +22,6 @@ from typing import IO, Any, NamedTuple
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from app.bench.options import BenchArgs
 from app.lanes.answers import Answer, shown_settings
 from app.lanes.comparison import Variant
 from app.lanes.pairing import choose_pair
@@ -51,7 +51,7 @@ class Slot(NamedTuple):
     variant: Variant
 
 
-def about(settings: Settings, options: ModelOptions, args: BenchArgs, questions: Sequence[Question]) -> dict[str, Any]:
+def about(settings: Settings, options: ModelOptions, args: Namespace, questions: Sequence[Question]) -> dict[str, Any]:
     """Return all that identifies a run, known before a model is loaded, as plain JSON values."""
     spec = choose_pair(options)
     contents = ([question.turns, question.category, question.question_id] for question in questions)
@@ -89,7 +89,7 @@ class _Line(BaseModel, extra="forbid"):
 
 
 def open_journal(
-    settings: Settings, options: ModelOptions, args: BenchArgs, questions: Sequence[Question]
+    settings: Settings, options: ModelOptions, args: Namespace, questions: Sequence[Question]
 ) -> Journal | None:
     """Open the journal beside --out, with the answers of an earlier run of this command; None where none is kept."""
     if args.out is None or args.check_identity:

@@ -10,6 +10,7 @@ reference, so that all methods read the same prompts. Knows how to run lanes, no
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from app.bench.journal import Journal, Slot
-from app.bench.options import BenchArgs
 from app.bench.report import write_report
 from app.bench.summary import Item, references, summarise, variants_of
 from app.bench.table import show_tables
@@ -50,7 +50,7 @@ class Bench:
         self,
         engine: PairEngine,
         settings: Settings,
-        args: BenchArgs,
+        args: Namespace,
         questions: Sequence[Question],
         interrupt: Callable[[], bool],
         journal: Journal | None = None,

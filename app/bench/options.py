@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from app.prompts.datasets import PROMPT_FIELDS
@@ -12,25 +11,6 @@ from app.settings.table import Field, arguments
 from app.settings.types import LaneNames, NumberList, Switch, Text, Whole, WholeList
 from utils.errors import UsageError
 from utils.files import separate
-
-
-@dataclass(frozen=True)
-class BenchArgs:
-    """The values of these flags. `methods` is empty for the lanes of --compare."""
-
-    prompts: Path | str | None = None  # a file, or (text) the name of a data set
-    methods: tuple[str, ...] = ()
-    gammas: tuple[int | str, ...] = (1, 2, 4, 8)
-    repeat: int = 3
-    limit: int | None = None
-    out: Path | None = None
-    check_identity: bool = False
-    ids: Path | None = None
-    turns: int | None = None
-    temperatures: tuple[float, ...] = ()
-    report: Path | None = None
-    source: Path | None = None  # --from
-
 
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
 BENCH_FIELDS = {
@@ -51,12 +31,12 @@ BENCH_FIELDS = {
 }
 
 
-def bench_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> BenchArgs:
-    """Read the arguments from their texts; UsageError in one line."""
-    values = vars(arguments(BENCH_FIELDS, given))
-    source = values["source"] = values.pop("from")
-    if source is not None:
-        if values["report"] is None:
+def bench_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
+    """Return the values or defaults; UsageError in one line. `source` is that of --from; no `methods`: of --compare."""
+    args = arguments(BENCH_FIELDS, given)
+    args.source = vars(args).pop("from")
+    if args.source is not None:
+        if args.report is None:
             raise UsageError("--from needs --report: the page to write")
-        separate({"--report": values["report"]}, [source])
-    return BenchArgs(**values)
+        separate({"--report": args.report}, [args.source])
+    return args

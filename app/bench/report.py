@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -15,7 +16,6 @@ from typing import Annotated, Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 
-from app.bench.options import BenchArgs
 from app.bench.plots import Variants, plots
 from app.bench.summary import MARKS, OTHER_TEXT, Key, Row, SummaryRow, shown, times, variant_name
 from app.bench.table import calls_cell, disturbances, modelled, reviews_cell, swi_tables
@@ -86,7 +86,7 @@ class Cell(NamedTuple):
     key: str = ""
 
 
-def report_of(source: Path, settings: Settings, args: BenchArgs) -> int:
+def report_of(source: Path, settings: Settings, args: Namespace) -> int:
     """Write the page of a file that `bench --out` wrote; return the exit code."""
     assert args.report is not None
     writable(args.report, "--report")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from app.bench.identity import check_identity
 from app.bench.journal import open_journal
 from app.bench.measurement import Bench
-from app.bench.options import BenchArgs
 from app.bench.report import report_of
 from app.prompts.datasets import selected
 from app.replay.log_writer import log_writer_of
@@ -20,7 +20,7 @@ from utils.errors import UsageError
 from utils.files import separate, writable
 
 
-def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int:
+def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Run the benchmark (or the identity check), or make the page of an earlier one; return the exit code."""
     if args.source is not None:
         return report_of(args.source, settings, args)
@@ -47,7 +47,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
             journal.close()
 
 
-def _check_flags(settings: Settings, args: BenchArgs) -> None:
+def _check_flags(settings: Settings, args: Namespace) -> None:
     """UsageError, before any work, for flags that exclude each other."""
     references, nothing = "has its own references and the one --temperature", "writes no page and no log"
     excluded: dict[str, Any] = {"temperatures": (args.temperatures, references), "report": (args.report, nothing)}

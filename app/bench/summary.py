@@ -13,6 +13,7 @@ Knows no texts of answers, no models and no screen.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.bench.options import BenchArgs
 from app.lanes.answers import Answer, PartingKind, agrees, parting
 from app.lanes.comparison import NEAR_TIE, Variant
 from app.lanes.costs import ignores_gamma, swi_of
@@ -64,7 +64,7 @@ class Item:
         return self.question.turns[self.turn]
 
 
-def variants_of(engine: PairEngine, settings: Settings, args: BenchArgs) -> list[Variant]:
+def variants_of(engine: PairEngine, settings: Settings, args: Namespace) -> list[Variant]:
     """Return methods × gammas at every temperature; a method that drafts nothing appears once.
 
     A method that ignores gamma appears once for all numbers (its gamma is None) and once for auto.

@@ -11,8 +11,8 @@ import os
 import sys
 import time
 import traceback
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import IO, TextIO
 
@@ -114,7 +114,7 @@ def _run(request: Request) -> int:
     settings = layers.settings if first() else layers.settings.changed(record="")  # of several the first writes files
     if run := COMMANDS[request.command].run:
         module, _, name = run.partition(":")
-        own = request.own if first() else replace(request.own, out=None, report=None)
+        own = request.own if first() else Namespace(**{**vars(request.own), "out": None, "report": None})
         return int(getattr(import_module(module), name)(settings, options, own))
     from app.screen.palette import is_terminal
 

@@ -101,7 +101,6 @@ class Command:
     complete: Offer | None = None
     aliases: tuple[str, ...] = ()
     setting: str = ""  # the setting it changes: /help shows its range and value
-    more: Callable[[ConsoleState], list[str]] = lambda state: []  # what /help says besides
     many: bool = False  # takes several words: each is completed by itself
     spaces: bool = False  # takes one argument that may hold spaces, such as a path
 

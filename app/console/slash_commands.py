@@ -237,7 +237,6 @@ def help_of(name: str, state: ConsoleState, commands: Mapping[str, Command]) -> 
     else:
         usage, setting, lines = command.usage, command.setting, [command.help]
         lines += [f"also {', '.join(command.aliases)}"] if command.aliases else []
-        lines += command.more(state)
     if setting:
         known, defaults = SETTING_FIELDS[setting], state.layers.defaults
         now = f"now {state.settings.show(setting)}, default {defaults.show(setting)}"

@@ -21,14 +21,13 @@ from app.lanes.comparison import Rule, may_differ, rule_of
 from app.lanes.costs import Terms, seen_before
 from app.lanes.logged_lane import kept, known
 from app.screen.answer_text import answer_text, span_parts, thoughts
-from app.screen.figures import PaneData, State, StatsLines, note
+from app.screen.figures import PaneData, Round, State, StatsLines, note
 from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
 from app.screen.panes import Layout
 from app.screen.rows import Lines, Row, visible
 from app.screen.spans import BeamReader, Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
-from app.screen.timeline import Round
 from app.screen.trace import Trace
 from app.screen.view import Frame, Surface
 from app.settings.table import Settings

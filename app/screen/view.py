@@ -18,12 +18,22 @@ from rich.console import Console
 from rich.text import Text
 
 from app.lanes.comparison import Comparison
-from app.screen.figures import RATES_NOTE, PaneData, StatsLines, details, note, positions, title_of
+from app.screen.figures import (
+    RATES_NOTE,
+    PaneData,
+    StatsLines,
+    TimeLine,
+    bars_key,
+    details,
+    note,
+    positions,
+    timeline,
+    title_of,
+)
 from app.screen.palette import TINTS, Look, letters, tint
 from app.screen.panes import Layout, SideBySide
 from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
-from app.screen.timeline import Line, bars_key, timeline
 from app.settings.table import Settings
 from utils.catalogue.specs import CASCADES, head_kind_of
 from utils.kernels.build import instruction_set, why_not
@@ -218,7 +228,7 @@ class Summary(Drawn):
         plain = next(((pane.label, pane.rounds) for pane in self.panes if pane.title == "ar"), None)
         return timeline(lines[-1], plain, self.look) if lines else []
 
-    def _lines(self) -> list[Line]:
+    def _lines(self) -> list[TimeLine]:
         """The lanes that draft, also one that has not drafted yet."""
         return [(pane.label, pane.rounds) for pane in self.panes if pane.rounds and (pane.drafting or pane.names)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ from hypothesis import strategies as st
 import app.bench.measurement
 import app.bench.run
 from app.bench.journal import Journal, about, difference
-from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.lanes.answers import Answer
 from app.lanes.costs import Terms
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
+from tests.support.bench import bench_with
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError
 from utils.progress import never
@@ -82,8 +83,8 @@ class World:
         self.left, self.asked = left, []
         return run_bench(like, self.options, self.args(**changes))
 
-    def args(self, **changes: Any) -> BenchArgs:
-        return BenchArgs(
+    def args(self, **changes: Any) -> Namespace:
+        return bench_with(
             **{
                 "prompts": self.prompts,
                 "methods": ("ar", "ngram"),
@@ -228,7 +229,7 @@ def test_the_journal_of_another_run_is_refused_and_kept(world: Any, changes: dic
 def test_another_model_machine_or_tokenizer_is_refused(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world.cut(len(world.kept))
     with pytest.raises(UsageError, match=r"another run: drafter drafter there, ngram here"):
-        run_bench(SETTINGS, world.options.changed(drafter="ngram"), BenchArgs(world.prompts, out=world.out))
+        run_bench(SETTINGS, world.options.changed(drafter="ngram"), bench_with(world.prompts, out=world.out))
     lines = world.kept.splitlines(keepends=True)
     for old, new, told in (
         (b'"device": "cpu"', b'"device": "cuda:0"', "device cuda:0 there, cpu here"),
@@ -248,7 +249,7 @@ def test_a_pair_is_known_by_what_its_weights_hold(world: Any, pair: TinyPair, tm
     tables.write_bytes(b"one")
 
     def told(**changes: Any) -> dict[str, Any]:
-        return about(SETTINGS, world.options.changed(**changes), BenchArgs(), [])
+        return about(SETTINGS, world.options.changed(**changes), bench_with(), [])
 
     assert difference(told(), told()) is None
     assert "weights of drafter " in str(difference(told(), told(drafter=str(other))))
@@ -256,7 +257,7 @@ def test_a_pair_is_known_by_what_its_weights_hold(world: Any, pair: TinyPair, tm
     assert difference(told(), before) is not None
     tables.write_bytes(b"two")
     assert "weights of tables " in str(difference(before, told(tables=str(tables))))
-    assert "weights of glide" in about(SETTINGS, ModelOptions(pair="smollm2"), BenchArgs(), [])
+    assert "weights of glide" in about(SETTINGS, ModelOptions(pair="smollm2"), bench_with(), [])
     world.cut(len(world.kept))
     with pytest.raises(UsageError, match=r"another run: weights of drafter [0-9a-f]{16} there, [0-9a-f]{16} here"):
         run_bench(SETTINGS, world.options.changed(drafter=str(other)), world.args())

@@ -14,7 +14,6 @@ import app.bench.identity
 import app.bench.run
 import sampling.loop
 from app.bench.identity import Difference, Report
-from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.bench.summary import Item, summarise
 from app.command_line.arguments import read_request
@@ -25,6 +24,7 @@ from app.prompts.questions import Question
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
+from tests.support.bench import bench_with
 from tests.support.tiny import tiny_pair, write_prompts
 from utils.errors import UsageError, UserError
 
@@ -33,7 +33,9 @@ SHAPE = {"context": 300}
 
 def test_its_flags_say_what_is_measured() -> None:
     words = "bench --methods ar,spec --gammas 1,auto --temperatures 0,.7 --repeat 2 --limit 3 --turns 1"
-    asked = BenchArgs(None, ("ar", "spec"), (1, "auto"), 2, 3, turns=1, temperatures=(0.0, 0.7))
+    asked = bench_with(
+        None, methods=("ar", "spec"), gammas=(1, "auto"), repeat=2, limit=3, turns=1, temperatures=(0.0, 0.7)
+    )
     assert read_request(words.split(), {}).own == asked
 
 
@@ -169,7 +171,7 @@ def test_a_whole_benchmark(
     options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    args = BenchArgs(prompts, methods=("ar", "spec", "ngram"), gammas=(1, 3), repeat=2, out=out)
+    args = bench_with(prompts, methods=("ar", "spec", "ngram"), gammas=(1, 3), repeat=2, out=out)
     assert run_bench(SETTINGS, options, args) == 0
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
@@ -203,7 +205,7 @@ def test_temperatures_are_benchmarks_of_their_own_in_one_run(
     options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measured(out: Path, settings: Settings, **more: Any) -> dict[str, Any]:
-        args = BenchArgs(prompts, methods=("ar", "spec", "ngram"), gammas=(2,), repeat=1, turns=1, out=out, **more)
+        args = bench_with(prompts, methods=("ar", "spec", "ngram"), gammas=(2,), repeat=1, turns=1, out=out, **more)
         assert run_bench(settings, options, args) == 0
         data: dict[str, Any] = json.loads(out.read_text())
         return data
@@ -231,7 +233,7 @@ def test_nothing_measured_is_no_success(
     check: bool, options: ModelOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    args = BenchArgs(write_prompts(tmp_path / "p.jsonl", [{"prompt": "x" * 4000}]), out=out, check_identity=check)
+    args = bench_with(write_prompts(tmp_path / "p.jsonl", [{"prompt": "x" * 4000}]), out=out, check_identity=check)
     told = "nothing was compared" if check else "nothing was measured"
     with pytest.raises(UserError, match=f"{told}: none of the 1 prompts fits into the context"):
         run_bench(SETTINGS, options, args)
@@ -245,7 +247,7 @@ def test_lanes_that_ignore_gamma_run_once_for_all_numbers(options: ModelOptions,
     # Whatever the settings' own gamma is: without a number of its own a cascade must not run under auto.
     settings = SETTINGS.changed(gamma="auto", cascade="model,maxgram", k_matrix="[[2,3],[0,3]]")
     methods = ("ar", "spec", "cascade", "chain")
-    args = BenchArgs(prompts, methods=methods, gammas=(1, 3, "auto"), repeat=1, limit=1, out=out)
+    args = bench_with(prompts, methods=methods, gammas=(1, 3, "auto"), repeat=1, limit=1, out=out)
     assert run_bench(settings, options, args) == 0
     data = json.loads(out.read_text())
     assert [(row["method"], row["gamma"]) for row in data["summary"]] == [
@@ -263,7 +265,7 @@ def test_lanes_that_ignore_gamma_run_once_for_all_numbers(options: ModelOptions,
     for result in data["prompts"][0]["results"]:
         if (result["method"], result["gamma"]) in (("cascade", None), ("chain", None)):
             assert result["calls"]["drafter"] >= result["target_passes"] - 1  # the last round has no room to draft
-    only = BenchArgs(prompts, methods=("cascade",), gammas=("auto",), repeat=1, limit=1, out=out)
+    only = bench_with(prompts, methods=("cascade",), gammas=("auto",), repeat=1, limit=1, out=out)
     assert run_bench(settings, options, only) == 0
     assert [(row["method"], row["gamma"]) for row in json.loads(out.read_text())["summary"]] == [("cascade", "auto")]
 
@@ -275,7 +277,7 @@ def test_the_lanes_and_transformers_agree(
     options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    args = BenchArgs(prompts, methods=("ar", "spec", "ngram"), gammas=(1, 4), check_identity=True, out=out)
+    args = bench_with(prompts, methods=("ar", "spec", "ngram"), gammas=(1, 4), check_identity=True, out=out)
     assert run_bench(SETTINGS, options, args) == 0
     printed = capsys.readouterr()
     assert printed.out == "identity: 2 prompts × 12 tokens × 5 lanes: 0 differ\n"
@@ -286,7 +288,7 @@ def test_the_lanes_and_transformers_agree(
 def test_rules_of_repetition_are_the_references_too(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = BenchArgs(prompts, methods=("ar", "ngram"), gammas=(2,), check_identity=True)
+    args = bench_with(prompts, methods=("ar", "ngram"), gammas=(2,), check_identity=True)
     settings = SETTINGS.changed(repetition_penalty=1.7, no_repeat_ngram=2)
     assert run_bench(settings, options, args) == 0
     assert capsys.readouterr().out == "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ\n"
@@ -304,7 +306,7 @@ def test_a_lane_that_changes_the_output_is_found(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app.bench.identity, "run_lane", broken)
-    args = BenchArgs(prompts, gammas=(1, 4), check_identity=True, limit=1)
+    args = bench_with(prompts, gammas=(1, 4), check_identity=True, limit=1)
     assert run_bench(SETTINGS, options, args) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
@@ -321,7 +323,7 @@ def test_plain_decoding_that_leaves_transformers_is_found(
         return replace(answer, ids=answer.ids[:-1])
 
     monkeypatch.setattr(app.bench.identity, "run_lane", wrong)
-    args = BenchArgs(prompts, methods=("ngram",), gammas=(2,), check_identity=True, limit=1)
+    args = bench_with(prompts, methods=("ngram",), gammas=(2,), check_identity=True, limit=1)
     assert run_bench(SETTINGS, options, args) == 1
     assert "prompt 1: ar differs from transformers at token 12" in capsys.readouterr().out
 
@@ -330,12 +332,12 @@ def test_sampled_lanes_are_compared_with_the_seeds_own_text(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = SETTINGS.changed(temperature=0.8)
-    args = BenchArgs(prompts, methods=("spec", "ngram"), gammas=(2, 5), check_identity=True)
+    args = bench_with(prompts, methods=("spec", "ngram"), gammas=(2, 5), check_identity=True)
     assert run_bench(settings, options, args) == 0
     told = "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ (transformers not compared: sampled)\n"
     assert capsys.readouterr().out == told
     with pytest.raises(UsageError, match="no lane must equal ar"):
-        run_bench(settings, options, replace(args, methods=("ar", "spec")))
+        run_bench(settings, options, bench_with(prompts, methods=("ar", "spec"), gammas=(2, 5), check_identity=True))
 
 
 def difference(prompt: int, gap: float | None) -> Difference:
@@ -389,7 +391,7 @@ def test_trees_pass_the_check_and_are_really_grown(
 
     monkeypatch.setattr(sampling.loop, "verify", noted)
     settings = Settings(max_new_tokens=40, quiet=True, expand=expand, nodes=12)
-    args = BenchArgs(prompts, methods=("ar", "spec"), gammas=(2, 6), check_identity=True)
+    args = bench_with(prompts, methods=("ar", "spec"), gammas=(2, 6), check_identity=True)
     assert run_bench(settings, options, args) == 0
     assert capsys.readouterr().out == "identity: 2 prompts × 40 tokens × 3 lanes: 0 differ\n"
     assert sum(trees) > 5

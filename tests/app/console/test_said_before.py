@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from app.bench.options import BenchArgs
 from app.bench.run import Bench
 from app.lanes.lane import PairEngine
 from app.settings.table import Settings
+from tests.support.bench import bench_with
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
 
@@ -75,7 +75,7 @@ def test_bench_does_not_look_unless_asked(catalogue: Path) -> None:
 
     def told(methods: tuple[str, ...], **changes: str) -> list[list[int]]:
         made = Settings(**LONG, **changes)
-        args = BenchArgs(methods=methods, gammas=(8,), repeat=2)
+        args = bench_with(methods=methods, gammas=(8,), repeat=2)
         bench = Bench(PairEngine(engine.loaded), made, args, questions, lambda: False)
         bench.run()
         return [[answer.stats.target_passes for row in item.answers for answer in row.values()] for item in bench.items]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.command_line.arguments import read_request
 from app.prompts.datasets import DATASETS, NAMED, PROMPT_FIELDS, questions_of
 from app.prompts.questions import Question
 from app.settings.table import ModelOptions, Settings
+from tests.support.bench import bench_with
 from tests.support.tiny import write_prompts
 from utils.errors import UsageError
 
@@ -78,7 +78,7 @@ def test_the_folder_may_come_from_the_environment(folder: Path) -> None:
 
 def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        run_bench(Settings(data_dir=str(tmp_path)), ModelOptions(target="not/there"), BenchArgs("gsm8k"))
+        run_bench(Settings(data_dir=str(tmp_path)), ModelOptions(target="not/there"), bench_with("gsm8k"))
     assert str(caught.value) == (
         f"no data set gsm8k: no gsm8k_test.jsonl in {tmp_path}; --data-dir or SPEC_DATA_DIR names the folder"
     )

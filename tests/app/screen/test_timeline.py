@@ -8,19 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from app.screen.figures import PaneData
+from app.screen.figures import PaneData, Round, TimeLine, bars_key, rates, timeline
 from app.screen.palette import Look
 from app.screen.spans import Span
-from app.screen.timeline import Line, Round, bars_key, rates, timeline
 from app.screen.view import Frame
 from sampling.stats.summary import Stats
 from tests.app.screen.test_view import FASTER
 
-AR: Line = ("AR", [Round(0.1, 1, 0, 0)] * 20)
-SPEC: Line = ("spec", [Round(0.1, 1 + n, 4, n) for n in (0, 1, 2, 3, 4, 4, 1, 0)] + [Round(0.1, 1, 0, 0)])
+AR: TimeLine = ("AR", [Round(0.1, 1, 0, 0)] * 20)
+SPEC: TimeLine = ("spec", [Round(0.1, 1 + n, 4, n) for n in (0, 1, 2, 3, 4, 4, 1, 0)] + [Round(0.1, 1, 0, 0)])
 
 
-def text(drafting: Line, plain: Line | None, look: Look) -> str:
+def text(drafting: TimeLine, plain: TimeLine | None, look: Look) -> str:
     return "\n".join("".join(segment.text for segment in row) for row in timeline(drafting, plain, look))
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import app.simulate.record_target
-from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.settings.table import Settings
+from tests.support.bench import bench_with
 from tests.support.tiny import TinyPair, write_prompts
 
 SHAPE = {"stop": True, "context": 300, "noise": 0.05, "layers": 1, "seed": 1}
@@ -190,7 +190,7 @@ def test_a_recording_predicts_the_rounds_of_its_target_exactly(
     settings = Settings(max_new_tokens=32, quiet=True, **drafting)
     options = pair.options()
     out = tmp_path / "bench.json"
-    assert run_bench(settings, options, BenchArgs(prompts, methods, gammas, repeat=1, out=out)) == 0
+    assert run_bench(settings, options, bench_with(prompts, methods=methods, gammas=gammas, repeat=1, out=out)) == 0
     names = ("predicted_n", "target_passes", "tokens_per_pass")
     real = {
         (result["method"], result["gamma"]): []  # type: ignore[var-annotated]

@@ -1,0 +1,14 @@
+"""The arguments of `bench` as a test gives them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from app.bench.options import bench_args
+
+
+def bench_with(prompts: Path | str | None = None, **given: Any) -> Namespace:
+    """The defaults, with these values."""
+    return Namespace(**{**vars(bench_args({})), "prompts": prompts, **given})
