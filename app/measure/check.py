@@ -233,7 +233,10 @@ def _wide_passes(engine: PairEngine) -> list[str]:
     elif getattr(network, "recurrent", False):
         lines.append("recurrent layers read twice in a pass with drafts: v(n) is higher than of attention alone")
     if experts > 1:
-        lines.append(f"a mixture of {experts} experts: more tokens in a pass read more of them, so v(n) grows")
+        lines.append(
+            f"a mixture of {experts} experts: more tokens in a pass read more of them, so v(n), measured with "
+            "different tokens, grows"
+        )
     return lines
 
 

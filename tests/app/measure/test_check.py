@@ -104,7 +104,11 @@ def test_check_with_an_unknown_pair_is_one_line():
     [
         ("jamba", "recurrent layers read one token at a time: a pass over drafts costs as many, so they cannot pay"),
         ("lfm2", "recurrent layers read twice in a pass with drafts: v(n) is higher than of attention alone"),
-        ("qwen3_moe", "a mixture of 16 experts: more tokens in a pass read more of them, so v(n) grows"),
+        (
+            "qwen3_moe",
+            "a mixture of 16 experts: more tokens in a pass read more of them, so v(n), measured with different "
+            "tokens, grows",
+        ),
     ],
 )
 def test_check_says_what_makes_wide_passes_dear(name, said, tmp_path, capsys):

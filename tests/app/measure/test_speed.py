@@ -14,8 +14,10 @@ from app.lanes import pass_times
 from app.lanes.lane import PairEngine
 from app.measure import speed
 from app.settings.table import Settings
+from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaNetwork
 from sampling.types import Draft
+from tests.support.architectures import architecture
 from tests.support.tiny import VOCAB, tiny_model
 
 
@@ -98,3 +100,16 @@ def test_a_drafter_that_drafts_nothing_has_no_cost() -> None:
     assert speed.proposals(lane, prompt) == {}
     text = table(engine(tiny_model()))
     assert "a drafted token" not in text
+
+
+def test_longer_passes_over_a_mixture_touch_more_of_its_experts() -> None:
+    lm, touched = CausalLM(architecture("qwen3_moe")), list[int]()
+    ways = pass_times.passes(lm.network, (1, 4, 8), 16)
+
+    def look(_module: Any, args: Any) -> None:
+        touched.append(len(args[1].unique()))
+
+    lm.network.model.model.layers[0].mlp.experts.register_forward_pre_hook(look)  # type: ignore[attr-defined]
+    for run in ways.values():
+        run()
+    assert touched[0] < touched[1] < touched[2]
