@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -110,45 +110,28 @@ class Draft:
         return Draft(torch.empty((rows, 0), dtype=torch.long))
 
 
-class Distributions(Protocol):
-    """A verifier's processed distributions at the root and after each node of a draft, computed when used."""
-
-    quick: bool  # `drawn` computes no distribution
-
-    def at(self, rows: Tensor, nodes: Tensor) -> Tensor: ...  # [M] rows, [M] nodes (-1: the root) → [M, V]
-    def all(self) -> Tensor: ...  # [B, N+1, V]
-    def drawn(self, row: int, node: int, position: tuple[int, int]) -> int: ...  # the token there, by this key's noise
-    def glance(self, row: int, node: int) -> Glance | None: ...  # facts of the logits there, if they are cheap
-
-
-class Glance(Protocol):
-    """Facts of one position's logits, known from the draw of its token."""
-
-    @property
-    def gap(self) -> float: ...  # the largest less the second largest
-    def chances(self, ids: Sequence[int]) -> list[float]: ...  # of these ids at temperature 1
-    def likeliest(self) -> list[tuple[int, float]]: ...  # a few ids and their processed probabilities; []: unknown
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The verifier's decision on a draft."""
 
     path: Tensor  # [B, A] long: accepted nodes from the root, -1 padded
     token: Tensor  # [B] long: the verifier's own token (correction or bonus)
-    distributions: Tensor | Distributions  # [B, N+1, V], or computed when used
+    distributions: Any  # [B, N+1, V], or LazyDistributions (sampling/verify/distributions.py), computed when used
     logits: Tensor  # [B, N+1, V] raw
 
     @property
     def probs(self) -> Tensor:
         """Return [B, N+1, V], the verifier's processed distributions at the root and after each node; :meth:`at` is
         cheaper for a few of them."""
-        return self.distributions if isinstance(self.distributions, Tensor) else self.distributions.all()
+        known = self.distributions
+        probs: Tensor = known if isinstance(known, Tensor) else known.all()
+        return probs
 
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
         """Return [M, V], the distributions of rows [M] after nodes [M] (-1: the root)."""
         known = self.distributions
-        return known[rows, nodes + 1] if isinstance(known, Tensor) else known.at(rows, nodes)
+        probs: Tensor = known[rows, nodes + 1] if isinstance(known, Tensor) else known.at(rows, nodes)
+        return probs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sampling.rows import padded
 from sampling.transfers import fetched, put
-from sampling.types import Distributions, Draft, Glance, Rows, Rule, Sampler, Verdict, above, depths_of
+from sampling.types import Draft, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.distributions import GLANCE_IDS, block_of, coin_keys, distributions_of, normal, one_hot, residual
 from utils.logits_processors import check_number
 
@@ -27,7 +27,7 @@ class Decided(NamedTuple):
     drawn: Tensor
 
 
-class Fetched(Glance):
+class Fetched:
     """The likeliest logits of one position and the probabilities of its drafts, on the host."""
 
     def __init__(self, values: list[float], mass: float, chances: Mapping[int, float], known: list[tuple[int, float]]):
@@ -45,13 +45,11 @@ class Fetched(Glance):
         return self._known
 
 
-class DeviceDistributions(Distributions):
+class DeviceDistributions:
     """The distributions [B, N+1, V] of a draft, and what the host knows of each position."""
 
-    quick = False
-
-    def __init__(self, probs: Tensor, glances: list[list[Fetched]], drawn: Tensor) -> None:
-        self._probs, self._glances, self._drawn = probs, glances, drawn
+    def __init__(self, probs: Tensor, glances: list[list[Fetched]]) -> None:
+        self._probs, self._glances = probs, glances
 
     def all(self) -> Tensor:
         return self._probs
@@ -59,10 +57,7 @@ class DeviceDistributions(Distributions):
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
         return self._probs[put(rows, self._probs.device), put(nodes + 1, self._probs.device)]
 
-    def drawn(self, row: int, node: int, position: tuple[int, int]) -> int:
-        return int(self._drawn[row, node + 1])
-
-    def glance(self, row: int, node: int) -> Glance:
+    def glance(self, row: int, node: int) -> Fetched:
         return self._glances[row][node + 1]
 
 
@@ -87,7 +82,7 @@ def verify_at_once(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampl
     accepted, drawn, *facts = fetched(*found, values, mass, chances, likely, ids.double())
     glances = _glances(facts, tokens)
     path, token = _walked(accepted, drawn.long(), kids, host, max(depths.tolist()))
-    return Verdict(path, token, DeviceDistributions(probs, glances, drawn.long()), logits)
+    return Verdict(path, token, DeviceDistributions(probs, glances), logits)
 
 
 def _glances(facts: list[Tensor], tokens: Tensor) -> list[list[Fetched]]:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.types import Draft, Glance, Rows, Sampler, above
+from sampling.types import Draft, Rows, Sampler, above
 from sampling.vocabulary import MANY, largest
 from utils.kernels.bindings import at_hand, walk, walkable
 from utils.logits_processors import check_finite, check_number
@@ -25,8 +25,8 @@ TINY = 1e-12  # a residual of less mass is rounding: draw from p
 
 
 class LazyDistributions:
-    """Distributions (:class:`sampling.types.Distributions`) that are computed at their first use; on an accelerator,
-    where a launch costs more than the work, all at once.
+    """The verifier's processed distributions at the root and after each node of a draft, computed at their first use;
+    on an accelerator, where a launch costs more than the work, all at once. `quick`: `drawn` computes none.
     """
 
     def __init__(self, logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> None:
@@ -38,11 +38,13 @@ class LazyDistributions:
         self.quick = self._walks and (sampler.greedy or sampler.tempered is not None)
 
     def all(self) -> Tensor:
+        """Return [B, N+1, V]."""
         if self._all is None:
             self._all = distributions_of(self._logits, self._draft, self._rows, self._sampler)
         return self._all
 
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
+        """Return [M, V] of rows [M] after nodes [M] (-1: the root)."""
         if self._all is not None or self._logits.device.type != "cpu":
             distributions = self.all()
             return distributions[rows.to(distributions.device), nodes.to(distributions.device) + 1]
@@ -56,7 +58,7 @@ class LazyDistributions:
         return torch.stack([self._known[place] for place in places])
 
     def drawn(self, row: int, node: int, position: tuple[int, int]) -> int:
-        """Draw the token there, as :class:`sampling.types.Distributions` says.
+        """Draw the token after a node (-1: the root) with the noise of `position`, (row, position).
 
         A greedy draw needs no distribution. If the kernels are loaded, one walk over the logits draws; near ties are
         left to the sampler.
@@ -74,8 +76,8 @@ class LazyDistributions:
         check_finite(logits[token])
         return token
 
-    def glance(self, row: int, node: int) -> Glance | None:
-        """Return facts of the logits there, as :class:`sampling.types.Distributions` says."""
+    def glance(self, row: int, node: int) -> Seen | None:
+        """Return facts of the logits after a node, None where they are not cheap."""
         if self._walks and (row, node) not in self._glances:
             self._glances[row, node] = Seen(self._logits[row, node + 1], None)
         return self._glances.get((row, node))
@@ -89,7 +91,7 @@ class LazyDistributions:
         return self._sampler.probs(self._logits[rows, nodes + 1], prefixes)
 
 
-class Seen(Glance):
+class Seen:
     """A compiled walk over the logits [V] of one position. LogitsError for NaN, +inf, or nothing but -inf.
 
     Their distribution is the softmax at `temperature` (None: another one), drawn with the noise of `state`.
@@ -102,14 +104,17 @@ class Seen(Glance):
 
     @property
     def gap(self) -> float:
+        """Return the largest logit less the second largest."""
         first, second = self.walk.values[:2]
         return first - second
 
     def chances(self, ids: Sequence[int]) -> list[float]:
+        """Return the probabilities of these ids at temperature 1."""
         top, mass = self.walk.values[0], self.walk.mass
         return [math.exp(float(self._logits[token]) - top) / mass for token in ids]
 
     def likeliest(self) -> list[tuple[int, float]]:
+        """Return a few ids and their processed probabilities; [] where these are unknown."""
         if not self._temperature:
             return [] if self._temperature is None else [(self.walk.ids[0], 1.0)]
         top, mass, by = self.walk.values[0], self.walk.tempered, 1 / self._temperature

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sampling.rows import padded
 from sampling.transfers import fetched
-from sampling.types import Distributions, Draft, Drafter, Rows, Rule, Sampler, Verdict, above, depths_of
+from sampling.types import Draft, Drafter, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.at_once import verify_at_once
 from sampling.verify.distributions import LazyDistributions, block_of, check_ratio, coin_keys, normal, one_hot, residual
 
@@ -37,7 +37,7 @@ from sampling.verify.distributions import LazyDistributions, block_of, check_rat
 Examine = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # the draft, keys [B, 2], the verifier's distributions and the sampler → path [B, depth] and token [B], on the host
-Verify = Callable[[Draft, Tensor, Distributions, Sampler], tuple[Tensor, Tensor]]
+Verify = Callable[[Draft, Tensor, LazyDistributions, Sampler], tuple[Tensor, Tensor]]
 
 
 def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Sampler, rule: Rule) -> Verdict:
@@ -65,7 +65,9 @@ def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
     return Rule.POINT if sampler.point_mass else drafter.traits.rule
 
 
-def verify_points(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def verify_points(
+    draft: Draft, keys: Tensor, distributions: LazyDistributions, sampler: Sampler
+) -> tuple[Tensor, Tensor]:
     """Verify point masses: descend to the child that is drawn."""
     if len(keys) == 1 or distributions.quick:
         return walk_down(draft, keys, distributions)
@@ -79,7 +81,9 @@ def verify_points(draft: Draft, keys: Tensor, distributions: Distributions, samp
     return descend(draft, keys, examine)
 
 
-def verify_drawn(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def verify_drawn(
+    draft: Draft, keys: Tensor, distributions: LazyDistributions, sampler: Sampler
+) -> tuple[Tensor, Tensor]:
     """Verify drawn children, each in its turn; point masses are distributions with all mass on one id."""
     tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
 
@@ -100,7 +104,7 @@ def verify_drawn(draft: Draft, keys: Tensor, distributions: Distributions, sampl
     return descend(draft, keys, examine)
 
 
-def walk_down(draft: Draft, keys: Tensor, distributions: Distributions) -> tuple[Tensor, Tensor]:
+def walk_down(draft: Draft, keys: Tensor, distributions: LazyDistributions) -> tuple[Tensor, Tensor]:
     """Do :func:`verify_points` row by row on the host, without tensors of one element. Path [B, depth], token [B]."""
     count = draft.tokens.shape[1]
     parents, depth, paths, tokens = above(draft.parents, count), depth_of(draft.parents, count), list[list[int]](), []
@@ -206,7 +210,9 @@ def examine_drawn(
     return chosen, sampler.draw(p[ended], keys[chosen < 0, :2]).cpu()
 
 
-def verify_block(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def verify_block(
+    draft: Draft, keys: Tensor, distributions: LazyDistributions, sampler: Sampler
+) -> tuple[Tensor, Tensor]:
     """Verify a block: path [B, N] and token [B] on the host. ValueError for a tree."""
     probs = distributions.all()
     rows, count = draft.tokens.shape
