@@ -1,7 +1,7 @@
 """A model of another vocabulary as an LM of the target's ids (Timor et al., "Accelerating LLM Inference with Lossless
 Speculative Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.05202).
 
-A :class:`Vocabulary` says which bytes an id adds to a text and which ids spell bytes. :class:`Spelling` translates a
+A :class:`TokenBytes` says which bytes an id adds to a text and which ids spell bytes. :class:`Spelling` translates a
 growing row of the target's ids into the model's own. Token-level intersection: the session's logits are of the ids that
 both have, the reduced vocabulary of a :class:`TranslatedSession`, so its distributions are the model's, restricted and
 renormalised. Any distribution that drafts are drawn from is exact. The paper's other way, to draft freely and to spell
@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,22 +26,13 @@ from sampling.types import LM, Draft, Hidden, Rows, Session
 from sampling.vocabulary import spread
 from utils.timing import Stopwatch
 
+if TYPE_CHECKING:
+    from utils.loading.fit import TokenBytes
+
 CHUNK = 24  # bytes after which a space begins a new chunk
 LONGEST = 256  # bytes of a chunk without such a space
 LEAST = 0.75  # share of a sample's tokens that must be the drafter's own for drafts of shared ids
 _SPACE = b" \t\n\r"
-
-
-class Vocabulary(Protocol):
-    """The tokens of one model."""
-
-    by_bytes: dict[bytes, int]  # the one id for these bytes; no special token
-    special: dict[str, int]  # special tokens by name, and by role ("eos", "bos") where they have one
-    lead: bytes  # the bytes that its tokenizer puts before a text
-    begin: tuple[int, ...]  # the ids that its texts begin with
-
-    def spelled(self, token: int) -> bytes: ...  # the bytes that the id adds to a text; of a special token its name
-    def ids(self, text: bytes) -> list[int]: ...  # ids that spell these bytes, without those no id spells; not special
 
 
 @dataclass(frozen=True)
@@ -54,8 +45,8 @@ class Translation:
     one of the target's, `seconds` to translate a token.
     """
 
-    target: Vocabulary
-    drafter: Vocabulary
+    target: TokenBytes
+    drafter: TokenBytes
     ours: Tensor
     theirs: Tensor
     mates: Mapping[int, int]
@@ -66,7 +57,7 @@ class Translation:
     seconds: float = 0.0
 
     @staticmethod
-    def of(target: Vocabulary, drafter: Vocabulary, sizes: tuple[int, int], sample: bytes = b"") -> Translation:
+    def of(target: TokenBytes, drafter: TokenBytes, sizes: tuple[int, int], sample: bytes = b"") -> Translation:
         """The translation between vocabularies whose models have the first `sizes` ids."""
         mates: dict[int, int] = {}
         for name, token in target.special.items():  # names come before roles
@@ -105,7 +96,7 @@ class Translation:
         return self.own < LEAST
 
 
-def _spans(vocabulary: Vocabulary, ids: list[int], at: int) -> list[tuple[int, int]]:
+def _spans(vocabulary: TokenBytes, ids: list[int], at: int) -> list[tuple[int, int]]:
     """(first byte, byte after the last) of each id, the first id at byte `at`."""
     return [(at, at := at + len(vocabulary.spelled(token))) for token in ids]
 

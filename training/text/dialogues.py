@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from utils.errors import UserError
 
@@ -250,16 +250,6 @@ Line = dict[str, Any]
 Chat = Generator[Ask, list[int], list[Line]]
 
 
-class Source(Protocol):
-    """Where chats come from; their content depends on their number alone."""
-
-    @property
-    def endless(self) -> bool: ...  # there is always a further chat: writing ends if none has an answer
-    @property
-    def longest(self) -> int: ...  # tokens of the longest sequence
-    def chat(self, number: int) -> Chat | None: ...  # None: there are no more
-
-
 class Talk:
     """A tokenizer's chat template, as ids."""
 
@@ -399,6 +389,11 @@ class GivenPrompts:
             lines.append(_line(prompt, answer, temperature, number))
             messages.append({"role": "assistant", "content": self._talk.text(answer).strip()})
         return lines
+
+
+Source = OwnChats | GivenPrompts
+"""Where chats come from; the content of `chat(number)` depends on the number alone, None means that there are no more.
+`endless`: there is always a further chat, and writing ends if none has an answer. `longest`: tokens of a sequence."""
 
 
 def _line(prompt: list[int], answer: list[int], temperature: float, number: int) -> Line:

@@ -5,25 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any, Protocol
+from typing import Any
 
 from utils.loading.loaded import LoadedModel
 
 
-class Vocabulary(Protocol):
-    """A tokenizer's tokens by name."""
-
-    def get_vocab(self) -> dict[str, int]: ...
-
-
-def spoken_ids(target: LoadedModel, tokenizer: Vocabulary) -> int:
+def spoken_ids(target: LoadedModel, tokenizer: Any) -> int:
     """The number of ids 0 … n-1 of the tokenizer; a padded target has logits for more."""
     return min(target.vocab_size, max(_by_id(tokenizer), default=target.vocab_size - 1) + 1)
 
 
-def check_fit(
-    target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Vocabulary | None, Vocabulary | None]
-) -> list[str]:
+def check_fit(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Any, Any]) -> list[str]:
     """Why the drafter does not fit, in lines for the user; empty if it does.
 
     `tokenizers` are the target's and the drafter's. All ids are compared, added and special tokens too. The ends of the
@@ -55,9 +47,7 @@ def check_fit(
     return []
 
 
-def fit_notes(
-    target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Vocabulary | None, Vocabulary | None]
-) -> list[str]:
+def fit_notes(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Any, Any]) -> list[str]:
     """Notes on a drafter that fits: a shorter context, an assumption."""
     notes = []
     if drafter.context < target.context:
@@ -108,9 +98,11 @@ In 1911 the committee reported 1,274 members; its secretary, Müller, was re-ele
 
 
 class TokenBytes:
-    """A tokenizer's tokens as bytes, a `sampling.models.translated.Vocabulary`.
+    """A tokenizer's tokens as bytes: byte-level ones, and sentencepiece's with `▁` for a space, `<0x0A>` for a byte.
 
-    For byte-level tokens, and those of sentencepiece with `▁` for a space and `<0x0A>` for a byte.
+    `by_bytes`: the one id for these bytes, no special token. `special`: special tokens by name, and by role ("eos",
+    "bos") where they have one. `lead`: the bytes that the tokenizer puts before a text. `begin`: the ids that its texts
+    begin with.
     """
 
     special: dict[str, int]
@@ -204,13 +196,13 @@ def _bytes_of(token: str, lettered: bool) -> bytes:
     return bytes([int(single[1], 16)]) if single else token.replace("▁", " ").encode()
 
 
-def fingerprint(tokenizer: Vocabulary) -> str:
+def fingerprint(tokenizer: Any) -> str:
     """Sixteen hexadecimal digits that differ between tokenizers whose ids mean different tokens."""
     listed = sorted(_by_id(tokenizer).items())
     return hashlib.sha256(json.dumps(listed).encode("ascii")).hexdigest()[:16]
 
 
-def _by_id(tokenizer: Vocabulary) -> dict[int, str]:
+def _by_id(tokenizer: Any) -> dict[int, str]:
     """The tokens by their ids, without a converter's names for unused ids."""
     return {token_id: token for token, token_id in tokenizer.get_vocab().items() if token != f"[PAD{token_id}]"}
 
