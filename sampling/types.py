@@ -201,11 +201,7 @@ class Session(Protocol):
     device: torch.device | None = None  # of the passes; None: nothing runs asynchronously
     reduced_ids: Tensor | None = None  # [n] the ids, ascending, of `score_reduced`; None: all
     described: str = "this session"  # the beginning of an error's line
-
-    @property
-    def takes_trees(self) -> bool:
-        """Return whether a draft may be a tree, of any size and at any length."""
-        return True
+    takes_trees: bool = True  # a draft may be a tree, of any size and at any length
 
     def rollback(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
     def score(self, rows: Rows, draft: Draft) -> Tensor: ...  # [B, N+1, V]; an empty draft gives [B, 1, V]

@@ -57,10 +57,6 @@ class Reviewer(Drafter):
     def select(self, rows: Tensor) -> None:
         self.model.select(rows.tolist())
 
-    def keys(self, rows: Rows) -> Tensor:
-        """Return [B, 2]: the caller's number of each row, and its length."""
-        return torch.tensor([[number, len(row)] for number, row in zip(self.model.ids, rows, strict=True)])
-
     def review(
         self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler, lenience: float
     ) -> tuple[Review, RoundMetrics, Tensor | None]:
@@ -108,7 +104,8 @@ class CascadeDrafter(Composite):
         if max(depth) <= 0:
             return Draft.empty(share)
         watch = Stopwatch()
-        keys, going = reviewer.keys(rows), [index for index, most in enumerate(depth) if most > 0]
+        keys = torch.tensor([[number, len(row)] for number, row in zip(reviewer.model.ids, rows, strict=True)])
+        going = [index for index, most in enumerate(depth) if most > 0]
         draft = self.inner.propose(rows, Budget([max(0, most - 1) for most in depth]), sampler.drafting(keys))
         draft_s = watch.lap()
         result, metrics, ids = reviewer.review(rows, draft, keys, going, sampler, self.lenience)

@@ -40,7 +40,9 @@ class CausalSession(Session):
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: Hidden) -> None:
         self.network, self.initial, self.device = network, prompt, network.device
+        self.takes_trees = network.takes_trees
         self._by_length: LengthTables | None = getattr(network, "by_length", None)
+        self.steps = self._by_length is None  # whether it can `step`
         self._lengths = [0] * len(prompt)  # of the texts whose rotary tables turned the cached tokens
         self.cover(vocab_size, vocab_size)
         self.keeps_hidden = states_of(hidden)  # the states that `hidden` can return
@@ -54,10 +56,6 @@ class CausalSession(Session):
             ids = torch.arange(own, device=self.device)
         self.vocab_size = size
         self.reduced_ids = None if ids is None else ids[: int((ids < known).sum())]
-
-    @property
-    def takes_trees(self) -> bool:
-        return self.network.takes_trees
 
     def _reset(self, rows: int) -> None:
         self._cache: KVCache = self.network.new_cache(rows)
@@ -145,11 +143,6 @@ class CausalSession(Session):
         tree = above(parents, len(nodes[0]))
         logits = network.of_one_row(feed[0], nodes[0], tree, self._cache, self.keeps_hidden, states)
         return self._took(logits, None, feed, nodes, parents is None)
-
-    @property
-    def steps(self) -> bool:
-        """Whether it can `step`."""
-        return self._by_length is None
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits [B, n] after one more token of each row, [B] on the device, which `name` says later."""
@@ -333,11 +326,7 @@ class CausalLM(LM):
         self.name = name
         self.vocab_size = min(vocab_size or self.network.vocab_size, self.network.vocab_size)
         self.context, self.device = self.network.context, self.network.device
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether drafts for it may be trees."""
-        return self.network.takes_trees
+        self.takes_trees = self.network.takes_trees
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False

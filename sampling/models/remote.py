@@ -51,9 +51,7 @@ class RemoteSession(Session):
         self._scorer, self.initial, self.vocab_size, self._name = scorer, prompt, vocab_size, name
         self.described = f"{name} runs in a server: it"
 
-    @property
-    def takes_trees(self) -> bool:
-        return False
+    takes_trees = False
 
     def rollback(self, rows: Rows) -> list[int]:
         """Nothing is read ahead: the first request reads the prompt."""

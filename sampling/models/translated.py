@@ -202,6 +202,7 @@ class TranslatedSession(Session):
     """
 
     described = "a model of another vocabulary"
+    takes_trees = False
 
     def __init__(self, lm: TranslatedLM, prompt: Rows, size: int, previous: TranslatedSession | None) -> None:
         self.lm, self.initial, self.device, self.rows = lm, prompt, lm.device, len(prompt)
@@ -212,10 +213,6 @@ class TranslatedSession(Session):
         self._columns = by.theirs[:count].to(lm.device)
         self._spellings: list[Spelling] = [Spelling(by) for _ in prompt] if previous is None else previous._spellings
         self.inner: Any = lm.lm.open(self.own(prompt), previous=None if previous is None else previous.inner)
-
-    @property
-    def takes_trees(self) -> bool:
-        return False
 
     def own(self, rows: Rows) -> Rows:
         """The rows in the model's ids, cut to their ends where they are too long."""
