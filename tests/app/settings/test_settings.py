@@ -15,7 +15,8 @@ from app.lanes.pairing import catalogue_in, choose_pair
 from app.settings.layers import Layers, misspelt_variables, model_options
 from app.settings.table import FIELDS, SETTING_FIELDS, ModelOptions, Settings
 from app.settings.types import LANES
-from tests.app.console.test_slash_commands import ScriptedConsole, offered, transcript
+from tests.app.console.test_completion import offered
+from tests.app.console.test_slash_commands import ScriptedConsole, transcript
 from utils.errors import UsageError
 
 NAMES = (
