@@ -72,7 +72,7 @@ def test_wherever_the_rows_go_back_the_logits_are_right(name: str, seed: int) ->
 
 
 @pytest.mark.parametrize("name", ["mamba2", "lfm2"])
-def test_a_round_reads_again_only_what_was_accepted_of_a_refused_draft(
+def test_a_round_reads_again_only_what_was_accepted_and_keeps_no_more_states_than_drafts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = CausalLM(model_of(name))
@@ -93,6 +93,9 @@ def test_a_round_reads_again_only_what_was_accepted_of_a_refused_draft(
         assert count == again + 1 + len(step.drafted)
         again = len(step.path) if len(step.path) < len(step.drafted) else 0
     assert any(0 < len(step.path) < len(step.drafted) for step in steps), "nothing was refused in part"
+    row = [*PROMPTS[1], *emitted(events)[0]]
+    kept = {session.fork().rollback([row[:end]])[0] for end in range(len(PROMPTS[1]) + 2, len(row))}
+    assert len(kept) <= 4, "more states are kept than a round drafts tokens"
 
 
 def test_time_steps_keep_to_their_limits_in_passes_over_a_token_too() -> None:
