@@ -161,7 +161,7 @@ class EchoScorer:
         Where their text would read in other tokens the server continues from the last position where it does not, and
         has to say the same tokens. UserError where it does not.
         """
-        if self._known[: len(ids)] != ids or len(self._known) <= len(ids):
+        if self._begins > len(ids) or self._known[: len(ids)] != ids or len(self._known) <= len(ids):
             self._go_on(next((end for end in range(len(ids), 0, -1) if self._same(ids[:end])), 0), ids)
         place = len(ids) - self._begins
         return self._known[len(ids)], self._values[place] if place < len(self._values) else None
