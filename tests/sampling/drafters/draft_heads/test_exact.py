@@ -18,6 +18,7 @@ import sampling.models.cache
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
+from sampling.drafters.draft_heads.pard import PardLM
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Finished
 from sampling.loop import generate
@@ -48,8 +49,8 @@ def enumerated(
 ) -> float:
     """The largest error of a probability of `length` tokens; V = 4, gamma 2, one id outside the student's list."""
     target = make_target(4, seed=3, dtype=torch.float64)
-    lm, student = CausalLM(target), make_student(kind, target, short=[0, 1, 3], **shape)
-    drafter = make(make_drafter(student))
+    lm = CausalLM(target)
+    drafter = make(pard(4) if kind == "pard" else make_drafter(make_student(kind, target, short=[0, 1, 3], **shape)))
     # The opening round draws without a draft: start behind each of its tokens instead of forking there.
     prompt = [*PROMPT, greedy_answer(PrefixLM(target), PROMPT, 1)[0]]
 
@@ -59,12 +60,17 @@ def enumerated(
     return distance(enumerate_runs(run, law, drafts), exact_law(PrefixLM(target), prompt, law, length))
 
 
+def pard(size: int) -> ModelDrafter:
+    """A PARD model of a target's shape, whose mask is the id 2."""
+    return ModelDrafter(PardLM(make_target(size, seed=9, dtype=torch.float64), 2))
+
+
 def itself(drafter: ModelDrafter) -> ModelDrafter:
     return drafter
 
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "pard"])
 def test_the_emitted_law_is_the_targets_to_the_last_digit(kind: str, drafts: str) -> None:
     assert enumerated(kind, itself, drafts, NaiveLaw(top_k=2)) < EXACT
 
@@ -101,9 +107,10 @@ class RawLaw(WrongLaw):
         return (probs + 1e-3).sqrt()
 
 
+@pytest.mark.parametrize("kind", ["glide", "pard"])
 @pytest.mark.parametrize("mutant", [OffByOne, RawLaw])
-def test_a_wrong_law_is_seen(mutant: Any) -> None:
-    assert enumerated("glide", mutant, "law", NaiveLaw(top_k=2)) > 1e-3
+def test_a_wrong_law_is_seen(mutant: Any, kind: str) -> None:
+    assert enumerated(kind, mutant, "law", NaiveLaw(top_k=2)) > 1e-3
 
 
 # -- counting -------------------------------------------------------------------------------------
@@ -119,11 +126,11 @@ COUNTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # sampler options
 def counted(kind: str, case: str, samples: int, law: NaiveLaw | None = None, make: Any = itself) -> float:
     options, shape = COUNTED[case]
     target = make_target(V, seed=4)
-    student = make_student(kind, target, short=[0, 1, 2, 4, 5, 7], seed=6)
+    student = None if kind == "pard" else make_student(kind, target, short=[0, 1, 2, 4, 5, 7], seed=6)
     processor = make_processor(**{"temperature": 1.0, **shape})
     found = sample_counts(
         CausalLM(target),  # type: ignore[arg-type]
-        lambda: make(make_drafter(student)),
+        lambda: make(make_drafter(student) if student else pard(V)),
         lambda seed: KeyedSampler(processor, seed=3000 + seed, **options),
         prompt=[3, 1, 3, 1],
         samples=samples,
@@ -135,7 +142,7 @@ def counted(kind: str, case: str, samples: int, law: NaiveLaw | None = None, mak
 
 
 @pytest.mark.parametrize("case", COUNTED)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "pard"])
 def test_sampled_tokens_have_the_targets_law(kind: str, case: str) -> None:
     assert counted(kind, case, 5_000) > FAIL_BELOW
 
