@@ -401,9 +401,8 @@ class PromptReader:
         if texts and buffer.text and buffer.text == self._given:
             buffer.reset(append_to_history=True)
         typed = not self._sent or any(text.startswith("/") for text in texts)
-        ended = not any(
-            is_text(key) for key in lines[-1]
-        )  # the terminal's report of its cursor may follow the last end
+        # The terminal's report of its cursor, a key without text, may follow the last line's end.
+        ended = not any(is_text(key) for key in lines[-1])
         if len(texts) < 2 or (typed and ended):
             return keys
         joined = [key for line in (lines[:-1] if ended else lines) for key in (*line, _NEW_LINE)][:-1]

@@ -137,7 +137,7 @@ class DSparkNetwork(BlockNetwork):
         trunk = cast(Any, student.model)
         self.markov = trunk.markov_head if self.config.markov else None
         self._onto_ids = self._take(self.markov.markov_w2) if self.markov else None
-        self._confidence = trunk.confidence_head if self.config.confidence else None
+        self._confidence = student.confidence if self.config.confidence else None
 
     @torch.no_grad()
     def bias(self, tokens: Tensor, states: Tensor) -> Tensor | None:
@@ -156,11 +156,7 @@ class DSparkNetwork(BlockNetwork):
     @torch.no_grad()
     def confidence(self, tokens: Tensor, states: Tensor) -> Tensor | None:
         """Return the chance [M] that the draft after ids [M], of states [M, H], is accepted; None: not estimated."""
-        if self._confidence is None:
-            return None
-        if self.config.confidence_with_markov and self.markov is not None:
-            states = torch.cat((states, self.markov.markov_w1(tokens)), dim=-1)
-        return torch.sigmoid(self._confidence.proj(states)[:, 0])
+        return None if self._confidence is None else torch.sigmoid(self._confidence(states, tokens))
 
 
 class DSparkSession(DFlashSession):

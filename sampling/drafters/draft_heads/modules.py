@@ -448,16 +448,18 @@ class DraftHead(nn.Module):
         return cast(Tensor, trunk.norm(x).unflatten(1, (count, rows)))
 
     def logits(self, states: Tensor, before: Tensor) -> Tensor:
-        """Map states [M, H] to logits [M, n]; a vanilla Markov head adds a term of the token before each [M]."""
+        """Map states [M, H] to logits [M, n]; a Markov head without memory adds a term of the token before each [M]."""
         logits = self.lm_head(states)
         if hasattr(self.model, "markov_head"):
-            logits = logits + self.model.markov_head.markov_w2(self.model.markov_head.markov_w1(before))
+            latent, _ = self.model.markov_head.step(before, states, states[:, :0])
+            logits = logits + self.model.markov_head.markov_w2(latent)
         return cast(Tensor, logits)
 
     def confidence(self, states: Tensor, before: Tensor) -> Tensor:
         """Return the logit [M] of the chance that the draft after `before` [M], of states [M, H], is accepted."""
-        entered = torch.cat((states, self.model.markov_head.markov_w1(before)), dim=-1)
-        return cast(Tensor, self.model.confidence_head.proj(entered)[:, 0])
+        if cast(BlockConfig, self.config).confidence_with_markov and hasattr(self.model, "markov_head"):
+            states = torch.cat((states, self.model.markov_head.markov_w1(before)), dim=-1)
+        return cast(Tensor, self.model.confidence_head.proj(states)[:, 0])
 
     def _joined(self, embedded: Tensor, hidden: Tensor, own: Tensor | None) -> Tensor:
         """Join tokens with the state one position before: the target's, or after the first step the head's own."""
