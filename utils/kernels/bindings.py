@@ -34,9 +34,10 @@ CODES = 2 * GROUP + 16  # bytes of a group of activations
 PICK = 16  # bytes of a row of an expert
 MOST, RIVALS, NOISE = 16, 256, 256
 WALKED = 16  # logits that a walk reads at a time
-HELD_UP = 1 / 3  # share of a run that a thread slept at barriers when others took its core
+HELD_UP = 1 / 3  # share of their time that threads may sleep at barriers before one thread is faster
+MOST_LOST = 0.02  # seconds that they may sleep beyond that; a run counts for half of it at most
 SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is tried again
-CALM = 4  # runs without trouble after which trouble counts as new
+CALM = 16  # runs without trouble after which trouble counts as new
 
 _whole, _real, _address = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -182,11 +183,13 @@ def load(report: Callable[[], None] = lambda: None) -> bool:
 class Pace:
     """The number of threads of the next run, from how long the threads of earlier runs slept at barriers.
 
-    Two runs in a row that were held up bring one thread for a while, longer each time that a new try fails.
+    A terminal that draws takes a core for some milliseconds now and then: a team loses less by that than one thread
+    does all the time. Once the sleep exceeds its share by MOST_LOST, one thread runs for a while, longer each time that
+    a new try fails.
     """
 
     def __init__(self) -> None:
-        self.trouble, self.pause, self.until = 0, SHORTEST, 0.0
+        self.lost, self.calm, self.pause, self.until = 0.0, 0, SHORTEST, 0.0
 
     def threads(self, team: int, now: float) -> int:
         """The threads of a run that begins at `now`, in seconds."""
@@ -194,14 +197,13 @@ class Pace:
 
     def ran(self, slept: float, seconds: float, now: float) -> None:
         """Learn from a team's run of `seconds` in which its threads slept for `slept` seconds."""
-        if slept < HELD_UP * seconds:
-            self.trouble -= 1
-            if self.trouble <= -CALM:
-                self.trouble, self.pause = -CALM, SHORTEST
-            return
-        self.trouble = max(0, self.trouble) + 1
-        if self.trouble > 1:
-            self.trouble, self.until, self.pause = 1, now + self.pause, min(2 * self.pause, LONGEST)
+        excess = slept - HELD_UP * seconds
+        self.lost = max(0.0, self.lost + min(excess, MOST_LOST / 2))
+        self.calm = self.calm + 1 if excess <= 0 else 0
+        if self.calm >= CALM:
+            self.pause = SHORTEST
+        if self.lost > MOST_LOST:
+            self.lost, self.until, self.pause = MOST_LOST / 2, now + self.pause, min(2 * self.pause, LONGEST)
 
 
 _pace = Pace()

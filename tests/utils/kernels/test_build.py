@@ -170,10 +170,23 @@ def test_a_quiet_machine_keeps_the_team() -> None:
         assert pace.threads(2, now) == 2
 
 
-def test_two_runs_that_mostly_slept_bring_one_thread_for_a_while() -> None:
+def test_a_terminal_that_draws_beside_the_passes_keeps_the_team() -> None:
     pace = Pace()
-    pace.ran(slept=0.05, seconds=0.06, now=0.0)
-    assert pace.threads(2, 0.0) == 2, "one slow run may be an accident"
-    pace.ran(slept=0.05, seconds=0.06, now=1.0)
-    assert pace.threads(2, 1.0 + SHORTEST / 2) == 1
-    assert pace.threads(2, 1.0 + SHORTEST) == 2
+    for run in range(200):  # twelve frames a second, each of which holds a pass up for 10 ms
+        pace.ran(*(0.01, 0.0125) if run % 33 == 0 else (0.0002, 0.0025), now=run / 400)
+        assert pace.threads(2, run / 400) == 2
+
+
+@pytest.mark.parametrize(("slept", "seconds"), [(0.01, 0.012), (0.05, 0.06)])
+def test_a_busy_machine_brings_one_thread_for_a_while_and_longer_each_time(slept: float, seconds: float) -> None:
+    pace, now = Pace(), 0.0
+    pace.ran(slept, seconds, now)
+    assert pace.threads(2, now) == 2, "one slow run may be an accident"
+    for pause in (SHORTEST, 2 * SHORTEST):
+        for _ in range(5):
+            pace.ran(slept, seconds, now)
+            if pace.threads(2, now) == 1:
+                break
+        assert pace.threads(2, now + 0.99 * pause) == 1
+        now += pause
+        assert pace.threads(2, now) == 2
