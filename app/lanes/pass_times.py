@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, TypeVar
@@ -40,6 +40,23 @@ class Measured:
     def plain(self) -> float:
         """Seconds of a one-token pass."""
         return self.passes[1]
+
+    def beside(self, earlier: Sequence[Measured]) -> Measured:
+        """Return this measurement with every cost at most the median of earlier ones, in one-token passes.
+
+        The costs of one start go together: memory and products get faster and slower independently. Another program
+        makes a wide pass longer than it is; a cost that is too low is noticed within two rounds, since it is tried.
+        """
+
+        def usual(seconds: float, others: list[float]) -> float:
+            return self.plain * min(seconds / self.plain, statistics.median(others)) if others else seconds
+
+        passes = {
+            n: usual(seconds, [start.passes[n] / start.plain for start in earlier if n in start.passes])
+            for n, seconds in self.passes.items()
+        }
+        drafted = [start.drafted / start.plain for start in earlier if start.drafted is not None]
+        return Measured(passes, None if self.drafted is None else usual(self.drafted, drafted))
 
     def costs(self, with_drafter: bool) -> Costs:
         """Return new costs seeded with these."""

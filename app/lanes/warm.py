@@ -3,7 +3,8 @@
 The first calls of a process take many times as long as later ones. They are made here, outside any answer: passes of 1
 to 16 tokens and a few rounds with the pair's drafter. Their costs seed `gamma auto`, so that the first round of the
 first answer drafts as many tokens as pay. The measurements of earlier starts on this machine are kept in the cache
-folder; a folder that cannot be written harms nothing. Knows no text: the tokens are random.
+folder, in case this one was disturbed; a folder that cannot be written harms nothing. Knows no text: the tokens are
+random.
 """
 
 from __future__ import annotations
@@ -106,17 +107,13 @@ def _key(engine: PairEngine) -> str:
 
 
 def _remembered(key: str, measured: Measured) -> Measured:
-    """Return the least times of the latest starts, after adding this one."""
+    """Return this start's costs beside those of the latest ones, after adding this one."""
     file = cache_folder() / FILE
     known: dict[str, list[Measured]] = {}
     with suppress(OSError, ValueError):  # a damaged file counts as none
         known = _FILE.validate_json(file.read_bytes())
-    starts = [*known.get(key, ()), measured][-REMEMBERED:]
+    earlier = known.get(key, [])
     with suppress(OSError, UserError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(file, _FILE.dump_json({**known, key: starts}))
-    # Other programs only make a pass longer, so the least time of each is nearest to the truth.
-    passes: dict[int, float] = {}
-    for start in starts:
-        passes |= {n: min(seconds, passes.get(n, seconds)) for n, seconds in start.passes.items()}
-    return Measured(passes, min((start.drafted for start in starts if start.drafted is not None), default=None))
+        write_bytes(file, _FILE.dump_json({**known, key: [*earlier, measured][-REMEMBERED:]}))
+    return measured.beside(earlier)

@@ -170,7 +170,7 @@ class Controller:
 
         Costs that were given, or measured on a busier machine, may keep every node out, and then nothing corrects them.
         """
-        doubted = self._rounds_without_draft > 0 or self.left >= CREDIT / 2
+        doubted = self._trial or self._rounds_without_draft > 0 or self.left >= CREDIT / 2
         for nodes, rounds in self._probes.items():
             due = rounds > 0 and doubted and not self.costs.timed(nodes + 1)
             due = due or (nodes <= PROBES[0] and self._rounds_without_draft >= RETRY)

@@ -10,6 +10,7 @@ import pytest
 
 from app.lanes.lane import PairEngine
 from app.lanes.pairing import choose_pair
+from app.lanes.pass_times import Measured
 from app.lanes.warm import FILE, REMEMBERED, warm_up
 from app.settings.table import Settings
 from sampling.events import Step
@@ -48,9 +49,7 @@ def test_the_first_round_of_the_first_answer_drafts(spec: PairSpec, cache: Path)
     assert steps(engine)[1].gamma > 0
 
 
-def test_measurements_of_a_machine_and_pair_are_kept_and_the_least_of_the_latest_holds(
-    spec: PairSpec, cache: Path
-) -> None:
+def test_measurements_of_a_machine_and_pair_are_kept(spec: PairSpec, cache: Path) -> None:
     for _ in range(REMEMBERED + 2):
         engine = engine_of(spec)
         warm_up(engine)
@@ -58,7 +57,17 @@ def test_measurements_of_a_machine_and_pair_are_kept_and_the_least_of_the_latest
     assert len(starts) == REMEMBERED
     assert engine.loaded.target.name in key
     assert engine.measured is not None
-    assert engine.measured.plain == min(start["passes"]["1"] for start in starts)
+    assert engine.measured.plain == starts[-1]["passes"]["1"]
+
+
+def test_a_start_beside_a_busy_program_takes_the_costs_of_earlier_starts() -> None:
+    quiet, faster = Measured({1: 2.0, 4: 2.2, 8: 3.0}, 0.6), Measured({1: 1.5, 4: 2.25, 8: 3.0}, 0.6)
+    busy = Measured({1: 3.0, 4: 4.5, 8: 9.0}, 3.0)
+    assert quiet.beside([]) == quiet
+    assert quiet.beside([faster, faster]) == quiet, "memory is slower today: wide passes cost less beside a plain one"
+    after = busy.beside([quiet, busy, quiet])
+    assert after.passes == pytest.approx({1: 3.0, 4: 3.3, 8: 4.5})
+    assert after.drafted == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", '{"x": {}}', "KEY"])
