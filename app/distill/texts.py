@@ -80,8 +80,7 @@ def let_write(
     `keep` receives the target's states of each line. UserError if nothing could be written because every prompt fills
     the context.
     """
-    network, size = engine.target.network, engine.target.vocab_size
-    writer = TextWriter(network, size, engine.stop_ids, source, settings.seed, args.batch, keep)
+    writer = TextWriter(engine.target, engine.stop_ids, source, settings.seed, args.batch, keep)
     before, begun = written(file)[0], time.monotonic()
     with tqdm(
         desc="writing text",

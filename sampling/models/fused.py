@@ -147,35 +147,6 @@ class FusedCache:
         return keys, values
 
 
-class FusedRows(FusedCache):
-    """`rows` sequences of up to `capacity` tokens, of any lengths; a pass feeds one token to each of the first N."""
-
-    def __init__(self, like: FusedCache, rows: int, capacity: int) -> None:
-        super().__init__(like.layers, like.heads, like.size, like.dtype)
-        super().reserve(rows, capacity)
-
-    def reserve(self, rows: int, length: int) -> None:
-        """Check that the memory, allocated at once, is enough."""
-        assert rows <= self.keys.shape[1]
-        assert length <= self.slots
-
-    def at(self, slots: Tensor) -> None:
-        """None: row i's next token goes to slot slots[i] [N], which is its position, so no mask is needed."""
-
-    def fill(self, row: int, content: FusedCache) -> None:
-        """Set a row to the first row of `content`."""
-        content.settle()
-        filled = -(-content.length // BLOCK)
-        self.keys[:, row, :, :filled] = content.keys[:, 0, :, :filled]
-        self.values[:, row, :, :filled] = content.values[:, 0, :, :filled]
-
-    def move(self, row: int, to: int, length: int) -> None:
-        """Copy the first `length` slots of `row` to row `to`."""
-        filled = -(-length // BLOCK)
-        for part in (self.keys, self.values):
-            part[:, to, :, :filled] = part[:, row, :, :filled]
-
-
 class FusedNetwork:
     """A model that :func:`supports` takes. One pass runs at a time; other threads of the interpreter wait for it.
 
@@ -222,10 +193,6 @@ class FusedNetwork:
     def new_cache(self, rows: int) -> FusedCache:
         """An empty cache."""
         return FusedCache(self.layers, self._shared, self._size, self.cache_dtype, rows)
-
-    def ragged_cache(self, rows: int, capacity: int) -> FusedRows:
-        """An empty cache of rows of unequal lengths."""
-        return FusedRows(self.new_cache(rows), rows, capacity)
 
     def forward(
         self,

@@ -1,33 +1,26 @@
 """A target writes training text: many chats at once, one token of each a pass, a finished row given to the next chat.
 
 The noise of a token is keyed by (seed, chat, position), so that a chat's text depends neither on the chats beside it
-nor on where a run was resumed (up to rounding: a pass over other rows may add up differently). Token i of a row lies in
-slot i of a cache of fixed size, whatever the other rows hold. training/text/dialogues.py makes the chats,
-training/text/self_text.py keeps them. Knows no files and no screen.
+nor on where a run was resumed (up to rounding: a pass over other rows may add up differently).
+training/text/dialogues.py makes the chats, training/text/self_text.py keeps them. Knows no files and no screen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+from itertools import count, islice
 
 import torch
 from torch import Tensor
 
-from sampling.models.cache import Buffer, SlotCache
-from sampling.models.fused import FusedNetwork
-from sampling.models.network import network_of
-from sampling.rows import common_prefix
 from sampling.sampler import stream_key, uniforms
-from sampling.types import Network
+from sampling.types import LM, Draft
 from training.text.dialogues import Ask, Chat, Line, Source
 from utils.errors import UserError
 from utils.progress import never
 
 _STREAM = 16  # the noise's streams: this one for a chat's first continuation, the next for its second …
-_ONE_BY_ONE = 8  # waiting tokens that are fed with the batch; more are read in a separate pass
 KEPT = torch.bfloat16  # states that are kept
 _FRUITLESS = 200  # chats without an answer in a row, of an endless source
 
@@ -37,61 +30,41 @@ Keep = Callable[[Sequence[int], int, Tensor], None]
 """Receives each line as its chat ends: ids, where the answer starts, the target's last hidden states [T, H]."""
 
 
-class RowCache(SlotCache):
-    """`rows` sequences of at most `capacity` tokens through `layers` layers; a pass feeds the first N rows."""
+@dataclass(eq=False)
+class _Row:
+    """A chat that is being written; `answered`: the states of the ids at each answer's end."""
 
-    def __init__(self, network: Network, rows: int, capacity: int) -> None:
-        super().__init__(network.layers)
-        self._rows, self._capacity, self._dtype = rows, capacity, network.dtype
-        self._slots = torch.empty(0, dtype=torch.long)
+    number: int
+    chat: Chat
+    ask: Ask = field(init=False)
+    ids: list[int] = field(default_factory=list)
+    continuations: int = -1  # before this one
+    answered: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)  # of a chat that is over
 
-    def at(self, slots: Tensor) -> Tensor:
-        """Put row i's next token into slot slots[i] [N]; return the mask [N, 1, 1, S] of that pass."""
-        self._slots, width = slots, int(slots.max()) + 1
-        for buffer in self.buffers:
-            buffer.length = width - 1
-        unseen = torch.arange(width, device=slots.device)[None] > slots[:, None]
-        mask = torch.zeros(unseen.shape, dtype=self._dtype, device=slots.device)
-        return mask.masked_fill_(unseen, torch.finfo(mask.dtype).min)[:, None, None]
-
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write [N, heads, 1, D] each into the rows' own slots; return views of the first N rows' slots in use."""
-        rows = torch.arange(len(self._slots), device=key.device)
-        for buffer, new in ((self.keys[layer], key), (self.values[layer], value)):
-            self._allocated(buffer, new)[rows, :, self._slots] = new[:, :, 0]
-            buffer.length += 1
-        return self.keys[layer].view()[: len(rows)], self.values[layer].view()[: len(rows)]
-
-    def fill(self, row: int, content: SlotCache) -> None:
-        """Begin a row with the first row of `content`."""
-        for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
-            for buffer, new in zip(buffers, content.layer(layer), strict=True):
-                self._allocated(buffer, new)[row, :, : new.shape[2]] = new[0]
-
-    def move(self, row: int, to: int, length: int) -> None:
-        """Copy the first `length` slots of `row` to row `to`."""
-        for buffer in self.buffers:
-            if buffer.data is not None:
-                buffer.data[to, :, :length] = buffer.data[row, :, :length]
-
-    def _allocated(self, buffer: Buffer, like: Tensor) -> Tensor:
-        """Return the buffer's data [rows, heads, capacity, D], allocated when its first part comes."""
-        if buffer.data is None:
-            buffer.data = like.new_zeros((self._rows, like.shape[1], self._capacity, like.shape[3]))
-        return buffer.data
+    def advance(self, answer: list[int] | None, capacity: int) -> bool:
+        """Hand the chat its answer (None: it begins) and take its next request; return False if it is over."""
+        try:
+            ask = self.chat.send(answer)  # type: ignore[arg-type]  # None begins a generator
+            while len(ask.prompt) >= capacity or not ask.prompt:
+                ask = self.chat.send([])
+        except StopIteration as ended:
+            self.lines = list(ended.value)
+            return False
+        self.ask, self.ids = ask, list(ask.prompt)
+        self.continuations += 1
+        return True
 
 
 @dataclass(frozen=True)
 class TextWriter:
-    """A causal model (or Network) that writes `batch` rows at once, and the ids that end a turn.
+    """A causal target that writes `batch` chats at once, and the ids that end a turn.
 
-    Only the first `vocab_size` ids are ever drawn. `model` may have any dtype; on the CPU quantised weights in the
-    compiled pass are the fastest, then float32 with packed ones (utils.kernels.packed_linear). With `keep` each
-    answer's last token is fed too, so that every token has its state.
+    On the CPU quantised weights in the compiled pass are the fastest, then float32 with packed ones
+    (utils.kernels.packed_linear). With `keep` the target's states of every line are kept.
     """
 
-    model: Any
-    vocab_size: int
+    lm: LM
     stop_ids: frozenset[int]
     source: Source
     seed: int = 42
@@ -104,142 +77,75 @@ class TextWriter:
         Ends when the source does, or at the next token after an interrupt. Raises UserError if the chats of an endless
         source have no answers.
         """
-        return _Batch(self, done).run(interrupt)
+        waiting, over, fruitless = self._waiting(done), list[_Row](), 0
+        capacity = min(self.lm.context, self.source.longest)
 
+        def following(row: _Row | None, answer: list[int] | None) -> _Row | None:
+            """Return the row with its next request, or else the next chat that makes one."""
+            while row is not None and not row.advance(answer, capacity):
+                over.append(row)
+                row, answer = next(waiting, None), None
+            return row
 
-@dataclass(eq=False)
-class _Row:
-    """A chat; the cache holds the first `fed` of its `ids`."""
-
-    number: int
-    chat: Chat
-    ask: Ask = field(init=False)
-    ids: list[int] = field(default_factory=list)
-    fed: int = 0
-    continuations: int = -1  # before this one
-    answer: list[int] = field(default_factory=list)
-    states: Tensor | None = None  # [capacity, H] of what was fed
-    answered: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # ids → their states, at each answer's end
-
-
-class _Batch:
-    """The rows being written. Row i of the cache is rows[i]."""
-
-    def __init__(self, writer: TextWriter, done: Container[int]) -> None:
-        self.writer = writer
-        self.network = network_of(writer.model)
-        self.capacity = min(self.network.context, writer.source.longest)
-        network, room = self.network, (writer.batch, self.capacity)
-        self.cache: Any = network.ragged_cache(*room) if isinstance(network, FusedNetwork) else RowCache(network, *room)
-        self.waiting = _chats(writer.source, done)
-        self.rows: list[_Row] = []
-        self.fruitless = 0
-        self._read: tuple[list[int], SlotCache, Tensor | None] | None = None  # the last prompt read in a separate pass
-
-    def run(self, interrupt: Callable[[], bool]) -> Iterator[Ended]:
+        rows = [following(row, None) for row in islice(waiting, self.batch)]
+        active = [row for row in rows if row is not None]
+        session = None
         while True:
-            while len(self.rows) < self.writer.batch and (row := next(self.waiting, None)):
-                self.rows.append(row)
-                yield from self._advance(row, None)
-            if not self.rows or interrupt():
+            for row in over:
+                fruitless = 0 if row.lines else fruitless + 1
+                if fruitless >= _FRUITLESS and self.source.endless:
+                    raise UserError("the target's user turns do not end: give it files or prompts")
+                yield row.number, self._kept(row)
+            over.clear()
+            if not active or interrupt():
                 return
-            self._step()
-            for row in [row for row in self.rows if self._complete(row)]:
-                yield from self._advance(row, row.answer)
+            ids = [row.ids for row in active]
+            session = session or self.lm.open(ids, hidden=self.keep is not None)
+            logits = session.score(ids, Draft.empty(len(ids)))[:, 0]
+            # The last token of an answer has been fed too, so that every token has its state.
+            ended = [index for index, row in enumerate(active) if self._ended(row, capacity)]
+            self._draw(logits, active, ended)
+            rows = list(active)
+            for index in ended:
+                row = active[index]
+                if self.keep is not None:
+                    row.answered[tuple(row.ids)] = session.hidden()[index, : len(row.ids)].to(KEPT)
+                rows[index] = following(row, row.ids[len(row.ask.prompt) :])
+            active = [row for row in rows if row is not None]
+            if 0 < len(active) < len(rows):
+                session.select(torch.tensor([index for index, row in enumerate(rows) if row is not None]))
 
-    def _advance(self, row: _Row, answer: list[int] | None) -> Iterator[Ended]:
-        """Hand a chat its answer (None: it begins) and begin its next request; yield a chat that ends."""
-        if answer and row.states is not None:
-            row.answered[tuple(row.ids)] = row.states[: len(row.ids)].clone()
-        try:
-            ask = row.chat.send(answer)  # type: ignore[arg-type]  # None begins a generator
-            while len(ask.prompt) >= self.capacity or not ask.prompt:
-                ask = row.chat.send([])
-        except StopIteration as ended:
-            self._drop(row)
-            self.fruitless = 0 if ended.value else self.fruitless + 1
-            if self.fruitless >= _FRUITLESS and self.writer.source.endless:
-                raise UserError("the target's user turns do not end: give it files or prompts") from None
-            if self.writer.keep is not None:
-                for line in ended.value:
-                    self.writer.keep(line["ids"], line["start"], row.answered[tuple(line["ids"])])
-            yield row.number, list(ended.value)
-            return
-        row.fed = min(common_prefix(row.ids[: row.fed], ask.prompt), len(ask.prompt) - 1)
-        row.ask, row.ids, row.answer = ask, list(ask.prompt), []
-        row.continuations += 1
-        if row.fed == 0 and len(ask.prompt) > _ONE_BY_ONE:
-            self._read_prompt(row)
+    def _waiting(self, done: Container[int]) -> Iterator[_Row]:
+        """Yield the source's chats but those `done`, each as a row that has not begun."""
+        for number in count():
+            if number not in done:
+                chat = self.source.chat(number)
+                if chat is None:
+                    return
+                yield _Row(number, chat)
 
-    def _read_prompt(self, row: _Row) -> None:
-        """Fill the row's cache with all of its prompt but the last token."""
-        ids = row.ids[:-1]
-        if self._read is None or self._read[0] != ids:
-            fresh: Any = self.network.new_cache(1)
-            fed = torch.tensor([ids], device=self.network.device)
-            positions = torch.arange(len(ids), device=self.network.device)[None]
-            _, hidden = self.network.forward(fed, positions, None, fresh, 1, hidden=self.writer.keep is not None)
-            self._read = (ids, fresh, hidden)
-        self.cache.fill(self.rows.index(row), self._read[1])
-        if self._read[2] is not None:
-            self._note(row, self._read[2][0])
-        row.fed = len(ids)
+    def _kept(self, row: _Row) -> list[Line]:
+        """Return the lines of a chat; their states go to `keep`."""
+        if self.keep is not None:
+            for line in row.lines:
+                self.keep(line["ids"], line["start"], row.answered[tuple(line["ids"])])
+        return row.lines
 
-    def _note(self, row: _Row, states: Tensor) -> None:
-        """Keep the states [T, H] of the row's tokens from the first that is not fed on."""
-        if row.states is None:
-            row.states = states.new_empty((self.capacity, states.shape[-1]), dtype=KEPT)
-        row.states[row.fed : row.fed + len(states)] = states
+    def _ended(self, row: _Row, capacity: int) -> bool:
+        """Return whether the row's answer has its last token."""
+        written = len(row.ids) - len(row.ask.prompt)
+        full = written >= row.ask.limit or len(row.ids) >= capacity
+        return written > 0 and (full or row.ids[-1] in self.stop_ids)
 
-    @torch.no_grad()
-    def _step(self) -> None:
-        """Feed every row its next token; rows without one draw one."""
-        device = self.network.device
-        slots = torch.tensor([row.fed for row in self.rows], device=device)
-        fed = torch.tensor([[row.ids[row.fed]] for row in self.rows], device=device)
-        mask, kept = self.cache.at(slots), self.writer.keep is not None
-        logits, hidden = self.network.forward(fed, slots[:, None], mask, self.cache, 1, hidden=kept)
-        for index, row in enumerate(self.rows):
-            if hidden is not None:
-                self._note(row, hidden[index])
-            row.fed += 1
-        due = [index for index, row in enumerate(self.rows) if row.fed == len(row.ids) and not self._ended(row)]
+    def _draw(self, logits: Tensor, rows: Sequence[_Row], ended: Container[int]) -> None:
+        """Append a token to each row that has not ended."""
+        due = [index for index in range(len(rows)) if index not in ended]
         if due:
-            chosen = [self.rows[index] for index in due]
-            drawn = draw(
-                logits[due, 0, : self.writer.vocab_size].float(),
-                [row.ask.temperature for row in chosen],
-                [stream_key(self.writer.seed, _STREAM + row.continuations, row.number, len(row.ids)) for row in chosen],
-            )
-            for row, token in zip(chosen, drawn, strict=True):
+            chosen = [rows[index] for index in due]
+            temperatures = [row.ask.temperature for row in chosen]
+            keys = [stream_key(self.seed, _STREAM + row.continuations, row.number, len(row.ids)) for row in chosen]
+            for row, token in zip(chosen, draw(logits[due].float(), temperatures, keys), strict=True):
                 row.ids.append(token)
-                row.answer.append(token)
-
-    def _complete(self, row: _Row) -> bool:
-        """Return whether the row's continuation has ended and all that is kept of it is known."""
-        return self._ended(row) and (self.writer.keep is None or row.fed == len(row.ids))
-
-    def _ended(self, row: _Row) -> bool:
-        """Return whether the row's continuation has its last token."""
-        full = len(row.answer) >= row.ask.limit or len(row.ids) >= self.capacity
-        return bool(row.answer) and (full or row.answer[-1] in self.writer.stop_ids)
-
-    def _drop(self, row: _Row) -> None:
-        """Remove the row; the last one takes its index."""
-        index, last = self.rows.index(row), self.rows.pop()
-        if last is not row:
-            self.cache.move(len(self.rows), index, last.fed)
-            self.rows[index] = last
-
-
-def _chats(source: Source, done: Container[int]) -> Iterator[_Row]:
-    """Yield the source's chats but those `done`, each as a row that has not begun."""
-    for number in count():
-        if number not in done:
-            chat = source.chat(number)
-            if chat is None:
-                return
-            yield _Row(number, chat)
 
 
 def draw(logits: Tensor, temperatures: list[float], keys: list[int]) -> list[int]:

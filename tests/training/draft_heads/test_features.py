@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaNetwork
 from tests.support.students import make_target, text
 from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
@@ -90,7 +91,7 @@ def write_states(folder: Path, model: Any, file: Path, tokens: int, before: int 
     turns = [[f"{number} and {number * number}", "and then"] for number in range(SHARD)]
     source = GivenPrompts(tiny_tokenizer(), turns, 12, (0.0, 0.7), 120)
     keeper = Keeper(FACTS, folder, before, LONGEST)
-    write_self(TextWriter(model, VOCAB, frozenset([2]), source, 3, 8, keeper), file, tokens, lambda count: None)
+    write_self(TextWriter(CausalLM(model), frozenset([2]), source, 3, 8, keeper), file, tokens, lambda count: None)
 
 
 def test_states_kept_while_a_text_is_written_are_those_of_the_text_read_again(tmp_path: Path) -> None:

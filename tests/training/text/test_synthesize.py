@@ -18,7 +18,7 @@ from sampling.models.network import TransformersNetwork, network_of
 from sampling.sampler import KeyedSampler
 from sampling.types import Limits
 from tests.support.quantized import quantized_model
-from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
+from tests.support.tiny import tiny_model, tiny_tokenizer
 from training.text.dialogues import Ask, Chat, GivenPrompts, OwnChats
 from training.text.self_text import passages, write_self, written
 from training.text.synthesize import TextWriter, draw
@@ -41,11 +41,11 @@ def tokenizer() -> Any:
 
 
 def own(model: Any, tokenizer: Any, batch: int = 8, seed: int = 3) -> TextWriter:
-    return TextWriter(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24), seed, batch)
+    return TextWriter(CausalLM(model), STOP, OwnChats(tokenizer, STOP, 24), seed, batch)
 
 
 def given(model: Any, tokenizer: Any, batch: int = 4, **more: Any) -> TextWriter:
-    return TextWriter(model, VOCAB, STOP, GivenPrompts(tokenizer, PROMPTS, 12, **more), 3, batch)
+    return TextWriter(CausalLM(model), STOP, GivenPrompts(tokenizer, PROMPTS, 12, **more), 3, batch)
 
 
 def first(writer: TextWriter, count: int, done: Any = ()) -> dict[int, Any]:
@@ -142,7 +142,7 @@ def test_user_turns_that_never_end_are_told(tokenizer: Any) -> None:
             return []
 
     with pytest.raises(UserError, match="user turns do not end"):
-        list(TextWriter(tiny_model(), VOCAB, STOP, Endless()).chats())
+        list(TextWriter(CausalLM(tiny_model()), STOP, Endless()).chats())
 
 
 def test_a_tokenizer_without_a_template_cannot_write_to_itself() -> None:
