@@ -40,11 +40,11 @@ class WriteError(UserError, OSError):
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write to and read back; `path` gets its content when the block ends without an error.
+    """Yield a file to write to and read back; `path` gets its content when the block ends without an error.
 
     Raises WriteError, also for an OSError of the block.
     """
-    stream, target, content = _stream(path), os.path.realpath(path), "nothing was saved"
+    stream, target, content = stream_of(path), os.path.realpath(path), "nothing was saved"
     try:
         if stream is not None:
             memory = io.BytesIO()
@@ -75,8 +75,8 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         raise WriteError(path, error, content) from error
 
 
-def _stream(path: str | Path) -> str | int | None:
-    """The device or pipe, or the descriptor of this process, that `path` names; None for a file, a folder, nothing."""
+def stream_of(path: str | Path) -> str | int | None:
+    """Return the device or pipe, or the descriptor of this process, that `path` names; None for files and folders."""
     name = os.path.abspath(path)
     number = name.removeprefix("/proc/self").removeprefix("/dev").removeprefix("/fd/")
     if name in _STANDARD or number.isdigit():
@@ -101,21 +101,17 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
 
 
 def write_result(path: str | Path, data: Mapping[str, Any]) -> bool:
-    """Write the result of a run to `path` as JSON; whether it was written.
+    """Write the result of a run to `path` as JSON; return whether it was written.
 
     The result of a stopped run (`complete` is false) replaces only that of another stopped run. Raises as
     :func:`write_json`.
     """
-    if not data["complete"] and os.path.isfile(path) and _stream(path) is None:
-        try:
-            before = Path(path).read_bytes()
-            stopped = not before or json.loads(before)["complete"] is False
-        except (OSError, ValueError, KeyError, TypeError):
-            stopped = False
-        if not stopped:
-            return False
-    write_json(path, data)
-    return True
+    replaces = bool(data["complete"]) or not os.path.isfile(path) or not os.path.getsize(path)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        replaces = replaces or json.loads(Path(path).read_bytes())["complete"] is False
+    if replaces:
+        write_json(path, data)
+    return replaces
 
 
 def append(file: IO[bytes], data: bytes, path: str | Path) -> None:
@@ -141,12 +137,10 @@ def drop_half_line(path: Path) -> None:
 
 
 def writable(path: Path, flag: str = "--out") -> None:
-    """UsageError if the file of `flag` cannot be written."""
+    """Raise UsageError if the file of `flag` cannot be written."""
     target = os.path.realpath(path)
-    if _stream(path) is not None:
+    if stream_of(path) is not None:
         return
-    if os.path.ismount(target):
-        raise UsageError(f"{flag} {path} cannot be written: it is a mount point")
     try:
         if os.path.lexists(target):
             os.close(os.open(target, os.O_WRONLY))
@@ -156,7 +150,7 @@ def writable(path: Path, flag: str = "--out") -> None:
 
 
 def writable_folder(path: Path, flag: str = "--out") -> None:
-    """UsageError if the folder of `flag` cannot be written to or created."""
+    """Raise UsageError if the folder of `flag` cannot be written to or created."""
     real = Path(os.path.realpath(path))
     existing = next((folder for folder in (real, *real.parents) if folder.exists()), real)
     try:
@@ -165,24 +159,15 @@ def writable_folder(path: Path, flag: str = "--out") -> None:
         raise UsageError(f"{flag} {path} cannot be a folder to write to: {error.strerror}") from None
 
 
-def beside(path: Path, name: str) -> Path | None:
-    """The path of another file beside `path`, for work in progress; None beside a device, or where the folder takes no
-    files."""
-    with suppress(UsageError):
-        writable(path.absolute().with_name(name))
-        return path.with_name(name) if _stream(path) is None else None
-    return None
-
-
 def separate(written: Mapping[str, str | Path | None], read: Iterable[str | Path | None] = ()) -> None:
-    """UsageError if a flag of `written` names a file that is read, or that another flag writes.
+    """Raise UsageError if a flag of `written` names a file that is read, or that another flag writes.
 
     Links are followed; devices and pipes may be named several times.
     """
     taken: dict[str, str] = {}
     for flag, path in [*(("", path) for path in read), *written.items()]:
         target = os.path.realpath(os.path.expanduser(path or ""))
-        if path is None or _stream(target) is not None or _stream(path) is not None:
+        if path is None or stream_of(target) is not None or stream_of(path) is not None:
             continue
         if flag and target in taken:
             raise UsageError(f"{flag} {path} is {taken[target]}: name another")
@@ -190,7 +175,7 @@ def separate(written: Mapping[str, str | Path | None], read: Iterable[str | Path
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The name of the first fact in which two runs differ; None if they are the same run."""
+    """Return the name of the first fact in which two runs differ; None if they are the same run."""
     return next((name for name in dict.fromkeys([*now, *before]) if before.get(name) != now.get(name)), None)
 
 
@@ -198,7 +183,7 @@ def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str |
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file. UserError if it cannot be read."""
+    """Return the text of a UTF-8 file. UserError if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -206,7 +191,7 @@ def read_text(path: str | Path) -> str:
 
 
 def hash_of(files: Iterable[str | Path], *, sampled: bool = False) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of the files, concatenated; "" for none.
+    """Return sixteen hexadecimal digits of the SHA-256 of the files, concatenated; "" for none.
 
     `sampled`: only of each file's size and of 64 blocks of 4 KiB spread over it, which is quick for large files.
     UserError if one cannot be read.
@@ -215,14 +200,14 @@ def hash_of(files: Iterable[str | Path], *, sampled: bool = False) -> str:
     for name in names:
         try:
             with Path(name).expanduser().open("rb") as file:
-                if not sampled:
+                if sampled:
+                    size = file.seek(0, os.SEEK_END)
+                    digest.update(size.to_bytes(8, "little"))
+                    for number in range(_BLOCKS):
+                        file.seek(max(0, size - _BLOCK) * number // (_BLOCKS - 1))
+                        digest.update(file.read(_BLOCK))
+                else:
                     hashlib.file_digest(file, lambda: digest)
-                    continue
-                size = file.seek(0, os.SEEK_END)
-                digest.update(size.to_bytes(8, "little"))
-                for number in range(_BLOCKS):
-                    file.seek(max(0, size - _BLOCK) * number // (_BLOCKS - 1))
-                    digest.update(file.read(_BLOCK))
         except OSError as error:
             raise UserError(f"cannot read {name}: {error.strerror}") from None
     return digest.hexdigest()[:16] if names else ""

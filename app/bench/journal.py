@@ -28,7 +28,7 @@ from app.lanes.pairing import choose_pair
 from app.prompts.questions import Question
 from app.settings.table import MODEL_FIELDS, ModelOptions, Settings
 from utils.errors import UsageError, UserError
-from utils.files import append, beside, drop_half_line, first_difference
+from utils.files import append, drop_half_line, first_difference, stream_of
 
 _ELSEWHERE = (  # entered under another key, or without influence on the figures
     *("prompts", "ids", "limit", "turns", "methods"),
@@ -94,7 +94,7 @@ def open_journal(
     """Open the journal beside --out, with the answers of an earlier run of this command; None where none is kept."""
     if args.out is None or args.check_identity:
         return None
-    if beside(args.out, f"{args.out.name}.partial") is None:
+    if stream_of(args.out) is not None:
         if not settings.quiet:
             sys.stderr.write(f"no journal can be kept beside {args.out}: a stopped run begins again\n")
         return None
