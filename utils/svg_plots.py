@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from colorsys import hsv_to_rgb
 from typing import TYPE_CHECKING, Any, cast
-from xml.etree import ElementTree
 
 from utils.errors import UserError
 
@@ -24,7 +24,6 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKERS = "osD^vP*X<>ph"
 GREY = "#767676"
 
-_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": GREY,
@@ -66,20 +65,5 @@ def svg(draw: Callable[[Figure], None], width: float, height: float, name: str =
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)
         figure.savefig(written, format="svg", metadata=_SILENT)
-    return _renamed(written.getvalue(), name)
-
-
-def _renamed(text: str, name: str) -> str:
-    """The drawing with `name` before every id and every reference to one."""
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _LINK)
-    root = ElementTree.fromstring(text)
-    for element in root.iter():
-        for key, value in element.attrib.items():
-            if key == "id":
-                element.set(key, f"{name}-{value}")
-            elif key == f"{{{_LINK}}}href":
-                element.set(key, value.replace("#", f"#{name}-", 1))
-            elif "url(#" in value:
-                element.set(key, value.replace("url(#", f"url(#{name}-"))
-    return ElementTree.tostring(root, encoding="unicode")
+    drawing = written.getvalue()
+    return re.sub(r'\bid="|url\(#|href="#', rf"\g<0>{name}-", drawing[drawing.index("<svg") :])

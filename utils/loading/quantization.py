@@ -70,16 +70,9 @@ def _key(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _states(module: nn.Module) -> list[Tensor]:
-    """The tensors bitsandbytes keeps beside a layer's weight."""
-    tensors: list[Tensor] = []
+    """Return the tensors that bitsandbytes keeps beside a layer's weight."""
     weight = module._parameters.get("weight")  # not the attribute, for which a packed layer unpacks its weight
-    queue: list[Any] = [getattr(weight, "quant_state", None), getattr(weight, "SCB", None)]
-    state = getattr(module, "state", None)
-    queue += [getattr(state, name, None) for name in ("SCB", "CB")]
-    while queue:
-        item = queue.pop()
-        if isinstance(item, torch.Tensor):
-            tensors.append(item)
-        elif item is not None and not isinstance(item, (str, int, float, bool, torch.dtype, torch.Size)):
-            queue += [getattr(item, name, None) for name in ("absmax", "code", "offset", "state2")]
-    return tensors
+    in_4_bits, in_8_bits = getattr(weight, "quant_state", None), getattr(module, "state", None)
+    kept = list(in_4_bits.as_dict().values()) if in_4_bits is not None else [getattr(weight, "SCB", None)]
+    kept += [getattr(in_8_bits, name, None) for name in ("SCB", "CB")]
+    return [tensor for tensor in kept if isinstance(tensor, Tensor)]

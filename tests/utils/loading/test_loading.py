@@ -164,7 +164,7 @@ def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
     for prepare, told in [
         (lambda: None, "holds no model: config.json is missing"),
         (lambda: (tmp_path / "config.json").write_text("{}"), "holds no model: no \\*.safetensors or \\*.bin file"),
-        (lambda: (tmp_path / "model.safetensors").write_bytes(b"x" * 99), "is no safetensors file"),
+        (lambda: (tmp_path / "model.safetensors").write_bytes(b"x" * 99), "is incomplete or damaged"),
     ]:
         prepare()
         with pytest.raises(UserError, match=told) as raised:
