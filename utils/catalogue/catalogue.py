@@ -80,8 +80,8 @@ def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
     except FileNotFoundError as error:
         raise UsageError(f"no catalogue {file}: name an existing file with --models") from error
     except UnicodeDecodeError as error:
-        line, at = line_and_column(error.object.decode("latin-1"), error.start)
-        raise UsageError(f"{file}:{line}: byte {at} is 0x{error.object[error.start]:02x}, which is no UTF-8") from error
+        line = line_of(error.object.decode("latin-1"), error.start)
+        raise UsageError(f"{file}:{line}: byte 0x{error.object[error.start]:02x} is no UTF-8") from error
     except OSError as error:
         raise UsageError(f"cannot read the catalogue {file}: {' '.join(str(error).split())}") from error
     except YamlError as problem:
@@ -256,39 +256,27 @@ class YamlTree:
 
 
 def read_yaml(text: str) -> YamlTree:
-    """Parse `text`; raises YamlError for broken syntax, duplicate keys and keys that are no text."""
-    tree = YamlTree()
+    """Parse `text`. Raises YamlError for broken syntax, duplicate keys and keys that are no text."""
+    tree, loader = YamlTree(), None
     try:
         loader = yaml.SafeLoader(text)
-    except yaml.reader.ReaderError as error:
-        (line, column), code = line_and_column(text, error.position), ord(text[error.position])
-        raise YamlError(line, f"character {column} is U+{code:04X}, which YAML does not allow") from error
-    try:
         node = loader.get_single_node()
         tree.data = None if node is None else _plain(loader, node, (), tree.lines, ())
-    except yaml.MarkedYAMLError as error:
-        raise _broken(error) from error
-    except (ValueError, OverflowError) as error:  # of an escape that is no character
-        raise YamlError(loader.get_mark().line + 1, f"broken YAML: {error}") from error
-    except RecursionError as error:
-        raise YamlError(loader.get_mark().line + 1, "broken YAML: it is nested too deeply") from error
-    finally:
-        loader.dispose()
+    except yaml.reader.ReaderError as error:
+        code = f"U+{ord(text[error.position]):04X}"
+        raise YamlError(line_of(text, error.position), f"{code} is a character that YAML does not allow") from error
+    except YamlError:
+        raise
+    except Exception as error:  # yaml raises many: ValueError of an escape, RecursionError of deep nesting
+        mark = getattr(error, "problem_mark", None) or loader.get_mark()
+        problem = getattr(error, "problem", None) or str(error) or type(error).__name__
+        raise YamlError(mark.line + 1, f"broken YAML: {problem}") from error
     return tree
 
 
-def line_and_column(text: str, at: int) -> tuple[int, int]:
-    """The line and the character in it of `text[at]`, both counted from 1."""
-    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
-
-
-def _broken(error: yaml.MarkedYAMLError) -> YamlError:
-    mark, context = error.problem_mark or error.context_mark, error.context_mark
-    line = 1 if mark is None else mark.line + 1
-    text = f"broken YAML: {error.problem}"
-    if context is not None and context.line + 1 != line:
-        text += f" ({error.context} that began on line {context.line + 1})"
-    return YamlError(line, text)
+def line_of(text: str, index: int) -> int:
+    """Return the line of `text[index]`, counted from 1."""
+    return text.count("\n", 0, index) + 1
 
 
 def _plain(loader: Any, node: Any, path: Where, lines: dict[Where, int], above: tuple[int, ...]) -> Any:
@@ -316,15 +304,15 @@ def _plain(loader: Any, node: Any, path: Where, lines: dict[Where, int], above: 
 
 
 def _scalar(loader: Any, node: Any) -> Any:
-    line, kind = node.start_mark.line + 1, node.tag.rpartition(":")[2]
+    """Return the value of a scalar. YamlError for one that its tag does not allow, or that no file name can have."""
     try:
         value = loader.construct_object(node)
-    except yaml.YAMLError:
-        raise
-    except Exception as error:  # yaml raises whatever comes: IndexError of '!!int', KeyError of '!!bool x'
-        raise YamlError(line, f"broken YAML: {node.value[:40]!r} is no {kind}") from error
-    if isinstance(value, str) and (wrong := _NO_TEXT.search(value)) is not None:
-        raise YamlError(line, f"broken YAML: {value[:40]!r} holds U+{ord(wrong[0]):04X}, which is no text")
+        wrong = isinstance(value, str) and _NO_TEXT.search(value) is not None
+    except Exception:  # yaml raises many: IndexError of '!!int', KeyError of '!!bool x'
+        wrong = True
+    if wrong:
+        kind = node.tag.rpartition(":")[2]
+        raise YamlError(node.start_mark.line + 1, f"broken YAML: {node.value[:40]!r} is no {kind}")
     return value
 
 

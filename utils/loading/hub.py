@@ -37,8 +37,7 @@ def hub_folder(
     at = f" at revision {revision}" if revision else ""
     progress(f"looking up {name}{at}", None)
     try:
-        kinds, total = (_WEIGHTS, 0) if offline else _kinds(name, revision)
-        return _snapshot(name, revision, offline, kinds, _bar(f"fetching {name}", total, progress, cancelled))
+        return _snapshot(name, revision, offline, _bar(f"fetching {name}", progress, cancelled))
     except UserError:
         raise
     except Exception as error:  # connection libraries raise many errors; all become one line
@@ -83,7 +82,7 @@ def hub_file(
         return None
     progress(f"looking up {name}", None)
     try:
-        bar = _bar(f"fetching {file}", 0, progress, cancelled)
+        bar = _bar(f"fetching {file}", progress, cancelled)
         fetched = hf_hub_download(name, file, revision=revision, tqdm_class=bar)
     except Cancelled:
         raise
@@ -113,12 +112,11 @@ def is_cached(name: str, revision: str | None) -> bool:
     return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
 
 
-def _snapshot(name: str, revision: str | None, offline: bool, kinds: tuple[str, ...], bar: Any) -> Path:
-    """The snapshot with the first kind of weights that it has; offline it may lack the other kinds."""
+def _snapshot(name: str, revision: str | None, offline: bool, bar: Any) -> Path:
+    """Return the snapshot with the first kind of weights that it has; offline it may lack the other kinds."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    *others, last = kinds
     fetch = partial(
         snapshot_download,
         name,
@@ -127,53 +125,28 @@ def _snapshot(name: str, revision: str | None, offline: bool, kinds: tuple[str, 
         ignore_patterns=_UNWANTED,
         tqdm_class=bar,
     )
-    for kind in others:
-        with suppress(LocalEntryNotFoundError):
-            folder = Path(fetch(allow_patterns=[*_SMALL, kind]))
-            if any(folder.glob(kind)):
-                return folder
+    first, last = _WEIGHTS
+    with suppress(LocalEntryNotFoundError):
+        folder = Path(fetch(allow_patterns=[*_SMALL, first]))
+        if any(folder.glob(first)):
+            return folder
     return Path(fetch(allow_patterns=[*_SMALL, last]))
 
 
-def _kinds(name: str, revision: str | None) -> tuple[tuple[str, ...], int]:
-    """The kind of weights to fetch and the bytes to come; all kinds and 0 if the hub cannot be reached."""
-    from fnmatch import fnmatch
-
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        listed = HfApi().model_info(name, revision=revision, files_metadata=True).siblings or []
-    except HfHubHTTPError as error:
-        if (status := error.response.status_code) < 500 and status != 429:
-            raise
-        return _WEIGHTS, 0  # the hub fails or limits requests: as without a connection
-    except Exception:  # no connection: the cache may still have it
-        return _WEIGHTS, 0
-    files = [file for file in listed if not any(fnmatch(file.rfilename, pattern) for pattern in _UNWANTED)]
-    kind = next((kind for kind in _WEIGHTS if any(fnmatch(file.rfilename, kind) for file in files)), _WEIGHTS[-1])
-    wanted = [file.size or 0 for file in files if any(fnmatch(file.rfilename, p) for p in (*_SMALL, kind))]
-    return (kind,), sum(wanted)
-
-
-def _bar(stage: str, total: int, progress: Progress, cancelled: Callable[[], bool]) -> Any:
-    """A progress bar class for the hub's downloads that reports bytes instead of drawing; cancelling raises in it."""
+def _bar(stage: str, progress: Progress, cancelled: Callable[[], bool]) -> Any:
+    """Return a class of progress bars for the hub's downloads, which reports bytes instead of drawing; cancelling
+    raises in it."""
     from tqdm.auto import tqdm
-
-    most = 0.0  # the larger of two bars of bytes, received and written
 
     class Reporting(tqdm):
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **{**named, "disable": False, "file": nowhere})
 
         def update(self, n: float | None = 1) -> bool | None:
-            nonlocal most
             check(cancelled)
             shown = super().update(n)
-            whole = total or self.total
-            if self.unit == "B" and whole:
-                most = max(most, min(1.0, self.n / whole))
-                progress(stage, most)
+            if self.unit == "B" and self.total:
+                progress(stage, min(1.0, self.n / self.total))
             return shown
 
     nowhere = open(os.devnull, "w")  # noqa: SIM115  # closed with the last bar that holds it
