@@ -36,9 +36,9 @@ from sampling.types import Drafter, FixedPace, Limits
 from tests.support.proofs import SHARE, PlantedDrafter, ScriptedNetwork, identical, rounding_of
 from tests.support.students import make_drafter, make_student
 from utils.catalogue.specs import spec_from_argument
+from utils.device_map import Graphs
 from utils.errors import UserError
 from utils.files import write_json
-from utils.graphs import Graphs
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.logits_processors import make_processor

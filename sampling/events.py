@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
-from utils.remote.report import Report
+from utils.remote.pieces import Report
 
 Reason = Literal["eos", "length", "interrupted"]
 

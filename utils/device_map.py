@@ -1,4 +1,4 @@
-"""A model that is too large for one device: which of its layers lie on which device.
+"""Devices: which layers of a model that is too large for one lie where, and passes as CUDA graphs.
 
 `--device auto` takes one device if that has room. Else the layers fill the GPUs, then the CPU's memory, then the disk,
 in the order in which they are computed (accelerate's device map). Embedding and head stay on the first device, where
@@ -8,8 +8,8 @@ decoding happens and draft heads run. Layers on the CPU or the disk are copied f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ from utils.errors import UserError
 USED = 0.9  # share of the free memory; passes need the rest
 COPIED = ("cpu", "disk")  # layers there are copied to a faster device
 _DISK = 1 << 50
+Out = TypeVar("Out")
+WARM = 2  # calls of a pass before it is recorded, in which libraries make what they need once
 Device = int | str  # a GPU by its number
 _BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}  # of a quantized weight
 
@@ -113,3 +115,28 @@ def spread_note(name: str, model: Any) -> str:
         else ""
     )
     return f"{name} is spread: {listed}{cost}"
+
+
+class Graphs:
+    """Records functions as graphs that share one pool of memory: the result of a replay is read before the next."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, function: Callable[[], Out]) -> Callable[[], Out]:
+        """Return what replays `function`, which must read and write the same memory at every call."""
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM):
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = function()
+
+        def replay() -> Out:
+            graph.replay()
+            return out
+
+        return replay

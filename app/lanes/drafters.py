@@ -29,8 +29,7 @@ from sampling.models.encoder_decoder import lm_of
 from sampling.models.translated import TranslatedLM, Translation
 from sampling.types import LM, Drafter
 from utils.catalogue.catalogue import ships_mtp
-from utils.catalogue.k_matrix import Matrix
-from utils.catalogue.specs import head_kind_of
+from utils.catalogue.specs import Matrix, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.kernels.quantized_linear import QuantizedEmbedding
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint

@@ -158,7 +158,7 @@ def load(spec: PairSpec, options: LoadOptions, *job: Any) -> LoadedPair:
 
     if spec.target.url is None:
         return load_pair(spec, options, *job)
-    from utils.loading.served import load_served
+    from utils.loading.loading import load_served
 
     return load_served(spec, options, *job)
 

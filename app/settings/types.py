@@ -22,8 +22,7 @@ from pydantic import Field as Limits
 
 from sampling.drafters import registry
 from sampling.drafters.registry import MEMBERS, ORACLE, oracle_of
-from utils.catalogue.k_matrix import Matrix, check_shape
-from utils.catalogue.specs import unknown_member
+from utils.catalogue.specs import Matrix, check_shape, unknown_member
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.remote.server import is_server
 
@@ -307,7 +306,7 @@ class DrafterNames(Kind):
 
 
 def _matrix(value: Any) -> Matrix:
-    """Return a K matrix from JSON text or rows of numbers; see utils/catalogue/k_matrix.py."""
+    """Return a K matrix from JSON text or rows of numbers; see utils/catalogue/specs.py."""
     if value in ("", NONE, (), []):
         return ()
     try:

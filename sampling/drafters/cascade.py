@@ -26,7 +26,7 @@ from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Sess
 from sampling.verify.review import Review, review
 from sampling.verify.round_metrics import RoundMetrics
 from sampling.vocabulary import spread
-from utils.catalogue.k_matrix import Matrix, check_fit, check_lenience
+from utils.catalogue.specs import Matrix, check_fit, check_lenience
 from utils.errors import UsageError, UserError
 from utils.timing import Stopwatch
 

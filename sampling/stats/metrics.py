@@ -14,7 +14,7 @@ from typing import Any
 
 from sampling.events import BeamStep, BeamTree, Event, Finished, Prefill, Reason, Step
 from sampling.stats.summary import Stats
-from utils.remote.report import Report
+from utils.remote.pieces import Report
 
 
 class Meter:

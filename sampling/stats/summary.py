@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from sampling.events import Reason
-from utils.remote.report import Report
+from utils.remote.pieces import Report
 
 TARGET = "target"  # what calls name the outermost target
 

@@ -41,8 +41,8 @@ from tests.support import proofs
 from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, noisy, placed
 from tests.support.students import make_target
 from utils.catalogue.specs import spec_from_argument
+from utils.device_map import Graphs
 from utils.errors import UserError
-from utils.graphs import Graphs
 from utils.kernels.packed_linear import pack
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions

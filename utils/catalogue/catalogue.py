@@ -257,7 +257,8 @@ class YamlTree:
 
 def read_yaml(text: str) -> YamlTree:
     """Parse `text`. Raises YamlError for broken syntax, duplicate keys and keys that are no text."""
-    tree, loader = YamlTree(), None
+    tree = YamlTree()
+    loader: Any = None
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()

@@ -16,10 +16,9 @@ import torch
 
 from utils.catalogue.specs import ModelSpec
 from utils.catalogue.templates import end_ids
-from utils.device_map import device_map, room_of
+from utils.device_map import Graphs, device_map, room_of
 from utils.errors import UsageError, UserError
 from utils.families import UnfitError, facts_of
-from utils.graphs import Graphs
 from utils.kernels.packed_linear import lean, pack, quantize
 from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, narrow_activations
 from utils.loading.accounting import check_loaded, check_written

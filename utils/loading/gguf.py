@@ -22,8 +22,7 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.gguf.facts import check_said, complete, end_ids, facts_of, teach_families
-from utils.gguf.header import GgufHeader, read_header, write_joined
-from utils.gguf.names import module_name
+from utils.gguf.header import GgufHeader, module_name, read_header, write_joined
 from utils.loading.accounting import check_loaded
 from utils.loading.cache import (
     cache_folder,

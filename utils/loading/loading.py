@@ -18,14 +18,18 @@ from utils.catalogue.specs import (
     PairSpec,
     head_kind_of,
 )
+from utils.catalogue.templates import end_ids
 from utils.errors import UserError
 from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
-from utils.loading.loaded import UNSAID, LoadedModel, LoadedPair, LoadOptions
+from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment
 from utils.loading.sources import model_folder
 from utils.processes import join
 from utils.progress import Progress, check, never, silent
+from utils.remote.pieces import Pieces, PieceTokenizer
+from utils.remote.server import Server
 
+ROUNDING = "the server's"  # the name of its number format
 NO_TABLES = (
     "this pair has no n-gram tables: drafts come from the conversation alone (distill --stage tables builds some)"
 )
@@ -225,3 +229,53 @@ def _load(
     loaded = load_model(spec, folder, options, device, quantization, progress, cancelled)
     check(cancelled)
     return loaded, tokenizer
+
+
+# -- a target that a server runs: nothing of it is loaded but, where drafts are made here, its tokenizer ------------
+
+
+def load_served(spec: PairSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> LoadedPair:
+    """Return the pair with its server at hand. UserError for a server that is absent or refuses."""
+    import torch
+
+    from utils.loading.build import load_tokenizer
+
+    target, ends = spec.target, frozenset[int]()
+    server = Server(str(target.url), target.model, target.key_env)
+    progress(f"asking {server.address}", None)
+    name, tokenizer, size, context = server.chosen or target.name, None, 0, server.context or NO_LIMIT
+    if target.tokenizer is not None:
+        quiet_environment()
+        folder = model_folder(target.tokenizer, options, progress, cancelled, weights=False)
+        tokenizer = load_tokenizer(folder, options)
+        if tokenizer is None:
+            raise UserError(f"{target.tokenizer.name} has no tokenizer files: drafts for a server need its tokenizer")
+        size = max(tokenizer.get_vocab().values()) + 1
+        own: Any = getattr(tokenizer, "eos_token_id", None)
+        ends = end_ids(tokenizer) | (frozenset() if own is None else {own})
+    pair = LoadedPair(
+        spec=spec,
+        target=LoadedModel(
+            model=server,
+            name=name,
+            parameters=0,
+            bytes=0,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            quantization=ROUNDING,
+            context=context,
+            vocab_size=size,
+            seconds=0.0,
+        ),
+        drafter=None,
+        drafter_kind="none",
+        tokenizer=tokenizer or PieceTokenizer(Pieces(0)),
+        stop_ids=ends,
+        vocab_size=size,
+        context=context,
+    )
+    if target.tokenizer is None:
+        return pair
+    note = f"{server.address} scores every round's draft by a request: for looking, not for speed"
+    complete = load_drafter(pair, spec, options, progress, cancelled)
+    return replace(complete, notes=(note, *complete.notes))

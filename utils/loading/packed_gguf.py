@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from utils.families import FAMILIES, UnfitError, facts_of, head_size, rules_of
 from utils.files import replacing, write_text
-from utils.gguf.header import GgufHeader, TensorInfo, read_header
-from utils.gguf.names import HEAD, TABLE, module_name
+from utils.gguf.header import HEAD, TABLE, GgufHeader, TensorInfo, module_name, read_header
 from utils.kernels.bindings import TYPES, keep_in, load
 from utils.kernels.build import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy

@@ -1,4 +1,4 @@
-"""Pieces of text by number, for answers that come without token ids, and a tokenizer of such pieces.
+"""Pieces of text by number, for answers that come without token ids; a tokenizer of them; and a server's own figures.
 
 A server's answer reaches the screen, the figures and the log as ids, like any other: those of its pieces of text.
 Knows no server and no model.
@@ -7,7 +7,7 @@ Knows no server and no model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 FIRST = 1 << 30  # the first piece's id beside a vocabulary: above the ids of any
 
@@ -74,3 +74,17 @@ class PieceTokenizer:
     ) -> str:
         said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return f"{said}assistant: " if add_generation_prompt else said
+
+
+class Report(NamedTuple):
+    """What a server says of an answer; None where it says nothing. `problem`: why the answer broke off, in a line.
+
+    `passes` are runs of its target that verified drafts.
+    """
+
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    passes: int | None = None
+    problem: str = ""

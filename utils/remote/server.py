@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from utils.errors import UsageError, UserError
-from utils.remote.report import Report
+from utils.remote.pieces import Report
 
 OWN = "server"  # the lane of the pair's own server; other servers' lanes have their URLs for names
 SILENCE = 300.0  # seconds without a byte after which a server is given up: a large model may be loading

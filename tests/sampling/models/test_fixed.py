@@ -46,7 +46,7 @@ def _replaced(value: Any, renewed: dict[int, Any]) -> Any:
 
 
 class Recorder:
-    """What captures in the place of :class:`utils.graphs.Graphs`; counts its recordings and replays."""
+    """What captures in the place of :class:`utils.device_map.Graphs`; counts its recordings and replays."""
 
     def __init__(self) -> None:
         self.recorded = self.replayed = 0

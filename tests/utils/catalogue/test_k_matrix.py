@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from utils.catalogue.k_matrix import MOST, check_fit, check_lenience, check_shape
+from utils.catalogue.specs import MOST, check_fit, check_lenience, check_shape
 from utils.errors import UserError
 
 ROWS = "k_matrix must be rows of whole numbers like [[5,10],[0,10]], got "

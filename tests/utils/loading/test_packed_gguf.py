@@ -20,7 +20,7 @@ from tests.support.quantized import keep_code, quantised
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
 from utils.families import UnfitError
-from utils.gguf.names import module_name
+from utils.gguf.header import module_name
 from utils.kernels.build import instruction_set, why_not
 from utils.kernels.packed_linear import quantize, unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
