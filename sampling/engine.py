@@ -352,6 +352,6 @@ def _folder(name: str | Path) -> Path:
     text = str(name)
     if Path(text).is_dir() or text.count("/") != 1 or text.startswith((".", "~", "/")):
         return Path(text)
-    from utils.loading.hub import hub_folder
+    from utils.loading.fetch import hub_folder
 
     return hub_folder(text, None, False, lambda stage, share: None, lambda: False)

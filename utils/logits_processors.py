@@ -163,8 +163,7 @@ class Argument(NamedTuple):
 
     off: float  # leaves the distribution as it is
     check: Callable[[str, Any], Any]  # its name and value → the value; UserError outside its range
-    letter: str  # stands for it in the usage of a processor
-    help: str
+    letter: str  # stands for it in the usage of a named processor
     on_prefixes: Callable[[Tensor, Any, Sequence[Sequence[int]]], None] | None = None  # changes scores [M, V] in place
     on_scores: Callable[[Tensor, Any], Tensor] | None = None
     on_probs: Callable[[Tensor, Any], Tensor] | None = None
@@ -175,41 +174,35 @@ ARGUMENTS: Mapping[str, Argument] = {
         1.0,
         partial(number, fits=lambda value: value > 0, allowed="above 0 (1 = off)"),
         "R",
-        "above 1, ids of the prefix become less probable, 1 = off",
         on_prefixes=penalise,
     ),
     "no_repeat_ngram": Argument(
         0,
         partial(whole, least=0, allowed="0 (off) or more"),
         "N",
-        "n-grams of this length that the prefix holds are not said again, 0 = off",
         on_prefixes=ban_repeats,
     ),
     "temperature": Argument(
         1.0,
         partial(number, fits=lambda value: value >= 0, allowed="a finite number, 0 or more"),
         "T",
-        "divides the logits; 0: the most probable id",
     ),
     "top_k": Argument(
         0,
         partial(whole, least=0, allowed="0 (off) or more"),
         "K",
-        "keep the k most probable ids, 0 = all",
         on_scores=keep_best,
     ),
     "top_p": Argument(
         1.0,
         partial(number, fits=lambda value: 0 < value <= 1, allowed="above 0 and at most 1"),
         "P",
-        "keep the smallest set of most probable ids whose mass reaches this, 1 = all",
         on_probs=nucleus,
     ),
     "min_p": Argument(
         0.0,
         partial(number, fits=lambda value: 0 <= value < 1, allowed="at least 0 and below 1"),
         "P",
-        "drop ids less probable than this × the most probable one, 0 = none",
         on_probs=likely,
     ),
 }
@@ -358,26 +351,15 @@ class MinPProcessor(LogitsProcessor):
         super().__init__(temperature=temperature, min_p=min_p, **rules)
 
 
-class Named(NamedTuple):
-    """A processor with a name: its class, the numbers of ARGUMENTS that it takes, and help."""
-
-    kind: Callable[..., LogitsProcessor]
-    takes: tuple[str, ...]
-    help: str
-
-    def usage(self, name: str) -> str:
-        """Its usage, for example "top_k_nucleus T K P"."""
-        return " ".join([name, *(ARGUMENTS[part].letter for part in self.takes)])
-
-
-PROCESSORS: Mapping[str, Named] = {
-    "greedy": Named(GreedyProcessor, (), "always the most probable id"),
-    "multinomial": Named(MultinomialProcessor, ("temperature",), "the whole distribution at a temperature"),
-    "top_k": Named(TopKProcessor, ("temperature", "top_k"), "the k most probable ids"),
-    "nucleus": Named(NucleusProcessor, ("temperature", "top_p"), "the smallest set of ids with mass top_p"),
-    "top_k_nucleus": Named(TopKNucleusProcessor, ("temperature", "top_k", "top_p"), "top-k, then the nucleus of it"),
-    "min_p": Named(MinPProcessor, ("temperature", "min_p"), "ids at least min_p times as probable as the best one"),
+PROCESSORS: Mapping[str, tuple[str, ...]] = {
+    "greedy": (),
+    "multinomial": ("temperature",),
+    "top_k": ("temperature", "top_k"),
+    "nucleus": ("temperature", "top_p"),
+    "top_k_nucleus": ("temperature", "top_k", "top_p"),
+    "min_p": ("temperature", "min_p"),
 }
+"""The named processors: the numbers of ARGUMENTS that each takes."""
 
 
 def make_processor(

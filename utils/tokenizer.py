@@ -94,12 +94,6 @@ class FileTokenizer:
             return self.backend_tokenizer.id_to_token(ids)
         return [self.backend_tokenizer.id_to_token(int(token)) for token in ids]
 
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        if not isinstance(tokens, str):
-            return [self.convert_tokens_to_ids(token) for token in tokens]
-        token_id = self.backend_tokenizer.token_to_id(tokens)
-        return self.unk_token_id if token_id is None else token_id
-
     def apply_chat_template(self, messages: Any, chat_template: str | None = None, **options: Any) -> Any:
         """The chat as text. Templates with transformers' own words, and calls for ids, go to transformers."""
         template, own = chat_template or self.chat_template, {"tokenize", "add_generation_prompt"}

@@ -9,7 +9,7 @@ from app.console.setting_commands import say_values, value
 from app.settings.table import SETTING_FIELDS, Field, Settings
 from app.settings.types import Switch, got
 from utils.errors import UsageError, did_you_mean
-from utils.logits_processors import PROCESSORS
+from utils.logits_processors import ARGUMENTS, PROCESSORS
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
@@ -47,9 +47,14 @@ def _processor_text(settings: Settings) -> str:
     if "temperature" not in on:
         return "greedy"
     for name, known in PROCESSORS.items():
-        if set(known.takes) == on:
-            return " ".join([name, *map(settings.show, known.takes)])
+        if set(known) == on:
+            return " ".join([name, *map(settings.show, known)])
     return ", ".join(f"{name} {settings.show(name)}" for name in _NEUTRAL if name in on)
+
+
+def _usage(name: str) -> str:
+    """Return the usage of a named processor, for example "top_k_nucleus T K P"."""
+    return " ".join([name, *(ARGUMENTS[part].letter for part in PROCESSORS[name])])
 
 
 def _processor(state: ConsoleState, rest: str) -> None:
@@ -59,12 +64,12 @@ def _processor(state: ConsoleState, rest: str) -> None:
         if name == "greedy" and len(values) == 1:  # a temperature, which changes nothing
             SETTING_FIELDS["temperature"].read(values.pop(), still=state.settings.temperature)
         if name not in PROCESSORS:
-            usages = ", ".join(known.usage(one) for one, known in PROCESSORS.items())
+            usages = ", ".join(map(_usage, PROCESSORS))
             raise UsageError(f"/processor takes one of {usages}; got {got(name)}{did_you_mean(name, PROCESSORS)}")
-        parts = PROCESSORS[name].takes
+        parts = PROCESSORS[name]
         if len(values) != len(parts):
             still, count = _processor_text(state.settings), f"takes {len(parts)} values, got {len(values)}"
-            raise UsageError(f"/processor {PROCESSORS[name].usage(name)} {count} (still {still})")
+            raise UsageError(f"/processor {_usage(name)} {count} (still {still})")
         state.change(**{**_NEUTRAL, **dict(zip(parts, values, strict=True))})
     state.say(f"processor = {_processor_text(state.settings)}")
 

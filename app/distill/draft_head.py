@@ -19,7 +19,7 @@ from sampling.gamma.costs import pass_times
 from training.draft_heads.build import continued, new_draft_head, shape_for
 from training.draft_heads.report import GAMMAS, Report
 from training.tables.build import Passage
-from training.text.self_text import short_list
+from training.text.synthesize import short_list
 from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
 
@@ -77,8 +77,7 @@ def verifier_of(engine: PairEngine) -> dict[str, Any]:
 
 
 def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passage], seed: int) -> DraftHead:
-    """Return a new draft head, whose head may start as the target's; with --start a trained one to train further,
-    plain ones and GLIDE heads deeper too.
+    """Return a new draft head, whose head may start as the target's; with --start a trained one to train further.
 
     UsageError if that is of another shape than the flags.
     """
@@ -95,7 +94,7 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passag
     wanted = config_for(engine, args, old.config.short_list if args.short_list else 0)
     for name in _SHAPE:
         theirs, ours = getattr(old.config, name), getattr(wanted, name)
-        if theirs != ours and not (name == "num_hidden_layers" and theirs < ours and args.kind in ("plain", "glide")):
+        if theirs != ours:
             raise UsageError(f"--start {args.start}: its {name} is {theirs}, the flags say {ours}")
     if args.kind == "eagle" and not old.config.wide:
         raise UsageError(f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3")
@@ -104,9 +103,8 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passag
         window=max(old.config.window, seen) if old.config.window else 0,  # 0: it has learned to use the whole text
         block_size=wanted.block_size,
         recency=wanted.recency,
-        num_hidden_layers=wanted.num_hidden_layers,
     )
-    return continued(old, changed, device, seed)
+    return continued(old, changed, device)
 
 
 # -- the trained head -----------------------------------------------------------------------------

@@ -51,7 +51,7 @@ _SHAPE = (
     Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)", _GROUP),
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)", _GROUP),
     Field("intermediate", Whole(8, 1_000_000), None, "its MLP's width (default: the target's)", _GROUP),
-    Field("start", _FOLDER, None, "a trained drafter of this shape, or of fewer layers, to train further", _GROUP),
+    Field("start", _FOLDER, None, "a trained drafter of this shape to train further", _GROUP),
     Field("bits", Choice(("16", "4")), "16", "bits of the stored weights", _GROUP),
     Field("short_list", Whole(0), 4096, "ids of its head, the most frequent ones; 0: all", _GROUP),
     Field("head", Choice(("trained", "shared")), "trained", "its head: own rows, or the target's", _GROUP),

@@ -23,8 +23,7 @@ from app.settings.table import ModelOptions, Settings
 from training.draft_heads.features import Keeper
 from training.tables.build import Passage, build, read_passages
 from training.text.dialogues import GivenPrompts, OwnChats, Source
-from training.text.self_text import ENDLESS, passages, read_texts, split, write_self, written
-from training.text.synthesize import Keep, TextWriter
+from training.text.synthesize import ENDLESS, Keep, TextWriter, passages, read_texts, split, write_self, written
 from utils.errors import UserError
 from utils.files import hash_of
 from utils.loading.fit import fingerprint

@@ -16,7 +16,6 @@ from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, LANES, MEMBERS, REVIEWERS, ROWS
 from utils.catalogue.specs import (
     HEAD_KINDS,
-    HeadFolders,
     KnownNames,
     ModelSpec,
     PairSpec,
@@ -100,7 +99,7 @@ def _served(pair: PairSpec, url: str, options: ModelOptions) -> PairSpec:
     target = ModelSpec(url=url, model=options.model, tokenizer=tokenizer)
     changes: dict[str, Any] = {"target": target}
     if options.pair is None:
-        changes |= {"name": target.name, "drafter": "ngram", "beside": None, "tables": None, "students": HeadFolders()}
+        changes |= {"name": target.name, "drafter": "ngram", "beside": None, "tables": None, "students": {}}
         changes |= {"cascade": None, "k_matrix": None, "lenience": None, "template": None, "notes": ""}
     if options.pair is None or head_kind_of(pair.drafter) is not None:
         word = pair.drafter if isinstance(pair.drafter, str) and options.pair is not None else ""
@@ -129,7 +128,7 @@ def has_parts(pair: PairSpec, word: str, cascade: Sequence[str] = ()) -> bool:
 
     needs = ROWS[word].needs
     if needs in HEAD_KINDS:
-        return os.path.isdir(getattr(pair.students, needs) or "")
+        return os.path.isdir(pair.students.get(needs, ""))
     parts = {"model": not isinstance(pair.drafter, str), "tables": pair.tables, "cascade": cascade or pair.cascade}
     parts["mtp"] = needs == "mtp" and ships_mtp(pair.target.path or "")
     return bool(parts.get(needs, True))

@@ -160,7 +160,7 @@ def _state(pair: PairSpec) -> str:
     elif not isinstance(pair.drafter, str):
         models.append(pair.drafter)
     for kind in filter(None, map(head_kind_of, kinds)):
-        folder = getattr(pair.students, kind)
+        folder = pair.students[kind]
         if not Path(folder).is_dir():
             return f"needs {folder}"
     return "ready" if all(map(is_here, models)) else "to be fetched"
@@ -267,7 +267,7 @@ def _draft_heads(engine: PairEngine) -> list[str]:
     from utils.catalogue.specs import HEAD_KINDS, head_kind_of
 
     loaded, lines = engine.loaded, []
-    named = [kind for kind in HEAD_KINDS if getattr(loaded.spec.students, kind) is not None]
+    named = [kind for kind in HEAD_KINDS if kind in loaded.spec.students]
     for kind in dict.fromkeys(filter(None, [head_kind_of(loaded.drafter_kind), *named])):
         try:
             folder = engine.drafters.folder(kind)

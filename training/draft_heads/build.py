@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import BLOCKS, BlockConfig, DraftHeadConfig
@@ -143,28 +142,17 @@ def _trainable(head: DraftHead) -> DraftHead:
     return head
 
 
-def continued(old: DraftHead, config: DraftHeadConfig, device: torch.device, seed: int = 0) -> DraftHead:
+def continued(old: DraftHead, config: DraftHeadConfig, device: torch.device) -> DraftHead:
     """Return a draft head with the weights of `old`, to be trained further; it shares none but the embedding.
 
-    `config` may differ in window, block size, recency and depth. New parts change no output at first: recency has
-    slopes of 0, further layers, which precede its own, add nothing.
+    `config` may differ in window, block size and recency, whose slopes of 0 change no output at first.
     """
-    torch.manual_seed(seed)
     with torch.device("meta"):  # no memory for parameters that are replaced
         head = DraftHead(config, old.ids)
-    further, weights = config.num_hidden_layers - old.config.num_hidden_layers, dict[str, Tensor]()
+    weights = {name: torch.zeros(value.shape) for name, value in head.state_dict().items() if "recency" in name}
     for name, value in old.state_dict().items():
-        moved = re.sub(r"(?<=^model\.layers\.)\d+", lambda number: str(int(number[0]) + further), name)
-        weights[moved] = value.detach() if "embed_tokens" in name else value.detach().clone()
-    fresh = {name: _silent(name, value.shape) for name, value in head.state_dict().items() if name not in weights}
-    head.load_state_dict(fresh | weights, assign=True)
+        weights[name] = value.detach() if "embed_tokens" in name else value.detach().clone()
+    head.load_state_dict(weights, assign=True)
     head.requires_grad_(True)
     head.adopt(old.ids, old.cross_rotary)
     return _trainable(head).to(device)
-
-
-def _silent(name: str, shape: torch.Size) -> Tensor:
-    """Return a parameter that the old head lacks: noise, or 0 where it would change the output."""
-    if name.endswith(("o_proj.weight", "down_proj.weight")) or "recency" in name:
-        return torch.zeros(shape)
-    return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * shape[1] ** -0.5 / 2

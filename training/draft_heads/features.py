@@ -25,8 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sampling.models.network import network_of
 from training.tables.build import Passage
-from training.text.self_text import cut
-from training.text.synthesize import KEPT
+from training.text.synthesize import KEPT, cut
 from utils.files import write_bytes
 from utils.progress import Progress, never
 

@@ -7,11 +7,9 @@ A run's state lies on disk, so that a stopped run can be resumed. Knows examples
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import random
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ from training.draft_heads.features import Batch, Examples, grouped, make_batch
 from training.draft_heads.losses import Teacher, block_loss, favourites, held_out, loss
 from training.draft_heads.report import tokens_per_pass
 from utils.errors import UserError
-from utils.files import first_difference, write_bytes
+from utils.files import first_difference, replacing
 from utils.progress import Progress, never
 
 NAME = "checkpoint.pt"
@@ -63,17 +61,15 @@ class TrainingJob:
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Return the state last saved; None if there is none. UserError if it is damaged."""
+    """Return the state last saved; None if there is none. UserError if it cannot be read."""
     file = folder / NAME
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
+    if not file.is_file():
         return None
-    except OSError as error:
-        raise UserError(f"cannot read the checkpoint {file}: {error.strerror}") from None
-    if zlib.crc32(content[4:]).to_bytes(4, "little") != content[:4]:
-        raise UserError(f"the checkpoint {file} is damaged: remove it to begin again")
-    state: dict[str, Any] = torch.load(io.BytesIO(content[4:]), map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle raises many errors
+        why = " ".join(str(error).split())[:100]
+        raise UserError(f"cannot read the checkpoint {file} ({why}): remove it to begin again") from error
     return state
 
 
@@ -146,13 +142,11 @@ class Training:
 
     def _save(self) -> None:
         """Write the state, whole or not at all. Raises OSError (a full disk) with the last one intact."""
-        written = io.BytesIO()
         parameters = {name: value.detach() for name, value in self.trained.items()}
         kept = {name: getattr(self, name) for name in _KEPT}
         state = {"facts": self._facts(), "parameters": parameters, "optimizer": self.optimizer.state_dict(), **kept}
-        torch.save(state, written)
-        data = written.getvalue()
-        write_bytes(self.folder / NAME, zlib.crc32(data).to_bytes(4, "little") + data)
+        with replacing(self.folder / NAME) as file:
+            torch.save(state, file)
 
     # -- the run ---------------------------------------------------------------------------------
 

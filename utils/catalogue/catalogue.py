@@ -23,7 +23,6 @@ from utils.catalogue.specs import (
     FROZEN,
     HEAD_KINDS,
     OWN_METHODS,
-    HeadFolders,
     KnownNames,
     ModelSpec,
     PairSpec,
@@ -134,6 +133,9 @@ class _Reader:
             read["tables"] = self.absolute(data["tables"])
         if "students" in data:
             folders = self.mapping((*path, "students"), data["students"], label, _FOLDERS)
+            for key in folders.keys() - HEAD_KINDS:
+                near = did_you_mean(key, HEAD_KINDS)
+                raise self.wrong((*path, "students", key), f"{label}: unknown key '{key}'{near}")
             read["students"] = {key: self.absolute(value) for key, value in folders.items()}
         pair: PairSpec = self.checked(PairSpec, {**data, **read, "name": name}, path, label)
         if (problem := next(problems(pair, self.known), None)) is not None:
@@ -212,8 +214,7 @@ def _line_for(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
     """A pydantic error in our words."""
     key, last, mistake = ".".join(map(str, where)), str(where[-1]) if where else "", error["type"]
     if mistake == "extra_forbidden":
-        inside: type[BaseModel] = HeadFolders if where[0] == "students" else ModelSpec
-        names = inside.model_fields if len(where) > 1 else kind.model_fields
+        names = (ModelSpec if len(where) > 1 else kind).model_fields
         return f"unknown key '{last}'{did_you_mean(last, names)}"
     if mistake == "missing":
         return f"needs a {last}"

@@ -173,22 +173,8 @@ def gguf_parts(path: Path) -> tuple[Path, ...]:
     return tuple(path.with_name(f"{begin}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
 
 
-class HeadFolders(BaseModel):
-    """The folders of a pair's trained draft heads, by kind."""
-
-    model_config = FROZEN
-
-    plain: str | None = None
-    glide: str | None = None
-    feature: str | None = None
-    eagle: str | None = None
-    peagle: str | None = None
-    dflash: str | None = None
-    dspark: str | None = None
-    dflash2: str | None = None
-
-
-HEAD_KINDS = tuple(HeadFolders.model_fields)  # the kinds of draft head: words for those in the pair's `students`
+HEAD_KINDS = ("plain", "glide", "feature", "eagle", "peagle", "dflash", "dspark", "dflash2")
+"""The kinds of trained draft heads: words for those in a pair's `students`."""
 BLOCK_KINDS = HEAD_KINDS[4:]  # those that draft a block in one pass, as others publish them
 PUBLISHED_KINDS = ("eagle", *BLOCK_KINDS)
 FETCHED = "--drafter ORG/NAME fetches one"
@@ -204,7 +190,7 @@ class PairSpec(BaseModel):
     drafter: ModelSpec | str = "ngram"  # a model, or a drafter's word
     beside: Literal["match", "tables"] | None = None  # a table that drafts beside a drafter model
     tables: str | None = None  # the file that the drafter `tables` looks up in
-    students: HeadFolders = HeadFolders()
+    students: dict[str, str] = Field(default_factory=dict)  # the folders of trained draft heads, by HEAD_KINDS
     cascade: list[ModelSpec | str] | None = None  # drafters, large to small
     arch: Literal["causal", "seq2seq"] = "causal"
     method: Method = "spec"
@@ -230,7 +216,7 @@ class PairSpec(BaseModel):
 
     def head_folder(self, kind: str) -> Path:
         """The folder of the trained draft head of this kind; UsageError if the pair has none."""
-        folder: str | None = getattr(self.students, kind)
+        folder = self.students.get(kind)
         if folder is not None and os.path.isdir(folder):
             return Path(folder)
         why = "names none" if folder is None else f"names {folder}, which is not there"
@@ -245,7 +231,7 @@ class PairSpec(BaseModel):
         members = dict(zip(self.cascade_names, self.cascade or (), strict=True))
         drafters = {"drafter": self.drafter, **members}
         models = {name: model for name, model in drafters.items() if not isinstance(model, str)}
-        sources = {**self.students.model_dump(exclude_none=True), **({"tables": self.tables} if self.tables else {})}
+        sources = {**self.students, **({"tables": self.tables} if self.tables else {})}
         return {
             "target": self.target.weights(revision),
             **{name: model.weights() for name, model in models.items()},
@@ -368,7 +354,7 @@ class Problem(NamedTuple):
 def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     """Each contradiction between the pair's keys, in a fixed order."""
     drafter, kind, members = pair.drafter, head_kind_of(pair.drafter), pair.cascade_names
-    if kind is not None and getattr(pair.students, kind) is None:
+    if kind is not None and kind not in pair.students:
         yield Problem(("drafter",), f"drafter {drafter} needs its folder in students, as {kind}: DIR")
     if pair.method in TRAINED_METHODS and isinstance(drafter, str) and kind != pair.method:
         yield Problem(("method",), f"method {pair.method} needs a {pair.method} drafter, got {drafter}")
@@ -411,7 +397,7 @@ def _member_problem(pair: PairSpec, index: int, name: str, known: KnownNames, me
         return f"cascade: the model {name} needs another name (name: …)" if taken else None
     if name == "model" and isinstance(pair.drafter, str) and head_kind_of(pair.drafter) != "plain":
         return f"cascade: model is the pair's drafter model, and the drafter is {pair.drafter_name}"
-    if name in HEAD_KINDS and getattr(pair.students, name) is None:
+    if name in HEAD_KINDS and name not in pair.students:
         return f"cascade: {name} needs its folder in students, as {name}: DIR"
     if method == "cascade" and index < len(names) - 1 and name not in known.reviewers:
         return f"cascade: {name} cannot review, so it must come last"

@@ -16,7 +16,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +164,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     teach_families()
     check_said(facts, source.name)
     name, source = source.name, _whole(header, folder, weights)
-    watched = _watch(gguf, legacy, header.tensors[0].start if header.tensors else 0, report)
+    names = _watch(gguf, legacy, header.tensors[0].start if header.tensors else 0, report)
     given: dict[str, Any] = {"gguf_file": source.name}
     config = transformers.AutoConfig.from_pretrained(str(source.parent), **given)
     if config.model_type == "llama" and facts.get("expert_count"):
@@ -177,24 +176,16 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
         raise UserError(f"{name}: {error}") from error
     if weights:
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
-        try:
-            model, reported = load(
-                str(source.parent),
-                **given,
-                config=config,
-                dtype=torch.float32,
-                quantization_config=transformers.GgufConfig(dequantize=True),
-                ignore_mismatched_sizes=True,  # else they are reported in many lines
-                output_loading_info=True,
-            )
-        except ValueError as error:  # of reordering the rows of a tensor of another shape
-            shapes = {tensor.name: tensor.shape for tensor in header.tensors}
-            if watched.tensor not in shapes:
-                raise
-            raise UserError(
-                f"{name} does not fit its configuration: {watched.tensor} is {shapes[watched.tensor]}"
-            ) from error
-        check_loaded(name, reported, _unread(header, watched.names))
+        model, reported = load(
+            str(source.parent),
+            **given,
+            config=config,
+            dtype=torch.float32,
+            quantization_config=transformers.GgufConfig(dequantize=True),
+            ignore_mismatched_sizes=True,  # else they are reported in many lines
+            output_loading_info=True,
+        )
+        check_loaded(name, reported, _unread(header, names))
         model.hf_quantizer = None
     else:
         with torch.device("meta"):
@@ -295,20 +286,12 @@ def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:
         tokenizer.init_kwargs.pop(key, None)
 
 
-@dataclass
-class _Watched:
-    """The state of transformers' loader: its table from the file's names to its own, and the tensor that it reads."""
-
-    names: dict[str, str] = field(default_factory=dict)
-    tensor: str = ""
-
-
-def _watch(gguf: Any, legacy: Any, end: int, report: Callable[[float], None]) -> _Watched:
+def _watch(gguf: Any, legacy: Any, end: int, report: Callable[[float], None]) -> dict[str, str]:
     """Let transformers' loader report, and skip work that does not change the result: 10 s instead of 25 s.
 
     The loader parses the file once for the configuration and once for the tensors, each time with every token and
     merge as a Python object (other code reads the tokenizer), and builds the table of tensor names for every module.
-    `end`: of the header.
+    `end`: of the header. Returns its table from the file's names to its own, which the loader will fill.
     """
     import numpy as np
 
@@ -332,15 +315,13 @@ def _watch(gguf: Any, legacy: Any, end: int, report: Callable[[float], None]) ->
                 kinds = [gguf.GGUFValueType.UINT32]
                 self.fields[size] = gguf.ReaderField(0, size, [count], [0], kinds)
 
-    seen, own = _Watched(), legacy.get_gguf_hf_weights_map
+    known, own = dict[str, str](), legacy.get_gguf_hf_weights_map
 
     def bar(items: Iterable[Any], **_named: Any) -> Iterator[Any]:
         held = list(items)
         for done, item in enumerate(held):
             report(_HEADER + (_TENSORS - _HEADER) * done / len(held))
-            seen.tensor = item.name
             yield item
-        seen.tensor = ""
 
     gguf.GGUFReader = functools.cache(Reader)
     gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
@@ -348,11 +329,11 @@ def _watch(gguf: Any, legacy: Any, end: int, report: Callable[[float], None]) ->
 
     def noted(*args: Any, **named: Any) -> dict[str, str]:
         names: dict[str, str] = own(*args, **named)
-        seen.names.update(names)
+        known.update(names)
         return names
 
     legacy.get_gguf_hf_weights_map = noted
-    return seen
+    return known
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def load_pair(
     from utils.loading.build import stop_ids
 
     pair = LoadedPair(
-        spec=spec.model_copy(update={"drafter": "none"}),
+        spec=spec,
         target=target,
         drafter=None,
         drafter_kind="none",
@@ -69,7 +69,7 @@ def load_pair(
         vocab_size=spoken_ids(target, tokenizer),
         context=target.context,
     )
-    complete = _with_drafter(pair, spec.drafter, options, progress, cancelled)
+    complete = load_drafter(pair, spec, options, progress, cancelled)
     from utils.device_map import spread_note
 
     spread = filter(None, [spread_note(target.name, target.model)])
@@ -99,25 +99,16 @@ def load_drafter(
     progress: Progress = silent,
     cancelled: Callable[[], bool] = never,
 ) -> LoadedPair:
-    """The same target with the drafter of another specification of the pair.
+    """Return the same target with the drafter of another specification of the pair.
 
     Raises as :func:`load_pair`; `pair` itself stays usable.
     """
-    return _with_drafter(replace(pair, spec=spec), spec.drafter, options, progress, cancelled)
-
-
-def _with_drafter(
-    pair: LoadedPair,
-    drafter: ModelSpec | str,
-    options: LoadOptions,
-    progress: Progress,
-    cancelled: Callable[[], bool],
-) -> LoadedPair:
-    pair = replace(pair, spec=pair.spec.model_copy(update={"drafter": drafter}))
+    pair, drafter = replace(pair, spec=spec), spec.drafter
     if isinstance(drafter, str):
         if (kind := head_kind_of(drafter)) is not None:
-            folder = getattr(pair.spec.students, kind)
-            return _with_head(pair, drafter, Path(folder) if folder else pair.spec.head_folder(kind), options)
+            folders = pair.spec.students
+            folder = Path(folders[kind]) if kind in folders else pair.spec.head_folder(kind)
+            return _with_head(pair, drafter, folder, options)
         if drafter in CASCADES:
             return _with_cascade(pair, drafter, options, progress, cancelled)
         return _beside(pair, drafter, notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else ())

@@ -215,7 +215,7 @@ class ChatAnswer:
     def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Mapping[str, Any]) -> Iterator[str]:
         """The pieces as they come."""
         request = create(stream=True, stream_options={"include_usage": True}, **request_fields)
-        stream, texts, ended = self._wait(runner, request), _Texts(), ""
+        stream, ended = self._wait(runner, request), ""
         while stream is not None:
             chunk = self._wait(runner, anext(stream, None))
             if chunk is None:
@@ -225,10 +225,8 @@ class ChatAnswer:
                 delta = choice.delta
                 more = delta.content or getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None)
                 if more:
-                    yield texts.add(delta.content or "")
+                    yield _whole(delta.content or "")
                 ended = choice.finish_reason or ended
-        if rest := texts.rest():
-            yield rest
         if self.interrupt() and not ended:
             return
         if not ended:
@@ -290,23 +288,8 @@ async def _counters(client: Any) -> dict[str, float]:
     return counts
 
 
-class _Texts:
-    """Pieces of text made whole: halves of a character that JSON escapes apart wait for each other."""
-
-    def __init__(self) -> None:
-        self._half = ""
-
-    def add(self, text: str) -> str:
-        text = self._half + text
-        self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        return _whole(text.removesuffix(self._half) if self._half else text)
-
-    def rest(self) -> str:
-        return _whole(self._half)
-
-
 def _whole(text: str) -> str:
-    """The text with surrogate pairs joined and lone ones replaced."""
+    """Return the text with surrogate pairs joined and lone ones replaced."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

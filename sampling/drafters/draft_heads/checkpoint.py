@@ -39,7 +39,7 @@ from utils.families import head_size
 from utils.files import replacing
 from utils.kernels.bindings import GROUP
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear, rounded_rows
-from utils.loading.weight_files import check_weights, weight_files
+from utils.loading.sources import check_weights, weight_files
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 IDS = "lm_head.ids"  # of the reduced vocabulary

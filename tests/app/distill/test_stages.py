@@ -15,7 +15,7 @@ from app.distill.texts import load_target
 from app.settings.table import ModelOptions, Settings
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from training.text.dialogues import KINDS
-from training.text.self_text import written
+from training.text.synthesize import written
 from utils.progress import never
 
 SHAPE = {"stop": True}

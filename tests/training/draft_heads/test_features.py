@@ -15,8 +15,7 @@ from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.draft_heads.features import SHARD, Keeper, extract, load_shard
 from training.tables.build import Passage
 from training.text.dialogues import GivenPrompts
-from training.text.self_text import read_texts, write_self
-from training.text.synthesize import TextWriter
+from training.text.synthesize import TextWriter, read_texts, write_self
 
 TEXTS = [Passage(tuple(text(seed, 9 + seed % 5)), 3) for seed in range(SHARD + 6)]  # two shards
 FACTS = {"target": "large", "weights": "a"}

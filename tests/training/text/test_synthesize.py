@@ -20,8 +20,7 @@ from sampling.types import Limits
 from tests.support.quantized import quantized_model
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from training.text.dialogues import Ask, Chat, GivenPrompts, OwnChats
-from training.text.self_text import passages, write_self, written
-from training.text.synthesize import TextWriter, draw
+from training.text.synthesize import TextWriter, draw, passages, write_self, written
 from utils.errors import UserError
 from utils.kernels.packed_linear import pack
 from utils.logits_processors import make_processor

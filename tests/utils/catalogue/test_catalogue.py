@@ -132,8 +132,8 @@ def test_trained_drafters_are_folders_beside_the_catalogue_chosen_by_their_kind(
     text = GOOD.replace("drafter: none", "drafter: glide\n    students: {glide: w/g, plain: ~/p}")
     file = write(text)
     pair = catalogue_in(file).pair("b")
-    assert (pair.drafter, pair.students.feature) == ("glide", None)
-    assert (pair.students.glide, pair.students.plain) == (str(file.parent / "w/g"), str(Path("~/p").expanduser()))
+    assert pair.drafter == "glide"
+    assert pair.students == {"glide": str(file.parent / "w/g"), "plain": str(Path("~/p").expanduser())}
     with pytest.raises(UsageError, match=rf"^no glide drafter: pair 'b' names {file.parent}/w/g, which is not there"):
         pair.head_folder("glide")
     with pytest.raises(

@@ -29,8 +29,8 @@ from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
 from utils.loading import cache as model_cache
 from utils.loading.cache import is_whole, sha256
+from utils.loading.fetch import DamagedError, package_file, unpack
 from utils.loading.gguf import converted, converted_entries
-from utils.loading.package_file import DamagedError, package_file, unpack
 from utils.loading.sources import model_folder
 from utils.progress import Cancelled, never, silent
 

@@ -14,9 +14,10 @@ import pytest
 from tests.support.wheels import only_index, write_wheel
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UserError
-from utils.loading import hub, sources
+from utils.loading import fetch as fetching
+from utils.loading import sources
+from utils.loading.fetch import package_file
 from utils.loading.loaded import LoadOptions
-from utils.loading.package_file import package_file
 from utils.progress import Cancelled, never, silent
 
 PARTS = [bytes([65 + number]) * (1000 + number) for number in range(3)]
@@ -137,7 +138,7 @@ def test_a_hub_that_cannot_be_reached_costs_no_retries(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(fetching.urllib.request, "getproxies", dict)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("it was asked"))
     found = sources.gguf_file(spec(repository="org/name"), LoadOptions(), silent, never)
     assert found is not None

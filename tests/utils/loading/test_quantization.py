@@ -16,9 +16,9 @@ from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UsageError
 from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import QuantizedLinear
+from utils.loading.build import held_bytes, parameter_count, quantization_config
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
-from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 
 CATALOGUE = Path(__file__).parents[3] / "models.yaml"
 

@@ -137,7 +137,7 @@ def test_a_loaded_module_a_folder_and_a_hub_id_draft_alike(tmp_path: Path, monke
         asked.append(name)
         return tmp_path
 
-    monkeypatch.setattr("utils.loading.hub.hub_folder", hub)
+    monkeypatch.setattr("utils.loading.fetch.hub_folder", hub)
     for left_out in ([], ["large_hidden_size", "large_num_attention_heads", "vocab_size"]):
         kept = {name: value for name, value in config.items() if name not in left_out}
         (tmp_path / "config.json").write_text(json.dumps(kept))
