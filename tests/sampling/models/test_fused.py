@@ -253,31 +253,6 @@ def test_the_number_of_threads_changes_nothing(model: Any) -> None:
     assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_rows_of_any_length_beside_each_other_are_as_if_each_were_alone(model: Any) -> None:
-    network = FusedNetwork(model)
-    texts = [tokens(count, count) for count in (20, 3, 37)]
-    rows = network.ragged_cache(4, 64)
-    own = []
-    for row, text in enumerate(texts):
-        cache = network.new_cache(1)
-        feed(network, cache, text)
-        rows.fill(row, cache)
-        own.append(cache)
-    rows.move(2, 3, 37)
-    rows.move(0, 2, 20)  # now texts 0, 1, 0, 2
-    told = [own[0], own[1], own[0].fork(), own[2]]
-    lengths = [20, 3, 20, 37]
-    for step in range(3):
-        fed = torch.tensor([[5 + step], [6], [7], [8]])
-        slots = torch.tensor([length + step for length in lengths])
-        mask = rows.at(slots)
-        found, _ = network.forward(fed, slots[:, None], mask, rows, 1)
-        for row, cache in enumerate(told):
-            assert torch.equal(found[row], feed(network, cache, fed[row].tolist())[-1:]), (step, row)
-    with pytest.raises(AssertionError):
-        rows.reserve(5, 10)
-
-
 def test_what_cannot_be_said_to_a_kernel_is_refused(model: Any) -> None:
     network = FusedNetwork(model)
     with pytest.raises(IndexError):
