@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the programs that tests start compile each file once
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as infer.py does, before torch starts its threads
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores, and so do the programs they start
@@ -21,6 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 SLOW = (
+    "sampling/models/test_architectures.py",
     "sampling/test_identity_real.py",
     "app/console/test_survival.py",
     "app/console/test_served.py",
@@ -108,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {Path(__file__).parent / name: place for place, name in enumerate(SLOW)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
-        if item.path in places:
+        if item.path in places or item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)
 
 
@@ -143,9 +145,10 @@ def default_pair() -> Any:
 def reference_model(default_pair: Any) -> Any:
     """The default target as plain transformers code, nothing packed or rewritten: the oracle."""
     from transformers import LlamaForCausalLM
+    from transformers.initialization import no_init_weights
 
     loaded = default_pair.target.model
-    with torch.random.fork_rng():
+    with no_init_weights():
         twin = LlamaForCausalLM(loaded.config).float().eval()
     lacking = twin.load_state_dict(loaded.state_dict(), strict=False)
     assert set(lacking.missing_keys) <= {"lm_head.weight"}  # tied to the embeddings

@@ -173,6 +173,11 @@ def sample_counts(
     return found
 
 
+def tiers(quick: int, full: int) -> list[Any]:
+    """Sizes of a proof by counting, as values of a parameter: the default run's, and the exhaustive one's."""
+    return [quick, pytest.param(full, marks=pytest.mark.exhaustive)]
+
+
 Noise = tuple[int, int, tuple[int, ...]]  # seed, stream and the parts of the key
 
 

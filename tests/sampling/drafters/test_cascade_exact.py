@@ -11,7 +11,7 @@ from sampling.sampler import KeyedSampler
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.cascades import LENIENCES, MAKERS, drafter, shifted, unmended, with_review
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import enumeration_error, sample_counts
+from tests.support.runs import enumeration_error, sample_counts, tiers
 from tests.support.toys import TableLM
 from utils.logits_processors import make_processor
 
@@ -99,18 +99,20 @@ def counted(name: str, lenience: float, case: str, samples: int) -> float:
     return chi_square_p(found, exact_law(target, START, law, 3))
 
 
-@pytest.mark.parametrize("lenience", [1.0, 2.0])
+@pytest.mark.parametrize("samples", tiers(5_000, 20_000))
+@pytest.mark.parametrize("lenience", [pytest.param(1.0, marks=pytest.mark.exhaustive), 2.0])
 @pytest.mark.parametrize("name", LENIENT)
-def test_sampled_tokens_have_the_targets_law(name: str, lenience: float) -> None:
-    assert counted(name, lenience, "rejection", 10_000 if lenience == 2.0 else 5_000) > FAIL_BELOW
+def test_sampled_tokens_have_the_targets_law(name: str, lenience: float, samples: int) -> None:
+    assert counted(name, lenience, "rejection", samples) > FAIL_BELOW
 
 
+@pytest.mark.parametrize("samples", tiers(3_000, 20_000))
 @pytest.mark.parametrize("case", ["rejection, shaped", "gumbel", "greedy drafts"])
 @pytest.mark.parametrize("name", ["model < points", "model < model < points", "chain", "chain of models"])
-def test_other_ways_of_sampling_too(name: str, case: str) -> None:
-    assert counted(name, 3.0, case, 5_000) > FAIL_BELOW
+def test_other_ways_of_sampling_too(name: str, case: str, samples: int) -> None:
+    assert counted(name, 3.0, case, samples) > FAIL_BELOW
 
 
 def test_the_count_sees_the_reviewers_own_law(monkeypatch: pytest.MonkeyPatch) -> None:
     with_review(unmended, monkeypatch.setattr)
-    assert counted("model < points", 3.0, "rejection", 10_000) < FAIL_BELOW
+    assert counted("model < points", 3.0, "rejection", 5_000) < FAIL_BELOW

@@ -25,7 +25,7 @@ from sampling.verify.review import Review
 from sampling.verify.round_metrics import RoundMetrics
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
-from tests.support.runs import answers, decode, drafting, emitted, greedy, sample_counts, steps
+from tests.support.runs import answers, decode, drafting, emitted, greedy, sample_counts, steps, tiers
 from tests.support.students import PrefixLM, close, fed, make_drafter, make_student, make_target, text
 from tests.support.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
@@ -201,7 +201,7 @@ def test_glide_over_point_masses_emits_the_targets_law_to_the_last_digit(drafts:
 SAMPLERS: dict[str, dict[str, Any]] = {"rejection": {}, "gumbel": {"coupling": "gumbel"}}
 
 
-def counted(case: str, way: str, lenience: float, samples: int = 5_000, law: NaiveLaw | None = None) -> float:
+def counted(case: str, way: str, lenience: float, samples: int, law: NaiveLaw | None = None) -> float:
     target = make_target(V, seed=4)
     found = sample_counts(
         CausalLM(target),  # type: ignore[arg-type]
@@ -216,14 +216,15 @@ def counted(case: str, way: str, lenience: float, samples: int = 5_000, law: Nai
     return chi_square_p(found, exact_law(PrefixLM(target), [3, 1, 3, 1], law or NaiveLaw(), 3))
 
 
+@pytest.mark.parametrize("samples", tiers(2_500, 20_000))
 @pytest.mark.parametrize("way", SAMPLERS)
 @pytest.mark.parametrize("case", COUNTED)
-def test_sampled_tokens_have_the_targets_law(case: str, way: str) -> None:
-    assert counted(case, way, 3.0) > FAIL_BELOW
+def test_sampled_tokens_have_the_targets_law(case: str, way: str, samples: int) -> None:
+    assert counted(case, way, 3.0, samples) > FAIL_BELOW
 
 
 def test_the_count_sees_a_target_that_is_a_little_off() -> None:
-    assert counted("glide < points", "rejection", 3.0, law=NaiveLaw(temperature=1.3)) < FAIL_BELOW
+    assert counted("glide < points", "rejection", 3.0, 2_500, law=NaiveLaw(temperature=1.3)) < FAIL_BELOW
 
 
 # -- caches ---------------------------------------------------------------------------------------

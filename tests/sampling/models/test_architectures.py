@@ -2,7 +2,7 @@
 
     python -m pytest -m exhaustive tests/sampling/models/test_architectures.py
 
-takes up to an hour; the default run leaves it out.
+takes about ten minutes; the default run leaves it out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tests.support.architectures import architecture, outcome, save
 NAMES = [*{**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}]
 
 
-@pytest.mark.slow  # so that "not slow" leaves it out too
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_its_text_is_that_of_generate_or_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:

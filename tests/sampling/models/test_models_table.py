@@ -18,14 +18,12 @@ from utils.errors import UserError
 PAGE = Path("docs/models.md")
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_table_of_models_is_what_they_show() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == written(page, table())
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_64_tokens_are_those_of_generate_at_every_gamma_and_its_own_drafts_are_all_accepted(name: str) -> None:

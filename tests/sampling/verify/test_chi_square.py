@@ -1,6 +1,6 @@
 """Proof by counting: the real sampler, noise and loop emit the target's distribution.
 
-20,000 answers drawn as rows of large batches; the first three tokens jointly against the exact law.
+Answers drawn as rows of large batches; the first three tokens jointly against the exact law.
 Every row number and every seed has noise of its own, so the samples are independent.
 """
 
@@ -17,7 +17,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Drafter
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import sample_counts
+from tests.support.runs import sample_counts, tiers
 from tests.support.toy_drafters import LawDrafter
 from tests.support.toys import TableLM
 from utils.logits_processors import make_processor
@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {  # drafter, sampler options, law
 }
 
 
-def p_value(case: Case, samples: int = 20_000, **options: Any) -> float:
+def p_value(case: Case, samples: int, **options: Any) -> float:
     make_drafter, sampling, law = case
     processor = make_processor(**{"temperature": 1.0, **law})
     settings = {"prompt": PROMPT, "samples": samples, "length": LENGTH, "gamma": 3, **options}
@@ -70,9 +70,10 @@ def p_value(case: Case, samples: int = 20_000, **options: Any) -> float:
     return chi_square_p(counts, exact_law(target(), PROMPT, NaiveLaw(**law), 3))
 
 
+@pytest.mark.parametrize("samples", tiers(10_000, 40_000))
 @pytest.mark.parametrize("name", CASES)
-def test_the_first_three_tokens_have_the_targets_law(name: str) -> None:
-    assert p_value(CASES[name], 10_000 if name == "early stop" else 20_000) > FAIL_BELOW
+def test_the_first_three_tokens_have_the_targets_law(name: str, samples: int) -> None:
+    assert p_value(CASES[name], samples) > FAIL_BELOW
 
 
 def test_single_rows_with_many_seeds() -> None:
@@ -80,15 +81,18 @@ def test_single_rows_with_many_seeds() -> None:
     assert p_value(CASES["rejection"], samples=1_000, batch=1) > FAIL_BELOW
 
 
-def test_the_statistic_sees_a_law_that_is_a_little_off() -> None:
-    """Counts of temperature 1 against the law of temperature 1.1 must fail: the test has power."""
+@pytest.mark.parametrize(
+    ("samples", "temperature"), [(10_000, 1.15), pytest.param(40_000, 1.08, marks=pytest.mark.exhaustive)]
+)
+def test_the_statistic_sees_a_law_that_is_a_little_off(samples: int, temperature: float) -> None:
+    """Counts of temperature 1 against the law of a higher one must fail: so many samples have power."""
     counts = sample_counts(
         target(),
         NoDrafter,
         lambda seed: KeyedSampler(make_processor(1.0), seed=seed),
         prompt=PROMPT,
-        samples=20_000,
+        samples=samples,
         length=3,
         gamma=1,
     )
-    assert chi_square_p(counts, exact_law(target(), PROMPT, NaiveLaw(temperature=1.1), 3)) < FAIL_BELOW
+    assert chi_square_p(counts, exact_law(target(), PROMPT, NaiveLaw(temperature=temperature), 3)) < FAIL_BELOW

@@ -54,7 +54,7 @@ BUILDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
 
 FAMILIES_TRIED = ("Mistral", "SmolLM3", "Olmo2", "Gemma3", "Qwen2Moe")
 
-pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]  # compiles all kernels for every build
+pytestmark = pytest.mark.exhaustive  # compiles all kernels for every build
 
 
 def built(compiler: list[str], folder: Path) -> Path:
@@ -90,7 +90,18 @@ def test_the_kernels_compile_for_systems_that_nobody_has_tried(target: str, tmp_
         subprocess.run([*ZIG, *flags, *files], check=True, env=environment, timeout=300)
 
 
-def images(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
+@pytest.fixture(scope="module", params=BUILDS)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that runs the driver of a build."""
+    compiler, runner = BUILDS[request.param]
+    for tool in (compiler[0], *runner[:1]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    return [*runner, str(built(compiler, tmp_path_factory.mktemp("driver")))]
+
+
+@pytest.fixture(scope="module")
+def images() -> list[tuple[bytes, bytes]]:
     """Passes of several families as the driver reads them, and the bytes of their results here: one token, a prompt,
     several rows, trees and moves, with a cache of 16 and of 32 bits."""
     found: list[tuple[bytes, bytes]] = []
@@ -101,48 +112,36 @@ def images(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
         after = Image(record, threads)
         found.append((image.bytes(), b"".join(after.blocks[block] for block in after.results)))
 
-    monkeypatch.setattr(pass_record, "run", noted)
     models = [quantized_model(shape) for shape in list(SHAPES)[::3]]
     chosen = {family: changes for family, changes in CASES if family in FAMILIES_TRIED}
     models += [packed(random_model(family, changes)) for family, changes in chosen.items()]
-    for number, model in enumerate(models):
-        network = FusedNetwork(model, (torch.float16, torch.float32)[number % 2])
-        cache, ids = network.new_cache(1), [3 + 7 * at % 190 for at in range(21)]
-        network.of_one_row(ids, [5, 6, 7, 8], [-1, 0, 0, 1], cache)
-        cache.shift(torch.tensor([[0], [23], [21]]), 22)
-        network.of_one_row([9], [], [], cache)
-        both, positions = torch.tensor([ids[:9], ids[9:18]]), torch.arange(9).expand(2, -1)
-        network.forward(both, positions, None, network.new_cache(2), 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pass_record, "run", noted)
+        for number, model in enumerate(models):
+            network = FusedNetwork(model, (torch.float16, torch.float32)[number % 2])
+            cache, ids = network.new_cache(1), [3 + 7 * at % 190 for at in range(21)]
+            network.of_one_row(ids, [5, 6, 7, 8], [-1, 0, 0, 1], cache)
+            cache.shift(torch.tensor([[0], [23], [21]]), 22)
+            network.of_one_row([9], [], [], cache)
+            both, positions = torch.tensor([ids[:9], ids[9:18]]), torch.arange(9).expand(2, -1)
+            network.forward(both, positions, None, network.new_cache(2), 3)
     return found
 
 
-@pytest.mark.parametrize("name", BUILDS)
 @pytest.mark.skipif(instruction_set() is None, reason="there are no kernels here to compare with")
-def test_a_pass_has_the_same_bits_in_every_build(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_has_the_same_bits_in_every_build(program: list[str], images: list[tuple[bytes, bytes]]) -> None:
     """Attention, mixtures and all else that a pass does, each of its memories as large as it says and no larger."""
-    compiler, runner = BUILDS[name]
-    for tool in (compiler[0], *runner[:1]):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
-    program, given = built(compiler, tmp_path), images(monkeypatch)
-    done = subprocess.run(
-        [*runner, str(program)], input=b"".join(image for image, _ in given), capture_output=True, timeout=900
-    )
+    done = subprocess.run(program, input=b"".join(image for image, _ in images), capture_output=True, timeout=900)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     start = 0
-    for number, (_, expected) in enumerate(given):
+    for number, (_, expected) in enumerate(images):
         assert done.stdout[start : start + len(expected)] == expected, number
         start += len(expected)
     assert start == len(done.stdout)
 
 
-@pytest.mark.parametrize("name", BUILDS)
-def test_a_product_is_its_naive_twin_in_every_build_and_has_the_same_bits(name: str, tmp_path: Path) -> None:
-    compiler, runner = BUILDS[name]
-    for tool in (compiler[0], *runner[:1]):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
-    program, chance = built(compiler, tmp_path), np.random.default_rng(3)
+def test_a_product_is_its_naive_twin_in_every_build_and_has_the_same_bits(program: list[str]) -> None:
+    chance = np.random.default_rng(3)
     given, cases = [], []
     for kind in TYPES:
         for count in (1, 2, 5, 8, 17):
@@ -153,7 +152,7 @@ def test_a_product_is_its_naive_twin_in_every_build_and_has_the_same_bits(name: 
                 header = [TYPES.index(kind), rows, width, count, narrow, 1 + count % 2]
                 given += [np.array(header, np.int64).tobytes(), data.tobytes(), x.tobytes()]
                 cases.append((kind, data, x, narrow))
-    run = subprocess.run([*runner, str(program)], input=b"".join(given), capture_output=True, timeout=600)
+    run = subprocess.run(program, input=b"".join(given), capture_output=True, timeout=600)
     assert run.returncode == 0, run.stderr.decode()[-2000:]
     numbers = np.frombuffer(run.stdout, np.float32)
     for kind, data, x, narrow in cases:

@@ -27,7 +27,7 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Limits, Rows, Sampler
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
-from tests.support.runs import after, answers, decode, emitted, greedy, sample_counts, steps
+from tests.support.runs import after, answers, decode, emitted, greedy, sample_counts, steps, tiers
 from tests.support.students import KINDS, STATES, PrefixLM, make_drafter, make_student, make_target, text
 from utils.logits_processors import make_processor
 
@@ -141,10 +141,11 @@ def counted(kind: str, case: str, samples: int, law: NaiveLaw | None = None, mak
     return chi_square_p(found, exact_law(PrefixLM(target), [3, 1, 3, 1], law or NaiveLaw(**shape), 3))
 
 
+@pytest.mark.parametrize("samples", tiers(2_500, 20_000))
 @pytest.mark.parametrize("case", COUNTED)
 @pytest.mark.parametrize("kind", [*KINDS, "pard"])
-def test_sampled_tokens_have_the_targets_law(kind: str, case: str) -> None:
-    assert counted(kind, case, 5_000) > FAIL_BELOW
+def test_sampled_tokens_have_the_targets_law(kind: str, case: str, samples: int) -> None:
+    assert counted(kind, case, samples) > FAIL_BELOW
 
 
 def test_the_count_sees_a_wrong_law() -> None:
