@@ -25,7 +25,7 @@ _BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}  # of a quantized weight
 
 
 def room_of(device: torch.device) -> dict[Device, int]:
-    """Bytes that may be filled on each device, the fastest first."""
+    """Return bytes that may be filled on each device, the fastest first."""
     import psutil
 
     room: dict[Device, int] = {}
@@ -48,7 +48,7 @@ def device_map(
     room: Mapping[Device, int],
     trusted: bool = False,
 ) -> dict[str, Device] | None:
-    """The device of each part of the model; None if the first device holds all of it.
+    """Return the device of each part of the model; None if the first device holds all of it.
 
     `kind`: its quantization; `trusted`: its own code may run. UserError if embedding and head do not fit on the first
     device, or a quantized model on the GPUs.
@@ -85,12 +85,12 @@ def device_map(
 
 
 def inside(part: str, whole: str) -> bool:
-    """Whether `part` is the name of the module `whole` or of a module in it."""
+    """Return whether `part` is the name of the module `whole` or of a module in it."""
     return part == whole or part.startswith(f"{whole}.") or not whole
 
 
 def main_device(model: Any) -> torch.device | None:
-    """The first device of a model that is spread over several; None for a model on one device."""
+    """Return the first device of a model that is spread over several; None for a model on one device."""
     devices = list((getattr(model, "hf_device_map", None) or {}).values())
     if len({str(device) for device in devices}) < 2:
         return None
@@ -99,7 +99,7 @@ def main_device(model: Any) -> torch.device | None:
 
 
 def spread_note(name: str, model: Any) -> str:
-    """The gigabytes on each device, and the cost of copying; "" for a model on one device."""
+    """Return the gigabytes on each device, and the cost of copying; "" for a model on one device."""
     main = main_device(model)
     if main is None:
         return ""

@@ -46,13 +46,13 @@ def whole(name: str, value: object, least: int, allowed: str) -> int:
 
 
 def shown(value: object) -> str:
-    """A value for an error message: short, on one line."""
+    """Return a value for an error message: short, on one line."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else text[:39] + "…"
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name most like `word`, or None if none is near; leading slashes and dashes do not count."""
+    """Return the name most like `word`, or None if none is near; leading slashes and dashes do not count."""
     bare = {name.lstrip("/-"): name for name in sorted(set(names))}
     wanted = word.lstrip("/-").casefold()
     starting = [name for name in bare if len(wanted) > 1 and name.startswith(wanted)]

@@ -78,13 +78,13 @@ def head_size(config: Any) -> int:
 
 
 def rules_of(config: Any) -> dict[str, Any]:
-    """The rotary rules by the kind of layer; a single rule under an empty name."""
+    """Return the rotary rules by the kind of layer; a single rule under an empty name."""
     rope = getattr(config, "rope_parameters", None) or {}
     return {"": rope} if "rope_type" in rope or not rope else {kind: rule for kind, rule in rope.items() if rule}
 
 
 def facts_of(config: Any) -> Facts:
-    """The facts about a causal model of `config`. UnfitError if the compiled pass does not compute it."""
+    """Return the facts about a causal model of `config`. UnfitError if the compiled pass does not compute it."""
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise UnfitError(f"no compiled pass computes {config.model_type}")

@@ -31,7 +31,7 @@ class Window:
         self._base = self._complete(self._ids)  # the text already returned
 
     def _beyond(self, text: str) -> str | None:
-        """The part of `text` after the returned text; None while an earlier part may still change."""
+        """Return the part of `text` after the returned text; None while an earlier part may still change."""
         return text[len(self._base) :] if text.startswith(self._base) else None
 
     def push(self, token: int) -> str:
@@ -66,12 +66,12 @@ class Window:
         return ""
 
     def rest(self) -> str:
-        """The text that was not returned, with a replacement for an incomplete character."""
+        """Return the text that was not returned, with a replacement for an incomplete character."""
         new = self._beyond(self._decode(self._ids))
         return self._decode(self._ids[self._settled :]) if new is None else new
 
     def _last(self, ids: list[int], count: int) -> list[int]:
-        """The last `count` ids, without those at their beginning that are part of a character."""
+        """Return the last `count` ids, without those at their beginning that are part of a character."""
         last = ids[-count:]
         if len(last) == len(ids):
             return last
@@ -79,7 +79,7 @@ class Window:
         return next((tail for tail in tails if self._complete(tail)[:1] not in ("", REPLACEMENT)), last)
 
     def _complete(self, ids: list[int]) -> str:
-        """The text of `ids` without an incomplete character at their end."""
+        """Return the text of `ids` without an incomplete character at their end."""
         whole = self._decode(ids) if ids else ""
         if not whole.endswith(REPLACEMENT):  # a session log has only the texts that were decoded
             return whole
@@ -94,7 +94,7 @@ class Window:
             self._base = self._complete(self._ids)
 
     def ahead(self, tokens: Iterable[int]) -> list[str]:
-        """The texts of further tokens, one each, without committing them."""
+        """Return the texts of further tokens, one each, without committing them."""
         texts, ids, base = [], list(self._ids), self._base
         for token in tokens:
             ids.append(token)

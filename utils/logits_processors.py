@@ -60,7 +60,7 @@ def ban_repeats(scores: Tensor, n: int, prefixes: Sequence[Sequence[int]]) -> No
 
 
 def followers(prefix: Sequence[int], n: int) -> set[int]:
-    """The ids after earlier occurrences of the prefix's last n - 1 tokens."""
+    """Return the ids after earlier occurrences of the prefix's last n - 1 tokens."""
     tail = list(prefix[len(prefix) - n + 1 :])
     if len(prefix) < n or not tail:
         return set(prefix) if len(prefix) >= n else set()
@@ -75,7 +75,7 @@ def followers(prefix: Sequence[int], n: int) -> set[int]:
 
 
 def _flat_indices(scores: Tensor, ids: Iterable[Iterable[int]]) -> Tensor:
-    """Indices into scores.view(-1) of these ids of each row, without ids outside the vocabulary (-1)."""
+    """Return indices into scores.view(-1) of these ids of each row, without ids outside the vocabulary (-1)."""
     import torch
 
     size = scores.shape[-1]
@@ -120,8 +120,8 @@ def _normalised(probs: Tensor) -> Tensor:
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """The `count` largest of values [..., V], descending; on a CPU numpy is many times as fast as torch, which sorts
-    indices too."""
+    """Return the `count` largest of values [..., V], descending; on a CPU numpy is many times as fast as torch, which
+    sorts indices too."""
     import numpy as np
     import torch
 
@@ -141,13 +141,13 @@ def _tops(scores: Tensor) -> Tensor:
 
 
 def check_finite(figures: Tensor) -> None:
-    """LogitsError unless all these figures, each of a whole row of logits, are finite."""
+    """Raise LogitsError unless all these figures, each of a whole row of logits, are finite."""
     if not bool(figures.isfinite().all()):
         check_number(math.nan)
 
 
 def check_number(figure: float) -> None:
-    """LogitsError unless this figure of a row of logits is finite."""
+    """Raise LogitsError unless this figure of a row of logits is finite."""
     if not math.isfinite(figure):
         raise LogitsError(
             "a model's logits hold NaN, +inf or no finite value: no probabilities can be made of them "
@@ -288,7 +288,7 @@ class LogitsProcessor:
         return probs
 
     def ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
-        """The scores after the rules about their prefixes."""
+        """Return the scores after the rules about their prefixes."""
         flat = scores.reshape(-1, scores.shape[-1]).clone()
         given = len(prefixes or ())
         if prefixes is None or given != len(flat):
@@ -365,5 +365,5 @@ PROCESSORS: Mapping[str, tuple[str, ...]] = {
 def make_processor(
     temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, **rules: Unpack[Rules]
 ) -> LogitsProcessor:
-    """The processor of a set of settings; temperature 0 is greedy, whatever top-k, top-p and min-p say."""
+    """Return the processor of a set of settings; temperature 0 is greedy, whatever top-k, top-p and min-p say."""
     return LogitsProcessor(temperature, top_k, top_p, min_p, **rules)

@@ -17,13 +17,13 @@ _TRIM, _MAPPED = -1, -3  # what mallopt(3) calls them
 
 
 def machine(loaded: Any) -> dict[str, Any]:
-    """The facts about the machine and the loaded pair that belong to a figure."""
+    """Return the facts about the machine and the loaded pair that belong to a figure."""
     target = loaded.target
     return {**facts(target.device), "dtype": target.dtype_text, "quantization": target.quantization}
 
 
 def facts(device: Any) -> dict[str, Any]:
-    """The facts about the machine that belong to a figure measured on a torch.device now."""
+    """Return the facts about the machine that belong to a figure measured on a torch.device now."""
     import torch
     import transformers
 
@@ -44,7 +44,7 @@ def facts(device: Any) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name, from the system."""
+    """Return the processor's name, from the system."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -62,7 +62,7 @@ def keep_memory() -> None:
 
 
 def version() -> str:
-    """Name and version, from pyproject.toml: their only source."""
+    """Return name and version, from pyproject.toml: their only source."""
     import tomllib
 
     project = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text())["project"]

@@ -38,7 +38,7 @@ class World:
 
     @staticmethod
     def of(environ: Mapping[str, str]) -> World:
-        """The process that torchrun's variables describe; alone if one is missing."""
+        """Return the process that torchrun's variables describe; alone if one is missing."""
         numbers = [environ.get(name, default) for name, default in _NUMBERS.items()]
         complete = all(environ.get(name, "").strip() for name in _NEEDED)
         complete = complete and all(number.isdigit() for number in numbers)
@@ -52,12 +52,12 @@ def world() -> World:
 
 
 def first() -> bool:
-    """Whether this process decides: it is alone, or the first of several."""
+    """Return whether this process decides: it is alone, or the first of several."""
     return world().rank == 0
 
 
 def agreed(value: T) -> T:
-    """The first process's value on every process; all call it in the same order."""
+    """Return the first process's value on every process; all call it in the same order."""
     if world().size == 1:
         return value
     number = next(_messages)
@@ -117,7 +117,7 @@ def join(device: str) -> str:
 
 
 def check_command(command: str) -> None:
-    """UsageError for a sub-command that several processes cannot run."""
+    """Raise UsageError for a sub-command that several processes cannot run."""
     if world().size > 1 and command not in ("run", "bench"):
         raise UsageError(
             f"{command} runs in one process, torchrun started {world().size} (run and bench share a target)"

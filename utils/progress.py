@@ -30,7 +30,7 @@ class Remaining:
         self._stage, self._begun, self._first = "", 0.0, 0.0
 
     def text(self, stage: str, fraction: float | None) -> str:
-        """The fraction done of `stage`, and the time left once it can be estimated and is 3 s or more."""
+        """Return the fraction done of `stage`, and the time left once it can be estimated and is 3 s or more."""
         if stage != self._stage:
             self._stage, self._begun, self._first = stage, time.monotonic(), fraction or 0.0
         if fraction is None:
@@ -46,7 +46,7 @@ def silent(_stage: str, _fraction: float | None) -> None:
 
 
 def never() -> bool:
-    """A `cancelled` that never asks to stop."""
+    """Return False: nothing asks to stop."""
     return False
 
 

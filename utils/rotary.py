@@ -16,15 +16,15 @@ BLOCK = 128  # positions of a table that are computed together
 
 
 def is_fixed(rope: Mapping[str, Any] | None) -> bool:
-    """Whether the frequencies are the same for texts of every length."""
+    """Return whether the frequencies are the same for texts of every length."""
     rope = rope or {}
     alike = "short_factor" in rope and rope["short_factor"] == rope["long_factor"]
     return alike or rope.get("rope_type") not in BY_LENGTH
 
 
 def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float] | None:
-    """Radians a position [D/2] for heads of `size`, and the factor of cos and sin; None for a rule that looks at the
-    length of the text, or an unknown one.
+    """Return radians a position [D/2] for heads of `size`, and the factor of cos and sin; None for a rule that looks at
+    the length of the text, or an unknown one.
 
     Bit for bit those of transformers (modeling_rope_utils.py).
     """
@@ -39,7 +39,7 @@ def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float] | No
 
 
 def rotation_of(module: Any, kind: str = "") -> tuple[Tensor, float]:
-    """Frequencies and factor of a transformers rotary module, for one kind of layers."""
+    """Return frequencies and factor of a transformers rotary module, for one kind of layers."""
     prefix = f"{kind}_" if kind else ""
     return getattr(module, f"{prefix}inv_freq"), getattr(module, f"{prefix}attention_scaling")
 

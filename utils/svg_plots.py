@@ -41,7 +41,7 @@ _SILENT = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no description
 
 
 def colours(count: int) -> list[str]:
-    """A colour for each of `count` series, no two the same: the palette, or hues of alternating lightness."""
+    """Return a colour for each of `count` series, no two the same: the palette, or hues of alternating lightness."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     each = (hsv_to_rgb(index / count, 0.85, (0.85, 0.55)[index % 2]) for index in range(count))
@@ -49,7 +49,7 @@ def colours(count: int) -> list[str]:
 
 
 def svg(draw: Callable[[Figure], None], width: float, height: float, name: str = "plot") -> str:
-    """The drawing of `draw` on a white figure of `width` × `height` inches, as an <svg> element.
+    """Return the drawing of `draw` on a white figure of `width` × `height` inches, as an <svg> element.
 
     Its ids begin with `name`, so that several may stand in one page. UserError where matplotlib is not installed.
     """

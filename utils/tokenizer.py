@@ -69,7 +69,7 @@ class FileTokenizer:
     def decode(
         self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> Any:
-        """The text of an id or of several."""
+        """Return the text of an id or of several."""
         listed = [ids] if isinstance(ids, int) else ids
         ours = isinstance(listed, list | tuple) and all(isinstance(token, int) for token in listed)
         if clean_up_tokenization_spaces or not ours:
@@ -95,7 +95,7 @@ class FileTokenizer:
         return [self.backend_tokenizer.id_to_token(int(token)) for token in ids]
 
     def apply_chat_template(self, messages: Any, chat_template: str | None = None, **options: Any) -> Any:
-        """The chat as text. Templates with transformers' own words, and calls for ids, go to transformers."""
+        """Return the chat as text. Templates with transformers' own words, and calls for ids, go to transformers."""
         template, own = chat_template or self.chat_template, {"tokenize", "add_generation_prompt"}
         ours = options.keys() <= own and options.get("tokenize") is False
         if not ours or not messages or template is None or _BEYOND.search(template):
@@ -113,7 +113,7 @@ def _compiled(template: str) -> Any:
 
 
 def file_tokenizer(folder: Path, load: Callable[[], Any]) -> FileTokenizer | None:
-    """The tokenizer in a converted model's folder; None if transformers does more than read `tokenizer.json`.
+    """Return the tokenizer in a converted model's folder; None if transformers does more than read `tokenizer.json`.
 
     `load` makes transformers' own. Raises OSError and ValueError for a file that cannot be read.
     """
@@ -138,7 +138,7 @@ def file_tokenizer(folder: Path, load: Callable[[], Any]) -> FileTokenizer | Non
 
 
 def sentence_pieces(folder: Path) -> list[str] | None:
-    """A sample text's pieces by the sentencepiece model in `folder`; None without one, or with a tokenizer.json."""
+    """Return a sample's pieces by the sentencepiece model in `folder`; None without one, or with a tokenizer.json."""
     file = next((folder / name for name in PIECE_FILES if (folder / name).is_file()), None)
     if file is None or (folder / "tokenizer.json").is_file():
         return None
@@ -153,7 +153,7 @@ def sentence_pieces(folder: Path) -> list[str] | None:
 
 
 def splitting_so(pieces: list[str], makers: Iterable[Callable[[], Any]]) -> Any:
-    """The first tokenizer that splits the sample text into `pieces`. ValueError if none does.
+    """Return the first tokenizer that splits the sample text into `pieces`. ValueError if none does.
 
     transformers chooses a class by the model's type, and the class may expect another kind of sentencepiece model.
     """

@@ -59,7 +59,7 @@ class Catalogue(BaseModel):
     file: str = ""
 
     def pair(self, name: str | None = None) -> PairSpec:
-        """The pair `name`, or the default one; UsageError for an unknown name."""
+        """Return the pair `name`, or the default one; UsageError for an unknown name."""
         wanted = self.default if name is None else name
         if wanted in self.pairs:
             return self.pairs[wanted]
@@ -143,7 +143,7 @@ class _Reader:
         return pair.model_copy(update={"defaults": {**defaults, **pair.presets, **own}})
 
     def members(self, path: Where, data: list[Any], label: str) -> list[Any]:
-        """The drafters of a cascade; refuses a text that is nearly one of the words."""
+        """Return the drafters of a cascade; refuses a text that is nearly one of the words."""
         for at, value in enumerate(data):
             near = unknown_member(value, self.known.members) if isinstance(value, str) else None
             if near is not None and not os.path.isdir(resolved(value, self.file.parent)):
@@ -151,7 +151,7 @@ class _Reader:
         return [self.model(value, self.known.members) for value in data]
 
     def settings(self, path: Where, data: Any, label: str) -> dict[str, Any]:
-        """The settings preset under `path`, their names and types checked."""
+        """Return the settings preset under `path`, their names and types checked."""
         if data is None:
             return {}
         if isinstance(data, dict):
@@ -159,7 +159,7 @@ class _Reader:
         return self.mapping(path, data, label, "defaults must map settings to values")
 
     def mapping(self, path: Where, data: Any, label: str, rule: str) -> dict[str, Any]:
-        """The mapping under `path`, in which every key has a value."""
+        """Return the mapping under `path`, in which every key has a value."""
         if not isinstance(data, dict):
             raise self.wrong(path, f"{label}: {rule}, got {_shown(data)}")
         for key, value in data.items():
@@ -169,7 +169,7 @@ class _Reader:
         return dict(data)
 
     def model(self, value: Any, words: Collection[str]) -> Any:
-        """A model with its short form expanded and its relative path absolute; one of the `words` stays."""
+        """Return a model with its short form expanded and its relative path absolute; one of the `words` stays."""
         if isinstance(value, str):
             return value if value in words else source_of(value, self.file.parent)
         if not isinstance(value, dict):
@@ -178,11 +178,11 @@ class _Reader:
         return {**known, "tokenizer": self.model(value["tokenizer"], ())} if "tokenizer" in value else known
 
     def absolute(self, value: Any) -> Any:
-        """A relative path as an absolute one; other values stay and are refused later."""
+        """Return a relative path as an absolute one; other values stay and are refused later."""
         return str(resolved(value, self.file.parent)) if isinstance(value, str) else value
 
     def checked(self, kind: type[BaseModel], data: Any, path: Where, label: str) -> Any:
-        """The record; raises the first error of pydantic, with its line."""
+        """Return the record; raises the first error of pydantic, with its line."""
         try:
             return kind.model_validate(data)
         except ValidationError as error:
@@ -193,7 +193,7 @@ class _Reader:
         raise self.wrong(where, f"{label}: {_line_for(first, where[len(path) :], kind)}")
 
     def wrong(self, path: Where, text: str) -> UsageError:
-        """The error for a mistake under `path`, in one line."""
+        """Return the error for a mistake under `path`, in one line."""
         return UsageError(f"{self.file}:{self.tree.line(path)}: {_printable(text)}")
 
 
@@ -211,7 +211,7 @@ _KINDS = {
 
 
 def _line_for(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
-    """A pydantic error in our words."""
+    """Return a pydantic error in our words."""
     key, last, mistake = ".".join(map(str, where)), str(where[-1]) if where else "", error["type"]
     if mistake == "extra_forbidden":
         names = (ModelSpec if len(where) > 1 else kind).model_fields
@@ -225,7 +225,7 @@ def _line_for(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text on one line, with escape sequences spelled out."""
+    """Return the text on one line, with escape sequences spelled out."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
@@ -252,7 +252,7 @@ class YamlTree:
     lines: dict[Where, int] = field(default_factory=dict)
 
     def line(self, path: Where) -> int:
-        """The line of the deepest known key on the way to `path`; 1 if there is none."""
+        """Return the line of the deepest known key on the way to `path`; 1 if there is none."""
         return next((self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 1)
 
 
@@ -322,7 +322,7 @@ def _scalar(loader: Any, node: Any) -> Any:
 
 
 def head_kind(folder: str | Path) -> str | None:
-    """The kind of the draft head in `folder`, one of HEAD_KINDS; None for anything else.
+    """Return the kind of the draft head in `folder`, one of HEAD_KINDS; None for anything else.
 
     A *speculators* head of an unknown kind counts as an EAGLE head, which its reader then refuses.
     """
@@ -339,7 +339,7 @@ def head_kind(folder: str | Path) -> str | None:
 
 
 def _kind_by_config(config: dict[str, Any]) -> str | None:
-    """The kind of published draft head that a configuration describes; None if it describes none."""
+    """Return the kind of published draft head that a configuration describes; None if it describes none."""
     theirs, nested = config.get("speculators_model_type"), config.get("dflash_config")
     if theirs is not None:
         return theirs if theirs in BLOCK_KINDS else "eagle"
@@ -351,12 +351,12 @@ def _kind_by_config(config: dict[str, Any]) -> str | None:
 
 
 def ships_mtp(folder: str | Path) -> bool:
-    """Whether `folder` has multi-token prediction layers beside a target's weights."""
+    """Return whether `folder` has multi-token prediction layers beside a target's weights."""
     return any(_SHIPPED.search(names) for names in _weight_names(Path(folder)))
 
 
 def _kind_by_weights(folder: Path) -> str | None:
-    """The kind of published draft head in `folder`, by the names of its weights."""
+    """Return the kind of published draft head in `folder`, by the names of its weights."""
     for names in _weight_names(folder):
         if (kind := next((kind for kind, name in _KIND_BY_WEIGHT.items() if name.search(names)), None)) is not None:
             return kind
@@ -364,7 +364,7 @@ def _kind_by_weights(folder: Path) -> str | None:
 
 
 def _weight_names(folder: Path) -> Iterator[bytes]:
-    """The part of each weight file, or of an index, that has the tensors' names; reads no tensor."""
+    """Yield the part of each weight file, or of an index, that has the tensors' names; reads no tensor."""
     for file in (*folder.glob("*.index.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")):
         try:
             with file.open("rb") as opened:

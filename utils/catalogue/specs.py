@@ -135,7 +135,7 @@ class ModelSpec(BaseModel):
         return self.url or self.id or self.path or self.gguf or f"{self.package}:{self.file}"
 
     def weights(self, revision: str | None = None) -> str:
-        """A mark of its weights: hub id and revision, or a hash of the files."""
+        """Return a mark of its weights: hub id and revision, or a hash of the files."""
         if self.url is not None:
             return f"{self.url}#{self.model or ''}"
         if self.id is not None:
@@ -144,7 +144,7 @@ class ModelSpec(BaseModel):
 
 
 def weights_at(source: str) -> str:
-    """A hash of the weights in a file, or in a folder with their configuration; "" if there are none.
+    """Return a hash of the weights in a file, or in a folder with their configuration; "" if there are none.
 
     UserError if they cannot be read.
     """
@@ -155,7 +155,7 @@ def weights_at(source: str) -> str:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do."""
+    """Return whether a file begins as GGUF files do."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
@@ -164,7 +164,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
-    """All parts of a split GGUF file by their names, from the name of one of them; `path` alone under another name."""
+    """Return all parts of a split GGUF file by their names, from the name of one of them; `path` alone under another
+    name.
+    """
     named = _PART.search(path.stem)
     if named is None or path.suffix != ".gguf":
         return (path,)
@@ -215,7 +217,7 @@ class PairSpec(BaseModel):
         return tuple(member for member in self.cascade or () if not isinstance(member, str))
 
     def head_folder(self, kind: str) -> Path:
-        """The folder of the trained draft head of this kind; UsageError if the pair has none."""
+        """Return the folder of the trained draft head of this kind; UsageError if the pair has none."""
         folder = self.students.get(kind)
         if folder is not None and os.path.isdir(folder):
             return Path(folder)
@@ -254,19 +256,19 @@ class PairSpec(BaseModel):
 
 
 def head_kind_of(drafter: object) -> str | None:
-    """The kind of draft head that a drafter's word names, alone or after a `+`; None for the others."""
+    """Return the kind of draft head that a drafter's word names, alone or after a `+`; None for the others."""
     kind = drafter.rpartition("+")[2] if isinstance(drafter, str) else ""
     return kind if kind in HEAD_KINDS else None
 
 
 def named_tables(text: str) -> str | None:
-    """The file in a drafter's name `tables:FILE`; None for any other name."""
+    """Return the file in a drafter's name `tables:FILE`; None for any other name."""
     word, _, file = text.partition(":")
     return os.path.expanduser(file) if word == "tables" and file else None
 
 
 def spec_from_argument(text: str) -> ModelSpec:
-    """A model named on the command line: a folder, a GGUF file, or else a hub id. Touches no network.
+    """Return a model named on the command line: a folder, a GGUF file, or else a hub id. Touches no network.
 
     Raises UsageError if it can be none of them.
     """
@@ -277,7 +279,7 @@ def spec_from_argument(text: str) -> ModelSpec:
 
 
 def source_of(text: str, folder: Path) -> dict[str, str]:
-    """The short form of a model as ModelSpec fields; relative paths start at `folder`."""
+    """Return the short form of a model as ModelSpec fields; relative paths start at `folder`."""
     if is_url(text):
         return {"url": text}
     path = resolved(text, folder) if text else folder / "?"
@@ -405,7 +407,7 @@ def _member_problem(pair: PairSpec, index: int, name: str, known: KnownNames, me
 
 
 def unknown_member(text: str, words: Collection[str]) -> str | None:
-    """The word that a member of a cascade nearly is, if it is no word, no path and looks like no model's name."""
+    """Return the word that a member of a cascade nearly is; None for a word, a path and what looks like a model's name."""
     if text in words or not re.fullmatch(r"[A-Za-z_+]+", text):
         return None
     return nearest(text, words)

@@ -89,13 +89,13 @@ def check_template(name: str) -> str:
 
 
 def carries_template(tokenizer: Any, name: str = AUTO) -> bool:
-    """Whether messages go through a template: a named one, or under "auto" the tokenizer's own."""
+    """Return whether messages go through a template: a named one, or under "auto" the tokenizer's own."""
     check_template(name)
     return bool(getattr(tokenizer, "chat_template", None)) if name == AUTO else name != PLAIN
 
 
 def render(tokenizer: Any, messages: list[dict[str, str]], name: str = AUTO) -> str:
-    """The chat as the model reads it, up to its answer. Raises whatever the template raises."""
+    """Return the chat as the model reads it, up to its answer. Raises whatever the template raises."""
     return _rendered(tokenizer, messages, name, add_generation_prompt=True)
 
 
@@ -119,7 +119,7 @@ def _in_parts(messages: list[dict[str, str]], roles: frozenset[str]) -> list[dic
 
 @functools.lru_cache(maxsize=8)
 def _roles_in_parts(tokenizer: Any, template: str) -> frozenset[str]:
-    """The roles whose content the tokenizer's own template takes only as a list of parts."""
+    """Return the roles whose content the tokenizer's own template takes only as a list of parts."""
     listed: frozenset[str] = frozenset()
     for role, chat in _PROBES.items():
         messages = [{"role": each, "content": f"{each}-0"} for each in chat]
@@ -145,7 +145,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")  # the key of a mess
 
 @functools.lru_cache(maxsize=8)
 def thinking_marks(tokenizer: Any, name: str = AUTO) -> Thinking | None:
-    """The marks between which the model thinks; None if there are none.
+    """Return the marks between which the model thinks; None if there are none.
 
     Between them the template drops the text of an earlier answer, or writes a message's reasoning.
     """
@@ -168,7 +168,7 @@ def thinking_marks(tokenizer: Any, name: str = AUTO) -> Thinking | None:
 
 
 def end_ids(tokenizer: Any, name: str = AUTO) -> frozenset[int]:
-    """The id of the token that the template writes after an answer, if the vocabulary has it."""
+    """Return the id of the token that the template writes after an answer, if the vocabulary has it."""
     if not carries_template(tokenizer, name):
         return frozenset()
     try:

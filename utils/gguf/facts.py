@@ -74,12 +74,12 @@ class Header(NamedTuple):
         return str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key under the architecture's name."""
+        """Return the value of a key under the architecture's name."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
 def facts_of(header: GgufHeader) -> Header:
-    """The metadata and the rotary factors of a file."""
+    """Return the metadata and the rotary factors of a file."""
     named = [tensor for tensor in header.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
     if other := next((tensor for tensor in named if tensor.kind != "F32"), None):
         raise UserError(f"{other.file.name}: {other.name} is {other.kind}, where factors of positions are F32")
@@ -87,7 +87,7 @@ def facts_of(header: GgufHeader) -> Header:
 
 
 def check_said(header: Header, name: str) -> None:
-    """UserError if the file `name` lacks a key for which transformers would fill in another model's value."""
+    """Raise UserError if the file `name` lacks a key for which transformers would fill in another model's value."""
     family, needed = header.architecture, {key for key, known in _mapped(header).items() if known} - _OPTIONAL
     if header.get("expert_count"):
         needed.add("expert_used_count")
@@ -152,7 +152,7 @@ def complete(config: Any, header: Header) -> None:
 
 
 def _mapped(header: Header) -> Mapping[str, str | None]:
-    """The keys of the architecture that transformers knows → their names in its configuration."""
+    """Return the keys of the architecture that transformers knows → their names in its configuration."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     plain = header.architecture.replace("-", "").replace("_", "")
@@ -205,12 +205,12 @@ def _set_rope(config: Any, header: Header, size: int) -> None:
 
 
 def _original(config: Any, header: Header) -> int:
-    """The context before it was extended."""
+    """Return the context before it was extended."""
     return int(header.get("rope.scaling.original_context_length") or config.max_position_embeddings)
 
 
 def _scaling(config: Any, header: Header, pairs: int) -> dict[str, Any]:
-    """The stretching of positions as transformers' rope parameters, for `pairs` pairs of dimensions.
+    """Return the stretching of positions as transformers' rope parameters, for `pairs` pairs of dimensions.
 
     A frequency is base^(−2i/D), divided by its factor if the file has one for each; cos and sin are multiplied by the
     attention factor. A list of factors, such as Llama 3's, is a "longrope" whose lists for short and long texts are the
@@ -252,7 +252,7 @@ def _scaling(config: Any, header: Header, pairs: int) -> dict[str, Any]:
 
 
 def end_ids(header: Header) -> list[int]:
-    """The ids that end an answer: the file's ends of a text, a turn and a message, and known control tokens."""
+    """Return the ids that end an answer: the file's ends of a text, a turn and a message, and known control tokens."""
     named = (header.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
     ids: set[int] = {token for token in named if token is not None}
     tokens: Sequence[str] = header.metadata.get(TOKENS, ())

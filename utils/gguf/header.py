@@ -58,7 +58,7 @@ class GgufHeader(NamedTuple):
 
 
 def read_header(file: Path) -> GgufHeader:
-    """The header of a GGUF file, of all parts if `file` is one of several. UserError names the mistake."""
+    """Return the header of a GGUF file, of all parts if `file` is one of several. UserError names the mistake."""
     metadata, tensors = _header_of(file)
     count = metadata.get("split.count", 1)
     if count <= 1:
@@ -136,7 +136,7 @@ def _text(data: mmap.mmap, at: int) -> tuple[str, int]:
 
 
 def _value(data: mmap.mmap, at: int, kind: int, keep: bool = False) -> tuple[Any, int]:
-    """A value and its end; for an array of texts its length unless `keep`."""
+    """Return a value and its end; for an array of texts its length unless `keep`."""
     if kind == _TEXT:
         return _text(data, at)
     if kind != _ARRAY:
@@ -163,7 +163,9 @@ def _value(data: mmap.mmap, at: int, kind: int, keep: bool = False) -> tuple[Any
 def _tensors(
     file: Path, size: int, alignment: int, table: list[tuple[str, tuple[int, ...], int, int]], end: int
 ) -> tuple[TensorInfo, ...]:
-    """The table's tensors at the places of the format: one after another, each aligned, and nothing after the last."""
+    """Return the table's tensors at the places of the format: one after another, each aligned, and nothing after the
+    last.
+    """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if alignment < 1:
@@ -254,7 +256,7 @@ _OTHERWISE = {
 
 
 def module_name(name: str, architecture: str = "llama") -> tuple[str, str]:
-    """A tensor's name in the file → its module's in transformers, and "weight" or "bias". UnfitError for others."""
+    """Return the name of a tensor's module in transformers, and "weight" or "bias". UnfitError for unknown tensors."""
     parts = name.split(".")
     known = _OUTSIDE.get(parts[0]) if len(parts) == 2 else None
     if len(parts) == 4 and parts[0] == "blk":

@@ -20,7 +20,7 @@ def check_tensors(
     unexpected: Collection[str] = (),
     mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]] = (),
 ) -> None:
-    """UserError that names up to three of these tensors, if there are any. `mismatched`: name, shape, expected."""
+    """Raise UserError with up to three of these tensors, if there are any. `mismatched`: name, shape, expected."""
     mistakes = [f"it lacks {tensor}" for tensor in sorted(missing)]
     mistakes += [f"{tensor} is {(*shape,)}, not {(*expected,)}" for tensor, shape, expected in sorted(mismatched)]
     mistakes += [f"it has {tensor}, which nothing reads" for tensor in sorted(unexpected)]
@@ -39,7 +39,7 @@ def check_loaded(name: str, reported: dict[str, Any], unexpected: Collection[str
 
 
 def _predicts_ahead(key: str, config: Any) -> bool:
-    """Whether a tensor belongs to one of the layers after the last that `config` counts."""
+    """Return whether a tensor belongs to one of the layers after the last that `config` counts."""
     text, layer = config.get_text_config(decoder=True), re.match(r"model\.layers\.(\d+)\.", key)
     more = getattr(text, "num_nextn_predict_layers", None) or 0
     return layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < more

@@ -106,8 +106,15 @@ def load_model(
                 with ONE_AT_A_TIME:
                     spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
         packs = in_float32 and spread is None
-        unfit = _why_transformers(config, attention, progress) if packs else ""
-        expanded, one_pass = expanded or unfit, packs and not unfit
+        one_pass = packs
+        if packs:
+            try:
+                make_kernels(progress)
+                if attention:
+                    raise UnfitError("--attn-implementation asks for transformers' own pass")
+                facts_of(config)
+            except UnfitError as error:
+                one_pass, expanded = False, expanded or str(error)
         kept = config.dtype if one_pass and config.dtype in FLOAT_KINDS else dtype  # weights keep their size
         if plain and chosen.type == "cpu" and spread is None:
             what = f"{spec.name} in {str(kept).removeprefix('torch.')}"
@@ -168,20 +175,8 @@ def admit_readers(kind: Any) -> None:
         kind.kv_sharing_modes = property(modes)
 
 
-def _why_transformers(config: Any, attention: str | None, progress: Progress) -> str:
-    """Why a model of float32 on the CPU does not run as one compiled pass; empty where it does."""
-    try:
-        make_kernels(progress)
-        if attention:
-            raise UnfitError("--attn-implementation asks for transformers' own pass")
-        facts_of(config)
-    except UnfitError as error:
-        return str(error)
-    return ""
-
-
 def _stored(file: Path) -> dict[str, Any]:
-    """The content of a configuration file. UserError if it is no JSON object."""
+    """Return the content of a configuration file. UserError if it is no JSON object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -202,8 +197,8 @@ def _loaded(
     parameters: int | None,
     options: LoadOptions,
 ) -> LoadedModel:
-    """The record of a model in memory; `parameters` if packing has hidden them. Sets the model's `kv_dtype` and the
-    size of its activations, which a compiled pass reads."""
+    """Return the record of a model in memory; `parameters` if packing has hidden them. Sets the model's `kv_dtype` and
+    the size of its activations, which a compiled pass reads."""
     model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if kind == "none" else None)
     if options.activations == "q8":
         narrow_activations(model)
@@ -224,7 +219,7 @@ def _loaded(
 
 
 def _weights(folder: Path) -> int:
-    """The bytes of the weight files in `folder`."""
+    """Return the bytes of the weight files in `folder`."""
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
@@ -249,7 +244,7 @@ def _in_one_line(name: str, folder: Path, chosen: torch.device) -> Iterator[None
 
 
 def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
-    """The tokenizer in `folder`; None if no tokenizer files lie there. Raises UserError if they are broken."""
+    """Return the tokenizer in `folder`; None if no tokenizer files lie there. Raises UserError if they are broken."""
     names = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "source.spm", *PIECE_FILES)
     if not any((folder / name).is_file() for name in names):
         return None
@@ -274,7 +269,9 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """All ids that end an answer: the generation configuration's, the model's, the tokenizer's and its template's."""
+    """Return all ids that end an answer: the generation configuration's, the model's, the tokenizer's and its
+    template's.
+    """
     configs = (model.generation_config, model.config, tokenizer)
     named = [getattr(config, "eos_token_id", None) for config in configs]
     lists = [ids if isinstance(ids, list | tuple) else [ids] for ids in named if ids is not None]
@@ -298,7 +295,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device, own: torch.dtype | None) -> torch.dtype:
-    """The dtype called `name`; "auto" is float32 on the CPU, float16 on mps, on CUDA the model's own half type."""
+    """Return the dtype `name`; "auto" is float32 on the CPU, float16 on mps, on CUDA the model's own half type."""
     if name in _DTYPES:
         return _DTYPES[name]
     if name != "auto":
@@ -313,7 +310,7 @@ def pick_dtype(name: str, device: torch.device, own: torch.dtype | None) -> torc
 
 
 def sharing(name: str, config: Any, kind: str, count: int) -> dict[str, Any]:
-    """The arguments of `from_pretrained` that split a target among `count` processes; {} for one.
+    """Return the arguments of `from_pretrained` that split a target among `count` processes; {} for one.
 
     UsageError, with the reason, if they cannot share it.
     """
@@ -346,7 +343,7 @@ def sharing(name: str, config: Any, kind: str, count: int) -> dict[str, Any]:
 
 
 def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> Any | None:
-    """The transformers configuration for `kind`; None for "none" and for our kernels. 4 bit computes in `dtype`.
+    """Return the transformers configuration for `kind`; None for "none" and for our kernels. 4 bit computes in `dtype`.
 
     Raises UsageError for an impossible kind or device, UserError without bitsandbytes.
     """
@@ -373,7 +370,7 @@ def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> 
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, shared ones once, scales and code books included."""
+    """Return bytes of all parameters and buffers, shared ones once, scales and code books included."""
     tensors: list[Any] = [*model.parameters(), *model.buffers(), *chain.from_iterable(map(_states, model.modules()))]
     # Of a tensor that several processes share, this process holds a part.
     tensors = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
@@ -381,7 +378,7 @@ def held_bytes(model: nn.Module) -> int:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """The number of weights: shared ones once, 4-bit ones unpacked."""
+    """Return the number of weights: shared ones once, 4-bit ones unpacked."""
     counted = {}
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)

@@ -33,7 +33,7 @@ def cache_folder() -> Path:
 
 
 def sha256(*files: Path, cancelled: Callable[[], bool] = never) -> str:
-    """Hex digest of the files' content, concatenated; `cancelled` can stop it."""
+    """Return the hex digest of the files' content, concatenated; `cancelled` can stop it."""
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
@@ -44,7 +44,7 @@ def sha256(*files: Path, cancelled: Callable[[], bool] = never) -> str:
 
 
 def remembered_sha256(path: Path, cancelled: Callable[[], bool] = never) -> str:
-    """The digest of a large file, read again only if its size or time has changed."""
+    """Return the digest of a large file, read again only if its size or time has changed."""
     notes = cache_folder() / "hashes.json"
     stat = path.stat()
     key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
@@ -103,7 +103,7 @@ def locked(name: Path, progress: Progress, cancelled: Callable[[], bool]) -> Ite
 
 
 def is_whole(entry: Path, source: dict[str, object]) -> bool:
-    """Whether the entry was made from `source` and all its files are as they were.
+    """Return whether the entry was made from `source` and all its files are as they were.
 
     Sizes are always compared; contents only if a file's time has changed.
     """
@@ -152,7 +152,7 @@ def scratch(entry: Path) -> Iterator[Path]:
 
 
 def check_memory(what: str, needed: float, instead: str) -> None:
-    """UserError if `needed` bytes are not free; `what` needs them, `instead` is the way out."""
+    """Raise UserError if `needed` bytes are not free; `what` needs them, `instead` is the way out."""
     import psutil
 
     free = psutil.virtual_memory().available
@@ -161,7 +161,7 @@ def check_memory(what: str, needed: float, instead: str) -> None:
 
 
 def check_disk(what: str, needed: float, folder: Path) -> None:
-    """UserError if the disk of `folder`, in the cache, has not `needed` bytes."""
+    """Raise UserError if the disk of `folder`, in the cache, has not `needed` bytes."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(existing).free
     if needed > free:

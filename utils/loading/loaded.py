@@ -79,7 +79,7 @@ class LoadedModel:
 
 
 def context_of(config: Any) -> int:
-    """The most tokens of a text; no limit if the configuration names none. Dynamic scaling multiplies it."""
+    """Return the most tokens of a text; no limit if the configuration names none. Dynamic scaling multiplies it."""
     named = (getattr(config, name, None) for name in CONTEXTS)
     own = next((value for value in named if isinstance(value, int) and value > 0), NO_LIMIT)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -87,7 +87,7 @@ def context_of(config: Any) -> int:
 
 
 def limit_text(context: int) -> str:
-    """A context in words."""
+    """Return a context in words."""
     return f"{context:,} tokens" if context < NO_LIMIT else "no fixed limit"
 
 

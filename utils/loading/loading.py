@@ -126,7 +126,7 @@ def load_drafter(
 def _with_cascade(
     pair: LoadedPair, word: str, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> LoadedPair:
-    """The pair with the models of its cascade in memory; the lane builds the other drafters in it."""
+    """Return the pair with the models of its cascade in memory; the lane builds the other drafters in it."""
     options = options.for_drafters
     models: dict[str, LoadedModel] = {}
     notes: list[str] = []
@@ -152,7 +152,7 @@ def _fitting(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> tuple[LoadedModel, list[str]]:
-    """A model that can draft for the pair's target, and notes on it; UserError if they share no tokens."""
+    """Return a model that can draft for the pair's target, and notes on it; UserError if they share no tokens."""
     device = options.drafter_device or options.device
     loaded, tokenizer = _load(spec, options, device, options.drafter_quantization, progress, cancelled, folder)
     if loaded.encodes != pair.target.encodes:
@@ -180,7 +180,7 @@ def _beside(
     cascade_models: Mapping[str, LoadedModel] | None = None,
     draft_head: Path | None = None,
 ) -> LoadedPair:
-    """The pair with its drafter, and the context that all models have."""
+    """Return the pair with its drafter, and the context that all models have."""
     models: dict[str, Any] = {"drafter": drafter, "cascade_models": cascade_models or {}}
     complete = replace(pair, drafter_kind=kind, draft_head=draft_head, notes=tuple(notes), **models)
     bounds = [model.context for model in complete.drafting_models if model.vocabulary is None]

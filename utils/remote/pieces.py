@@ -24,19 +24,19 @@ class Pieces:
         return len(self._texts)
 
     def id_of(self, text: str) -> int:
-        """The id of a piece, a new one at its first use."""
+        """Return the id of a piece, a new one at its first use."""
         if text not in self._ids:
             self._ids[text] = self.first + len(self._texts)
             self._texts.append(text)
         return self._ids[text]
 
     def text(self, ids: Sequence[int]) -> str:
-        """The pieces, joined; an id that stands for none has no text."""
+        """Return the pieces, joined; an id that stands for none has no text."""
         numbers = (token - self.first for token in ids)
         return "".join(self._texts[number] for number in numbers if 0 <= number < len(self._texts))
 
     def has(self, ids: Sequence[int]) -> bool:
-        """Whether these are ids of pieces; an answer has no others then."""
+        """Return whether these are ids of pieces; an answer has no others then."""
         return bool(ids) and ids[0] >= self.first
 
     def beside(self, decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:

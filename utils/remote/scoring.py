@@ -45,7 +45,7 @@ def scorer_of(server: Server, tokenizer: Any, end_id: int) -> Score:
 
 
 def ranked(logprobs: Mapping[int, float]) -> Ranked:
-    """The same, the likeliest first; of equal ones the lowest id."""
+    """Return the same, the likeliest first; of equal ones the lowest id."""
     return dict(sorted(logprobs.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -186,7 +186,7 @@ class EchoScorer:
         return self._server.post("/completions", {"prompt": text, "temperature": 0, "repeat_penalty": 1.0, **more})
 
     def _same(self, ids: list[int]) -> bool:
-        """Whether these ids are those of their text."""
+        """Return whether these ids are those of their text."""
         return self._encoded(self._text(ids)) == ids
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -198,5 +198,5 @@ class EchoScorer:
 
 
 def _unnamed(named: Ranked) -> float:
-    """The probability of all other tokens together."""
+    """Return the probability of all other tokens together."""
     return 1 - sum(map(math.exp, named.values()))

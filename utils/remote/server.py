@@ -35,12 +35,12 @@ Message = Mapping[str, str]
 
 
 def is_server(lane: str) -> bool:
-    """Whether a lane of this name is a server's answer."""
+    """Return whether a lane of this name is a server's answer."""
     return lane == OWN or is_url(lane)
 
 
 def is_url(text: str) -> bool:
-    """Whether a model's name is a server's address."""
+    """Return whether a model's name is a server's address."""
     return text.startswith(("http://", "https://"))
 
 
@@ -123,7 +123,7 @@ class Server:
         return names[0] if names else None
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON that comes back for a body of JSON; a path with two slashes begins at the server's root."""
+        """Return the JSON that comes back for a body of JSON; a path with two slashes begins at the server's root."""
         path = self.arguments["base_url"].removesuffix("/v1") + path[1:] if path.startswith("//") else path
         named = {} if self.chosen is None else {"model": self.chosen}
         with self.reading():
@@ -164,7 +164,7 @@ def problem_of(error: BaseException, server: Server) -> str:
 
 
 def _said(error: Any) -> str:
-    """The server's own words for an error."""
+    """Return the server's own words for an error."""
     body = error.body
     for key in ("error", "message", "detail"):
         body = body.get(key, body) if isinstance(body, Mapping) else body
@@ -213,7 +213,7 @@ class ChatAnswer:
             self.report = self.report._replace(problem=str(error))
 
     def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Mapping[str, Any]) -> Iterator[str]:
-        """The pieces as they come."""
+        """Yield the pieces as they come."""
         request = create(stream=True, stream_options={"include_usage": True}, **request_fields)
         stream, ended = self._wait(runner, request), ""
         while stream is not None:
@@ -236,7 +236,7 @@ class ChatAnswer:
             self.report = self.report._replace(problem=f"{self.server.address} ended it: {_line(ended)}")
 
     def _wait(self, runner: asyncio.Runner, work: Awaitable[Result]) -> Result | None:
-        """The result of some work, or None as soon as the answer is interrupted."""
+        """Return the result of some work, or None as soon as the answer is interrupted."""
 
         async def watched() -> Result | None:
             task = asyncio.ensure_future(work)
@@ -294,6 +294,6 @@ def _whole(text: str) -> str:
 
 
 def _count_in(record: Any, name: str) -> int | None:
-    """A count in part of an answer, whatever stands there."""
+    """Return a count in part of an answer, whatever stands there."""
     value = record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
     return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
