@@ -26,7 +26,7 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's layers are built.
+    """The layers of a family.
 
     `norms`: their names in a layer, by their fields in the pass. `gain_above_one`: a norm's gain is 1 + w. `qk_norm`:
     the norm of queries and keys: "" none, "head" each head separately, "all" all heads together. `scaled_embeddings`:

@@ -407,7 +407,7 @@ def _member_problem(pair: PairSpec, index: int, name: str, known: KnownNames, me
 
 
 def unknown_member(text: str, words: Collection[str]) -> str | None:
-    """Return the word that a member of a cascade nearly is; None for a word, a path and what looks like a model's name."""
+    """Return the word that a cascade's member nearly is; None for a word, a path and what looks like a model's name."""
     if text in words or not re.fullmatch(r"[A-Za-z_+]+", text):
         return None
     return nearest(text, words)

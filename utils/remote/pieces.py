@@ -77,7 +77,7 @@ class PieceTokenizer:
 
 
 class Report(NamedTuple):
-    """What a server says of an answer; None where it says nothing. `problem`: why the answer broke off, in a line.
+    """A server's own figures of an answer; None where it gives none. `problem`: why the answer broke off, in a line.
 
     `passes` are runs of its target that verified drafts.
     """

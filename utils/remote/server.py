@@ -90,7 +90,7 @@ class Server:
 
     @cached_property
     def _models(self) -> list[Any]:
-        """What the server lists; nothing where it has no list (`transformers serve` answers 500 where the hub's cache
+        """The models that the server lists; none where it has no list (`transformers serve` answers 500 where the hub's cache
         is not there). UserError if it is absent or refuses."""
         from openai import InternalServerError, NotFoundError
 
@@ -141,7 +141,7 @@ class Server:
 
 
 def problem_of(error: BaseException, server: Server) -> str:
-    """What a server did wrong, in one line; "" for an error that is none of its."""
+    """Return a server's mistake, in one line; "" for an error that is none of its."""
     import openai
 
     at = server.address
@@ -261,7 +261,7 @@ class ChatAnswer:
         self.report = self.report._replace(**{name: count for name, count in found.items() if count is not None})
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """What the server's counters grew by during the answer. SGLang counts runs that verify: every one of them
+        """Report the growth of the server's counters during the answer. SGLang counts runs that verify: every one of them
         yields one token from the target, so the other tokens after the first are accepted drafts."""
         grown: dict[str, Any] = {name: round(after[name] - before[name]) for name in before if name in after}
         verified, tokens = grown.pop("verified", 0), self.report.tokens
