@@ -90,8 +90,8 @@ class Server:
 
     @cached_property
     def _models(self) -> list[Any]:
-        """The models that the server lists; none where it has no list (`transformers serve` answers 500 where the hub's cache
-        is not there). UserError if it is absent or refuses."""
+        """The models that the server lists; none where it has no list (`transformers serve` answers 500 where the hub's
+        cache is not there). UserError if it is absent or refuses."""
         from openai import InternalServerError, NotFoundError
 
         with self.reading():
@@ -261,8 +261,8 @@ class ChatAnswer:
         self.report = self.report._replace(**{name: count for name, count in found.items() if count is not None})
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """Report the growth of the server's counters during the answer. SGLang counts runs that verify: every one of them
-        yields one token from the target, so the other tokens after the first are accepted drafts."""
+        """Report the growth of the server's counters during the answer. SGLang counts runs that verify: every one of
+        them yields one token from the target, so the other tokens after the first are accepted drafts."""
         grown: dict[str, Any] = {name: round(after[name] - before[name]) for name in before if name in after}
         verified, tokens = grown.pop("verified", 0), self.report.tokens
         if verified and tokens is not None:
