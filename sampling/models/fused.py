@@ -20,11 +20,10 @@ from torch import Tensor
 from sampling.models.cache import outside_inference_mode
 from sampling.models.pass_record import BLOCK, PassRecord, linears
 from sampling.types import Hidden, KVCache, Room, states_of
-from utils.families import UnfitError, facts_of, head_size
+from utils.families import UnfitError, facts_of, head_size, rotation_of, table
 from utils.kernels.bindings import ROW, Pass, load
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from utils.loading.packed_gguf import PackedModel
-from utils.rotary import rotation_of, table
 
 MOST_QUERIES = 64  # heads of queries that share a key
 GROW = 128  # slots added at least, whenever the cache is full

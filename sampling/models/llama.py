@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from sampling.models.cache import SlotCache, joined
 from sampling.types import Hidden, KVCache, states_of
 from sampling.vocabulary import single_thread_if_small
+from utils.families import is_fixed
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
-from utils.rotary import is_fixed
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 

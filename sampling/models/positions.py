@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.families import is_fixed
 from utils.loading.loaded import context_of
-from utils.rotary import is_fixed
 
 
 class LengthTables:

@@ -78,8 +78,6 @@ def test_its_vocabulary_is_theirs(ours: FileTokenizer, theirs: Any) -> None:
     for role in ROLES:
         assert getattr(ours, role) == getattr(theirs, role)
         assert getattr(ours, f"{role}_id") == getattr(theirs, f"{role}_id")
-    for token in ("<|im_end|>", "no such token", "Ġthe", ["Ġthe", "<|im_start|>"]):
-        assert ours.convert_tokens_to_ids(token) == theirs.convert_tokens_to_ids(token)
     assert end_ids(ours, "chatml") == end_ids(theirs, "chatml") != frozenset()
     mine, other = TokenBytes(ours), TokenBytes(theirs)
     assert (mine.by_bytes, mine.special, mine.begin) == (other.by_bytes, other.special, other.begin)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.families import FAMILIES, UnfitError, facts_of, head_size, rules_of
+from utils.families import FAMILIES, UnfitError, facts_of, frequencies, head_size, rules_of
 from utils.files import replacing, write_text
 from utils.gguf.header import HEAD, TABLE, GgufHeader, TensorInfo, module_name, read_header
 from utils.kernels.bindings import TYPES, keep_in, load
@@ -44,7 +44,6 @@ from utils.loading.cache import cache_folder, check_disk, check_memory, is_whole
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import digest_of, gguf_file
 from utils.progress import Progress, check
-from utils.rotary import frequencies
 
 if TYPE_CHECKING:
     from utils.catalogue.specs import ModelSpec
