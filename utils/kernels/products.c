@@ -41,7 +41,7 @@ typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES)));
 #define HINT 0
 #endif /* bytes that weights are fetched ahead of their use */
 
-/* -- the innermost products: the only code that knows the processor ------------------------------------------- */
+/* -- the innermost products, for each kind of processor ------------------------------------------------------ */
 
 /* Each column's four codes times four bytes, added. `bits` of a code: 8-bit ones are biased by 128. */
 #if LANES == 16
