@@ -21,7 +21,7 @@ another text next time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sampling.events import Step
 from sampling.gamma.acceptance import Acceptance, expected_tokens
@@ -127,7 +127,7 @@ class Controller:
         self.left = ALLOWANCE  # the account: passes that may still be lost
         self.last: int | None = None  # gamma of the last round
         self.pays = True  # whether drafts were expected to pay at the last decision
-        self.rounds = self.trials = 0
+        self.rounds = 0
         self._rounds_since_draft = 0
         self._rounds_since_model = 0  # since the drafter's model ran; since the last draft if it has none
         self._rounds_since_plain = 0
@@ -294,7 +294,6 @@ class Controller:
             self.acceptance.learn_rescue(step)
         self.acceptance.learn(slowest, allowed, max(step.length for step in steps))
         if self._trial:
-            self.trials += 1
             self._trial_paid = tokens > paid * self.costs.c + self.costs.v(drafted + 1)[-1]
 
     def _charge(
@@ -339,20 +338,6 @@ class Controller:
         for plan, rate in self._rates(range(limit + 1)).items():
             rates[plan.depth] = max(rates[plan.depth], rate)
         return rates
-
-    def summary(self) -> dict[str, Any]:
-        """Return the state for JSON: the last gamma (None before the first), alphas, c, v(1) … v(gamma_max + 1)."""
-        return {
-            "gamma": self.last,
-            "drafted": self.mean_drafted if self.mean_drafted is None else round(self.mean_drafted, 2),
-            "pays": self.pays,
-            "alpha": [round(alpha, 3) for alpha in self.acceptance.alphas],
-            "c": round(self.costs.c, 4),
-            "v": [round(value, 3) for value in self.costs.v(self.gamma_max + 1)],
-            "rounds": self.rounds,
-            "trials": self.trials,
-            "measured": self.costs.drafting_known,
-        }
 
 
 def controller_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -206,7 +205,8 @@ def test_rows_of_a_batch_share_one_gamma_and_one_pass() -> None:
         one.observe([step])
         shared = {"draft_s": step.draft_s / 3, "verify_s": step.verify_s / 3}
         batch.observe([replace(step, row=row, **shared) for row in (0, 1, 3)])
-    assert one.summary() == batch.summary()
+    assert one.acceptance.alphas == batch.acceptance.alphas
+    assert one.costs.c == batch.costs.c
 
 
 def test_another_conversation_is_not_known_and_the_machine_is() -> None:
@@ -219,11 +219,6 @@ def test_another_conversation_is_not_known_and_the_machine_is() -> None:
     assert pace.budget([0]).max_depth[0] > 0  # no first looks again
 
 
-def test_the_summary_is_json() -> None:
-    pace = Controller()
-    simulate(pace, World(0.5, 0.1, packed), 100)
-    told = json.loads(json.dumps(pace.summary()))
-    assert told == pace.summary()
-    assert (len(told["alpha"]), len(told["v"]), told["measured"]) == (16, 17, True)
+def test_a_controller_of_no_drafts_is_refused() -> None:
     with pytest.raises(ValueError, match="most must be at least 1, got 0"):
         Controller(most=0)
