@@ -256,7 +256,7 @@ def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tupl
     that hf-assisted gets instead of the pair's own (or, where that is of another kind, the pair's plain draft head).
     Raises UserError for a drafter that cannot be loaded or does not fit.
     """
-    from utils.kernels.packed_linear import unpacked_copy
+    from utils.kernels.quantized_linear import unpacked_copy
 
     loaded, drafter = engine.loaded, against.partition(":")[2]
     model = without_defaults(unpacked_copy(loaded.target.model), engine.stop_ids)
@@ -303,7 +303,7 @@ def _other(engine: PairEngine, options: ModelOptions, drafter: str) -> LoadedPai
 
 def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
     """The drafter of `pair` (else its plain draft head) as a transformers model, or why `generate` can have none."""
-    from utils.kernels.packed_linear import unpacked_copy
+    from utils.kernels.quantized_linear import unpacked_copy
 
     if pair.drafter is not None and pair.drafter_kind == "model":
         theirs, ours = pair.drafter.vocab_size, pair.target.vocab_size

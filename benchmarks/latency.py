@@ -40,7 +40,7 @@ from sampling.stats.theory import best_gamma
 from sampling.types import Budget
 from utils.errors import UsageError, UserError
 from utils.files import write_json
-from utils.kernels.packed_linear import pack
+from utils.kernels.quantized_linear import pack
 from utils.logits_processors import make_processor
 from utils.machine import machine
 

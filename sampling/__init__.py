@@ -14,7 +14,7 @@ _MODULES = {
     "MaxGramDrafter": "sampling.drafters.max_gram",
     "NGramStorage": "sampling.drafters.tables.ngram",
     "OneLevelNGramStorage": "sampling.drafters.tables.ngram",
-    "RecordedLM": "sampling.recorded.target",
+    "RecordedLM": "sampling.recorded",
     "StudentNetwork": "sampling.drafters.draft_heads.network",
     "autoregressive_generate": "sampling.api",
     "autoregressive_generate_encoder_decoder": "sampling.api",
@@ -25,7 +25,6 @@ _MODULES = {
     "ngram_assisted_speculative_generate": "sampling.api",
     "speculative_generate": "sampling.api",
     "speculative_generate_encoder_decoder": "sampling.api",
-    "speculative_stream": "sampling.api",
 }
 
 

@@ -3,7 +3,7 @@ new ids out.
 
 An unusable argument is refused in one line that names the remedy. The calls for encoder-decoder models (T5 and the
 like) are the same under other names; beam search drains :func:`sampling.beam.search.beam_generate`. Knows no text; a
-tokenizer, if given, provides stop ids, its size, and the texts of a stream.
+tokenizer, if given, provides stop ids and its size.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ from sampling.events import BeamStep, BeamTree, Event, Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import check_same_kind, is_encoder_decoder, lm_of
-from sampling.recorded.target import RecordedLM
+from sampling.recorded import RecordedLM
 from sampling.sampler import Coupling, DraftSampling, KeyedSampler
-from sampling.stream import Piece, decode_of, pieces
-from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Sampler, Traits
+from sampling.types import LM, Drafter, FixedPace, Limits, Sampler, Traits
 from utils.errors import UserError, did_you_mean, shown, whole
 from utils.logits_processors import GreedyProcessor, LogitsProcessor
-from utils.progress import never
 
 Ids = Sequence[int] | torch.Tensor
 Stop = int | Iterable[int] | None
@@ -131,13 +129,6 @@ def prompt_ids(given: Any, name: str = "input_ids") -> list[int]:
     return [int(token) for token in rows]
 
 
-def prompts_ids(given: Any) -> Rows:
-    """Return one prompt or several as ids, from a list of prompts or the rows of a tensor."""
-    given = given.tolist() if hasattr(given, "tolist") else given
-    several = isinstance(given, Sequence) and len(given) > 1 and not isinstance(given[0], Integral | str)
-    return [prompt_ids(row, f"prompt {n}") for n, row in enumerate(given, 1)] if several else [prompt_ids(given)]
-
-
 def sampler_of(
     processor: LogitsProcessor | None,
     seed: Seed,
@@ -186,8 +177,7 @@ def drafter_of(model: Any, name: str = "drafter") -> Drafter:
         return ModelDrafter(target_of(model, name))
     if not isinstance(getattr(model, "traits", None), Traits):
         raise UserError(f"{name} must have `traits`, among them the rule that judges its drafts: sampling.types.Traits")
-    way: Drafter = model
-    return way
+    return cast(Drafter, model)
 
 
 def target_of(model: Any, name: str = "target") -> LM:
@@ -290,47 +280,6 @@ def speculative_generate(
     return _drain(lm, input_ids, way, sampler, max_gen_len, stop, gamma, debug)
 
 
-def speculative_stream(
-    input_ids: Ids | Sequence[Ids],
-    drafter: Any,
-    target: Any,
-    tokenizer: Any = None,
-    *,
-    logits_processor: LogitsProcessor | None = None,
-    gamma: int = 4,
-    max_gen_len: int = 100,
-    end_tokens_id: Stop = None,
-    eos_tokens_id: Stop = None,
-    pad_token_id: int | None = None,
-    seed: Seed = 0,
-    coupling: Coupling = "rejection",
-    draft_sampling: DraftSampling = "law",
-    interrupt: Callable[[], bool] = never,
-    **more: Any,
-) -> Iterator[Piece]:
-    """:func:`speculative_generate` as a stream: a record for the tokens of each round.
-
-    Args as there, and:
-        input_ids: also a list of prompts, or a tensor of rows, which are decoded as one batch.
-        drafter: None decodes plainly. A drafter with a number of tokens a round in its traits needs no `gamma`.
-        tokenizer: decodes the texts of the pieces; without a tokenizer they are "".
-        interrupt: polled between rounds; once it returns True every row ends.
-
-    Yields:
-        Pieces in the order of decoding; the last one of a row has no ids and its reason to end. Reading may stop at
-        any piece.
-
-    Raises:
-        UserError, TypeError: an argument that cannot be used, at the call.
-    """
-    way = NoDrafter() if drafter is None else drafter_of(drafter)
-    lm, stop, debug = _prepared(speculative_stream, more, target, [way], tokenizer, (end_tokens_id, eos_tokens_id))
-    sampler, rows = sampler_of(logits_processor, seed, coupling, draft_sampling), prompts_ids(input_ids)
-    gamma = gamma if way.traits.most is None else way.traits.most
-    events = _events(lm, rows, way, sampler, max_gen_len, stop, gamma, debug, interrupt)
-    return pieces(events, None if tokenizer is None else decode_of(tokenizer))
-
-
 @also_as(
     f"input_ids ngram target tokenizer gamma filler_top_k logits_processor max_gen_len {_ENDING} first_target "
     "stop_if_unknown debug",
@@ -393,7 +342,7 @@ def cascade_generate(
     Args as in :func:`speculative_generate`, and:
         drafters: large to small; transformers models, or drafters such as ``MaxGramDrafter()``. All but the last
             review the drafts of the next ones, so they must be models.
-        target: a transformers model, or a :class:`sampling.recorded.target.RecordedLM` for greedy decoding.
+        target: a transformers model, or a :class:`sampling.recorded.RecordedLM` for greedy decoding.
         k_matrix: row r is the reviewer (0 = the target), column c the number of tokens that drafter c + 1 adds.
         lenience: λ ≥ 1 of the reviews between drafters; the target's own are exact with any.
 
@@ -434,32 +383,17 @@ def _drain(
     gamma: int,
     debug: bool,
 ) -> tuple[list[int], float]:
-    """Return the new ids, and accepted / drafted."""
+    """Check the numbers of a call; return the new ids, and accepted / drafted."""
+    pace = FixedPace(whole("gamma", gamma, 0, "a whole number, at least 0"))
+    limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)
     ids: list[int] = []
     drafted = accepted = 0
-    for event in _events(lm, [prompt_ids(input_ids)], drafter, sampler, max_gen_len, stop, gamma, debug):
+    for event in _logged(generate(lm, [prompt_ids(input_ids)], drafter, sampler, limits, pace=pace), debug):
         if isinstance(event, Step):
             ids.extend(event.emitted)
             drafted += len(event.drafted)
             accepted += len(event.path)
     return ids, accepted / drafted if drafted else 0.0
-
-
-def _events(
-    lm: LM,
-    rows: Rows,
-    drafter: Drafter,
-    sampler: Sampler,
-    max_gen_len: int,
-    stop: frozenset[int],
-    gamma: int,
-    debug: bool,
-    interrupt: Callable[[], bool] = never,
-) -> Iterator[Event]:
-    """Check the numbers of a call and return its event stream."""
-    pace = FixedPace(whole("gamma", gamma, 0, "a whole number, at least 0"))
-    limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)
-    return _logged(generate(lm, rows, drafter, sampler, limits, pace=pace, interrupt=interrupt), debug)
 
 
 def _logged(events: Iterator[Event], debug: bool) -> Iterator[Event]:

@@ -8,7 +8,8 @@ are those of utils/catalogue/templates.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from operator import add
 from pathlib import Path
@@ -18,22 +19,18 @@ from torch import nn
 
 from sampling.api import Seed, check_drafters, drafter_of, prompt_ids, sampler_of, stop_ids_of, target_of
 from sampling.drafters.draft_heads.checkpoint import head_of, load_student
-from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.events import Event, Step
+from sampling.events import Step
 from sampling.loop import generate, room_of
 from sampling.models.causal import CausalLM
 from sampling.rows import first_rows
-from sampling.stream import Piece, decode_of, pieces
 from sampling.types import Drafter, FixedPace, Limits, Rows
 from utils.catalogue.templates import carries_template, check_template, end_ids, render
 from utils.errors import UserError, nearest, shown, whole
 from utils.loading.fit import fingerprint
 from utils.logits_processors import LogitsProcessor, make_processor
-from utils.progress import never
 
 NEW_TOKENS = 128  # if the config has no length
 
@@ -139,19 +136,12 @@ def listed(prompts: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of the last `generate`, or of a `stream` so far: tokens drafted and accepted, target passes (openings
-    included), new tokens.
-    """
+    """Figures of a `generate`: tokens drafted and accepted, target passes (openings included), new tokens."""
 
     drafted: int = 0
     accepted: int = 0
     passes: int = 0
     tokens: int = 0
-
-    @staticmethod
-    def of(step: Step) -> Figures:
-        """Return the figures of a round."""
-        return Figures(len(step.drafted), len(step.path), 1, len(step.emitted))
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(*map(add, astuple(self), astuple(other)))
@@ -174,6 +164,7 @@ class Engine:
 
     Attributes:
         last: the figures of the last `generate`.
+        use_spec_dec: whether `generate` drafts.
         glide_offset: added to the positions of a GLIDE drafter's drafts, 0 or more; read by
             `enable_spec_dec`. The paper's is 0, ColossalAI's engine adds the number of drafted tokens.
     """
@@ -186,13 +177,7 @@ class Engine:
         self._lm = target_of(model)
         self._drafter: Drafter | None = None
         self._n_spec_tokens = self.max_n_spec_tokens
-        self._enabled = False
-        self._calls = 0  # of generate and stream
-
-    @property
-    def spec_dec_enabled(self) -> bool:
-        """Return whether `generate` drafts."""
-        return self._enabled
+        self.use_spec_dec = False
 
     def enable_spec_dec(
         self, drafter: Any = None, n_spec_tokens: int | None = None, use_glide_drafter: bool = False
@@ -214,18 +199,18 @@ class Engine:
         if drafter is None and self._drafter is None:
             raise UserError("no drafter is set: enable_spec_dec(drafter) sets one")
         if drafter is not None:
-            way = self._glide(drafter) if use_glide_drafter else self._made(drafter)
+            way = self._glide(drafter) if use_glide_drafter else drafter_of(drafter)
             check_drafters(self._lm, [way], self.tokenizer)
             self._drafter = way
-        self._n_spec_tokens, self._enabled = count, True
+        self._n_spec_tokens, self.use_spec_dec = count, True
 
     def disable_spec_dec(self) -> None:
         """Decode plainly; the drafter is kept for `enable_spec_dec()`."""
-        self._enabled = False
+        self.use_spec_dec = False
 
     def clear_spec_dec(self) -> None:
         """Decode plainly and let the drafter go."""
-        self._enabled, self._drafter = False, None
+        self.use_spec_dec, self._drafter = False, None
 
     def generate(
         self,
@@ -247,61 +232,24 @@ class Engine:
         Returns:
             A text for each prompt; with `return_token_ids` the texts and the lists of new ids. `last` has the figures.
         """
-        rows, events = self._begin(prompts, generation_config, seed)
-        answers: list[list[int]] = [[] for _ in rows]
-        for event in events:
-            if isinstance(event, Step):
-                answers[event.row].extend(event.emitted)
-        texts = list(map(decode_of(self.tokenizer), answers))
-        return (texts, answers) if return_token_ids else texts
-
-    def stream(
-        self,
-        prompts: str | Sequence[Any],
-        generation_config: Any = None,
-        *,
-        seed: Seed = 0,
-        interrupt: Callable[[], bool] = never,
-    ) -> Iterator[Piece]:
-        """Yield the same answers as a stream: a record for the tokens of each round.
-
-        Args as in :meth:`generate`, and `interrupt`, polled between rounds: once it returns True all rows end.
-
-        Yields:
-            Pieces (:class:`sampling.stream.Piece`), whose `row` is the prompt's index. `last` has the figures so far.
-            Reading may stop at any piece.
-
-        Raises:
-            UserError: at the call, as :meth:`generate`; and when a stream is read after another call has begun.
-        """
-        return pieces(self._begin(prompts, generation_config, seed, interrupt)[1], decode_of(self.tokenizer))
-
-    def _begin(
-        self, prompts: str | Sequence[Any], given: Any, seed: Seed, interrupt: Callable[[], bool] = never
-    ) -> tuple[Rows, Iterator[Event]]:
-        """Return the prompts' ids, and the events of decoding them."""
-        config = read_config(self.model if given is None else given)
+        config = read_config(self.model if generation_config is None else generation_config)
         several = listed(prompts)
         if not several:
             raise UserError("prompts holds no prompt: give at least one")
         rows = [self.ids_of(prompt, number) for number, prompt in enumerate(several, 1)]
         stop = stop_ids_of(config.stop, None, self.model, self.tokenizer) | end_ids(self.tokenizer, self.template)
         limits = Limits(config.new_tokens(max(map(len, rows))), stop)
-        drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
-        gamma, sampler = drafter.traits.most, sampler_of(config.processor, seed)
-        pace = FixedPace(self._n_spec_tokens if gamma is None else gamma)
-        return rows, self._counted(generate(self._lm, rows, drafter, sampler, limits, pace=pace, interrupt=interrupt))
-
-    def _counted(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield the events and keep `last`; UserError once another call has taken the drafter."""
-        self._calls += 1
-        self.last, mine = Figures(), self._calls
-        for event in events:
+        drafter: Drafter = self._drafter if self.use_spec_dec and self._drafter is not None else NoDrafter()
+        pace = FixedPace(self._n_spec_tokens if drafter.traits.most is None else drafter.traits.most)
+        answers: list[list[int]] = [[] for _ in rows]
+        self.last = Figures()
+        for event in generate(self._lm, rows, drafter, sampler_of(config.processor, seed), limits, pace=pace):
             if isinstance(event, Step):
-                self.last += Figures.of(event)
-            yield event
-            if self._calls != mine:
-                raise UserError("the engine has begun another answer: one stream at a time")
+                answers[event.row].extend(event.emitted)
+                self.last += Figures(len(event.drafted), len(event.path), 1, len(event.emitted))
+        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        texts = list(map(decode, answers))
+        return (texts, answers) if return_token_ids else texts
 
     def check(self, rows: Rows) -> None:
         """Raise UserError for prompts that are too long for the model's context, or have ids outside its vocabulary."""
@@ -320,14 +268,6 @@ class Engine:
         if isinstance(prompt, str):
             return prompt_ids(list(self.tokenizer(prompt)["input_ids"]), f"prompt {number}")
         return prompt_ids(prompt, f"prompt {number}")
-
-    def _made(self, drafter: Any) -> Drafter:
-        if not isinstance(drafter, DraftHead):
-            return drafter_of(drafter)
-        if drafter.config.kind == "plain":
-            return ModelDrafter(CausalLM(StudentNetwork(drafter), "plain"))
-        kind = drafter.config.kind
-        return FeatureDrafter(drafter, kind) if kind in FeatureLM.kinds else self._glide(drafter)
 
     def _glide(self, drafter: Any) -> Drafter:
         """Return the drafter of a GLIDE head: of an LM, a student, a module, a folder, or a hub id."""

@@ -1,4 +1,4 @@
-"""ColossalAI's inference engine as its callers know it, thin over :class:`sampling.engine.Engine`.
+"""ColossalAI's inference engine as its callers know it: :class:`sampling.engine.Engine` with its arguments.
 
 `InferenceEngine(model, tokenizer, InferenceConfig(…))` with its arguments and its answers: texts that begin with their
 prompts. Settings of kernels, memory and processes are accepted without effect; the logger `sampling` names them once.
@@ -104,7 +104,7 @@ class InferenceConfig:
         say_unused([name for name in unused if name in _UNUSED])
 
 
-class InferenceEngine:
+class InferenceEngine(Engine):
     """A model with its tokenizer that answers lists of prompts, drafting where a drafter is enabled.
 
     Args:
@@ -115,8 +115,7 @@ class InferenceEngine:
         model_policy: changes nothing here.
 
     Attributes:
-        engine: the :class:`sampling.engine.Engine` that does the work; `engine.last` has the figures of the last
-            `generate`, of all its prompts together.
+        last: the figures of the last `generate`, of all its prompts together.
         generation_config: the config of a `generate` without one: that of the last call that had one.
     """
 
@@ -132,33 +131,12 @@ class InferenceEngine:
             raise UserError("InferenceEngine needs the model's tokenizer: InferenceEngine(model, tokenizer, …)")
         self.inference_config = config = inference_config or InferenceConfig()
         template = _NAMED.get(config.prompt_template or "", "plain")
-        self.engine = Engine(model_or_path, tokenizer, config.max_n_spec_tokens, template=template)
-        self.tokenizer, self.verbose, self.drafter_model = tokenizer, verbose, None
+        super().__init__(model_or_path, tokenizer, config.max_n_spec_tokens, template=template)
+        self.verbose = verbose
         self.generation_config: Any = config.generation
         self._waiting: list[tuple[int, list[int]]] = []
         self._numbers = count()
         say_unused(["model_policy"] if model_policy is not None else [])
-
-    @property
-    def use_spec_dec(self) -> bool:
-        """Return whether `generate` drafts."""
-        return self.engine.spec_dec_enabled
-
-    def enable_spec_dec(
-        self, drafter_model: Any = None, n_spec_tokens: int | None = None, use_glide_drafter: bool = False
-    ) -> None:
-        """See :meth:`sampling.engine.Engine.enable_spec_dec`."""
-        self.engine.enable_spec_dec(drafter_model, n_spec_tokens, use_glide_drafter)
-        self.drafter_model = self.drafter_model if drafter_model is None else drafter_model
-
-    def disable_spec_dec(self) -> None:
-        """Decode plainly; the drafter is kept for `enable_spec_dec()`."""
-        self.engine.disable_spec_dec()
-
-    def clear_spec_dec(self) -> None:
-        """Decode plainly and let the drafter go."""
-        self.engine.clear_spec_dec()
-        self.drafter_model = None
 
     def add_request(
         self, request_ids: int | Sequence[int] | None = None, prompts: Any = None, prompts_token_ids: Any = None
@@ -179,7 +157,7 @@ class InferenceEngine:
             raise UserError(f"request_ids must be one a prompt, got {len(names)} for {len(rows)}")
         return list(zip(names or [next(self._numbers) for _ in rows], rows, strict=True))
 
-    def generate(
+    def generate(  # type: ignore[override]
         self,
         request_ids: int | Sequence[int] | None = None,
         prompts: Any = None,
@@ -217,9 +195,9 @@ class InferenceEngine:
         figures = Figures()
         for start in range(0, len(rows), self.inference_config.max_batch_size):
             batch = rows[start : start + self.inference_config.max_batch_size]
-            answers += self.engine.generate(batch, config, return_token_ids=True, seed=seed)[1]
-            figures += self.engine.last
-        self.engine.last, self.generation_config, self._waiting = figures, given, []
+            answers += super().generate(batch, config, return_token_ids=True, seed=seed)[1]
+            figures += self.last
+        self.last, self.generation_config, self._waiting = figures, given, []
         if self.verbose and rows:
             _log.info("%d prompts: %s, alpha %.2f", len(rows), figures, figures.acceptance_rate)
         whole_rows = [[*row, *ids] for row, ids in zip(rows, answers, strict=True)]
@@ -230,10 +208,10 @@ class InferenceEngine:
         template = self.inference_config.prompt_template
         if isinstance(prompt, str) and template is not None and template not in _NAMED:
             prompt = template.replace("{input_text}", prompt)  # other braces are text
-        row, most = self.engine.ids_of(prompt, number), self.inference_config.max_input_len
+        row, most = self.ids_of(prompt, number), self.inference_config.max_input_len
         if len(row) > most:
             raise UserError(f"prompt {number} is {len(row)} tokens, max_input_len is {most}")
-        self.engine.check([row])
+        self.check([row])
         return row
 
 

@@ -1,10 +1,11 @@
-"""Rows of ids: common prefixes, first tokens, and rows of unequal length as a tensor. Knows no models."""
+"""Rows of ids: common prefixes, first tokens, rows of unequal length as a tensor; and numbers from the host to a device
+and back, with few waits of the host. Knows no models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -66,3 +67,15 @@ def padded(rows: Sequence[Sequence[float]], fill: float = -1, dtype: torch.dtype
     """Return rows of at most N values as [B, N], padded with `fill`."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype).view(len(rows), width)
+
+
+def put(values: Tensor | Sequence[Any], device: torch.device | None) -> Tensor:
+    """Host values as a tensor on `device`, for whose arrival the host does not wait."""
+    return torch.as_tensor(values).to(device, non_blocking=True)
+
+
+def fetched(*tensors: Tensor) -> list[Tensor]:
+    """The same on the host, as float64, by one transfer."""
+    flat = torch.cat([tensor.flatten().double() for tensor in tensors]).cpu()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -170,8 +170,7 @@ class KeyedSampler(Sampler):
     def numbers(self, keys: Tensor) -> list[float]:
         """Return the numbers u of the coins with these keys."""
         states = stream_states(self.seed, _COIN, keys)
-        numbers: list[float] = _numbers(states, 1, torch.device("cpu"))[:, 0].tolist()
-        return numbers
+        return cast(list[float], _numbers(states, 1, torch.device("cpu"))[:, 0].tolist())
 
     def drafting(self, starts: Tensor) -> DraftingSampler:
         """Return the drafter's sampler in the round that begins at these (row, committed length) [B, 2]."""
@@ -253,17 +252,13 @@ class DraftingSampler(SamplerView):
         self._starts, self._outer = starts, outer
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
-        """Draw an id: the argmax for greedy drafts, with the target's noise under Gumbel coupling, else the round's.
-
-        Keys [M, 2] (row, position), or [M, 3] with the turn of a further draw at that position, 1 and up.
-        """
+        """Draw an id: the argmax for greedy drafts, with the target's noise under Gumbel coupling, else the round's."""
         sampler = self._sampler
         if sampler.draft_sampling == "greedy":
             return probs.argmax(dim=-1)
         if sampler.coupling == "gumbel" or sampler.processor.greedy:
-            return sampler.draw(probs, keys[:, :2])
-        turned = keys if keys.shape[1] > 2 else F.pad(keys, (0, 1))
-        return sampler._race(probs, self._within(turned), _DRAFT)
+            return sampler.draw(probs, keys)
+        return sampler._race(probs, self._within(F.pad(keys, (0, 1))), _DRAFT)
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         return self._sampler.coin(prob, self._within(keys))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -33,13 +33,6 @@ class Rule(IntEnum):
     POINT = 0  # point masses under every sampler
     DRAWN = 1  # drawn from distributions that the draft carries; verified in turn
     BLOCK = 2  # drawn chains, verified as a whole
-
-
-class Tree(Enum):
-    """How a drafter's trees grow, if the target takes trees."""
-
-    BEST_FIRST = 1  # one row: by the path's probability; nodes are weighed one by one
-    SIDEWAYS = 2  # a chain of the budget's depth with siblings, up to the budget's nodes
 
 
 Hidden = bool | tuple[int, ...]
@@ -67,7 +60,7 @@ class Traits:
     one_row: bool = False  # it follows a single row: several prompts at a time are refused by its name
     reads_one_row: bool = False  # uses hidden states only for a batch of one
     shared_noise: bool = False  # it reads the noise of the target's draw (point masses only)
-    tree: Tree | None = None  # None: chains
+    tree: bool = False  # best-first trees of one row, if the target takes trees; else chains
     most: int | None = None  # tokens of a round, if the drafter sets their number (a cascade); None: the budget does
 
 
@@ -124,14 +117,12 @@ class Verdict:
         """Return [B, N+1, V], the verifier's processed distributions at the root and after each node; :meth:`at` is
         cheaper for a few of them."""
         known = self.distributions
-        probs: Tensor = known if isinstance(known, Tensor) else known.all()
-        return probs
+        return known if isinstance(known, Tensor) else cast(Tensor, known.all())
 
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
         """Return [M, V], the distributions of rows [M] after nodes [M] (-1: the root)."""
         known = self.distributions
-        probs: Tensor = known[rows, nodes + 1] if isinstance(known, Tensor) else known.at(rows, nodes)
-        return probs
+        return known[rows, nodes + 1] if isinstance(known, Tensor) else cast(Tensor, known.at(rows, nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,27 +279,19 @@ class Sampler(Protocol):
         `prefixes` holds one prefix for each distribution (flattened over the leading dimensions), or is
         empty when `needs_prefixes` is False.
         """
-        ...
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
-        """[M, V] probabilities → [M] ids.
-
-        Keys on the host, [M, 2]: row, position. A drafter that draws several times for one position keys the further
-        draws by their turn too, [M, 3].
-        """
-        ...
+        """[M, V] probabilities → [M] ids. Keys on the host, [M, 2]: row, position."""
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         """[M] probabilities → [M] bool: u < prob, never ≤.
 
         Keys on the host, [M, 4]: row, position, committed length at the round's start, turn among siblings.
         """
-        ...
 
     def drafting(self, starts: Tensor) -> Sampler:
         """Return the drafter's view in the round that begins at `starts` [B, 2] (row, committed length): with separate
         noise, or the target's under gumbel coupling. A view returns the view of a round inside its round."""
-        ...
 
     def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
         """Return the term that the target's own draw there adds to the logit of each id.
@@ -390,8 +373,7 @@ class FixedPace:
 
 def above(parents: Tensor | None, count: int) -> Sequence[int]:
     """Return the parent of each node; `parents` None means a chain."""
-    indices: Sequence[int] = range(-1, count - 1) if parents is None else parents.tolist()
-    return indices
+    return range(-1, count - 1) if parents is None else cast(list[int], parents.tolist())
 
 
 def depths_of(parents: Tensor | None, count: int) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling.transfers import fetched
+from sampling.rows import fetched
 from utils.kernels.bindings import at_hand, walk, walkable
 from utils.logits_processors import check_finite, check_number
 

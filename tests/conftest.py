@@ -86,7 +86,6 @@ SLOW = (
     "utils/loading/test_folders.py",
     "utils/loading/test_package_parts.py",
     "utils/test_tokenizer.py",
-    "sampling/drafters/test_cape.py",
 )
 
 

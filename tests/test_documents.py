@@ -147,7 +147,7 @@ def test_every_note_is_in_the_index_and_so_is_every_one_that_is_named() -> None:
 
 
 def test_every_module_that_a_page_names_is_there() -> None:
-    """`python -m tests.support.precision`, `sampling.recorded.answers.read_answers` …: as far as modules go."""
+    """`python -m tests.support.precision`, `sampling.recorded.read_answers` …: as far as modules go."""
     named = {(name_of(page), name) for page in PAGES for name in re.findall(r"python -m ([\w.]+)", TEXTS[page])}
     assert len(named) > 2
     assert sorted((page, name) for page, name in named if find_spec(name) is None) == []

@@ -30,8 +30,7 @@ from app.lanes.costs import ignores_gamma, swi_of
 from app.prompts.questions import Question
 from app.settings.table import Settings
 from sampling.drafters.registry import is_simulated
-from sampling.stats.ratios import cost_ratio, disturbed, expected, speedup_over, verify_ratio
-from sampling.stats.summary import Stats, merge, ratio
+from sampling.stats.summary import Stats, cost_ratio, disturbed, expected, merge, ratio, speedup_over, verify_ratio
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine

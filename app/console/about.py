@@ -19,8 +19,7 @@ from app.screen.palette import Look
 from app.screen.rows import plural, visible
 from app.screen.view import Summary, drafter_name, dtype_name, heading, kernels_of, models_of
 from app.settings.table import Settings
-from sampling.stats.ratios import disturbed, speedup_over
-from sampling.stats.summary import Stats, merge
+from sampling.stats.summary import Stats, disturbed, merge, speedup_over
 from utils.loading.loaded import NO_LIMIT, limit_text
 
 if TYPE_CHECKING:

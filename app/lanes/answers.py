@@ -24,8 +24,7 @@ from app.lanes.costs import Terms, swi_of
 from app.settings.table import OUTPUT, SETTING_FIELDS
 from sampling.drafters.registry import is_simulated
 from sampling.stats.metrics import Meter
-from sampling.stats.ratios import disturbed, speedup
-from sampling.stats.summary import Stats
+from sampling.stats.summary import Stats, disturbed, speedup
 from utils.remote.server import is_server
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.settings.types import plain
-from sampling.stats.ratios import AS_FAST, disturbed, speedup
+from sampling.stats.summary import AS_FAST, disturbed, speedup
 from utils.remote.server import is_server
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from sampling.drafters import registry
 from sampling.drafters.draft_heads.assistant import AssistantLM, is_assistant
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.pard import PardLM, mask_of
-from sampling.drafters.draft_model import ModelDrafter, rule_of
+from sampling.drafters.draft_heads.sessions import PardLM, mask_of
+from sampling.drafters.draft_model import of_lm
 from sampling.drafters.registry import HEADS, MEMBERS, ROWS, TREE, DraftRequest, row_of
 from sampling.drafters.tables.suffix import SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
@@ -207,7 +207,7 @@ class PairDrafters:
             raise UsageError(f"{lane}: model is the pair's drafter model, got {self._loaded.drafter_kind}")
         if name in MEMBERS:
             return self.build(DraftRequest(name, settings))
-        return ModelDrafter(self._named(lane, name), rule=rule_of(DraftRequest(name, settings)))
+        return of_lm(self._named(lane, name), DraftRequest(name, settings), 0.0)
 
     def _named(self, lane: str, name: str) -> LM:
         """Return a model that was loaded for the cascade; UsageError if there is none."""

@@ -114,7 +114,7 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
 def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: int) -> Recipe:
     """Return the facts of the pair that its command in another program depends on."""
     from sampling.drafters.draft_heads.checkpoint import load_student, read_config
-    from sampling.drafters.draft_heads.pard import PardLM
+    from sampling.drafters.draft_heads.sessions import PardLM
 
     loaded, spec, way = engine.loaded, engine.loaded.spec, engine.loaded.drafter_kind
     if way == "eagle" and "student" not in read_config(engine.drafters.folder(way)):
@@ -228,7 +228,7 @@ def _wide_passes(engine: PairEngine) -> list[str]:
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     experts = max(getattr(text, name, None) or 0 for name in _EXPERTS)
     lines = []
-    if getattr(network, "reads_singly", False):
+    if getattr(getattr(network, "exact", None), "singly", False):
         lines.append("recurrent layers read one token at a time: a pass over drafts costs as many, so they cannot pay")
     elif getattr(network, "recurrent", False):
         lines.append("recurrent layers read twice in a pass with drafts: v(n) is higher than of attention alone")

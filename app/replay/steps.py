@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.settings.table import Settings
-from sampling.stats.ratios import AS_FAST
+from sampling.stats.summary import AS_FAST
 
 PACE = 10.0  # tokens a second at which plain decoding is shown: the eye can follow
 RECORDED = Path(__file__).with_name("demo.jsonl")

@@ -25,7 +25,7 @@ from app.screen.output import fitted
 from app.screen.terminal import Interrupts, await_enter, is_live, make_console, quiet_keys
 from app.screen.view import Canvas, Surface
 from app.settings.table import Settings
-from sampling.stats.ratios import disturbed, speedup
+from sampling.stats.summary import disturbed, speedup
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 

@@ -19,8 +19,7 @@ from app.screen.rows import Drawn, Row, chunk, flow, plural, row_of
 from sampling.drafters.registry import is_simulated, oracle_of
 from sampling.events import Step
 from sampling.gamma.controller import GAMMA_MAX, Controller, best
-from sampling.stats.ratios import disturbed, speedup
-from sampling.stats.summary import Stats
+from sampling.stats.summary import Stats, disturbed, speedup
 from sampling.stats.theory import expected_speedup
 from utils.errors import UserError
 

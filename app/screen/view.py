@@ -107,9 +107,9 @@ def dtype_name(model: LoadedModel) -> str:
 
 def kernels_of(model: LoadedModel) -> str:
     """What computes its products, and why it is torch where nothing is compiled."""
-    from utils.loading.packed_gguf import weight_count
+    from utils.loading.packed_gguf import packed_weights
 
-    if (row := instruction_set()) is not None and weight_count(model.model):
+    if (row := instruction_set()) is not None and packed_weights(model.model):
         return f"compiled for {row.name}"
     return f"torch ({why_not()})" if why_not() else "torch"
 

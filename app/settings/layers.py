@@ -107,8 +107,7 @@ class Layers:
 
 def _check_together(settings: Settings, still: str = "") -> None:
     """UsageError for settings that exclude each other; `still` names the present values."""
-    if settings.verify == "block" and settings.expand in ("cape", "dynamic"):
+    if settings.verify == "block" and settings.expand == "dynamic":
         raise UsageError(
-            f"verify block judges chains, expand {settings.expand} grows trees:"
-            f" choose verify token or expand none{still}"
+            f"verify block judges chains, expand dynamic grows trees: choose verify token or expand none{still}"
         )

@@ -245,8 +245,8 @@ class Settings(_Record):
     verify: str = row("token", Choice(("token", "block")), "verify drawn drafts token by token, or as blocks", DECODING)
     expand: str = row(
         "auto",
-        Choice(("auto", "none", "cape", "dynamic")),
-        "grow drafts into trees: siblings where a model is unsure, the likeliest nodes of all, or the fastest way",
+        Choice(("auto", "none", "dynamic")),
+        "grow drafts into trees of the likeliest nodes; auto: the fastest way",
         DECODING,
     )
     suffix: str = row(

@@ -23,8 +23,7 @@ from app.screen.output import LoadProgress, load_engine, target_tokenizer
 from app.settings.table import ModelOptions, Settings
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import decoder_start_id
-from sampling.recorded.answers import Arch, RecordedAnswers, read_answers
-from sampling.recorded.target import RecordedLM
+from sampling.recorded import Arch, RecordedAnswers, RecordedLM, read_answers
 from utils.catalogue.catalogue import head_kind
 from utils.catalogue.specs import CASCADES, PUBLISHED_KINDS, ModelSpec, PairSpec, head_kind_of
 from utils.errors import UsageError, UserError

@@ -2,7 +2,7 @@
 
 The target decodes alone (lane `ar`) under the given settings. Beside the ids the file has the facts that n-gram
 drafters need of a target: its likeliest ids at each token. It has a header, then a line an answer as it is made; a
-stopped run is resumed in it. Knows the form that sampling/recorded/answers.py reads.
+stopped run is resumed in it. Knows the form that sampling/recorded.py reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from app.screen.output import answer_bar, load_engine
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_model import NoDrafter
-from sampling.recorded.answers import read_answers
+from sampling.recorded import read_answers
 from sampling.types import Draft, Rows, Verdict
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line, first_difference, writable

@@ -33,7 +33,7 @@ from app.simulate.record_target import WIDTHS
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Step
 from sampling.gamma.costs import pass_times
-from sampling.recorded.answers import RecordedAnswer, RecordedAnswers
+from sampling.recorded import RecordedAnswer, RecordedAnswers
 from sampling.stats.summary import Stats, merge, ratio
 from sampling.types import Limits
 from utils.files import separate, writable, write_result

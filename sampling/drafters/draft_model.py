@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampling.drafters.cape import Expansion
 from sampling.drafters.drawing import Column, Drawing
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts, named, row_of
 from sampling.events import Call, Proposal
 from sampling.models.translated import TranslatedLM, TranslatedSession
-from sampling.transfers import put
-from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Tree
+from sampling.rows import put
+from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
 from sampling.vocabulary import likeliest_of_each, spread
 from utils.errors import UserError
 from utils.timing import Stopwatch
@@ -40,13 +39,6 @@ def scoring(session: Session, whole: bool = False) -> tuple[Callable[[Rows, Draf
     """Return the function that scores with a session, and the ids [n] of its columns; None for all ids (`whole`)."""
     short = None if whole else session.reduced_ids
     return (session.score if short is None else session.score_reduced), short
-
-
-def check_blocks(traits: Traits) -> None:
-    """UserError, by name, for block verification of drafts that may be trees."""
-    if traits.rule is Rule.BLOCK and traits.tree is Tree.SIDEWAYS:
-        name = ", ".join(traits.names)
-        raise UserError(f"{name}: block verification takes chains, an expansion makes trees: choose one")
 
 
 class Model(Source):
@@ -302,23 +294,16 @@ class ModelDrafter(Proposer):
 
     `least`: a chain ends *after* the token with which the product of its tokens' own probabilities (temperature 1)
     falls below this; 0 = never.
-    `expansion`: siblings beside the chain (CaPE) where the target takes trees.
-    `rule`: Rule.BLOCK verifies chains as a whole.
-
-    UserError for Rule.BLOCK with an expansion: whether there are siblings is known only after the chain is drawn, too
-    late to choose a rule; and for Rule.POINT, which must not verify drawn tokens.
+    `rule`: Rule.BLOCK verifies chains as a whole. UserError for Rule.POINT, which must not verify drawn tokens.
     """
 
     model: Model
 
-    def __init__(self, lm: LM, least: float = 0.0, expansion: Expansion | None = None, rule: Rule = Rule.DRAWN) -> None:
+    def __init__(self, lm: LM, least: float = 0.0, rule: Rule = Rule.DRAWN) -> None:
         super().__init__([source_of(lm, draws=True)], least=least, rule=rule)
-        self.lm, self.expansion = lm, expansion
+        self.lm = lm
         if rule is Rule.POINT:
             raise UserError(f"{lm.name}: drawn drafts are not point masses")
-        if expansion is not None:
-            self.traits = replace(self.traits, tree=Tree.SIDEWAYS)
-        check_blocks(self.traits)
 
     @property
     def session(self) -> Session | None:
@@ -330,12 +315,7 @@ class ModelDrafter(Proposer):
         chain, model = super().propose(rows, budget, sampler), self.model
         if not model.columns:
             return chain
-        columns = model.columns[: chain.tokens.shape[1]]
-        chain = replace(chain, probs=model.drawing.probs(columns))
-        if self.expansion is None or not self._takes_trees:
-            return chain
-        most = self.expansion.nodes if budget.max_nodes is None else budget.max_nodes
-        return self.expansion.grow(chain, model.drawing, columns, rows, most)
+        return replace(chain, probs=model.drawing.probs(model.columns[: chain.tokens.shape[1]]))
 
 
 class Respelled(Model):
@@ -412,7 +392,7 @@ def build(pair: Parts, request: DraftRequest) -> Proposer:
     """Build the pair's drafter model. One whose vocabulary shares few tokens with the target's drafts by its text."""
     if isinstance(pair.model, TranslatedLM) and pair.model.translation.by_text:
         return Proposer([Respelled(pair.model)], least=0.0)
-    return ModelDrafter(pair.model, 0.0, expansion_of(request), rule_of(request))
+    return of_lm(pair.model, request, 0.0)
 
 
 def build_none(pair: Parts, request: DraftRequest) -> NoDrafter:
@@ -422,24 +402,19 @@ def build_none(pair: Parts, request: DraftRequest) -> NoDrafter:
 
 def of_head(lm: LM, request: DraftRequest) -> Proposer:
     """Build a drafter from a draft head: chains, or trees of its likeliest tokens."""
+    return of_lm(lm, request, LEAST if request.auto else 0.0)
+
+
+def of_lm(lm: LM, request: DraftRequest, least: float) -> Proposer:
+    """Build a drafter from a model: trees of its likeliest tokens, or chains that end once less likely than `least`."""
     if request.grown == "dynamic":
         return Proposer(
             [source_of(lm)], tree=True, nodes=request.settings.nodes, learn=request.auto, ratios=request.ratios
         )
-    return ModelDrafter(lm, LEAST if request.auto else 0.0, expansion_of(request), rule_of(request))
+    return ModelDrafter(lm, least, Rule.BLOCK if request.settings.verify == "block" else Rule.DRAWN)
 
 
 def build_head(pair: Parts, request: DraftRequest) -> Proposer:
     """Build a drafter on the pair's draft head of the word's kind: chains, or trees by the head's probabilities."""
     word, make = request.word, named(row_of(request.word).lm)
     return of_head(pair.head(word, lambda head: make(head, word, pair.target.vocab_size)), request)
-
-
-def expansion_of(request: DraftRequest) -> Expansion | None:
-    """Return how chains grow siblings; None if they do not."""
-    return None if request.grown == "none" else Expansion(request.settings.nodes)
-
-
-def rule_of(request: DraftRequest) -> Rule:
-    """Return the rule that verifies a model's drafts."""
-    return Rule.BLOCK if request.settings.verify == "block" else Rule.DRAWN

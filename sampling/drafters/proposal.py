@@ -44,7 +44,6 @@ from sampling.types import (
     Sampler,
     Session,
     Traits,
-    Tree,
     Verdict,
 )
 
@@ -337,7 +336,7 @@ class Proposer(Drafter):
             needs_kv=lm.reads_kv if lm else False,
             reads_one_row=lm is not None and bool(self._lookups),
             shared_noise=shared_noise,
-            tree=Tree.BEST_FIRST if tree else None,
+            tree=tree,
         )
         self._takes_trees = True
         self._leads: Rows = []
@@ -378,7 +377,7 @@ class Proposer(Drafter):
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """Return a best-first tree of one row, or a chain for each row; `source` is [B, N]."""
         texts = prepended(self._leads, rows)
-        wide = self.traits.tree is Tree.BEST_FIRST and len(rows) == 1 and self._takes_trees
+        wide = self.traits.tree and len(rows) == 1 and self._takes_trees
         for source in self.sources:
             source.follow(rows, texts, budget.max_depth, sampler)
         self._noise, self._calls, self._offered = None, [], []
@@ -467,7 +466,7 @@ class Proposer(Drafter):
     def _draft(self, growths: list[Growth], costs: NodeCosts | None) -> Draft:
         drafted = [growth.kept for growth in growths]
         promised, parents = 0.0, None
-        if len(drafted) == 1 and self.traits.tree is Tree.BEST_FIRST:
+        if len(drafted) == 1 and self.traits.tree:
             paths = [node.path for node in drafted[0]]
             drafted = [drafted[0][: worthwhile(paths, costs)]]
             promised = sum(paths[: len(drafted[0])])

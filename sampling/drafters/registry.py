@@ -9,10 +9,9 @@ torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from utils.errors import UsageError
 
@@ -189,7 +188,7 @@ _ALONE = (
         "P-EAGLE: a block in one pass",
         "sampling.drafters.draft_model:build_head",
         needs="peagle",
-        lm="sampling.drafters.draft_heads.peagle:PEagleLM",
+        lm="sampling.drafters.draft_heads.dflash:PEagleLM",
         settings=(*TREE, "gamma"),
         short="P-EAGLE",
     ),
@@ -275,15 +274,10 @@ def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
     )
 
 
-def _every_row() -> Iterator[DrafterRow]:
-    yield from _ALONE
-    yield from (
-        _beside(row, head) for row in _ALONE if row.first for head in _ALONE if head.needs in ("model", "mtp", *HEADS)
-    )
-    yield from _OF_SEVERAL
-
-
-ROWS = {row.word: row for row in _every_row()}
+_TOGETHER = [
+    _beside(row, head) for row in _ALONE if row.first for head in _ALONE if head.needs in ("model", "mtp", *HEADS)
+]
+ROWS = {row.word: row for row in (*_ALONE, *_TOGETHER, *_OF_SEVERAL)}
 LANES = tuple(row.word for row in ROWS.values() if row.lane)
 DRAFTERS = tuple(row.word for row in ROWS.values() if row.pair)  # the words of --drafter
 _MEMBERS = sorted((row for row in ROWS.values() if row.member), key=lambda row: row.member)
@@ -348,7 +342,7 @@ def table() -> list[tuple[str, str, str, str]]:
 class DraftRequest:
     """Parameters for building a drafter.
 
-    `settings`: has the settings that its row names as attributes. `grown`: none, cape, dynamic or joint. `auto`: gamma
+    `settings`: has the settings that its row names as attributes. `grown`: none, dynamic or joint. `auto`: gamma
     is chosen every round. `ratios`: estimates that outlive the drafter.
     """
 
@@ -386,8 +380,7 @@ class Parts(Protocol):
 
 def build(pair: Parts, request: DraftRequest) -> Drafter:
     """Build a drafter by the function that its row names."""
-    drafter: Drafter = named(row_of(request.word).build)(pair, request)
-    return drafter
+    return cast("Drafter", named(row_of(request.word).build)(pair, request))
 
 
 def named(path: str) -> Any:

@@ -1,4 +1,4 @@
-"""How far drafts get, learned from past rounds: alpha by position, siblings of a chain, promised tokens of a tree.
+"""How far drafts get, learned from past rounds: alpha by position, promised tokens of a tree.
 
 alpha_j = P(position j is drafted *and* accepted | the positions before it were accepted), so that a drafter that often
 drafts nothing is not overrated. Knows outcomes only: no tokens, distributions, clocks or costs.
@@ -20,7 +20,6 @@ BORROWED = 6.0  # outcomes that the position before is worth as a guess for this
 PRIOR = 0.85  # alpha of the first position before anything is known of the drafter
 PROMISED = 0.85  # share of a tree's promised tokens that is accepted, before any tree was seen
 PENDING = 64  # rounds kept until an estimate is needed; older ones hardly count
-HALF = 10.0  # siblings that by a first guess contain the target's token for every other rejected chain
 
 
 def chain_accepted(step: Step) -> int:
@@ -51,7 +50,6 @@ class Acceptance:
         ]
         self._drafted = [ratios.of(("drafted", position), 1.0) for position in range(limit)]
         self._promised = ratios.of("promised", PROMISED)
-        self._rescued, self._rescued_tokens = ratios.of("rescued", 1.0), ratios.of("rescued tokens", 1.0)
         self._recent: list[float | None] = [None] * limit
         self._alphas: list[float] = []
         self._pending: deque[tuple[Step, int, int]] = deque(maxlen=PENDING)
@@ -133,25 +131,6 @@ class Acceptance:
     def calibration(self) -> float:
         """Share of promised tokens that is accepted."""
         return self._promised.value
-
-    def learn_rescue(self, step: Step) -> None:
-        """Learn from siblings beside a rejected chain; other rounds do not examine them."""
-        length = step.length
-        beside, accepted = len(step.drafted) - length, chain_accepted(step)
-        gained = len(step.path) - accepted
-        if not beside or not (gained or (step.token is not None and accepted < length)):
-            return
-        self._rescued.learn(float(gained > 0), beside / (beside + HALF))
-        if gained:
-            self._rescued_tokens.learn(gained)
-
-    def rescue(self, siblings: int) -> float:
-        """Return the tokens that this many siblings bring where the chain is rejected.
-
-        One of m is the target's token in m / (m + HALF) of these cases, times a learned factor; it brings as many
-        tokens as in earlier rounds (1 where siblings are leaves).
-        """
-        return min(0.95, siblings / (siblings + HALF) * self._rescued.value) * self._rescued_tokens.value
 
 
 def expected_tokens(alphas: Sequence[float]) -> list[float]:

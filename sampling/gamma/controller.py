@@ -4,10 +4,9 @@ A chain of γ tokens is expected to bring, in tokens per plain pass,
 
     (1 + Σ_j ∏_{i≤j} α_i) / (γ·c + v(γ+1))
 
-and the controller takes the γ that maximises this. For a model's tree it also chooses the number of siblings beside the
-chain. A best-first tree knows the probability of each node, so its budget only gives the costs of a node
-(:class:`sampling.types.NodeCosts`). α comes from sampling/gamma/acceptance.py, c and v(n) from sampling/gamma/costs.py.
-Knows no drafter, no tokens and no clock.
+and the controller takes the γ that maximises this. A best-first tree knows the probability of each node, so its budget
+only gives the costs of a node (:class:`sampling.types.NodeCosts`). α comes from sampling/gamma/acceptance.py, c and
+v(n) from sampling/gamma/costs.py. Knows no drafter, no tokens and no clock.
 
 **Why the text stays lossless.** The budget of a round is settled before its first draft is drawn, from rounds whose
 tokens are all committed: it is a function of the prefix and of clocks. Given the prefix, a round with any budget emits
@@ -20,18 +19,16 @@ another text next time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from sampling.events import Step
 from sampling.gamma.acceptance import Acceptance, expected_tokens
 from sampling.gamma.costs import MEASURED, Costs
 from sampling.gamma.ratios import RETRY
-from sampling.types import Budget, NodeCosts, Traits, Tree
+from sampling.types import Budget, NodeCosts, Traits
 
 GAMMA_MAX = 16  # tokens of a chain, and levels of a model's tree
 NODES_MAX = 15  # nodes of a best-first tree: with the root one block of 16 rows in the kernels
-SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # numbers that may stand beside a chain
 GROWTH = 3  # a draft may be this many times as long as the longest whose pass was measured
 RATE = 1.5  # tokens in the time of a plain pass, before any are counted
 ALLOWANCE = 1.4  # passes that drafting may lose at first: with MARGIN under 3% of 128 tokens, trials included
@@ -65,20 +62,6 @@ def best(values: Sequence[float]) -> int:
     return max(range(len(values)), key=lambda index: (values[index], -index))
 
 
-class Plan(NamedTuple):
-    """Size of a draft: levels, and siblings beside the first chain."""
-
-    depth: int
-    siblings: int = 0
-
-    @property
-    def nodes(self) -> int:
-        return self.depth + self.siblings
-
-
-NOTHING, ONE_TOKEN = Plan(0), Plan(1)
-
-
 class Controller:
     """A :class:`sampling.types.GammaController`. One object a drafter; `begin()` opens an answer.
 
@@ -97,8 +80,8 @@ class Controller:
     Args:
         acceptance: estimates of the drafter's drafts.
         costs: measured on this machine; may outlive the controller.
-        tree: how drafts branch; None: chains.
-        most: nodes of a round; None: GAMMA_MAX, of a best-first tree NODES_MAX.
+        tree: drafts are best-first trees, else chains.
+        most: nodes of a round; None: GAMMA_MAX, of trees NODES_MAX.
         whole: each draft has all `most` tokens or none (a cascade's).
     """
 
@@ -107,7 +90,7 @@ class Controller:
         acceptance: Acceptance | None = None,
         costs: Costs | None = None,
         *,
-        tree: Tree | None = None,
+        tree: bool = False,
         most: int | None = None,
         whole: bool = False,
     ) -> None:
@@ -116,7 +99,7 @@ class Controller:
         self.acceptance = Acceptance(most if whole and most else GAMMA_MAX) if acceptance is None else acceptance
         self.costs = self._all_costs = Costs() if costs is None else costs
         self.tree, self.whole = tree, whole
-        limit = NODES_MAX if tree is Tree.BEST_FIRST else GAMMA_MAX
+        limit = NODES_MAX if tree else GAMMA_MAX
         self.most = limit if most is None else most
         self.gamma_max = self.most if whole else min(limit, self.most)
         ratios = self.acceptance.ratios
@@ -127,7 +110,6 @@ class Controller:
         self.left = ALLOWANCE  # the account: passes that may still be lost
         self.last: int | None = None  # gamma of the last round
         self.pays = True  # whether drafts were expected to pay at the last decision
-        self.rounds = 0
         self._rounds_since_draft = 0
         self._rounds_since_model = 0  # since the drafter's model ran; since the last draft if it has none
         self._rounds_since_plain = 0
@@ -148,22 +130,21 @@ class Controller:
         """Return the budget of the coming round, the same for all rows."""
         self.costs = self._all_costs.of(len(rows))
         wanted = self._wanted(len(rows))
-        plan = self._affordable(wanted)
-        self.last = plan.depth
-        if wanted.depth and not self._trial:
+        self.last = gamma = self._affordable(wanted)
+        if wanted and not self._trial:
             refused = self._has_model and self._rounds_without_draft >= RETRY
-            self.pays = plan.depth > 0 and not refused
-        if not plan.depth:
+            self.pays = gamma > 0 and not refused
+        if not gamma:
             return Budget([0] * len(rows))
-        known, costs, price, nodes = self.costs.drafting_known, None, None, plan.nodes
-        if known and self.tree is Tree.BEST_FIRST:
+        known, costs, price, nodes = self.costs.drafting_known, None, None, gamma
+        if known and self.tree:
             probe = self._probe() if len(rows) == 1 else 0
             nodes = probe or nodes
             if not probe:
-                costs = NodeCosts(self.costs.v(plan.depth + 1), self.acceptance.calibration, self._rate.value)
+                costs = NodeCosts(self.costs.v(gamma + 1), self.acceptance.calibration, self._rate.value)
         if known and self._has_model:
             price = self.costs.model_cost * self._rate.value
-        return Budget([plan.depth] * len(rows), nodes if self.tree else None, costs, price)
+        return Budget([gamma] * len(rows), nodes if self.tree else None, costs, price)
 
     def _probe(self) -> int:
         """Return the nodes of a tree that times a pass, 0 for none.
@@ -174,112 +155,93 @@ class Controller:
         for nodes, rounds in self._probes.items():
             due = rounds > 0 and doubted and not self.costs.timed(nodes + 1)
             due = due or (nodes <= PROBES[0] and self._rounds_without_draft >= RETRY)
-            if due and nodes <= self.most and self._loss(Plan(nodes)) <= self.left + MARGIN:
+            if due and nodes <= self.most and self._loss(nodes) <= self.left + MARGIN:
                 self._probes[nodes] -= 1
                 return nodes
         return 0
 
-    def _wanted(self, rows: int) -> Plan:
-        """Return the plan of the coming round before the account limits it."""
+    def _wanted(self, rows: int) -> int:
+        """Return the tokens of the coming round before the account limits them."""
         self._trial = False
         references = self.costs.references
         due = self._rounds_since_plain >= REFERENCES[min(references, len(REFERENCES) - 1)]
         if due and (references > 0 or self.costs.reach == 1 or self.costs.borrowed):
-            return NOTHING
+            return 0
         if not self.costs.drafting_known:
             return self._smallest
-        plan = self._best(rows)
-        if plan.depth:
-            return plan
+        if gamma := self._best(rows):
+            return gamma
         self.pays = False
         self._trial = (self._trial_paid and rows == 1) or self._rounds_since_draft >= rows * RETRY
-        return self._smallest if self._trial else NOTHING
+        return self._smallest if self._trial else 0
 
-    def _best(self, rows: int) -> Plan:
-        """Return the plan with most expected tokens per plain pass; NOTHING if none beats plain decoding."""
-        if self.tree is Tree.BEST_FIRST and rows == 1:  # the builder weighs each node by its probability
-            return Plan(self.reach)
-        rates = self._rates([0, self.gamma_max] if self.whole else range(self.reach + 1))
-        plan = max(rates, key=lambda plan: (rates[plan], -plan.nodes))
-        return plan if rates[plan] > rates[NOTHING] * (BATCH_GAIN if rows > 1 else 1.0) else NOTHING
+    def _best(self, rows: int) -> int:
+        """Return the number of tokens with most expected tokens per plain pass; 0 if none beats plain decoding."""
+        if self.tree and rows == 1:  # the builder weighs each node by its probability
+            return self.reach
+        rates = self.expected(self.reach)
+        gamma = max(
+            [0, self.gamma_max] if self.whole else range(self.reach + 1), key=lambda depth: (rates[depth], -depth)
+        )
+        return gamma if rates[gamma] > rates[0] * (BATCH_GAIN if rows > 1 else 1.0) else 0
 
-    def _rates(self, depths: Iterable[int]) -> dict[Plan, float]:
-        """Return expected tokens per plain pass of plans of these depths, with every number of siblings that fits."""
-        depths = list(depths)
-        deepest = max(depths)
-        alphas = self.acceptance.alphas[:deepest]
+    def expected(self, limit: int) -> list[float]:
+        """Return expected tokens per plain pass for 0 … `limit` drafted tokens."""
         c = (self._calls.value if self._has_model else 1.0) * self.costs.c  # mean of rounds with the model and without
-        if self.tree is not Tree.SIDEWAYS:
-            rates = goodput(alphas, c, self.costs.v(deepest + 1), self.acceptance.drafted[:deepest])
-            return {Plan(depth): rates[depth] for depth in depths}
-        chain, v = expected_tokens(alphas), self.costs.v(deepest + SIBLINGS[-1] + 1)
-        rates_of = {}
-        for depth in depths:
-            rejected = 1 - (chain[depth] - chain[depth - 1] if depth else 1.0)
-            for siblings in SIBLINGS:
-                if not siblings or (depth and depth + siblings <= self.most):
-                    tokens = chain[depth] + rejected * self.acceptance.rescue(siblings)
-                    rates_of[Plan(depth, siblings)] = tokens / (depth * c + v[depth + siblings])
-        return rates_of
+        return goodput(self.acceptance.alphas[:limit], c, self.costs.v(limit + 1), self.acceptance.drafted[:limit])
 
     @property
-    def _smallest(self) -> Plan:
-        """The plan of a trial, and of the rounds that measure costs."""
-        if self.whole or self.tree is Tree.BEST_FIRST:
-            return Plan(self.reach if self.costs.drafting_known else self.gamma_max if self.whole else 1)
-        return Plan(1, 1) if self.tree is Tree.SIDEWAYS and self.most > 1 else ONE_TOKEN
+    def _smallest(self) -> int:
+        """The tokens of a trial, and of the rounds that measure costs."""
+        if self.whole or (self.tree and self.costs.drafting_known):
+            return self.reach
+        return 1
 
     @property
     def reach(self) -> int:
         """The longest draft allowed now: costs of much wider passes than the measured ones are unknown."""
         return self.gamma_max if self.whole else min(self.gamma_max, max(1, GROWTH * (self.costs.reach - 1)))
 
-    def _loss(self, plan: Plan) -> float:
-        """Return the passes lost if the whole draft of this plan is rejected."""
+    def _loss(self, nodes: int) -> float:
+        """Return the passes lost if a whole draft is rejected."""
         c = self.costs.waking if self._rounds_since_model > 1 else self.costs.c
-        return self._tokens_paid_for(plan.depth) * c + self.costs.v(plan.nodes + 1)[-1] - 1
+        return self._tokens_paid_for(nodes) * c + self.costs.v(nodes + 1)[-1] - 1
 
-    def _affordable(self, wanted: Plan) -> Plan:
-        """Return the largest part of a plan whose loss the account allows."""
+    def _affordable(self, wanted: int) -> int:
+        """Return the most of `wanted` tokens whose loss the account allows."""
         left = self.left + MARGIN
         if self.whole:  # one may cost more than the account holds: it is allowed while the account is positive
-            return wanted if left > 0 else NOTHING
-        for depth in range(wanted.depth, 0, -1):
-            for siblings in [count for count in reversed(SIBLINGS) if count <= wanted.siblings]:
-                if self._loss(plan := Plan(depth, siblings)) <= left:
-                    return plan
-        return NOTHING
+            return wanted if left > 0 else 0
+        return next((count for count in range(wanted, 0, -1) if self._loss(count) <= left), 0)
 
     def _tokens_paid_for(self, drafted: int) -> int:
-        """Return how many of the drafted tokens (levels, beside siblings) cost c; a best-first tree costs c once."""
-        return min(drafted, 1) if self.tree is Tree.BEST_FIRST else drafted
+        """Return how many of the drafted tokens cost c; a best-first tree costs c once."""
+        return min(drafted, 1) if self.tree else drafted
 
     # -- learning -----------------------------------------------------------------------------
 
     def observe(self, steps: list[Step], promised: float = 0.0) -> None:
         """Learn from a round: the Step of each row, and the tokens that a best-first tree promised."""
-        allowed = drafted = longest = 0
+        allowed = drafted = 0
         draft_s = verify_s = sample_s = model_s = 0.0
         passes = 0  # of the drafter's model
         for step in steps:
             allowed, drafted = max(allowed, step.gamma), max(drafted, len(step.drafted))
-            longest = max(longest, step.length if self.tree is Tree.SIDEWAYS else len(step.drafted))
             draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
             own = step.calls[:-1]  # the last is the target's
             passes, model_s = max(passes, sum(call.passes for call in own)), model_s + sum(call.seconds for call in own)
         slowest, ran_model = self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model
-        paid = self._tokens_paid_for(max(1, longest)) if allowed and ran_model >= self._has_model else 0
+        paid = self._tokens_paid_for(max(1, drafted)) if allowed and ran_model >= self._has_model else 0
         pass_s = model_s / passes if passes else 0.0
-        further_s = pass_s * (passes - 1) if passes and self.tree is Tree.BEST_FIRST else 0.0
+        further_s = pass_s * (passes - 1) if passes and self.tree else 0.0
         idle = self._rounds_since_model if self.costs.drafting_known else self._rounds_since_draft
         self.costs.add(drafted + 1, paid, idle, draft_s - further_s, verify_s, pass_s, sample_s)
         expected = 1 + self.acceptance.calibration * promised if promised else float(tokens)
         self._charge(tokens, expected, drafted, paid, draft_s if allowed else 0.0, further_s, verify_s)
         self._rounds_since_model = 0 if (ran_model if self._has_model else allowed) else self._rounds_since_model + 1
-        self.rounds += 1
-        if self.tree is Tree.BEST_FIRST and len(steps) == 1:
+        if self.tree and len(steps) == 1:
             self.acceptance.learn_promise(len(slowest.path), promised)
         self._rounds_since_plain = 0 if drafted == 0 else self._rounds_since_plain + 1
         if allowed == 0:
@@ -290,8 +252,6 @@ class Controller:
         self._drafted.learn(drafted)
         if self._has_model:
             self._calls.learn(float(ran_model))
-        for step in steps if self.tree is Tree.SIDEWAYS else ():
-            self.acceptance.learn_rescue(step)
         self.acceptance.learn(slowest, allowed, max(step.length for step in steps))
         if self._trial:
             self._trial_paid = tokens > paid * self.costs.c + self.costs.v(drafted + 1)[-1]
@@ -331,13 +291,6 @@ class Controller:
             return self._drafted.value
         except ZeroDivisionError:
             return None
-
-    def expected(self, limit: int) -> list[float]:
-        """Return expected tokens per plain pass for depth 0 … `limit`, each with the best number of siblings."""
-        rates = [0.0] * (limit + 1)
-        for plan, rate in self._rates(range(limit + 1)).items():
-            rates[plan.depth] = max(rates[plan.depth], rate)
-        return rates
 
 
 def controller_of(

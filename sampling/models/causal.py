@@ -15,12 +15,9 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
-from sampling.models.cache import Buffer, SlotCache, joined
-from sampling.models.masks import additive, places
-from sampling.models.network import network_of
-from sampling.models.positions import LengthTables
-from sampling.rows import common_prefix
-from sampling.transfers import put
+from sampling.models.cache import Buffer, SlotCache, additive, joined, places
+from sampling.models.network import LengthTables, network_of
+from sampling.rows import common_prefix, put
 from sampling.types import LM, Draft, Hidden, KVCache, Network, Rows, Session, above, states_of
 from sampling.vocabulary import spread
 from utils.errors import UserError

@@ -109,7 +109,10 @@ class FixedNetwork:
         buffers.slots.copy_(torch.arange(start, start + width, device=self.device))
         self._hide(buffers.mask, mask, start, count)
         if fixed is None:
-            fixed = buffers._replace(run=self._capture(self._pass(buffers, cache, reach, wanted)))
+            slots, arguments = _Slots(cache, buffers.slots, reach), (buffers.ids, buffers.positions, buffers.mask)
+            fixed = buffers._replace(
+                run=self._capture(lambda: self.network.forward(*arguments, slots, width, wanted)),
+            )
             cache.passes[width, reach, wanted] = fixed
         logits, states = fixed.run()
         for buffer in cache.buffers:
@@ -134,7 +137,3 @@ class FixedNetwork:
         ids = torch.zeros(1, width, dtype=torch.long, device=self.device)
         mask = torch.zeros(1, 1, width, reach, dtype=self.dtype, device=self.device)
         return FixedPass(ids, ids.clone(), ids[0].clone(), mask, lambda: (mask, None))
-
-    def _pass(self, fixed: FixedPass, cache: FixedCache, reach: int, wanted: tuple[int, ...]) -> Callable[[], Passed]:
-        slots, width = _Slots(cache, fixed.slots, reach), fixed.ids.shape[1]
-        return lambda: self.network.forward(fixed.ids, fixed.positions, fixed.mask, slots, width, wanted)

@@ -26,16 +26,6 @@ from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """softmax(scale · q keysᵀ + bias) values: q [B, heads, T, D], keys and values [B, shared, S, D] → like q.
-
-    `shared` divides heads: neighbouring heads of q read the same keys. bias is [B or 1, 1, T, S], additive, with
-    something open for every token.
-    """
-    with single_thread_if_small(q.numel() * keys.shape[2]):
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale, enable_gqa=True)
-
-
 def supports(model: object) -> bool:
     """Whether `LlamaNetwork` computes exactly what `model` does.
 
@@ -62,7 +52,7 @@ class LlamaNetwork:
     """A Llama-like transformers model as a function of new tokens and a `SlotCache`.
 
     It uses the model's modules in place, so the model itself keeps working. Pack the model first
-    (`utils.kernels.packed_linear.pack`) for speed on the CPU; its weights must not change after that.
+    (`utils.kernels.quantized_linear.pack`) for speed on the CPU; its weights must not change after that.
 
     Raises:
         ValueError: `supports` refuses the model.
@@ -242,7 +232,9 @@ class LlamaLayer:
         alike = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides slots beyond the window itself
         if self.window and alike and keys.shape[2] >= self.window + new:
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)
-        mixed = attention(turned[:, : self.heads], keys, values, bias, self.scale)
+        query = turned[:, : self.heads]
+        with single_thread_if_small(query.numel() * keys.shape[2]):  # neighbouring heads of the query share keys
+            mixed = F.scaled_dot_product_attention(query, keys, values, bias, scale=self.scale, enable_gqa=True)
         return cast(Tensor, x + self.o(mixed.transpose(1, 2).reshape(rows, new, -1)))
 
     def remember(self, context: Tensor, rotation: tuple[Tensor, Tensor], cache: SlotCache, index: int) -> None:

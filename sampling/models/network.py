@@ -1,24 +1,95 @@
 """Any causal transformers model as a :class:`sampling.types.Network`: new tokens and a cache in,
 logits of the last columns out. Knows no sessions, no sampling and no text.
+
+Positions may turn by the length of the text: LongRoPE has two tables of rotary frequencies, for texts within the
+original context and for longer ones. Keys turned by one do not fit the other, so the text is read again at the limit,
+and no draft crosses it. Dynamic scaling has a table for every length beyond the limit and keeps each token as it was
+turned when it was read: there a pass adds one token, as in plain decoding, and nothing is drafted. A prompt is read
+with the table of its whole length.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from sampling.models.cache import SlotCache, as_transformers_cache, joined
-from sampling.models.positions import length_tables
 from sampling.models.probe import Exact, probe, takes
 from sampling.types import Hidden, KVCache, Network, states_of
 from utils.device_map import main_device
 from utils.errors import UserError
+from utils.families import is_fixed
 from utils.loading.loaded import context_of
 
 _MASKABLE = {"sdpa", "eager"}
+
+
+class LengthTables:
+    """The tables of a transformers model whose rotary module looks at the length of the text.
+
+    :meth:`set` gives the module its table for one pass and restores it afterwards.
+    """
+
+    def __init__(self, model: Any, config: Any) -> None:
+        rope = config.rope_parameters
+        self.dynamic = rope["rope_type"] == "dynamic"
+        self.limit = int(config.max_position_embeddings if self.dynamic else rope["original_max_position_embeddings"])
+        kinds = [part for part in model.modules() if getattr(part, "rope_type", None) == rope["rope_type"]]
+        self._parts = [part for part in kinds if self._is_known(part)]
+        self.context = context_of(config) if self._parts else self.limit  # unknown modules choose their tables
+
+    def table(self, length: int) -> int:
+        """The number of the table for texts of `length` tokens; 0 is the first."""
+        if length <= self.limit:
+            return 0
+        return length if self.dynamic else 1
+
+    def draftable(self, length: int) -> int | None:
+        """The most tokens of a draft after `length` tokens; None: any number."""
+        return max(0, self.limit - length) if self.dynamic or length <= self.limit else None
+
+    @contextmanager
+    def set(self, lengths: Sequence[int]) -> Iterator[None]:
+        """Turn row b by the table for lengths[b]."""
+        before = [(part.rope_type, part.inv_freq, part.attention_scaling) for part in self._parts]
+        try:
+            for part in self._parts:
+                tables = {length: self._of(part, length) for length in set(lengths)}
+                rows = torch.stack([tables[length][0] for length in lengths])[:, None]  # [B, 1, D/2]
+                part.rope_type, part.inv_freq = "default", rows if len(tables) > 1 else rows[0, 0]
+                part.attention_scaling = tables[lengths[0]][1]
+            yield
+        finally:
+            for part, (kind, frequency, scaling) in zip(self._parts, before, strict=True):
+                part.rope_type, part.inv_freq, part.attention_scaling = kind, frequency, scaling
+
+    def _is_known(self, part: Any) -> bool:
+        """Whether a module uses a table that is set on it, and begins with the rule's first table."""
+        if not hasattr(part, "original_inv_freq") or hasattr(part, "rope_init_fn"):
+            return False
+        return torch.equal(self._of(part, self.limit)[0], part.original_inv_freq)
+
+    @staticmethod
+    def _of(part: Any, length: int) -> tuple[Tensor, float]:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        frequency, scaling = ROPE_INIT_FUNCTIONS[part.rope_type](part.config, part.inv_freq.device, length)
+        return frequency.to(part.inv_freq.dtype), scaling
+
+
+def length_tables(model: Any, config: Any) -> LengthTables | None:
+    """The tables of a model that has several; None for others. UserError if its kinds of layer have different ones."""
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if any(isinstance(inner, Mapping) and not is_fixed(inner) for inner in rope.values()):
+        raise UserError(
+            f"{type(model).__name__} turns positions by the length of the text, by another rule in each kind of layer: "
+            "such models are not supported"
+        )
+    return None if is_fixed(rope) else LengthTables(model, config)
 
 
 class ModelNetwork:
@@ -81,7 +152,7 @@ class TransformersNetwork(ModelNetwork):
         self.context: int = context_of(config) if self.by_length is None else self.by_length.context
         self.layers: int = config.num_hidden_layers
         self._keeps, self._positions = takes(model, "logits_to_keep"), takes(model, "position_ids")
-        self._exact = exact or probe(model, TransformersNetwork)
+        self.exact = exact or probe(model, TransformersNetwork)
         self._cache_name = "past_key_values" if takes(model, "past_key_values") else "cache_params"
         if self.recurrent:
             cache, token = RecurrentCache(config), torch.zeros(1, 1, dtype=torch.long, device=self.device)
@@ -90,17 +161,7 @@ class TransformersNetwork(ModelNetwork):
     @property
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree of any size, at any length."""
-        return self.maskable and self._exact.masks and self._exact.slots is None
-
-    @property
-    def reads_singly(self) -> bool:
-        """Whether its recurrent layers read a pass token by token, as their scan takes no state for several."""
-        return self._exact.singly
-
-    @property
-    def takes_batches(self) -> bool:
-        """Whether several rows can be decoded together."""
-        return self._exact.batches
+        return self.maskable and self.exact.masks and self.exact.slots is None
 
     def new_cache(self, rows: int) -> SlotCache:
         from sampling.models.recurrent import RecurrentCache
@@ -116,7 +177,7 @@ class TransformersNetwork(ModelNetwork):
         extra: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
         if self._positions:
             extra["position_ids"] = positions
-        if len(ids) > 1 and not self._exact.batches:
+        if len(ids) > 1 and not self.exact.batches:
             raise UserError(f"{type(self.model).__name__} decodes a single row at a time")
         if mask is not None:
             self._check_mask(mask)
@@ -124,7 +185,7 @@ class TransformersNetwork(ModelNetwork):
         wanted = states_of(hidden)
         lengths = cache.lengths or [int(positions.max()) + 1] * len(ids)
         tables = nullcontext() if self.by_length is None else self.by_length.set(lengths)
-        with tables, cache.reading(ids.shape[1], keep - 1, self._exact.singly):
+        with tables, cache.reading(ids.shape[1], keep - 1, self.exact.singly):
             out = self._run(ids, cache, extra | {"output_hidden_states": bool(wanted)})
         return out.logits[:, -keep:], joined([out.hidden_states[state] for state in wanted]) if wanted else None
 
@@ -132,8 +193,8 @@ class TransformersNetwork(ModelNetwork):
         return self.model(input_ids=ids, use_cache=True, **{self._cache_name: as_transformers_cache(cache)}, **more)
 
     def _check_mask(self, mask: Tensor) -> None:
-        name, slots = self.check_maskable(), self._exact.slots
-        if not self._exact.masks:
+        name, slots = self.check_maskable(), self.exact.slots
+        if not self.exact.masks:
             raise UserError(f"{name} is wrong with our masks and position_ids: ragged rows and trees are not supported")
         if slots is not None and mask.shape[-1] > slots:
             raise UserError(f"{name}: ragged rows beyond its window of {slots} tokens are not supported")

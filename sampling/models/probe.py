@@ -18,8 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sampling.models.cache import CrossCache
-from sampling.models.masks import additive, places
+from sampling.models.cache import CrossCache, additive, places
 from sampling.types import Network, Rows
 from utils.errors import UserError
 from utils.loading.loaded import CONTEXTS, context_of

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -231,8 +231,7 @@ class TranslatedSession(Session):
 
     def score_own(self, rows: Rows) -> Tensor:
         """[B, V of the model] the model's logits after rows of the model's ids."""
-        logits: Tensor = self.inner.score(rows, Draft.empty(len(rows)))[:, 0]
-        return logits
+        return cast(Tensor, self.inner.score(rows, Draft.empty(len(rows)))[:, 0])
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """[B, 1, n] logits of the ids in `reduced_ids`. ValueError for a draft that is not empty."""

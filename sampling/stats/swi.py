@@ -78,13 +78,9 @@ def costs_of(table: str, models: Mapping[str, Model]) -> dict[str, float]:
     return counted | known if table == "model_parameters" else known
 
 
-def measured_costs(stats: Stats) -> dict[str, float]:
-    """Return the mean milliseconds of a call of each model in this run."""
-    return {model: stats.call_ms.get(model, 0.0) / passes for model, passes in stats.calls.items() if passes}
-
-
 def every_swi(stats: Stats, models: Mapping[str, Model]) -> dict[str, float | None]:
     """Return the SWI of a run by every table, and by the run's own times. `models` by the names of its calls."""
     tokens = stats.predicted_n - stats.openings
-    costs = {table: costs_of(table, models) for table in TABLES} | {MEASURED: measured_costs(stats)}
+    mean_ms = {model: stats.call_ms.get(model, 0.0) / passes for model, passes in stats.calls.items() if passes}
+    costs = {table: costs_of(table, models) for table in TABLES} | {MEASURED: mean_ms}
     return {name: swi(tokens, stats.calls, cost) for name, cost in costs.items()}

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.rows import padded
-from sampling.transfers import fetched, put
+from sampling.rows import fetched, padded, put
 from sampling.types import Draft, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.distributions import GLANCE_IDS, block_of, coin_keys, distributions_of, normal, one_hot, residual
 from utils.logits_processors import check_number

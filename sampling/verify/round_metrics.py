@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sampling.events import Step
-from sampling.rows import padded
-from sampling.transfers import fetched, put
+from sampling.rows import fetched, padded, put
 from sampling.types import Draft, Rows, Verdict, above
 from sampling.vocabulary import best
 

@@ -8,7 +8,10 @@ token has distribution p. A point mass is lossless however it was chosen: draw t
 Trees: a chain is the tree whose nodes have one child each. If a node's children are point masses, t is drawn once
 and the child that is t is accepted; if they are drawn, each in its turn from a separate distribution, p
 becomes norm((p − q)⁺) with every refused one (Miao et al., arXiv 2305.09781). The drafter determines the rule, never
-the draft. Reviews between drafters are those of sampling/verify/review.py.
+the draft.
+
+A model between drafter and target reviews chains (:func:`review`). It may be lenient, so that its tokens have another
+distribution than its own, which it returns (Chen et al., arXiv 2312.11462).
 
 Blocks: a drawn chain may be verified as a whole (Sun et al., "Block Verification Accelerates Speculative Decoding",
 arXiv 2403.10444, algorithm 2). Exact, and in the mean it accepts at least as many tokens as token by token.
@@ -21,16 +24,26 @@ id; alone they gain nothing by it: the chance that i are accepted is ∏p(xⱼ) 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.rows import padded
-from sampling.transfers import fetched
+from sampling.rows import fetched, padded, put
 from sampling.types import Draft, Drafter, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.at_once import verify_at_once
-from sampling.verify.distributions import LazyDistributions, block_of, check_ratio, coin_keys, normal, one_hot, residual
+from sampling.verify.distributions import (
+    TINY,
+    LazyDistributions,
+    block_of,
+    check_ratio,
+    coin_keys,
+    distributions_of,
+    normal,
+    one_hot,
+    residual,
+)
 
 # the nodes at which rows stand [M] (-1: the root), the rows [M], their keys [M, 3] (row, position, the round's start) →
 # the child of each that is accepted [M] (-1: none) on the host, the verifier's tokens for those that end
@@ -107,7 +120,8 @@ def verify_drawn(
 def walk_down(draft: Draft, keys: Tensor, distributions: LazyDistributions) -> tuple[Tensor, Tensor]:
     """Do :func:`verify_points` row by row on the host, without tensors of one element. Path [B, depth], token [B]."""
     count = draft.tokens.shape[1]
-    parents, depth, paths, tokens = above(draft.parents, count), depth_of(draft.parents, count), list[list[int]](), []
+    parents, depth = above(draft.parents, count), max(depths_of(draft.parents, count), default=0)
+    paths, tokens = list[list[int]](), []
     for index, (drafted, (row, start)) in enumerate(zip(draft.tokens.tolist(), keys.tolist(), strict=True)):
         child_of: dict[tuple[int, int], int] = {}  # by parent and token
         for node, (parent, token) in enumerate(zip(parents, drafted, strict=True)):
@@ -132,18 +146,13 @@ def children(parents: Tensor | None, count: int) -> Tensor:
     return F.pad(padded(kids), (0, 1), value=-1)
 
 
-def depth_of(parents: Tensor | None, count: int) -> int:
-    """Return the number of nodes on the longest path."""
-    return max(depths_of(parents, count), default=0)
-
-
 def descend(draft: Draft, keys: Tensor, examine: Examine, going: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Examine depth by depth until every row has ended: path [B, depth] and the verifier's token [B], on the host.
 
     `going` [M]: the rows to examine, None for all; the others accept nothing, and their token is -1.
     """
     rows, count = draft.tokens.shape
-    most = depth_of(draft.parents, count)
+    most = max(depths_of(draft.parents, count), default=0)
     path = torch.full((rows, most), -1, dtype=torch.long)
     token = torch.full((rows,), -1, dtype=torch.long)
     active = torch.arange(rows) if going is None else going
@@ -235,3 +244,72 @@ def verify_block(
 
 
 _RULES: Mapping[Rule, Verify] = {Rule.POINT: verify_points, Rule.DRAWN: verify_drawn, Rule.BLOCK: verify_block}
+
+
+class Review(NamedTuple):
+    """A reviewer's verdict, and the distributions that its tokens really have.
+
+    `probs` [B, N+1, V] hold at each depth the distribution of the token emitted there, accepted or the
+    reviewer's own; None where its tokens are to be taken as point masses.
+    """
+
+    verdict: Verdict
+    probs: Tensor | None
+
+
+def review(
+    logits: Tensor,
+    draft: Draft,
+    rows: Rows,
+    keys: Tensor,
+    sampler: Sampler,
+    lenience: float = 1.0,
+    going: Tensor | None = None,
+) -> Review:
+    """Examine a chain before the target does: `lenience` λ ≥ 1 lets more pass.
+
+    Arguments as for :func:`sampling.verify.rules.verify`; `sampler` is the drafters', `going` [M] the rows to examine
+    (None: all; the others' own token is -1). Drawn drafts: x ~ q is accepted with
+    probability min(1, λ·m(x)/q(x)), else the token is drawn from r = norm((m − q)⁺); the emitted token has the
+    distribution q̃ = min(q, λm) + (1 − Σ min(q, λm))·r, a point mass d being q = 1[d]. Where the sampler's drafts are
+    point masses (greedy, gumbel coupling) x is accepted if it is the reviewer's own token, or, for λ > 1, if m(x) >
+    q(x)/λ at temperature 1. Raises ValueError for a tree.
+    """
+    if draft.parents is not None:
+        raise ValueError("a review examines chains; the draft is a tree")
+    probs, tokens = distributions_of(logits, draft, rows, sampler), put(draft.tokens, logits.device)
+    own = sampler.point_mass
+    emitted = None if own else probs.clone()
+    passes = _lenient(logits, draft, tokens, lenience) if own else None
+    count = tokens.shape[1]
+
+    def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        depth = int(here[0]) + 1  # all rows stand equally deep
+        where = put(active, probs.device)
+        p = probs[where, depth]
+        x = tokens[where, depth] if depth < count else torch.full_like(where, -1)
+        if emitted is None:
+            also = passes[where, depth] if passes is not None and depth < count else None
+            chosen, token = examine_points(p, x[:, None], at, sampler, also)
+        else:
+            drawn = draft.probs is not None and depth < count
+            q = draft.probs[where, depth].to(p.dtype) if drawn else one_hot(x, p)  # type: ignore[index]
+            kept = torch.minimum(q, lenience * p)
+            rest = residual(p, q)
+            rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # never 0 for a token that can be drawn
+            emitted[where, depth] = torch.where((x >= 0)[:, None], kept + rejected * rest, p)
+            chosen, token = examine_drawn(p, [q], x[:, None], at, sampler, rest, lenience)
+        return torch.where(chosen >= 0, depth, -1), token
+
+    return Review(Verdict(*descend(draft, keys, examine, going), probs, logits), emitted)
+
+
+def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> Tensor | None:
+    """Return [B, N] whether m(x) > q(x)/λ at temperature 1; None for λ = 1, where the rule lets nothing pass."""
+    if lenience <= 1 or not tokens.shape[1]:
+        return None
+    before = logits[:, :-1].float()
+    chosen = before.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
+    p = (chosen - before.logsumexp(dim=-1)).exp()
+    raw = torch.ones_like(p) if draft.draft_prob is None else put(draft.draft_prob, p.device).to(p)
+    return (p > raw / lenience) & (tokens >= 0)

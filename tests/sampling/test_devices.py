@@ -43,7 +43,7 @@ from tests.support.students import make_target
 from utils.catalogue.specs import spec_from_argument
 from utils.device_map import Graphs
 from utils.errors import UserError
-from utils.kernels.packed_linear import pack
+from utils.kernels.quantized_linear import pack
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair

@@ -9,6 +9,8 @@ import torch
 from transformers import GenerationConfig
 
 from sampling import Engine, GlideLM, MaxGramDrafter
+from sampling.drafters.draft_heads.eagle import FeatureDrafter
+from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.engine import read_config
 from tests.support.students import make_student
 from tests.support.tiny import noisy_copy, tiny_model, tiny_tokenizer
@@ -46,8 +48,8 @@ def glide_student() -> Any:
 WAYS = {
     "model": lambda: (DRAFTER, {}),
     "maxgram": lambda: (MaxGramDrafter(), {}),
-    "plain student": lambda: (make_student("plain", MODEL, seed=2), {}),
-    "feature student": lambda: (make_student("feature", MODEL, seed=2), {}),
+    "plain student": lambda: (StudentNetwork(make_student("plain", MODEL, seed=2)), {}),
+    "feature student": lambda: (FeatureDrafter(make_student("feature", MODEL, seed=2)), {}),
     "glide student": lambda: (glide_student(), {"use_glide_drafter": True}),
     "glide model": lambda: (GlideLM(glide_student(), 2), {"use_glide_drafter": True}),
 }
@@ -74,7 +76,7 @@ def test_drafting_is_switched_off_kept_and_cleared() -> None:
     made.generate(PROMPTS, SHORT)
     assert made.last.acceptance_rate > 0.3
     made.disable_spec_dec()
-    assert not made.spec_dec_enabled
+    assert not made.use_spec_dec
     made.generate(PROMPTS, SHORT)
     assert (made.last.drafted, made.last.acceptance_rate) == (0, 0.0)
     made.enable_spec_dec()

@@ -156,7 +156,7 @@ WORDS = [
 ]
 CHAINS = [(word, "none", "sampled") for word, _ in WORDS]
 TREES = [(word, grown, "gumbel" if "tables" in word else "greedy") for word, grown in WORDS if grown != "none"]
-GROWN = [(word, *rest) for word in ("model", *HEADS) for rest in (("cape", "sampled"), ("dynamic", "greedy"))]
+GROWN = [(word, "dynamic", "greedy") for word in ("model", *HEADS)]
 
 
 @pytest.mark.parametrize(("word", "grown", "kind"), [*CHAINS, *TREES, *GROWN])
@@ -204,7 +204,7 @@ def test_encoder_decoder_models_do_on_a_device_what_they_do_on_the_cpu(word: str
     alike(run, lambda: pair(moved), lambda: pair(lambda model: model))
 
 
-@pytest.mark.parametrize(("word", "grown"), [("model", "none"), ("model", "cape"), ("tables+model", "joint")])
+@pytest.mark.parametrize(("word", "grown"), [("model", "none"), ("model", "dynamic"), ("tables+model", "joint")])
 @pytest.mark.parametrize("prompt", [[PROMPT], SEVERAL])
 def test_a_drafter_model_may_run_on_another_device_than_its_target(word: str, grown: str, prompt: Rows) -> None:
     same(word, grown, "sampled", prompt, apart)

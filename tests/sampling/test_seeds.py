@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from scipy.stats import binomtest
 
 from sampling import speculative_generate
-from sampling.drafters.cape import Expansion
 from sampling.drafters.cascade import cascade_of, chain_of
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -234,7 +233,6 @@ def toy(seed: int) -> ModelDrafter:
 DRAWING: dict[str, Callable[[], Drafter]] = {  # all that draw, or toss coins, by themselves
     "model": lambda: toy(1),
     "blocks": lambda: ModelDrafter(toy(1).lm, rule=Rule.BLOCK),
-    "siblings": lambda: ModelDrafter(toy(1).lm, expansion=Expansion(9)),
     "tree": lambda: TreeDrafter(TableLM(FLAT, 1, dtype=torch.float32), (3, 2, 1)),
     "cascade": cascaded([[4, 0], [0, 3]], toy(1)),
     "cascade in a cascade": cascaded([[6, 0, 0], [0, 4, 0], [0, 0, 2]], toy(1), toy(2)),

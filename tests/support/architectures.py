@@ -11,8 +11,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from sampling.drafters.cape import Expansion
-from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
+from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.models.encoder_decoder import lm_of
 from sampling.models.probe import LARGEST, small
@@ -120,7 +120,7 @@ def differing(model: Any, reference: Any, ways: Sequence[str] = ("alone", "ngram
         "alone": NoDrafter,
         "ngram": lambda: NgramDrafter(target.vocab_size, stop_if_unknown=False),
         "model": lambda: ModelDrafter(lm_of(noisy(reference), "drafter")),
-        "tree": lambda: ModelDrafter(lm_of(noisy(reference), "drafter"), expansion=Expansion(9)),
+        "tree": lambda: Proposer([Model(lm_of(noisy(reference), "drafter"))], tree=True, nodes=9),
     }
     wrong = []
     for way in ways:

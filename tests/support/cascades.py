@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 import sampling.drafters.cascade
-from sampling.drafters.cascade import cascade_of, chain_of
-from sampling.drafters.combined import ChainDrafter
+from sampling.drafters.cascade import ChainDrafter, cascade_of, chain_of
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.types import Drafter
-from sampling.verify.review import Review, review
+from sampling.verify.rules import Review, review
 from tests.support.toy_drafters import LawDrafter, PointDrafter
 from tests.support.toys import TableLM
 

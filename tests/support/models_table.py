@@ -60,7 +60,7 @@ def row_of(name: str) -> str:
         line = str(error).removeprefix(f"{type(model).__name__} ").removeprefix("is not supported: ")
         return f"| {NAMES[name]} | refused: {line} | | | |"
     network: Any = lm.network if isinstance(lm, CausalLM) else None
-    batches = True if not isinstance(network, TransformersNetwork) else network.takes_batches
+    batches = True if not isinstance(network, TransformersNetwork) else network.exact.batches
     kept = "keys, values and states" if recurrent_layers(model.config) else "keys and values"
     ways = [" " if wrong else "yes", "yes" if lm.takes_trees else "", "yes" if batches else ""]
     return f"| {NAMES[name]} | {'wrong: ' + ', '.join(wrong) if wrong else kept} | {' | '.join(ways)} |"

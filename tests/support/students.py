@@ -16,12 +16,11 @@ from transformers import LlamaForCausalLM
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
-from sampling.drafters.draft_heads.dflash import DFlash2LM, DFlashLM, DSparkLM
+from sampling.drafters.draft_heads.dflash import DFlash2LM, DFlashLM, DSparkLM, PEagleLM
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_heads.peagle import PEagleLM
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.types import Draft, Rows

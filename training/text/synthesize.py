@@ -70,7 +70,7 @@ class TextWriter:
     """A causal target that writes `batch` chats at once, and the ids that end a turn.
 
     On the CPU quantised weights in the compiled pass are the fastest, then float32 with packed ones
-    (utils.kernels.packed_linear). With `keep` the target's states of every line are kept.
+    (utils.kernels.quantized_linear). With `keep` the target's states of every line are kept.
     """
 
     lm: LM

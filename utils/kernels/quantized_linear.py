@@ -3,6 +3,9 @@
 Packing lays a GGUF file's blocks out for the kernels without rounding (kernels.h). Layers have the interface of
 `nn.Linear` and `nn.Embedding`: fast for float32 on the CPU without gradients, else over a dequantised weight. A row's
 result depends on that row alone, bit for bit: neither on the other rows nor on the number of threads.
+
+A model's layers can be replaced by such ones. A plain `nn.Linear` brings its weight into a kernel's layout on every
+call, which makes a pass over 4 or 8 tokens cost a multiple of a pass over one. Packed weights are the only copy.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import copy
 import functools
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
@@ -34,6 +37,7 @@ from utils.kernels.bindings import (
     Weight,
     at_hand,
     kernels,
+    load,
     run,
 )
 
@@ -66,7 +70,7 @@ def width_of(kind: str, data: np.ndarray) -> int:
     return int(data.shape[1]) // size * numbers
 
 
-def pack(kind: str, data: np.ndarray, check: Callable[[], None] = lambda: None) -> np.ndarray:
+def pack_rows(kind: str, data: np.ndarray, check: Callable[[], None] = lambda: None) -> np.ndarray:
     """uint8 [N / 16 rounded up, bytes of 16 columns] of a weight whose rows are `data` [N, bytes] in a file.
 
     `check` is called now and then; its exception ends the work.
@@ -99,7 +103,7 @@ class PackedWeight:
     @staticmethod
     def of(kind: str, data: np.ndarray) -> PackedWeight:
         """The weight whose rows are `data` [out, bytes] in a GGUF file."""
-        return PackedWeight(pack(kind, data), kind, len(data), width_of(kind, data))
+        return PackedWeight(pack_rows(kind, data), kind, len(data), width_of(kind, data))
 
     @staticmethod
     def floats(weight: Tensor) -> PackedWeight:
@@ -113,7 +117,8 @@ class PackedWeight:
         its group. ValueError for weights that are no numbers, or too large for 16 bits."""
         layout, weight = "Q4_1" if kind == "q4" else "Q8_0", weight.flatten(0, -2)
         pieces = [
-            pack(layout, rounded_rows(weight[at : at + _ROUNDED], layout)) for at in range(0, len(weight), _ROUNDED)
+            pack_rows(layout, rounded_rows(weight[at : at + _ROUNDED], layout))
+            for at in range(0, len(weight), _ROUNDED)
         ]
         data = torch.cat([torch.from_numpy(piece) for piece in pieces]).numpy()  # aligned to 64 bytes
         return PackedWeight(data, layout, *weight.shape)
@@ -262,8 +267,7 @@ class QuantizedEmbedding(_Quantized):
 
     def unpacked(self) -> nn.Embedding:
         """The plain layer with the same numbers."""
-        table: nn.Embedding = nn.Embedding.from_pretrained(self.weight * self.scale)
-        return table
+        return cast(nn.Embedding, nn.Embedding.from_pretrained(self.weight * self.scale))
 
 
 class QuantizedExperts(nn.Module):
@@ -339,3 +343,79 @@ def narrow_activations(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, QuantizedLinear | QuantizedExperts):
             part.narrow = True
+
+
+def packable(module: nn.Module) -> bool:
+    """Whether `module` is an `nn.Linear` of floats on the CPU, no subclass and without hooks."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
+    return type(module) is nn.Linear and not hooked and _is_float(module.weight)
+
+
+def _is_float(weight: Tensor) -> bool:
+    return weight.dtype in FLOAT_KINDS and weight.device.type == "cpu" and weight.numel() > 0
+
+
+def _weights(model: nn.Module, tables: bool, step: int) -> Iterator[dict[str, Tensor]]:
+    """Groups of weights to pack, by name, whose rows are a multiple of `step` numbers."""
+    for name, part in list(model.named_modules(remove_duplicate=False)):
+        whole: Any = part
+        is_table = type(part) is nn.Embedding or hasattr(part, "scalar_embed_scale")
+        weights = {}
+        if packable(part) or (tables and is_table and _is_float(whole.weight)):
+            weights = {name: whole.weight}
+        elif tables and isinstance(getattr(part, "gate_up_proj", None), nn.Parameter):
+            weights = {f"{name}.{own}": getattr(part, own) for own in ("gate_up_proj", "down_proj")}
+        if weights and all(weight.shape[-1] % step == 0 for weight in weights.values()):
+            yield weights
+
+
+def _pack(model: nn.Module, make: Callable[[Tensor, bool], PackedWeight], tables: bool, step: int = 1) -> int:
+    """Replace layers in turn, so that each dense weight is freed at once; how many weights were packed."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    names = [list(weights) for weights in _weights(model, tables, step)]
+    packed: dict[int, PackedWeight] = {}
+    for group in names:
+        chosen = {}
+        for name in group:
+            parent, _, own = name.rpartition(".")
+            part = getattr(model.get_submodule(parent), own)
+            weight = getattr(part, "weight", part)
+            if id(weight) not in packed:
+                packed[id(weight)] = make(weight, part is head or isinstance(part, nn.Embedding))
+            chosen[name] = packed[id(weight)]
+        del part, weight
+        put_weights(model, chosen)
+    return len(packed)
+
+
+def pack(model: nn.Module, tables: bool = False) -> int:
+    """Replace every `nn.Linear` of floats on the CPU inside `model`, with `tables` embeddings and experts too, by
+    layers over the same numbers; how many weights were packed.
+
+    In place, and final: the model can no longer be trained. Dense weights are freed unless something else holds them,
+    as an embedding that stays holds the weight of a tied head. Without kernels it does nothing.
+    """
+    return _pack(model, lambda weight, _: PackedWeight.floats(weight), tables) if load() else 0
+
+
+def quantize(model: nn.Module, kind: str, tables: bool) -> None:
+    """Replace the same layers by layers over weights that are rounded to `kind`.
+
+    Rows that are no multiple of 32 stay as they are. ValueError: `PackedWeight.rounded`.
+    """
+    _pack(model, lambda weight, outside: PackedWeight.rounded(weight, "q8" if outside else kind), tables, GROUP)
+
+
+def unpacked_copy(model: nn.Module) -> nn.Module:
+    """The plain model of a packed one: its packed layers are plain again, everything else is shared.
+
+    `model` itself if nothing in it is packed.
+    """
+    whole: Any = model
+    if hasattr(whole, "unpacked"):
+        return cast(nn.Module, whole.unpacked())
+    packed: list[Any] = [module for module in model.modules() if hasattr(module, "unpacked")]
+    if not packed:
+        return model
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, memo | {id(module): module.unpacked() for module in packed})

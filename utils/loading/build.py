@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ from utils.device_map import Graphs, device_map, room_of
 from utils.errors import UsageError, UserError
 from utils.families import UnfitError, facts_of
 from utils.kernels.build import why_not
-from utils.kernels.packed_linear import lean, pack, quantize
-from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, narrow_activations
+from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, narrow_activations, pack, quantize
 from utils.loading.accounting import check_loaded, check_written
 from utils.loading.cache import check_memory
 from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
@@ -33,8 +33,7 @@ from utils.loading.packed_gguf import (
     config_in,
     load_packed,
     make_kernels,
-    weight_bytes,
-    weight_count,
+    packed_weights,
 )
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import model_folder, weight_files
@@ -202,12 +201,13 @@ def _loaded(
     model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if kind == "none" else None)
     if options.activations == "q8":
         narrow_activations(model)
-    text = config.get_text_config()
+    text, packed = config.get_text_config(), packed_weights(model)
+    unpacked = sum(weight.in_features * weight.out_features for weight in packed)
     return LoadedModel(
         model=model,
         name=name,
-        parameters=parameter_count(model) + weight_count(model) if parameters is None else parameters,
-        bytes=held_bytes(model) + weight_bytes(model),
+        parameters=parameter_count(model) + unpacked if parameters is None else parameters,
+        bytes=held_bytes(model) + sum(weight.data.nbytes for weight in packed),
         device=chosen,
         dtype=dtype,
         quantization=kind,
@@ -399,3 +399,29 @@ def _states(module: nn.Module) -> list[Tensor]:
     kept = list(in_4_bits.as_dict().values()) if in_4_bits is not None else [getattr(weight, "SCB", None)]
     kept += [getattr(in_8_bits, name, None) for name in ("SCB", "CB")]
     return [tensor for tensor in kept if isinstance(tensor, Tensor)]
+
+
+_PLAIN, _GATED = "DenseActDense", "DenseGatedActDense"  # after the family: T5, MT5, UMT5 …
+
+
+def lean(model: Any) -> int:
+    """Let the feed-forward layers of a packed T5 compute without a look at their weights; how many do.
+
+    transformers' own compare the last weight's type with their input's, for which a packed layer would unpack it at
+    every pass. Here both are float32.
+    """
+    count = 0
+    for part in model.modules():
+        known = type(part).__module__.startswith("transformers.") and type(part).__name__.endswith((_PLAIN, _GATED))
+        if known and hasattr(part.wo, "unpacked"):
+            part.forward = MethodType(_gated if hasattr(part, "wi_0") else _plain, part)
+            count += 1
+    return count
+
+
+def _plain(dense: Any, x: Any) -> Any:
+    return dense.wo(dense.act(dense.wi(x)))
+
+
+def _gated(dense: Any, x: Any) -> Any:
+    return dense.wo(dense.act(dense.wi_0(x)) * dense.wi_1(x))

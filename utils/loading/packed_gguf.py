@@ -30,13 +30,13 @@ from utils.files import replacing, write_text
 from utils.gguf.header import HEAD, TABLE, GgufHeader, TensorInfo, module_name, read_header
 from utils.kernels.bindings import TYPES, keep_in, load
 from utils.kernels.build import instruction_set, why_not
-from utils.kernels.packed_linear import unpacked_copy
 from utils.kernels.quantized_linear import (
     PackedWeight,
     QuantizedEmbedding,
     QuantizedExperts,
     QuantizedLinear,
-    pack,
+    pack_rows,
+    unpacked_copy,
     width_of,
 )
 from utils.loading.accounting import check_tensors
@@ -133,12 +133,6 @@ def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, ca
     return entry
 
 
-def halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows [heads · D, …] of a query or key map from llama.cpp's order, in pairs, to transformers' halves."""
-    shaped = rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:])
-    return np.ascontiguousarray(shaped.swapaxes(1, 2)).reshape(rows.shape)
-
-
 class _Tensor(NamedTuple):
     """A tensor of a GGUF file and its name in the model; `vector`: kept as float32 numbers."""
 
@@ -208,7 +202,9 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
             if turned := heads.get(tensor.info.name.split(".")[-2]):
                 if len(data) % (2 * turned):
                     raise UnfitError(f"{tensor.info.name} has {len(data)} rows for {turned} heads")
-                data = halves_apart(data, turned)
+                # from llama.cpp's order of a head's rows, in pairs, to transformers' halves
+                pairs = data.reshape(turned, -1, 2, *data.shape[1:])
+                data = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
             if tensor.vector:
                 if above_one and tensor.name.endswith("norm"):
                     data = data - 1
@@ -216,7 +212,7 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
                 vectors[f"{tensor.name}.{tensor.part}"] = {"at": put(data), "shape": sizes}
                 continue
             kind = tensor.info.kind
-            packed = pack(kind, data, lambda: check(cancelled))
+            packed = pack_rows(kind, data, lambda: check(cancelled))
             shape = [*packed.shape, len(data), width_of(kind, data)]
             weights[tensor.name] = {"at": put(packed), "shape": shape, "kind": kind}
             types[kind] += packed.size
@@ -265,8 +261,10 @@ class PackedModel(nn.Module):
                 self._place(parent, nn.Module()).register_parameter(part, nn.Parameter(values, requires_grad=False))
         self._packed = [name for name, part in self.named_modules() if name and hasattr(part, "unpacked")]
         tables = {kind: frequencies(rule, facts.turned) for kind, rule in rules_of(config).items()}
-        rotary = _Rotary(tables) if None not in tables.values() else self.whole.model.rotary_emb
-        self._place("model.rotary_emb", rotary)
+        if None in tables.values():
+            self.get_submodule("model").rotary_emb = self.whole.model.rotary_emb
+        else:
+            self.get_submodule("model").rotary_emb = _rotary(tables)  # type: ignore[assignment]
         self.eval()
 
     def _place(self, name: str, part: nn.Module) -> nn.Module:
@@ -322,15 +320,13 @@ class PackedModel(nn.Module):
         return unpacked_copy(self.whole)
 
 
-class _Rotary(nn.Module):
-    """Rotary frequencies [D/2] and a factor by the kind of layer, under transformers' names."""
-
-    def __init__(self, tables: Mapping[str, Any]) -> None:
-        super().__init__()
-        for kind, (inverse, scaling) in tables.items():
-            prefix = f"{kind}_" if kind else ""
-            setattr(self, f"{prefix}attention_scaling", scaling)
-            self.register_buffer(f"{prefix}inv_freq", inverse, persistent=False)
+def _rotary(tables: Mapping[str, Any]) -> SimpleNamespace:
+    """Return rotary frequencies [D/2] and a factor by the kind of layer, under transformers' names."""
+    names = {kind: f"{kind}_" if kind else "" for kind in tables}
+    frequencies_of = {f"{names[kind]}inv_freq": inverse for kind, (inverse, _) in tables.items()}
+    return SimpleNamespace(
+        **frequencies_of, **{f"{names[kind]}attention_scaling": scaling for kind, (_, scaling) in tables.items()}
+    )
 
 
 def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tuple[PackedModel, str]:
@@ -411,17 +407,8 @@ def _layer_shapes(config: FileConfig, mixture: bool) -> tuple[_Shapes, _Shapes]:
     return {**weights, **(biases if facts.family.qkv_bias else {})}, biases
 
 
-def weight_bytes(model: Any) -> int:
-    """The bytes of a model's packed weights, shared ones once."""
-    return sum(weight.data.nbytes for weight in _packed(model))
-
-
-def weight_count(model: Any) -> int:
-    """The number of a model's packed weights, shared ones once."""
-    return sum(weight.in_features * weight.out_features for weight in _packed(model))
-
-
-def _packed(model: Any) -> set[PackedWeight]:
+def packed_weights(model: Any) -> set[PackedWeight]:
+    """Return a model's packed weights, shared ones once."""
     packed = {part.packed for part in model.modules() if isinstance(getattr(part, "packed", None), PackedWeight)}
     mixtures = [part.experts for part in model.modules() if isinstance(part, QuantizedExperts)]
     return packed.union(weight for experts in mixtures for weights in experts for weight in weights)

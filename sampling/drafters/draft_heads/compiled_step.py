@@ -17,8 +17,7 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.models.cache import Buffer
-from sampling.models.fused import FusedCache
-from sampling.models.pass_record import BLOCK, PassRecord
+from sampling.models.fused import BLOCK, FusedCache, PassRecord
 from utils.kernels.bindings import ROW, Step
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 

@@ -1,4 +1,5 @@
-"""DFlash, DSpark and DFlash2 heads: one pass drafts a whole block (z-lab/dflash, deepseek-ai/DeepSpec, *speculators*).
+"""DFlash, DSpark, DFlash2 and P-EAGLE heads: one pass drafts a whole block (z-lab/dflash, deepseek-ai/DeepSpec,
+*speculators*).
 
 The rows of a block are the last token, which the target has not read, and masks after it. In every layer they attend to
 the states of the target, fused to one a token, and to each other. The keys and values of the target's states stay in
@@ -13,6 +14,10 @@ the cache, those of the block's rows do not.
 
 DFlash's trees are DDTree's, DSpark's grow along its Markov head, DFlash2's are of the selector's candidates.
 
+A P-EAGLE head is an EAGLE-3 head whose rows are tokens, each with the target's states one position before, and then
+masks, each with the mask's embedding and one learned state instead. All rows are causal. The last token's row yields
+the first draft, each mask's row the next one; the masks' rows leave the cache.
+
 Shapes: B rows, C positions of context that are new, R rows of a block, H the head's width, n ids of its output layer.
 """
 
@@ -26,13 +31,14 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.config import BlockConfig
-from sampling.drafters.draft_heads.eagle import at
+from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession, at
 from sampling.drafters.draft_heads.modules import Convolution, DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import BlockSession, FollowingLM, FollowingSession
+from sampling.models.cache import additive
+from sampling.models.causal import CausalSession
 from sampling.models.llama import norm_of
-from sampling.models.masks import additive
-from sampling.transfers import put
+from sampling.rows import put
 from sampling.types import Draft, Rows
 
 
@@ -250,3 +256,26 @@ class DFlash2LM(DFlashLM):
     kinds = ("dflash2",)
     network_type = DFlash2Network
     session_type = DFlash2Session
+
+
+class PEagleSession(BlockSession, FeatureSession):
+    """B rows of a P-EAGLE head."""
+
+    def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
+        """Return [B, N+1, n] logits after each row and each mask of a draft."""
+        return CausalSession.score_reduced(self, rows, draft)
+
+    def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        """Join tokens [B, T, H] at positions [B, T] with the target's state one position before, or the mask's."""
+        before, held = positions - 1, torch.tensor(self.target.held())
+        states = at(self.target.hidden(self.reads), before).to(embedded)
+        mask = put((before >= held[:, None])[..., None], self.device)
+        return self.network.join_target(embedded, torch.where(mask, self.network.mask_hidden, states))
+
+
+class PEagleLM(FeatureLM):
+    """A P-EAGLE head as an LM."""
+
+    kinds = ("peagle",)
+    session_type = PEagleSession
+    keeps = False

@@ -25,9 +25,8 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter
-from sampling.models.masks import additive, places
-from sampling.rows import common_prefix
-from sampling.transfers import put
+from sampling.models.cache import additive, places
+from sampling.rows import common_prefix, put
 from sampling.types import Draft, Hidden, Rows
 from utils.errors import UserError
 

@@ -23,8 +23,8 @@ from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.models.masks import additive
-from sampling.transfers import put
+from sampling.models.cache import additive
+from sampling.rows import put
 from sampling.types import Hidden, Rows, Session
 
 

@@ -7,7 +7,7 @@
   there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
 * eagle: EAGLE heads as their authors publish them: EAGLE-3 (arXiv 2503.01840), which reads several of the target's
   states, and EAGLE-1 and 2 (parameters only: they draft and are not trained).
-* peagle, dflash, dspark, dflash2: parameters of heads that draft a block in one pass (peagle.py, dflash.py).
+* peagle, dflash, dspark, dflash2: parameters of heads that draft a block in one pass (dflash.py).
 
 The head may cover a reduced vocabulary only. Parameter names follow the published GLIDE checkpoints.
 Knows whole sequences: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).

@@ -22,13 +22,12 @@ from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.models.cache import SlotCache, as_transformers_cache
+from sampling.models.cache import SlotCache, additive, as_transformers_cache
 from sampling.models.causal import CausalLM
-from sampling.models.masks import additive
 from sampling.models.network import TransformersNetwork
 from sampling.types import Hidden, KVCache
 from utils.errors import UserError
-from utils.kernels.packed_linear import pack
+from utils.kernels.quantized_linear import pack
 from utils.loading.accounting import check_tensors
 
 _SHARED = ("embed_tokens.weight", "shared_head.head.weight")

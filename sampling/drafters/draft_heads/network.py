@@ -28,8 +28,7 @@ from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, rotate
 from sampling.types import Hidden, KVCache
 from utils.kernels.bindings import GROUP, at_hand
-from utils.kernels.packed_linear import packable
-from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits
+from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits, packable
 
 TABLE = 1024  # positions by which a table of angles grows
 
@@ -196,7 +195,8 @@ class StudentNetwork:
     def join_target(self, embedded: Tensor, features: Tensor) -> Tensor:
         """Return its input where the target's state one position before is known: [B, T, H], [B, T, G]."""
         if self._from:
-            return self._paired(embedded, self._fused(features.to(embedded)))
+            features = features.to(embedded)  # EAGLE-1 takes them as they are
+            return self._paired(embedded, self._fc(self._features(features)) if self._wide else features)
         return cast(Tensor, self._join_feature(self._feature_norm(features.to(embedded)))) + self.join_none(embedded)
 
     def join_own(self, embedded: Tensor, own: Tensor) -> Tensor:
@@ -209,10 +209,6 @@ class StudentNetwork:
         """Return the input of an EAGLE head's first layer: [B, T, 2H] of EAGLE-3, else [B, T, H]."""
         both = torch.cat((embedded, state), dim=-1)
         return both if self._wide else cast(Tensor, self._fc(both))
-
-    def _fused(self, features: Tensor) -> Tensor:
-        """Map the target's states [B, T, K·G] to one of EAGLE-3's own [B, T, H]; EAGLE-1 takes them as they are."""
-        return cast(Tensor, self._fc(self._features(features))) if self._wide else features
 
     def run(
         self,

@@ -3,11 +3,15 @@
 The states that such a draft head computes at a position depend on how many tokens its target had read. A position is
 *settled* if it was computed with all that it may ever see; the others (drafted ones) are kept until the target moves
 and then computed again. Knows no kind of draft head.
+
+A PARD model (amd/PARD-…) is a small model with a mask's token, trained to draft several tokens in one pass. After the
+row it reads masks; each is a row of an ordinary causal pass, so that their number changes no logits. It reads nothing
+of its target: one model drafts for all targets with its vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +20,7 @@ from sampling.drafters.draft_heads.config import BLOCKS
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
-from sampling.transfers import put
+from sampling.rows import put
 from sampling.types import Draft, Hidden, Rows, Session, states_of
 from utils.errors import UserError
 
@@ -141,5 +145,32 @@ class FollowingLM(CausalLM):
         session.reads = states_of(self.reads_hidden)
         if self.block:
             session.mask, session.drafts = self.mask, self.block
-        following: FollowingSession = self.beside(session, target)
-        return following
+        return cast(FollowingSession, self.beside(session, target))
+
+
+DRAFTS = 12  # tokens of a block at most, as its authors have it
+
+
+class PardLM(CausalLM):
+    """A PARD model as an LM; `mask` is the mask's id."""
+
+    session_type = BlockSession
+
+    def __init__(self, model: Any, mask: int, name: str = "drafter", vocab_size: int | None = None) -> None:
+        super().__init__(model, name, vocab_size)
+        self.mask, self.block = mask, DRAFTS
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
+    ) -> BlockSession:
+        """Open a session as :meth:`CausalLM.open` does."""
+        session = super().open(prompt, previous=previous, target=target, hidden=hidden)
+        assert isinstance(session, BlockSession)
+        session.mask, session.drafts = self.mask, self.block
+        return session
+
+
+def mask_of(model: Any) -> int | None:
+    """Return the mask's id if a model's configuration has one (`pard_token`); None for any other model."""
+    mask = getattr(getattr(model, "config", None), "pard_token", None)
+    return mask if isinstance(mask, int) else None

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.rows import common_prefix
-from sampling.transfers import put
+from sampling.rows import common_prefix, put
 from sampling.types import Draft, Rows, Session, Verdict
 from sampling.vocabulary import best
 from utils.errors import whole
@@ -43,14 +42,12 @@ class NgramStore:
         """Count every token of `sequence` from index `start` on."""
         for size in self.sizes:
             for end in range(max(start, size), len(sequence)):
-                self._count(tuple(sequence[end - size : end]), sequence[end])
-
-    def _count(self, context: Context, token: int) -> None:
-        counts = self.counts.setdefault(context, {})
-        counts[token] = counts.get(token, 0) + 1
-        best = self.best.get(context)
-        if best is None or counts[token] > counts[best]:  # only a strictly greater count takes over
-            self.best[context] = token
+                context, token = tuple(sequence[end - size : end]), sequence[end]
+                counts = self.counts.setdefault(context, {})
+                counts[token] = counts.get(token, 0) + 1
+                # Only a strictly greater count takes over.
+                if counts[token] > counts.get(self.best.get(context, -1), 0):
+                    self.best[context] = token
 
     def offer(self, before: list[int]) -> tuple[int, float] | None:
         """Return the most frequent token after the longest known context, and its share; None if none is known."""

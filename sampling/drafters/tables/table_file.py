@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -51,21 +51,12 @@ def suffix_keys(tail: list[int], sizes: int) -> list[int]:
 def grown(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the hash states [N] uint64 of contexts extended at their front by tokens [N]."""
     states = (states + tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_PRIME)
-    mixed: np.ndarray[Any, Any] = states ^ (states >> np.uint64(32))
-    return mixed
+    return np.asarray(states ^ (states >> np.uint64(32)))
 
 
 def keys_of(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
     """Return keys [N] uint32 of contexts of `size` tokens: their hash, or for size 1 their only token."""
     return tokens.astype(np.uint32) if size == 1 else (states & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-
-
-class Known(NamedTuple):
-    """An entry: the tokens of the context, a next token and its probability."""
-
-    size: int
-    token: int
-    confidence: float
 
 
 @dataclass(frozen=True)
@@ -107,12 +98,9 @@ class StaticTables:
         tables._end = min(end, self._end)
         return tables
 
-    def next(self, tail: list[int]) -> Known | None:
-        """Return the likeliest token after the longest known suffix of `tail`; None if no suffix is known."""
-        return next(map(Known._make, self.entries(tail)), None)
-
     def entries(self, tail: list[int], most: int = 1) -> Iterator[tuple[int, int, float]]:
-        """Yield the fields of the `most` likeliest :class:`Known` of each known suffix of `tail`, the longest first."""
+        """Yield (size of context, next token, its probability) of the `most` likeliest tokens after each known suffix
+        of `tail`, the longest suffix first."""
         keys = suffix_keys(tail, self.max_n)
         for size in range(len(keys), 0, -1):
             starts, known, tokens, confidence = self._levels[size - 1]
@@ -149,19 +137,14 @@ class StaticTables:
         except OSError as error:
             raise UserError(f"cannot read the n-gram tables {file}: {error.strerror}") from error
         header, levels = _parsed(file, data)
-        _check_fit(file, header, vocab_size, fingerprint)
-        if any(len(level.tokens) and level.tokens.max() >= header["vocab_size"] for level in levels):
+        size, theirs = header.get("vocab_size"), header.get("tokenizer")
+        if not isinstance(size, int) or (vocab_size is not None and size > vocab_size):
+            raise UserError(f"the n-gram tables {file} are for a vocabulary of {size} ids, the target has {vocab_size}")
+        if fingerprint is not None and theirs is not None and theirs != fingerprint:
+            raise UserError(f"the n-gram tables {file} were made with another tokenizer ({theirs}, here {fingerprint})")
+        if any(len(level.tokens) and level.tokens.max() >= size for level in levels):
             raise UserError(f"the n-gram tables {file} are damaged: they hold ids beyond their own vocabulary")
         return StaticTables(header, levels)
-
-
-def _check_fit(file: Path, header: dict[str, Any], vocab_size: int | None, fingerprint: str | None) -> None:
-    size = header.get("vocab_size")
-    if not isinstance(size, int) or (vocab_size is not None and size > vocab_size):
-        raise UserError(f"the n-gram tables {file} are for a vocabulary of {size} ids, the target has {vocab_size}")
-    theirs = header.get("tokenizer")
-    if fingerprint is not None and theirs is not None and theirs != fingerprint:
-        raise UserError(f"the n-gram tables {file} were made with another tokenizer ({theirs}, here {fingerprint})")
 
 
 def _parsed(file: Path, data: bytes) -> tuple[dict[str, Any], list[TableArrays]]:

@@ -54,7 +54,7 @@ BAD = {
     "/set num_beams=0": "num_beams must be a whole number from 1 to 64, got 0 (still 4)",
     "/set cascade=x,x": "cascade must be",
     "/set k_matrix=x": "k_matrix must be",
-    "/set expand=sideways": "expand must be auto, none, cape or dynamic",
+    "/set expand=sideways": "expand must be auto, none or dynamic",
     "/set nodes=0": "nodes must be a whole number from 1 to 64, got 0 (still 24)",
     "/temperature -1": "temperature must be",
     "/top_k -3": "top_k must be",

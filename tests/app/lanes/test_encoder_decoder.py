@@ -23,8 +23,8 @@ from tests.support.runs import emitted, sample_counts
 from tests.support.scripted import Ran, run_lines
 from tests.support.tiny import tiny_model
 from utils.errors import UsageError, UserError
-from utils.kernels.packed_linear import lean, pack, unpacked_copy
-from utils.kernels.quantized_linear import QuantizedLinear
+from utils.kernels.quantized_linear import QuantizedLinear, pack, unpacked_copy
+from utils.loading.build import lean
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
 

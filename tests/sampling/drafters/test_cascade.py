@@ -17,8 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling.drafters.cascade import cascade_of, chain_of
-from sampling.drafters.combined import ChainDrafter
+from sampling.drafters.cascade import ChainDrafter, cascade_of, chain_of
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
@@ -176,11 +175,6 @@ def test_only_models_with_states_of_their_own_review(name: str) -> None:
     with pytest.raises(UserError) as refused:
         cascade_of([reviewer, own_points()], [[1, 1], [0, 1]])
     assert str(refused.value) == name + why
-
-
-def test_the_amounts_of_a_chain_are_one_a_drafter() -> None:
-    with pytest.raises(UserError, match=r"^a chain needs an amount for each of its drafters, got 1 for 2$"):
-        chain_of([ModelDrafter(base()), own_points()], [1])
 
 
 # -- greedy ---------------------------------------------------------------------------------------

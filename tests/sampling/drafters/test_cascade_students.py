@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 import sampling.models.cache
-from sampling.drafters.cascade import Reviewer, cascade_of
-from sampling.drafters.combined import ChainDrafter
+from sampling.drafters.cascade import ChainDrafter, Reviewer, cascade_of
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, FixedPace, Limits, Rows
-from sampling.verify.review import Review
 from sampling.verify.round_metrics import RoundMetrics
+from sampling.verify.rules import Review
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
 from tests.support.runs import answers, decode, drafting, emitted, greedy, sample_counts, steps, tiers

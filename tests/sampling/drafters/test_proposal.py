@@ -32,7 +32,7 @@ from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.ratios import RETRY, Ratios
 from sampling.models.causal import CausalLM
-from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Tree, Verdict
+from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Verdict
 from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_drafter, make_student, make_target, text
@@ -338,7 +338,7 @@ def test_the_default_pair_drafts_from_both(default_pair: Any) -> None:
         traits = made.make("tables+feature", chosen).traits
         assert traits.names == ("match", "tables", "recalled", "feature")
         assert traits.needs_hidden
-        assert (traits.rule, traits.tree) == (Rule.POINT, Tree.BEST_FIRST)
+        assert (traits.rule, traits.tree) == (Rule.POINT, True)
     behind = made.make("match+plain", Settings(gamma="auto")).traits
     assert behind.names == ("match", "plain")
     assert not behind.needs_hidden

@@ -20,7 +20,6 @@ import sampling.models.cache
 from app.lanes.lane import PairEngine as Lanes
 from app.settings.table import Settings
 from sampling import autoregressive_generate, cascade_generate, speculative_generate
-from sampling.drafters.cape import Expansion
 from sampling.drafters.cascade import cascade_of, chain_of
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
@@ -33,7 +32,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecLM
-from sampling.recorded.target import RecordedLM
+from sampling.recorded import RecordedLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Drafter, KVCache, Rule
 from tests.sampling.drafters.tables.test_lookup import tables_of
@@ -104,7 +103,6 @@ def cascaded(size: int, lenience: float) -> Drafter:
 
 TABLED: dict[str, Callable[[int], Drafter]] = {
     "model": lambda size: ModelDrafter(model(size)),
-    "cape": lambda size: ModelDrafter(model(size), expansion=Expansion(3)),
     "cascade": lambda size: cascaded(size, 1.0),
     "lenient cascade": lambda size: cascaded(size, 2.0),
 }
@@ -115,8 +113,7 @@ TABLED: dict[str, Callable[[int], Drafter]] = {
 @pytest.mark.parametrize("name", TABLED)
 def test_the_target_keeps_its_law(name: str, size: int, drafts: str) -> None:
     shape = {"prompt": PROMPT, "gamma": 2, "drafts": drafts, "together": 128}
-    wide, narrow = (4, 2) if name == "cape" else (0, 3)  # siblings fork the most
-    for length, most in ((3, wide), (4, narrow)):
+    for length, most in ((3, 0), (4, 3)):
         law = NaiveLaw(top_k=most)
         assert enumeration_error(target(True), lambda: TABLED[name](size), length=length, law=law, **shape) < EXACT
 

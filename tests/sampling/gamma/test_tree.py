@@ -1,4 +1,4 @@
-"""`gamma auto` for trees: what is learned of nodes and siblings, and how deep and wide a tree gets at planted costs."""
+"""`gamma auto` for trees: what is learned of nodes, and how large a tree gets at planted costs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from sampling.drafters.proposal import floors_of, worthwhile
 from sampling.events import Step
-from sampling.gamma.acceptance import Acceptance, chain_accepted
+from sampling.gamma.acceptance import chain_accepted
 from sampling.gamma.controller import Controller
 from sampling.gamma.costs import Costs
-from sampling.types import NodeCosts, Tree
+from sampling.types import NodeCosts
 from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
 
 V = Callable[[int], float]
@@ -37,34 +37,11 @@ def test_how_much_of_the_chain_was_accepted(path: tuple[int, ...], kept: int) ->
     assert chain_accepted(tree_step(2, BESIDE, path)) == kept
 
 
-def test_siblings_are_judged_where_the_chain_was_refused() -> None:
-    known = Acceptance()
-    before = known.rescue(3)
-    for path in ((0, 1), ()):  # accepted to its end: says nothing; refused, and no sibling taken
-        known.learn_rescue(tree_step(2, BESIDE, path))
-    assert known.rescue(3) < before
-    low = known.rescue(3)
-    for path in ((2,), (0, 4), (3,)):
-        known.learn_rescue(tree_step(2, BESIDE, path))
-    assert known.rescue(3) > low
-    assert known.rescue(0) == 0 < known.rescue(3) < known.rescue(8)
-
-
-def test_a_sibling_that_the_tree_goes_on_below_is_worth_more_than_a_leaf() -> None:
-    leaf, branch = Acceptance(), Acceptance()
-    parents = (-1, 0, -1, 2, 3)  # beside a chain of two a branch of three: a dynamic tree
-    for _ in range(20):
-        leaf.learn_rescue(tree_step(3, parents, (2,)))
-        branch.learn_rescue(tree_step(3, parents, (2, 3, 4)))
-    assert leaf.rescue(2) == pytest.approx(min(0.95, leaf.rescue(2)))
-    assert branch.rescue(2) > 2 * leaf.rescue(2)
-
-
 def grown(
     chances: list[float], v: V, promised: float = 1.0, rounds: int = 300, costs: Costs | None = None
 ) -> tuple[Controller, list[int]]:
     """The nodes of rounds in which node r is accepted with chances[r]; the drafter promises `promised` times that."""
-    pace, noise, sizes = Controller(costs=costs, tree=Tree.BEST_FIRST, most=len(chances)), random.Random(3), []
+    pace, noise, sizes = Controller(costs=costs, tree=True, most=len(chances)), random.Random(3), []
     for _ in range(rounds):
         budget = pace.budget([0])
         told = [promised * chance for chance in chances[: budget.max_depth[0]]][: budget.max_nodes]
@@ -100,7 +77,7 @@ def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
     def steep(n: int) -> float:
         return 1 + 0.1 * (n - 1)
 
-    pace, noise, sizes = Controller(tree=Tree.BEST_FIRST, most=8), random.Random(1), []
+    pace, noise, sizes = Controller(tree=True, most=8), random.Random(1), []
     for turn in range(400):
         budget = pace.budget([0])
         told = [0.3, 0.2, 0.1][: budget.max_depth[0]]
@@ -144,38 +121,6 @@ def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
 
     kept = worthwhile(falling[:grown], costs)
     assert brings(kept) == pytest.approx(brings(worthwhile(falling, costs)), abs=1e-12)  # a tie may fall either way
-
-
-def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:
-    """(depth, siblings) of rounds of a chain whose refusal a sibling mends with chance `taken`, if there are six."""
-    noise, found = random.Random(5), []
-    pace = Controller(tree=Tree.SIDEWAYS, most=24)
-    for _ in range(rounds):
-        budget = pace.budget([0])
-        (depth,) = budget.max_depth
-        beside = (budget.max_nodes or 0) - depth if depth else 0
-        parents = (*range(-1, depth - 1), *(-1,) * beside)
-        kept = next((at for at in range(depth) if noise.random() >= alpha), depth)
-        mends = kept == 0 < depth and noise.random() < taken * min(1.0, beside / 6)
-        path = (depth,) if mends and beside else tuple(range(kept))
-        pace.observe([tree_step(depth, parents, path, c * depth, v(1 + depth + beside))])
-        found.append((depth, beside))
-    return found
-
-
-def test_siblings_stand_where_passes_are_flat_and_not_where_they_are_dear() -> None:
-    late = expanded(flat, 0.6)[100:]
-    assert sorted(beside for depth, beside in late if depth)[len(late) // 2] >= 6
-    dear = expanded(unpacked, 0.6)[100:]
-    assert sum(depth + beside for depth, beside in dear) < len(dear)
-
-
-def test_siblings_that_are_never_taken_are_given_up() -> None:
-    def middle(taken: float) -> int:
-        late = [beside for depth, beside in expanded(packed, taken)[150:] if depth]
-        return sorted(late)[len(late) // 2]
-
-    assert middle(0.0) < middle(0.7)
 
 
 @pytest.mark.parametrize("times", [2.0, 3.0])

@@ -28,7 +28,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Prefill
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecLM, EncDecSession
-from sampling.recorded.target import RecordedLM
+from sampling.recorded import RecordedLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Rows
 from tests.support.reference import chi_square_p, exact_law, greedy_answer

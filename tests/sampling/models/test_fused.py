@@ -16,9 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling.models.cache import Buffer
+from sampling.models.cache import Buffer, additive, places
 from sampling.models.fused import CACHE_DTYPES, FusedNetwork, supports
-from sampling.models.masks import additive, places
 from sampling.models.network import TransformersNetwork
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
 from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set, why_not

@@ -28,7 +28,7 @@ from transformers import (
 from sampling.models import llama
 from sampling.models.llama import LlamaNetwork
 from utils.kernels.build import instruction_set
-from utils.kernels.packed_linear import pack
+from utils.kernels.quantized_linear import pack
 
 SIZES: dict[str, Any] = {
     "vocab_size": 120,

@@ -18,11 +18,10 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from sampling.drafters.cape import Expansion
-from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
+from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_model import Model, ModelDrafter
+from sampling.drafters.draft_model import Model
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.events import Step
@@ -88,8 +87,8 @@ START = [3, 4, 5, 3, 4, 6, 3, 4, 5, 7] * 2  # the text passes the window of 24 s
 def grown(kind: str, model: Any) -> Drafter:
     """What grows trees for another target."""
     helper = CausalLM(TransformersNetwork(model), "drafter")
-    if kind == "cape":
-        return ModelDrafter(helper, expansion=Expansion(12))
+    if kind == "model":
+        return Proposer([Model(helper)], tree=True, nodes=12)
     if kind == "tables":
         return LookupDrafter(tree=True, shared_noise=True, recall=True)
     if kind == "joint":
@@ -98,7 +97,7 @@ def grown(kind: str, model: Any) -> Drafter:
     return Proposer([Model(FeatureLM(student, "feature"))], tree=True, nodes=12)
 
 
-WAYS = ("cape", "tables", "joint", "feature")
+WAYS = ("model", "tables", "joint", "feature")
 MODES: dict[str, tuple[float, dict[str, Any]]] = {
     "greedy": (0.0, {}),
     "gumbel": (1.0, {"coupling": "gumbel"}),
@@ -121,8 +120,7 @@ def test_every_drafter_drafts_chains(name: str, way: str) -> None:
         run = steps(decode(lm, [START], drafter, sampler, length=30, gamma=5))
         said = [token for step in run for token in step.emitted]
         assert len(said) == 30
-        if mode != "rejection" or "cape" not in way:
-            assert said == plain, mode
+        assert said == plain, mode
         assert any(step.drafted for step in run), mode
         assert way == "feature" or "window" not in name or any(step.path for step in run), mode  # the student is random
         assert all(step.parents == tuple(range(-1, len(step.drafted) - 1)) for step in run)
@@ -149,18 +147,14 @@ def test_batches_of_a_target_that_takes_no_trees_get_chains_within_the_window() 
 
 
 def drafter_of(kind: str, target: Any, layers: int) -> Proposer:
-    """A drafter of trees: CaPE around a student's chains, or dynamic ones."""
-    name = kind.removesuffix(", dynamic")
-    student = make_student(name, target, [0, 2, 3, 4, 5, 6, 7], seed=2, num_hidden_layers=layers)
-    if kind == "feature, dynamic":
-        return Proposer([Model(FeatureLM(student, "feature"))], tree=True, nodes=NODES)
-    made = {
-        "plain": lambda: ModelDrafter(CausalLM(StudentNetwork(student), "plain")),
-        "glide": lambda: ModelDrafter(GlideLM(student, 3)),
-        "feature": lambda: FeatureDrafter(student),
-    }[name]()
-    made.expansion = Expansion(NODES)
-    return made
+    """A drafter of trees."""
+    student = make_student(kind, target, [0, 2, 3, 4, 5, 6, 7], seed=2, num_hidden_layers=layers)
+    lm = {
+        "plain": lambda: CausalLM(StudentNetwork(student), "plain"),
+        "glide": lambda: GlideLM(student, 3),
+        "feature": lambda: FeatureLM(student, "feature"),
+    }[kind]()
+    return Proposer([Model(lm)], tree=True, nodes=NODES)
 
 
 def near(found: Tensor, wanted: Tensor) -> None:
@@ -203,7 +197,7 @@ def audit_drafter(drafter: Proposer, model: Any, row: list[int], least: int) -> 
 
 
 @pytest.mark.parametrize(("layers", "temperature"), [(1, 0.8), (2, 0.0)])
-@pytest.mark.parametrize("kind", ["plain", "glide", "feature", "feature, dynamic"])
+@pytest.mark.parametrize("kind", ["plain", "glide", "feature"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_after_every_round_and_in_the_next_turns_caches_hold_what_a_new_pass_would(
     network: str, kind: str, layers: int, temperature: float

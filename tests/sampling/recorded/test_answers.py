@@ -13,8 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.recorded.answers import read_answers
-from sampling.recorded.target import PEAK, RecordedLM
+from sampling.recorded import PEAK, RecordedLM, read_answers
 from sampling.types import Draft
 from utils.errors import UserError
 
@@ -73,14 +72,18 @@ def test_what_torch_prints_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
-        ("tensor([[1, 2]])\nhello", 2, "expected tensor(…, got 'hello'"),
-        ("tensor([[1, 2]])\ntensor([[1,\n 2]", 2, "a tensor is not closed"),
-        ("\n\ntensor([[1, x]])", 3, "a row must be a list of ids, got '[1, x]'"),
-        ("tensor([[1, 2],\n [3, ..., 4]])", 2, "a row must be a list of ids: torch has shortened it"),
-        ("tensor([[1, 2], ..., [3, 4]])", 1, "a tensor must hold rows of ids: torch has shortened it"),
+        ("tensor([[1, 2]])\nhello", 2, "expected tensor([[…]]), rows of ids, got 'hello'"),
+        ("tensor([[1, 2]])\ntensor([[1,\n 2]", 2, "expected tensor([[…]]), rows of ids, got 'tensor([[1,'"),
+        ("\n\ntensor([[1, x]])", 3, "a row must be a list of ids, at least one"),
+        ("tensor([[1, 2],\n [3, ..., 4]])", 2, "a row (torch has shortened a tensor: torch.set_printoptions"),
+        (
+            "tensor([[1, 2], ..., [3, 4]])",
+            1,
+            "expected tensor([[…]]), rows of ids, got 'tensor([[1,' (torch has shortened a tensor",
+        ),
         ("tensor([[1, 2],\n\n [-3, 4]])", 3, "a row must be a list of ids, at least one, none below 0"),
         ("tensor([[1, 2.5]])", 1, "a row must be a list of ids, at least one"),
-        ("tensor([[[1, 2]]])", 1, "a tensor must hold rows of ids"),
+        ("tensor([[[1, 2]]])", 1, "expected tensor([[…]]), rows of ids"),
         ("tensor([])", 1, "a row must be a list of ids, at least one"),
         ("tensor([[1, 2]])\ntensor([[4]])", 2, "row 2 of 1 tokens has no answer after its prompt"),
         (

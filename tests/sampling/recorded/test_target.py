@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from sampling.drafters.cascade import cascade_of
-from sampling.drafters.combined import ChainDrafter
+from sampling.drafters.cascade import ChainDrafter, cascade_of
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
-from sampling.recorded.target import RecordedLM
+from sampling.recorded import RecordedLM
 from sampling.types import Draft, Rows
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.students import make_student, make_target

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from app.lanes.logged_lane import event_of
 from sampling.events import Call, Event, Finished, Prefill, Step, to_json
 from sampling.stats.metrics import Meter
-from sampling.stats.ratios import disturbed, expected, speedup, speedup_over
-from sampling.stats.summary import Stats, merge
+from sampling.stats.summary import Stats, disturbed, expected, merge, speedup, speedup_over
 from sampling.stats.theory import best_gamma, efficiency, expected_speedup
 from tests.support.runs import measure
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rows
-from sampling.verify.review import Review, review
+from sampling.verify.rules import Review, review
 from utils.logits_processors import make_processor
 
 

@@ -16,9 +16,7 @@ import sampling.drafters
 import sampling.loop
 from app.settings.layers import Layers
 from sampling import speculative_generate
-from sampling.drafters.cape import Expansion
-from sampling.drafters.cascade import CascadeDrafter, cascade_of, chain_of
-from sampling.drafters.combined import ChainDrafter
+from sampling.drafters.cascade import CascadeDrafter, ChainDrafter, cascade_of, chain_of
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter, Respelled
 from sampling.drafters.max_gram import MaxGramDrafter
@@ -31,6 +29,7 @@ from sampling.models.causal import CausalLM
 from sampling.models.translated import TranslatedLM, Translation
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
+from sampling.verify.distributions import one_hot
 from sampling.verify.rules import verify
 from tests.sampling.verify.test_enumeration import EXACT
 from tests.support.branching import BranchingSampler, enumerate_runs
@@ -110,7 +109,7 @@ DRAFTERS: dict[str, tuple[type, Rule, Callable[[Any], Drafter]]] = {  # of a tar
     "model, its likeliest": (Proposer, Rule.POINT, lambda target: Proposer([likeliest()])),
     "model of other tokens": (Proposer, Rule.POINT, respelled),
     "model, blocks": (ModelDrafter, Rule.BLOCK, lambda target: model(rule=Rule.BLOCK)),
-    "model, siblings": (ModelDrafter, Rule.DRAWN, lambda target: model(expansion=Expansion(9))),
+    "tree of a model": (Proposer, Rule.POINT, lambda target: Proposer([likeliest()], tree=True, nodes=9)),
     "feature": (FeatureDrafter, Rule.DRAWN, lambda target: FeatureDrafter(feature(target))),
     "tree of features": (
         Proposer,
@@ -209,9 +208,25 @@ def error(make: Callable[[], Drafter]) -> float:
     return sum(abs(found.get(text, 0.0) - wanted.get(text, 0.0)) for text in found.keys() | wanted.keys()) / 2
 
 
-def two(**how: Any) -> Callable[[], Drafter]:
-    """Chains that end behind an unlikely token."""
-    return lambda: ModelDrafter(TableLM(2, 5, sharpness=1.0), least=0.2, **how)
+class Siblings(ModelDrafter):
+    """Of chains with less than 3 tokens the other token stands beside the first: all that is left is drawn."""
+
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        draft = super().propose(rows, budget, sampler)
+        count = draft.tokens.shape[1]
+        if draft.probs is None or not 0 < count < 3:
+            return draft
+        other = 1 - draft.tokens[:, :1]
+        return Draft(
+            torch.cat([draft.tokens, other], dim=1),
+            torch.cat([draft.probs, one_hot(other, draft.probs)], dim=1),
+            parents=torch.tensor([*range(-1, count - 1), -1]),
+        )
+
+
+def two(kind: type[ModelDrafter] = ModelDrafter, **how: Any) -> Callable[[], Drafter]:
+    """Chains that end after an unlikely token."""
+    return lambda: kind(TableLM(2, 5, sharpness=1.0), least=0.2, **how)
 
 
 def by_what_was_drawn(*given: Any) -> Verdict:
@@ -222,12 +237,12 @@ def by_what_was_drawn(*given: Any) -> Verdict:
 
 
 def test_each_rule_alone_is_exact_and_one_that_the_draft_chooses_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CaPE with a bound of 3 nodes on chains of up to 3, whose length depends on what is drawn: so do siblings."""
+    """The length of a chain depends on what is drawn, and so do its siblings."""
     assert error(two(rule=Rule.BLOCK)) < EXACT
-    assert error(two(expansion=Expansion(3))) < EXACT
+    assert error(two(Siblings)) < EXACT
     monkeypatch.setattr(sampling.loop, "verify", by_what_was_drawn)
     assert error(two()) < EXACT  # chains only: always the same rule
-    assert error(two(expansion=Expansion(3))) > 1e-2
+    assert error(two(Siblings)) > 1e-2
 
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
@@ -254,17 +269,12 @@ def test_point_masses_beside_drawn_drafts_are_judged_by_the_same_rule(name: str,
 
 
 def test_drafters_that_cannot_go_together_are_refused_by_name() -> None:
-    line = "toy: block verification takes chains, an expansion makes trees: choose one"
-    with pytest.raises(UserError, match=f"^{line}$"):
-        model(rule=Rule.BLOCK, expansion=Expansion(3))
-    with pytest.raises(UserError, match="block verification takes chains"):
-        chain_of([model(rule=Rule.BLOCK), model(expansion=Expansion(3))], [1, 1])
     with pytest.raises(UserError, match=r"^match: shared_noise must be False beside drafters that draw$"):
         chain_of([model(), LookupDrafter(tree=True, shared_noise=True)], [1, 1])
 
 
-@pytest.mark.parametrize("grown", ["cape", "dynamic"])
-def test_settings_that_exclude_each_other_are_refused_wherever_they_are_set(grown: str) -> None:
+def test_settings_that_exclude_each_other_are_refused_wherever_they_are_set() -> None:
+    grown = "dynamic"
     line = f"verify block judges chains, expand {grown} grows trees: choose verify token or expand none"
     both = {"verify": "block", "expand": grown}
     variables = {f"SPEC_{name.upper()}": value for name, value in both.items()}
@@ -331,7 +341,5 @@ def test_blocks_of_a_tree_are_an_error() -> None:
 
 
 def test_a_law_of_one_token_is_all_on_it() -> None:
-    from sampling.verify.distributions import one_hot
-
     laws: Tensor = one_hot(torch.tensor([[2, 0]]), torch.zeros(1, 3))
     assert laws.tolist() == [[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]]

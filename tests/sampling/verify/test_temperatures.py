@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling import autoregressive_generate, beam_search_generate, cascade_generate, speculative_generate
-from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_model import Model, ModelDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.lookup import LookupDrafter
@@ -106,7 +105,6 @@ def test_a_drafter_may_not_take_a_temperature_that_is_no_number() -> None:
 
 WAYS: dict[str, Any] = {
     "model": lambda: ModelDrafter(TableLM(4, 2)),
-    "cape": lambda: ModelDrafter(TableLM(4, 2), expansion=Expansion(6)),
     "ngram": lambda: NgramDrafter(4),
     "tables": lambda: LookupDrafter(tree=True, shared_noise=True, recall=True),
     "joint": lambda: LookupDrafter(model=Model(TableLM(4, 2)), tree=True, shared_noise=True),

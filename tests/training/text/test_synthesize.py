@@ -22,7 +22,7 @@ from tests.support.tiny import tiny_model, tiny_tokenizer
 from training.text.dialogues import Ask, Chat, GivenPrompts, OwnChats
 from training.text.synthesize import TextWriter, draw, passages, write_self, written
 from utils.errors import UserError
-from utils.kernels.packed_linear import pack
+from utils.kernels.quantized_linear import pack
 from utils.logits_processors import make_processor
 
 STOP = frozenset([2])

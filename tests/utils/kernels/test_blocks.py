@@ -10,7 +10,7 @@ from gguf import quants
 from tests.support.quantized import keep_code
 from utils.kernels.bindings import COLUMNS, FLOATS, TYPES
 from utils.kernels.build import instruction_set, why_not
-from utils.kernels.quantized_linear import FILE_BLOCKS, PackedWeight, pack
+from utils.kernels.quantized_linear import FILE_BLOCKS, PackedWeight, pack_rows
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
 
@@ -47,4 +47,4 @@ def test_a_packed_weight_means_what_gguf_says(kind: str, count: int) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_no_type_takes_over_a_twentieth_more_than_in_its_file(kind: str) -> None:
     data = bytes_of(kind, 3 * COLUMNS, 512)
-    assert data.nbytes <= pack(kind, data).nbytes <= 1.05 * data.nbytes
+    assert data.nbytes <= pack_rows(kind, data).nbytes <= 1.05 * data.nbytes

@@ -19,7 +19,7 @@ import pytest
 import torch
 from gguf import quants
 
-from sampling.models import pass_record
+from sampling.models import fused
 from sampling.models.fused import FusedNetwork
 from tests.sampling.models.test_families import CASES, packed, random_model
 from tests.support.pass_image import Image
@@ -116,7 +116,7 @@ def images() -> list[tuple[bytes, bytes]]:
     chosen = {family: changes for family, changes in CASES if family in FAMILIES_TRIED}
     models += [packed(random_model(family, changes)) for family, changes in chosen.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pass_record, "run", noted)
+        patch.setattr(fused, "run", noted)
         for number, model in enumerate(models):
             network = FusedNetwork(model, (torch.float16, torch.float32)[number % 2])
             cache, ids = network.new_cache(1), [3 + 7 * at % 190 for at in range(21)]

@@ -11,10 +11,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.quantized import keep_code
-from utils.kernels import packed_linear
+from utils.kernels import quantized_linear
 from utils.kernels.build import instruction_set, why_not
-from utils.kernels.packed_linear import pack, unpacked_copy
-from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
+from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, pack, unpacked_copy
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
 keep_code()
@@ -84,7 +83,7 @@ def test_packing_a_model_keeps_its_logits_and_packing_again_does_nothing(tied: b
 
 
 def test_without_kernels_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "load", lambda: False)
+    monkeypatch.setattr(quantized_linear, "load", lambda: False)
     model = tiny_llama()
     assert pack(model) == 0
     assert type(model.lm_head) is nn.Linear

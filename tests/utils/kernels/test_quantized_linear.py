@@ -17,8 +17,7 @@ from tests.support.quantized import keep_code
 from tests.utils.kernels.test_blocks import bytes_of
 from utils.kernels.bindings import FLOATS, GROUP, TYPES
 from utils.kernels.build import instruction_set, why_not
-from utils.kernels.packed_linear import quantize
-from utils.kernels.quantized_linear import KINDS, PackedWeight, QuantizedEmbedding, QuantizedLinear
+from utils.kernels.quantized_linear import KINDS, PackedWeight, QuantizedEmbedding, QuantizedLinear, quantize
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 

@@ -22,8 +22,7 @@ from utils.errors import UserError
 from utils.families import UnfitError
 from utils.gguf.header import module_name
 from utils.kernels.build import instruction_set, why_not
-from utils.kernels.packed_linear import quantize, unpacked_copy
-from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
+from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, quantize, unpacked_copy
 from utils.loading import packed_gguf
 from utils.loading.build import load_model
 from utils.loading.cache import cache_folder

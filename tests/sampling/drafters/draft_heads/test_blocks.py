@@ -14,7 +14,7 @@ import torch
 
 from sampling.drafters import draft_model
 from sampling.drafters.draft_heads.checkpoint import load_student
-from sampling.drafters.draft_heads.pard import PardLM, mask_of
+from sampling.drafters.draft_heads.sessions import PardLM, mask_of
 from sampling.drafters.draft_model import CONFIDENT, ModelDrafter, source_of
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter

@@ -18,7 +18,7 @@ import sampling.models.cache
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_heads.pard import PardLM
+from sampling.drafters.draft_heads.sessions import PardLM
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Finished
 from sampling.loop import generate

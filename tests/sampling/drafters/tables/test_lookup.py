@@ -27,7 +27,7 @@ from sampling.drafters.tables.lookup import (
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.ratios import Ratios
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Drafter, Rows, Tree, Verdict
+from sampling.types import Budget, Draft, Drafter, Rows, Verdict
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.toys import ALONE, TableLM, chain_lm, parents_of
 from training.tables.build import Passage, arrays_of, count_levels
@@ -66,22 +66,22 @@ def drafted(drafter: Drafter, row: list[int], want: int = 4) -> list[tuple[int, 
 
 def test_the_longest_known_context_wins_and_unknown_ones_back_off() -> None:
     tables = tables_of([1, 2, 3, 4], [9, 2, 3, 5], [8, 3, 6], [7, 3, 6], [0, 3, 6])
-    assert [tables.next(tail).token for tail in ([1, 2, 3], [9, 2, 3], [8, 3], [3])] == [4, 5, 6, 6]  # type: ignore[union-attr]
-    assert tables.next([1, 2, 3]).size == 3  # type: ignore[union-attr]
-    assert tables.next([50, 60, 3]).size == 1  # type: ignore[union-attr]
-    assert tables.next([50]) is None
-    assert tables.next([]) is None
+    assert [next(tables.entries(tail))[1] for tail in ([1, 2, 3], [9, 2, 3], [8, 3], [3])] == [4, 5, 6, 6]
+    assert next(tables.entries([1, 2, 3]))[0] == 3
+    assert next(tables.entries([50, 60, 3]))[0] == 1
+    assert not list(tables.entries([50]))
+    assert not list(tables.entries([]))
 
 
 def test_a_tie_goes_to_what_follows_the_shorter_context_more_often() -> None:
     tables = tables_of([1, 2, 3], [1, 2, 4], [7, 2, 4])
-    assert tables.next([1, 2]).token == 4  # type: ignore[union-attr]
+    assert next(tables.entries([1, 2]))[1] == 4
 
 
 def test_confidence_rises_with_sightings_and_falls_with_dissent() -> None:
     often, once = tables_of(*[[1, 2]] * 9, [5, 6]), tables_of([1, 2], [5, 6])
     split = tables_of(*[[1, 2]] * 9, *[[1, 3]] * 9, [5, 6])
-    chance = [tables.next([1]).confidence for tables in (often, once, split)]  # type: ignore[union-attr]
+    chance = [next(tables.entries([1]))[2] for tables in (often, once, split)]
     assert chance[0] > chance[1]
     assert chance[0] > chance[2]
     assert all(0 < one <= 1 for one in chance)
@@ -90,7 +90,7 @@ def test_confidence_rises_with_sightings_and_falls_with_dissent() -> None:
 def test_the_likeliest_offer_is_followed() -> None:
     """Matches of one and two tokens hold with .17 and .42; what the tables say is counted."""
     tables = tables_of(*[[1, 2, 30]] * 4, *[[8, 5, token] for token in range(31, 37)])
-    known = {context[-1]: tables.next(context).confidence for context in ([1, 2], [8, 5])}  # type: ignore[union-attr]
+    known = {context[-1]: next(tables.entries(context))[2] for context in ([1, 2], [8, 5])}
     assert known[5] < CHANCE[1] < CHANCE[2] < known[2] < CHANCE[5]
     drafter = LookupDrafter(tables, least=0)
     assert drafted(drafter, [1, 2, 3, 0, 1, 2], 1) == [(30, "tables")]
@@ -242,7 +242,7 @@ def test_the_default_pairs_tables_recall_and_matches_alone_do_not(default_pair: 
 
     made: PairDrafters = PairEngine(default_pair).drafters
     found = {kind: made.make(kind, Settings(gamma="auto")) for kind in ("tables", "match", "static")}
-    assert {one.traits.tree for one in found.values()} == {Tree.BEST_FIRST}
+    assert {one.traits.tree for one in found.values()} == {True}
     assert {kind: one.traits.names for kind, one in found.items()} == {
         "tables": ("match", "tables", "recalled"),
         "match": ("match",),

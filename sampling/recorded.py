@@ -1,4 +1,5 @@
-"""Recorded answers read from a file: the ids that followed each prompt, and facts of the recorded model.
+"""Recorded answers read from a file: the ids that followed each prompt, and facts of the recorded model; and a target
+played back from them, which replaces a model that cannot run.
 
 Three formats, recognised by their text: lines as torch prints them (`tensor([[518, 799, …`, rows may wrap,
 one or several a tensor) whose rows begin with their prompt; a JSON map from a prompt's ids to the answer's
@@ -8,7 +9,9 @@ one or several a tensor) whose rows begin with their prompt; a JSON map from a p
 In the maps in which the experiments of Cascade Speculative Drafting cached their targets (arXiv 2312.11462), a value is
 the whole row of the decoder: of a decoder-only model the prompt's ids and then the answer's, of an encoder-decoder
 model the decoder start id and then the answer's. All values together show which; `RecordedAnswers.reading` has the
-result. Errors name file and line. Knows no text and no models.
+result. Errors name file and line. At each position the recorded token has probability 1, so only
+greedy decoding is meaningful; other likely ids of the recording rank after it with probability 0. Knows no text and no
+models; has no keys, values or hidden states.
 """
 
 from __future__ import annotations
@@ -16,19 +19,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sampling.rows import common_prefix
+from sampling.types import LM, Draft, Hidden, Rows, Session, depths_of
 from utils.errors import UserError
 
 Ids = tuple[int, ...]
 Starts = Sequence[Sequence[Sequence[int]]]
 
-_TENSOR = re.compile(r"tensor\(([^()]*)\)")
+_TENSOR = re.compile(
+    r"tensor\(\s*(\[[\s,]*(?:\[[^\[\]]*\][\s,]*)+\]|\[[^\[\]]*\])[^()\[\]]*\)|\S+"
+)  # or any other word
 _ROW = re.compile(r"\[[^\[\]]*\]")
-_SHAPE = re.compile(r"\s*(0|\[\s*0(\s*,\s*0)*\s*,?\s*\])\s*(,\s*[a-z_]+\s*=\s*[^,\[\]]+)*\s*")
-_SHORTENED = "torch has shortened it: torch.set_printoptions(threshold=…)"
+_SHORTENED = " (torch has shortened a tensor: torch.set_printoptions(threshold=…))"
 
 Arch = Literal["causal", "seq2seq"]
 Reading = Literal["told", "answers alone", "prompt first", "start first"]
@@ -37,29 +48,14 @@ Reading = Literal["told", "answers alone", "prompt first", "start first"]
 
 def _rows(file: Path, text: str) -> Iterator[tuple[int, Ids]]:
     """Yield every row of every tensor, with the line on which it begins."""
-    done = 0
+    hint = _SHORTENED if "..." in text else ""
     for tensor in _TENSOR.finditer(text):
-        _check_space(file, text, done, tensor.start())
-        done, body = tensor.end(), tensor[1]
-        if not _SHAPE.fullmatch(_ROW.sub("0", body)):
-            shortened = f": {_SHORTENED}" if "..." in body else ""
-            refuse(file, text, tensor.start(), f"a tensor must hold rows of ids{shortened}")
-        for row in _ROW.finditer(body):
-            offset = tensor.start(1) + row.start()
-            try:
-                ids = json.loads(row[0])
-            except ValueError:
-                why = f": {_SHORTENED}" if "..." in row[0] else f", got {row[0][:20]!r}"
-                refuse(file, text, offset, f"a row must be a list of ids{why}")
-            yield line_of(text, offset), checked(file, line_of(text, offset), "a row", ids)
-    _check_space(file, text, done, len(text))
-
-
-def _check_space(file: Path, text: str, start: int, end: int) -> None:
-    """Raise UserError for anything but space between tensors."""
-    if rest := text[start:end].strip():
-        why = "a tensor is not closed" if rest.startswith("tensor(") else f"expected tensor(…, got {rest[:20]!r}"
-        refuse(file, text, text.index(rest[0], start), why)
+        if tensor[1] is None:
+            refuse(file, text, tensor.start(), f"expected tensor([[…]]), rows of ids, got {tensor[0][:20]!r}{hint}")
+        for row in _ROW.finditer(tensor[1]):
+            line = line_of(text, tensor.start(1) + row.start())
+            ids = [int(word) if word.strip().isdecimal() else None for word in row[0][1:-1].split(",")]
+            yield line, checked(file, line, f"a row{hint}", ids)
 
 
 def _split(
@@ -329,3 +325,153 @@ def _header(file: Path, number: int, entry: dict[str, Any]) -> dict[str, Any]:
     ):
         raise UserError(f'{file}:{number}: pass_seconds must map numbers of tokens to seconds, such as {{"1": 0.05}}')
     return {name: value for name, value in entry.items() if value is not None}
+
+
+# -- the target ------------------------------------------------------------------------------------------
+
+PEAK = 1e4  # logit of the recorded token: every other one has probability 0 in float32
+RUNNER_UP = PEAK / 2  # logit of the first of the model's other likeliest ids; each later one has STEP less
+STEP = 10.0
+
+
+class RecordedLM(LM):
+    """A target that answers known prompts as recorded; satisfies :class:`sampling.types.LM`.
+
+    Args:
+        answers: prompt ids → answer ids.
+        end_id: its token after the end of a recording.
+        vocab_size: of the recorded model; by default just large enough for the recorded ids.
+        name: its name in events and figures.
+        start_id: the first id of its decoder, for a recording of an encoder-decoder model: rows begin with it, not with
+            the prompt.
+        best: prompt ids → the model's likeliest ids at each position of the answer, likeliest first.
+    """
+
+    takes_trees = True
+
+    def __init__(
+        self,
+        answers: Mapping[Ids, Sequence[int]],
+        end_id: int,
+        vocab_size: int | None = None,
+        name: str = "target",
+        context: int = 1 << 30,
+        start_id: int | None = None,
+        best: Mapping[Ids, Sequence[Ids]] | None = None,
+    ) -> None:
+        if not answers:
+            raise UserError(f"the recording of {name} holds no answer")
+        self.answers = {tuple(prompt): list(answer) for prompt, answer in answers.items()}
+        highest = max(end_id, *(max((*prompt, *answer)) for prompt, answer in self.answers.items()))
+        if vocab_size is not None and highest >= vocab_size:
+            raise UserError(f"the recording of {name} holds id {highest}, its vocabulary ends at {vocab_size - 1}")
+        self.vocab_size = highest + 1 if vocab_size is None else vocab_size
+        self.name, self.end_id, self.context, self.start_id = name, end_id, context, start_id
+        self.encodes = start_id is not None  # an encoder read the prompts
+        self.best = {
+            tuple(prompt): [tuple(token for token in ids if token < self.vocab_size) for ids in positions]
+            for prompt, positions in (best or {}).items()
+        }
+
+    @staticmethod
+    def read(
+        path: str | Path,
+        end_id: int,
+        vocab_size: int | None = None,
+        name: str = "target",
+        start_id: int | None = None,
+    ) -> RecordedLM:
+        """Read a file that separates prompts and answers; UserError, in one line, for any other.
+
+        `end_id` and `start_id` are defaults for the file's; with a `start_id` it is an encoder-decoder model's.
+        """
+        recording = read_answers(path, arch=None if start_id is None else "seq2seq", start_id=start_id)
+        return RecordedLM.of(recording, end_id, vocab_size, name)
+
+    @staticmethod
+    def of(
+        recording: RecordedAnswers,
+        end_id: int = 0,
+        vocab_size: int | None = None,
+        name: str = "target",
+        start_id: int | None = None,
+    ) -> RecordedLM:
+        """Return a recording as an LM; its header outranks `end_id` and `start_id`."""
+        header = recording.header
+        return RecordedLM(
+            {said.prompt: said.answer for said in recording.answers},
+            header.get("end_id", end_id),
+            recording.vocab_size if vocab_size is None else vocab_size,
+            name,
+            header.get("context", 1 << 30),
+            header.get("start_id", start_id),
+            {said.prompt: said.best for said in recording.answers if said.best},
+        )
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
+    ) -> RecordedSession:
+        """Open a session for recorded prompts; UserError for others, and for wanted hidden states."""
+        if hidden:
+            raise UserError(f"{self.name} is a recording: it has no hidden states for a drafter to read")
+        size = self.vocab_size if target is None else target.vocab_size
+        return RecordedSession(self, [list(row) for row in prompt], size)
+
+    def answer(self, prompt: list[int]) -> list[int]:
+        """Return the recorded answer; UserError for a prompt without one."""
+        if (answer := self.answers.get(tuple(prompt))) is None:
+            raise UserError(f"the recording of {self.name} holds no answer to this prompt of {len(prompt)} tokens")
+        return answer
+
+
+class RecordedSession(Session):
+    """Rows of a recording; satisfies :class:`sampling.types.Session`. Read tokens count as cached."""
+
+    def __init__(self, lm: RecordedLM, prompt: Rows, vocab_size: int) -> None:
+        self.lm, self.vocab_size, self.described = lm, vocab_size, f"{lm.name} is a recording: it"
+        self.source = prompt if lm.start_id is not None else None
+        self.initial = prompt if lm.start_id is None else [[lm.start_id] for _ in prompt]
+        answers = [lm.answer(row) for row in prompt]
+        self._texts = [first + answer for first, answer in zip(self.initial, answers, strict=True)]
+        self._best = [lm.best.get(tuple(row), []) for row in prompt]
+        self._begins = list(map(len, self.initial))
+        self._cached: Rows = [[] for _ in prompt]
+
+    def rollback(self, rows: Rows) -> list[int]:
+        """Return the number of tokens of each row that were read before."""
+        lengths = [common_prefix(cached, row) for cached, row in zip(self._cached, rows, strict=True)]
+        self._cached = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        return lengths
+
+    def score(self, rows: Rows, draft: Draft) -> Tensor:
+        """Return [B, N+1, V]: the recorded token of each position has all the mass."""
+        self._cached = [list(row) for row in rows]
+        count = draft.tokens.shape[1] + 1
+        depths = [0, *depths_of(draft.parents, count - 1)]
+        said = [
+            [text[at] if at < len(text) else self.lm.end_id for at in (len(row) + depth for depth in depths)]
+            for row, text in zip(rows, self._texts, strict=True)
+        ]
+        logits = torch.zeros(len(rows), count, self.lm.vocab_size)
+        for index, (row, best) in enumerate(zip(rows, self._best, strict=True)):
+            first = len(row) - self._begins[index]
+            for column, depth in enumerate(depths):
+                ids = best[first + depth] if 0 <= first + depth < len(best) else ()
+                logits[index, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
+        logits.scatter_(2, torch.tensor(said)[..., None], PEAK)
+        return F.pad(logits, (0, self.vocab_size - self.lm.vocab_size), value=-torch.inf)
+
+    def select(self, rows: Tensor) -> None:
+        chosen = rows.tolist()
+        self._texts = [self._texts[row] for row in chosen]
+        self._best = [self._best[row] for row in chosen]
+        self._begins = [self._begins[row] for row in chosen]
+        self._cached = [list(self._cached[row]) for row in chosen]
+        self.initial = [self.initial[row] for row in chosen]
+        self.source = self.source and [self.source[row] for row in chosen]
+
+    def fork(self) -> RecordedSession:
+        """Return an independent session with the same rows."""
+        twin = copy(self)
+        twin._cached = [list(row) for row in self._cached]
+        return twin
