@@ -38,6 +38,7 @@ MADE_SO: dict[str, dict[str, Any]] = {  # where a default configuration makes no
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
+    "kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 32},  # else a pass takes a second
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16, "full_attn_idxs": None},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 128},
