@@ -46,11 +46,10 @@ from app.bench.measurement import Bench
 from app.bench.summary import Timed, times
 from app.command_line.arguments import read_request
 from app.command_line.main import layers_of
-from app.lanes.answers import Answer
-from app.lanes.comparison import Variant
+from app.lanes.answers import Answer, Variant
 from app.lanes.pairing import load_options, with_drafter
-from app.prompts.datasets import selected
-from app.screen.output import LoadProgress, load_engine, print_table, screen, small_table
+from app.prompts.questions import selected
+from app.screen.output import load_engine, load_progress, print_table, screen, small_table
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
@@ -637,7 +636,7 @@ def agreements(bench: Against, options: ModelOptions) -> dict[Variant, float]:
     import torch
 
     settings = bench.settings
-    greedy = [variant for variant in bench.variants if bench.settings_of(variant).temperature == 0]
+    greedy = bench.variants if settings.temperature == 0 else []
     if not greedy or settings.repetition_penalty != 1 or settings.no_repeat_ngram or bench.engine.encodes:
         return {}
     try:
@@ -689,24 +688,21 @@ class Against(Bench):
     def __init__(self, *given: Any, rivals: Mapping[str, Rival]) -> None:
         super().__init__(*given)
         self.rivals = rivals
-        self.variants += [
-            Variant(name, temperature=heat) for heat in self.args.temperatures or (None,) for name in rivals
-        ]
+        self.variants += map(Variant, rivals)
 
     def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
         """One answer of a lane or a rival, from nothing."""
         rival = self.rivals.get(variant.method)
         if rival is None:
             return super().answer(variant, prompt, text, **changes)
-        return rival.answer(prompt, self.settings_of(variant, **changes), self.decode, self.interrupt)
+        return rival.answer(prompt, self.settings.changed(**changes), self.decode, self.interrupt)
 
     def rows(self, agreement: Mapping[Variant, float]) -> list[dict[str, Any]]:
         """The figures of each variant; speed-ups are medians over repeats."""
-        timed = [Timed(self.items, variant, self.references[variant.temperature]) for variant in self.variants]
+        timed = [Timed(self.items, variant, self.reference) for variant in self.variants]
         found = []
         for one in timed:
             beside = [of for of in timed if of.variant.method in self.rivals and of.rates]
-            beside = [of for of in beside if of.variant.temperature == one.variant.temperature]
             fastest = max(beside, key=lambda of: fmean(of.rates), default=None)
             over = [] if fastest is None else one.speedups(fastest.variant)
             first = [answer.stats.ttft_ms for answer in one.answers if answer.stats.ttft_ms is not None]
@@ -739,7 +735,7 @@ def rivals_of(
             ways, notes = make_rivals(engine, options, program)
             rivals |= ways
         else:
-            with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
+            with load_progress(sys.stderr, quiet=settings.quiet) as progress:
                 others, note = make(engine, load_options(options), progress, cancelled)
             rivals |= {rival.name: rival for rival in others}
             notes = [note]
@@ -780,7 +776,7 @@ def main(words: Sequence[str]) -> int:
         for name, form in figures:
             value = (fmean(row[name]) if row[name] else None) if name == "rates" else row[name]
             cells[name] = "-" if value is None else form.format(value)
-        label = Variant(row["method"], row["gamma"], row["temperature"]).label
+        label = Variant(row["method"], row["gamma"]).label
         speeds = (times(row["speedup"]), times(row["over_fastest_rival"]))
         table.add_row(label, cells["rates"], *speeds, cells["tokens_per_pass"], cells["ttft_ms"], cells["agreement"])
     print_table(screen(settings, sys.stdout), f"{bench.measured} answers; rates leave prefill out", table)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.lanes.pass_times import measure_costs
+from app.lanes.warm import measure_costs
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM

@@ -28,7 +28,7 @@ from rich.table import Table
 from app.command_line.arguments import read_request
 from app.command_line.main import layers_of
 from app.lanes.lane import PairEngine
-from app.lanes.pass_times import passes, timed
+from app.lanes.warm import passes, timed
 from app.screen.output import load_engine, print_table, screen, small_table
 from app.screen.terminal import Interrupts
 from app.settings.table import Settings

@@ -24,8 +24,8 @@ import torch
 from app.command_line.arguments import read_request
 from app.command_line.main import layers_of
 from app.lanes.pairing import load_options
-from app.lanes.pass_times import passes, timed
-from app.prompts.built_in import PROMPTS
+from app.lanes.warm import passes, timed
+from app.prompts.questions import PROMPTS
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts
 from sampling.models.causal import CausalLM

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.command_line import reference
-from app.command_line.arguments import read_request
-from app.command_line.subcommands import COMMANDS
+from app.command_line.arguments import COMMANDS, read_request
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -22,8 +22,7 @@ from typing import IO, Any, NamedTuple
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from app.lanes.answers import Answer, shown_settings
-from app.lanes.comparison import Variant
+from app.lanes.answers import Answer, Variant, shown_settings
 from app.lanes.pairing import choose_pair
 from app.prompts.questions import Question
 from app.settings.table import MODEL_FIELDS, ModelOptions, Settings
@@ -39,7 +38,7 @@ _MODELS_ELSEWHERE = (  # entered by the pair's own names or by the machine, or w
     *("trust_remote_code", "offline"),
 )
 _SAME = ("device", "gpu", "dtype", "quantization", "threads", "processes")  # of the machine: what speeds depend on
-VERSION = 2
+VERSION = 3
 
 
 class Slot(NamedTuple):
@@ -84,7 +83,6 @@ class _Line(BaseModel, extra="forbid"):
     repeat: int
     method: str
     gamma: int | str | None
-    temperature: float | None
     answer: Answer
 
 
@@ -153,7 +151,7 @@ class Journal:
             self.machines.append(dict(row["part"]))
         else:
             line = _Line.model_validate(row)
-            variant = Variant(line.method, line.gamma, line.temperature)
+            variant = Variant(line.method, line.gamma)
             self.known[Slot(line.question, line.turn, line.repeat, variant)] = line.answer
 
     def drop_broken_rounds(self, variants: Collection[Variant]) -> None:

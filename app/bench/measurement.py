@@ -1,9 +1,9 @@
-"""A benchmark: many prompts under several methods, gammas and temperatures, timed fairly.
+"""A benchmark: many prompts under several methods and gammas, timed fairly.
 
 Every answer starts without a cache and without n-grams of an earlier one; the order of the methods rotates and reverses
 from round to round; a warm-up is not counted. An interrupt keeps what was measured, and with --out the same command
-resumes the run (app/bench/journal.py). Later turns of a chat continue from the answer of the first temperature's
-reference, so that all methods read the same prompts. Knows how to run lanes, not how figures are computed
+resumes the run (app/bench/journal.py). Later turns of a chat continue from the reference's answer, so that all methods
+read the same prompts. Knows how to run lanes, not how figures are computed
 (app/bench/summary.py).
 """
 
@@ -18,14 +18,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from app.bench.journal import Journal, Slot
-from app.bench.report import write_report
-from app.bench.summary import Item, references, summarise, variants_of
-from app.bench.table import show_tables
-from app.lanes.answers import Answer, compared, parting, run_lane, shown_settings
-from app.lanes.comparison import Variant, order
+from app.bench.report import show_tables, write_report
+from app.bench.summary import Item, reference_of, summarise, variants_of
+from app.lanes.answers import Answer, Variant, compared, order, parting, run_lane, shown_settings
 from app.lanes.costs import terms_of
 from app.prompts.questions import Question, conversation, fitting, fitting_prompts
-from app.replay.log_writer import LoggedMessage, SessionLogWriter, answer_log_of
+from app.replay.log_writer import LoggedMessage, SessionLogWriter
 from app.screen.output import answer_bar, screen
 from app.settings.table import Settings
 from utils.errors import UsageError, UserError
@@ -63,8 +61,7 @@ class Bench:
         # A variant without gamma must not inherit `auto` from the settings: it takes the first fixed gamma.
         self._fixed = next((gamma for gamma in args.gammas if gamma != "auto"), None)
         self.variants = variants_of(engine, settings, args)
-        self.references = references(self.variants)
-        self.reference = next(iter(self.references.values()))
+        self.reference = reference_of(self.variants)
         self.decode = conversation(engine, settings).text
 
     @property
@@ -78,12 +75,7 @@ class Bench:
         gamma = self._fixed if variant.gamma is None else variant.gamma
         if gamma is not None:
             changes["gamma"] = gamma
-        return self.engine.lane(variant.method, self.settings_of(variant, **changes))
-
-    def settings_of(self, variant: Variant, **changes: Any) -> Settings:
-        if variant.temperature is not None:
-            changes["temperature"] = variant.temperature
-        return self.settings.changed(**changes)
+        return self.engine.lane(variant.method, self.settings.changed(**changes))
 
     def turns(self, number: int) -> Iterator[Item]:
         """Yield the prompts of a question; the next one is planned when the last has been answered."""
@@ -103,10 +95,10 @@ class Bench:
     def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
         """Decode one answer of a lane, without a cache; it is recorded if the prompt's text is `text`."""
         lane = self.lane(variant, **changes)
-        recorder = None if text is None else self.recorder
-        answer_log = answer_log_of(
-            recorder, self.engine, [lane], LoggedMessage(text or "", prompt), lane.settings, self.decode
-        )
+        answer_log = None
+        if text is not None and self.recorder is not None:
+            message = LoggedMessage(text, prompt)
+            answer_log = self.recorder.open_answer(self.engine, [lane], message, lane.settings, self.decode)
         show = None if answer_log is None else partial(answer_log.feed, 0)
         terms = terms_of(lane, self.engine)
         answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, show=show, terms=terms)
@@ -189,7 +181,6 @@ class Bench:
             "prompts_file": None if args.prompts is None else str(args.prompts),
             "methods": list(dict.fromkeys(variant.method for variant in self.variants)),
             "gammas": list(args.gammas),
-            "temperatures": list(args.temperatures) or None,
             "repeat": args.repeat,
             "limit": args.limit,
             "ids_file": None if args.ids is None else str(args.ids),
@@ -251,14 +242,13 @@ class Bench:
         }
 
     def _result(self, variant: Variant, repeat: int, row: dict[Variant, Answer]) -> dict[str, Any]:
-        answer, reference = replace(row[variant], method=variant.method), self.references[variant.temperature]
-        plain = row.get(reference) if reference.method == "ar" else None
-        alone = plain is None or variant == reference
+        answer = replace(row[variant], method=variant.method)
+        plain = row.get(self.reference) if self.reference.method == "ar" else None
+        alone = plain is None or variant == self.reference
         parted = None if plain is None or alone else parting(plain, row[variant])
         return {
             **answer.to_json(),
             "gamma": variant.gamma,
-            "temperature": variant.temperature,
             "repeat": repeat,
             "parting": None if parted is None else parted.to_json(),
             **compared([answer] if plain is None or alone else [plain, answer]),

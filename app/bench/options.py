@@ -6,9 +6,9 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.prompts.datasets import PROMPT_FIELDS
+from app.prompts.questions import PROMPT_FIELDS
 from app.settings.table import Field, arguments
-from app.settings.types import LaneNames, NumberList, Switch, Text, Whole, WholeList
+from app.settings.types import LaneNames, Switch, Text, Whole, WholeList
 from utils.errors import UsageError
 from utils.files import separate
 
@@ -17,9 +17,6 @@ BENCH_FIELDS = {
     **{name: PROMPT_FIELDS[name] for name in ("prompts", "ids", "turns")},
     "methods": Field("methods", LaneNames(), (), "lanes to time (default: those of --compare)", "bench"),
     "gammas": Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto is one", "bench"),
-    "temperatures": Field(
-        "temperatures", NumberList(0, 5, once=True), (), "temperatures to time, each beside its own ar", "bench"
-    ),
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
     "limit": PROMPT_FIELDS["limit"],
     "out": Field("out", _PATH, None, "write every figure to this JSON file; resumes a stopped run", "bench"),

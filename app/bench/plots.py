@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.bench.summary import Key, SummaryRow
+from app.bench.summary import SummaryRow, variant_name
 from app.settings.types import named
 from utils.svg_plots import GREY, MARKERS, colours, svg
 
@@ -35,31 +35,23 @@ class Plot:
     missing: str = ""
 
 
-@dataclass(frozen=True)
-class Variants:
-    """The rows of one temperature with the name of each; the ids of their drawings begin with `prefix`."""
-
-    rows: Sequence[SummaryRow]
-    names: Mapping[Key, str]
-    prefix: str
-
-    def of(self, row: SummaryRow) -> str:
-        return named(self.names[row.key])
-
-    def look(self, row: SummaryRow) -> tuple[str, str]:
-        index = [each.key for each in self.rows].index(row.key)
-        return _colours(self.rows)[row.key], MARKERS[index % len(MARKERS)]
+Rows = Sequence[SummaryRow]
 
 
-def _colours(rows: Sequence[SummaryRow]) -> dict[Key, str]:
-    """Return a separate colour for each method and gamma, grey for plain decoding."""
-    drafting = [row.key for row in rows if row.method != "ar"]
-    return {row.key: GREY for row in rows} | dict(zip(drafting, colours(len(drafting)), strict=True))
+def _name(row: SummaryRow) -> str:
+    return named(variant_name(row.model_dump()))
 
 
-def plots(variants: Variants) -> list[Plot]:
-    """Return the plots of one temperature, in the order of the page."""
-    return [_speedups(variants), _alphas(variants), _gammas(variants)]
+def _look(rows: Rows, row: SummaryRow) -> tuple[str, str]:
+    """Return the row's colour, which no other has (grey for plain decoding), and its marker."""
+    drafting = [each for each in rows if each.method != "ar"]
+    colour = GREY if row.method == "ar" else colours(len(drafting))[drafting.index(row)]
+    return colour, MARKERS[rows.index(row) % len(MARKERS)]
+
+
+def plots(rows: Rows) -> list[Plot]:
+    """Return the plots in the order of the page."""
+    return [_speedups(rows), _alphas(rows), _gammas(rows)]
 
 
 def _drawing(draw: Callable[[Figure], None], height: float, name: str) -> str:
@@ -84,9 +76,9 @@ def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None
 # -- speed-up by category -----------------------------------------------------------------------
 
 
-def _speedups(variants: Variants) -> Plot:
+def _speedups(every: Rows) -> Plot:
     title, about = "Speed-up by category", "Over plain decoding (ar) in the same run; the median of the repeats."
-    rows = [row for row in variants.rows if row.speedup is not None]
+    rows = [row for row in every if row.speedup is not None]
     if not rows:
         return Plot(title, about, missing="No method was compared with plain decoding: bench --methods ar,spec does.")
     measured = [
@@ -95,7 +87,7 @@ def _speedups(variants: Variants) -> Plot:
     categories = sorted({name for speedups in measured for name in speedups})
     missing = "" if categories else "The prompts have no categories: bench with its own prompts, or a file with them."
     table = tuple(
-        (variants.of(row), (row.speedup, *map(speedups.get, categories)))
+        (_name(row), (row.speedup, *map(speedups.get, categories)))
         for row, speedups in zip(rows, measured, strict=True)
     )
 
@@ -104,7 +96,7 @@ def _speedups(variants: Variants) -> Plot:
         for index, (row, (name, values)) in enumerate(zip(rows, table, strict=True)):
             shift = (index + 0.5) / len(rows) * 0.8 - 0.4
             known = [(value, line + shift) for line, value in enumerate(values) if value is not None]
-            colour, marker = variants.look(row)
+            colour, marker = _look(every, row)
             axes.plot(*zip(*known, strict=True), marker, color=colour, markersize=5, label=name)
             axes.hlines(shift, *_ends(row), color=colour, linewidth=1.2)
         axes.axvline(1.0, color=GREY, linewidth=1)
@@ -113,28 +105,28 @@ def _speedups(variants: Variants) -> Plot:
         _lines(figure, axes, [named(category) for category in (ALL, *categories)], words)
 
     height = max(1.2 + (1 + len(categories)) * max(0.32, 0.09 * len(rows)), 0.7 + _ROW * len(rows))
-    drawing = _drawing(draw, height, f"{variants.prefix}speedups")
+    drawing = _drawing(draw, height, "speedups")
     return Plot(title, about, (ALL, *categories), table, drawing, missing)
 
 
 # -- alpha by position --------------------------------------------------------------------------
 
 
-def _alphas(variants: Variants) -> Plot:
+def _alphas(every: Rows) -> Plot:
     title, about = "Acceptance by draft position", "Accepted at position j / examined at j."
-    rows = [row for row in variants.rows if any(alpha is not None for alpha in row.alpha_per_position)]
+    rows = [row for row in every if any(alpha is not None for alpha in row.alpha_per_position)]
     if not rows:
         return Plot(title, about, missing="Nothing was drafted: bench --methods ar,spec drafts.")
     deepest = max(j for row in rows for j, alpha in enumerate(row.alpha_per_position, 1) if alpha is not None)
     padding = (None,) * deepest
-    table = tuple((variants.of(row), (*row.alpha_per_position, *padding)[:deepest]) for row in rows)
+    table = tuple((_name(row), (*row.alpha_per_position, *padding)[:deepest]) for row in rows)
 
     def draw(figure: Figure) -> None:
         from matplotlib.ticker import MaxNLocator
 
         axes = figure.subplots()
         for row, (name, values) in zip(rows, table, strict=True):
-            colour, marker = variants.look(row)
+            colour, marker = _look(every, row)
             known = [(j, alpha) for j, alpha in enumerate(values, 1) if alpha is not None]
             axes.plot(*zip(*known, strict=True), marker=marker, color=colour, markersize=4, linewidth=1, label=name)
         axes.set_ylim(-0.03, 1.03)
@@ -143,14 +135,14 @@ def _alphas(variants: Variants) -> Plot:
         axes.set_ylabel("alpha")
         _legend(figure, axes)
 
-    drawing = _drawing(draw, max(3.2, 0.7 + _ROW * len(rows)), f"{variants.prefix}alpha")
+    drawing = _drawing(draw, max(3.2, 0.7 + _ROW * len(rows)), "alpha")
     return Plot(title, about, tuple(map(str, range(1, deepest + 1))), table, drawing)
 
 
 # -- gamma sweep --------------------------------------------------------------------------------
 
 
-def _gammas(variants: Variants) -> Plot:
+def _gammas(every: Rows) -> Plot:
     title = "Gamma: measured and expected speed-up"
     about = (
         "Expected: S = E / (gamma·c + v), E = (1 − alpha^(gamma+1)) / (1 − alpha), with alpha, c and v as measured in "
@@ -158,7 +150,7 @@ def _gammas(variants: Variants) -> Plot:
         "describe."
     )
     swept: dict[str, dict[int, SummaryRow]] = {}  # by method and gamma
-    for row in variants.rows:
+    for row in every:
         if isinstance(row.gamma, int) and row.speedup is not None:
             swept.setdefault(row.method, {})[row.gamma] = row
     swept = {method: dict(sorted(rows.items())) for method, rows in swept.items() if len(rows) > 1}
@@ -168,7 +160,7 @@ def _gammas(variants: Variants) -> Plot:
         )
         return Plot(title, about, missing=needed)
     table = tuple(
-        (variants.of(row), (row.speedup, *_ends(row), row.expected_speedup))
+        (_name(row), (row.speedup, *_ends(row), row.expected_speedup))
         for rows in swept.values()
         for row in rows.values()
     )
@@ -179,11 +171,11 @@ def _gammas(variants: Variants) -> Plot:
         for axes in grid[len(swept) :]:
             axes.set_axis_off()
         for axes, (method, rows) in zip(grid, swept.items(), strict=False):
-            _panel(axes, rows, variants)
+            _panel(axes, rows, every)
             axes.set_title(named(method))
         grid[0].set_ylim(bottom=0)  # all panels share it, and it keeps the top that the drawn ones need
 
-    drawing = _drawing(draw, 3.1 * -(-len(swept) // 3), f"{variants.prefix}gamma")
+    drawing = _drawing(draw, 3.1 * -(-len(swept) // 3), "gamma")
     return Plot(title, about, ("measured", "least", "most", "expected"), table, drawing)
 
 
@@ -193,16 +185,16 @@ def _ends(row: SummaryRow) -> tuple[float, float]:
     return min(each), max(each)
 
 
-def _panel(axes: Axes, rows: Mapping[int, SummaryRow], variants: Variants) -> None:
+def _panel(axes: Axes, rows: Mapping[int, SummaryRow], every: Rows) -> None:
     first = next(iter(rows.values()))
-    colour, marker = variants.look(first)
+    colour, marker = _look(every, first)
     for gamma, row in rows.items():
         axes.vlines(gamma, *_ends(row), color=colour, linewidth=1)
     axes.plot([*rows], [row.speedup or 0.0 for row in rows.values()], marker=marker, color=colour, label="measured")
     known = [(gamma, row.expected_speedup) for gamma, row in rows.items() if row.expected_speedup is not None]
     if known:
         axes.plot(*zip(*known, strict=True), "--", marker="x", color="black", linewidth=1, label="expected")
-    auto = next((row for row in variants.rows if (row.method, row.gamma) == (first.method, "auto")), None)
+    auto = next((row for row in every if (row.method, row.gamma) == (first.method, "auto")), None)
     if auto is not None and auto.speedup is not None:
         axes.axhline(auto.speedup, linestyle=":", color=colour, label="gamma auto")
     axes.axhline(1.0, color=GREY, linewidth=1)

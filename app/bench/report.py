@@ -1,7 +1,8 @@
-"""A benchmark's report: one HTML page without scripts, with every table and plot of a `bench --out` file.
+"""The tables of `bench` on the screen, and its report: one HTML page without scripts, with every table and plot of a
+`bench --out` file.
 
 The file is read and checked here. The page (app/bench/report.html) is filled by jinja2, which escapes every text; it
-loads nothing. Knows figures, no models.
+loads nothing. Columns and cells are those of the rows' own table (app/bench/summary.py). Knows figures, no models.
 """
 
 from __future__ import annotations
@@ -15,17 +16,104 @@ from typing import Annotated, Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, Field, JsonValue, ValidationError
+from rich.console import Console
+from rich.table import Table
 
-from app.bench.plots import Variants, plots
-from app.bench.summary import MARKS, OTHER_TEXT, Key, Row, SummaryRow, shown, times, variant_name
-from app.bench.table import calls_cell, disturbances, modelled, reviews_cell, swi_tables
-from app.lanes.costs import BY
+from app.bench.plots import plots
+from app.bench.summary import ALARM, DISTURBED, MARKS, OTHER_TEXT, Row, SummaryRow, shown, times, variant_name
+from app.lanes.costs import BY, applying
+from app.screen.output import fitted, print_table, small_table
+from app.screen.palette import Look
 from app.screen.rows import visible
 from app.settings.table import Settings
 from app.settings.types import got, named
 from sampling.drafters.registry import is_simulated
+from sampling.stats.summary import TARGET
 from utils.errors import UsageError
 from utils.files import writable, write_text
+
+Rows = Sequence[Row]
+
+
+def show_tables(summary: Rows, settings: Settings, console: Console) -> None:
+    """Print the table of methods; the speed-ups over `ar`, in all and by category; how texts differ."""
+    answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
+    counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
+    print_table(console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console))
+    alarm = Look(palette=settings.palette).style("alarm line")
+    for line in (*_differences(summary), *disturbances(summary)):
+        console.print(line, style=alarm if line.startswith(ALARM) else None, markup=False)
+    compared = [row for row in summary if row["speedup"] is not None]
+    if compared:
+        repeats = max(len(row["speedup_per_repeat"]) for row in compared)
+        title = f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}"
+        print_table(console, title, _figures(compared, "speedups", settings, console))
+    if categories := sorted({name for row in compared for name in row["categories"]}):
+        table = small_table(settings)
+        table.add_column("category", no_wrap=True)
+        for row in compared:
+            table.add_column(variant_name(row).replace(" ", "\n"), justify="right")
+        for name in categories:
+            table.add_row(name, *(times(row["categories"].get(name, {}).get("speedup")) for row in compared))
+        print_table(console, "\nspeed-up by category", table)
+
+
+def _figures(rows: Rows, view: str, settings: Settings, console: Console) -> Table:
+    """Return the columns of a table, as many as fit."""
+    columns = shown(view)
+    heads = {key: column.head(view) for key, column in columns.items()}
+    cells = [
+        {"method": variant_name(row), **{heads[key]: column.cell(row, key) for key, column in columns.items()}}
+        for row in rows
+    ]
+    if settings.ascii:
+        cells = [{head: text.replace("±", "+-") for head, text in row.items()} for row in cells]
+    leaving = sorted((column.leaves, heads[key]) for key, column in columns.items() if column.leaves)
+    return fitted(console, settings, cells, [head for _, head in leaving])
+
+
+def _differences(summary: Rows) -> list[str]:
+    """Return the meaning of the marks in `differs`, then the alarms."""
+    known = [text for key, _, text in MARKS if any(row[key] for row in summary)]
+    lines = [f"differs: {'; '.join(known)}"] if known else []
+    return lines + [
+        f"{ALARM}: {variant_name(row)} differs from ar beyond a near tie in {row['beyond_ties']} of {row['compared']} "
+        "answers"
+        for row in summary
+        if row["beyond_ties"]
+    ]
+
+
+def disturbances(summary: Rows) -> list[str]:
+    """Return a line for each row of which repeats with a disturbed timing are left out."""
+    rows = ((variant_name(row), row["disturbed"], row["disturbed"] + len(row["speedup_per_repeat"])) for row in summary)
+    return [f"{name}: {DISTURBED} of {count} of {whole} repeats" for name, count, whole in rows if count]
+
+
+# -- the costs of models that draft -----------------------------------------------------------------
+
+
+def modelled(summary: Rows) -> list[Row]:
+    """Return the rows of drafters that call models."""
+    return [row for row in summary if row["swi"] and calls_cell(row)]
+
+
+def calls_cell(row: Row) -> str:
+    """Return the calls a target pass of every model but the target."""
+    return ", ".join(f"{model} {calls or 0:.2f}" for model, calls in row["calls_per_pass"].items() if model != TARGET)
+
+
+def reviews_cell(row: Row) -> str:
+    """Return the drafts that each reviewer passed, over those that it examined."""
+    reviews = row["reviews"].items()
+    return ", ".join(f"{model} {count['accepted']}/{count['examined']}" for model, count in reviews) or "-"
+
+
+def swi_tables(summary: Rows) -> list[str]:
+    """Return every table of costs that applies to a row."""
+    known = {name for row in summary for name in applying(row["swi"])}
+    return [name for name in BY if name in known]
+
 
 _PAGE = Path(__file__).with_name("report.html")
 MEANINGS = {
@@ -105,58 +193,43 @@ def page(run: Run, name: str) -> str:
     """Return the page as text; `name` is that of the file it is made from."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_PAGE.read_text(encoding="utf-8"))
-    temperatures = list(dict.fromkeys(row.temperature for row in run.summary))
     prompts, answers = (max(getattr(row, key) for row in run.summary) for key in ("prompts", "answers"))
-    facts = [*run.__pydantic_extra__.items()]
+    figures = [row.model_dump() for row in run.summary]
+    calling, heads = modelled(figures), {key: column.head("report") for key, column in shown("report").items()}
+    columns = [key for key in heads if any(row[key] not in (None, []) for row in figures)]
+    tables, facts = swi_tables(calling), [*run.__pydantic_extra__.items()]
+    legend = [(heads[key], MEANINGS[key]) for key in columns]
+    legend += [(mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in figures)]
     return template.render(
         run=run,
         name=name,
-        sentences=[_sentence(run, temperature) for temperature in temperatures],
-        parts=[_part(run, temperature, index) for index, temperature in enumerate(temperatures)],
-        facts=[(key.replace("_", " "), _in_words(value)) for key, value in facts if value is not None],
-        machine=[(key.replace("_", " "), _in_words(value)) for key, value in run.machine.items() if value is not None],
-        settings=[(key, _in_words(value)) for key, value in run.settings.items()],
-        counts=f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method; rates leave prefill out",
-        disturbances=disturbances([row.model_dump() for row in run.summary]),
-        visible=visible,
-    )
-
-
-def _names(rows: Sequence[SummaryRow]) -> dict[Key, str]:
-    return {row.key: variant_name(row.model_dump()) for row in rows}
-
-
-def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
-    """Return all of one temperature ("" where the file has none by row)."""
-    rows = [row for row in run.summary if row.temperature == temperature]
-    figures = [row.model_dump() for row in rows]
-    calling, heads = modelled(figures), {key: column.head("report") for key, column in shown("report").items()}
-    columns = [key for key in heads if any(row[key] not in (None, []) for row in figures)]
-    tables = swi_tables(calling)
-    legend = [(heads[key], MEANINGS[key]) for key in columns]
-    legend += [(mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in figures)]
-    return {
-        "temperature": "" if temperature is None else f"{temperature:g}",
-        "columns": ["method", *(heads[key] for key in columns)],
-        "methods": [_methods(row, columns) for row in figures],
-        "plots": plots(Variants(rows, _names(rows), f"t{index}-")),
-        "swi_head": ["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
-        "swi": [
+        sentence=_sentence(run.summary),
+        columns=["method", *(heads[key] for key in columns)],
+        methods=[_methods(row, columns) for row in figures],
+        plots=plots(run.summary),
+        swi_head=["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
+        swi=[
             [
                 *map(Cell, (variant_name(row), calls_cell(row), reviews_cell(row))),
                 *(Cell(times(row["swi"][name]), row["swi"][name], name) for name in tables),
             ]
             for row in calling
         ],
-        "legend": legend + ([("SWI", SWI)] if calling else []),
-    }
+        legend=legend + ([("SWI", SWI)] if calling else []),
+        facts=[(key.replace("_", " "), _in_words(value)) for key, value in facts if value is not None],
+        machine=[(key.replace("_", " "), _in_words(value)) for key, value in run.machine.items() if value is not None],
+        settings=[(key, _in_words(value)) for key, value in run.settings.items()],
+        counts=f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method; rates leave prefill out",
+        disturbances=disturbances(figures),
+        visible=visible,
+    )
 
 
-def _sentence(run: Run, temperature: float | None) -> str:
-    """Name the fastest method of one temperature that gives the target's text, beside plain decoding; "" for none."""
-    rows = [row for row in run.summary if row.temperature == temperature and row.method not in OTHER_TEXT]
-    known = [(row.predicted_per_second.mean, row) for row in rows if not is_simulated(row.method)]
-    timed = sorted(((mean, row) for mean, row in known if mean), key=lambda pair: pair[0], reverse=True)
+def _sentence(summary: Sequence[SummaryRow]) -> str:
+    """Name the fastest method that gives the target's text, beside plain decoding; "" for none."""
+    rows = [row for row in summary if row.method not in OTHER_TEXT and not is_simulated(row.method)]
+    timed = [(row.predicted_per_second.mean, row) for row in rows if row.predicted_per_second.mean]
+    timed.sort(key=lambda pair: pair[0], reverse=True)
     if not timed:
         return ""
     mean, best = timed[0]

@@ -1,7 +1,7 @@
 """A benchmark's answers → one summary row per method and gamma, and the tokens that lie in repeating loops.
 
 :class:`SummaryRow` is the one table of columns. The row of a column holds how its figure is computed, which values a
-file may hold, how it is written and its head in each table; the file of --out, the screen (app/bench/table.py) and the
+file may hold, how it is written and its head in each table; the file of --out, the screen (app/bench/report.py) and the
 report (app/bench/report.py) follow from it.
 
 A rate is Σ tokens / Σ seconds over all prompts of a repeat, a speed-up the time that `ar` takes for a method's tokens
@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.lanes.answers import Answer, PartingKind, agrees, parting
-from app.lanes.comparison import NEAR_TIE, Variant
+from app.lanes.answers import NEAR_TIE, Answer, PartingKind, Variant, agrees, parting
 from app.lanes.costs import ignores_gamma, swi_of
 from app.prompts.questions import Question
 from app.settings.table import Settings
@@ -40,7 +39,6 @@ OTHER_TEXT = ("draft", "beam")  # lanes that do not decode as the target alone d
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Gamma = Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None
-Key = tuple[str, Gamma, float | None]
 Row = Mapping[str, Any]  # of a summary, by key
 
 
@@ -64,29 +62,23 @@ class Item:
 
 
 def variants_of(engine: PairEngine, settings: Settings, args: Namespace) -> list[Variant]:
-    """Return methods × gammas at every temperature; a method that drafts nothing appears once.
+    """Return methods × gammas; a method that drafts nothing appears once.
 
     A method that ignores gamma appears once for all numbers (its gamma is None) and once for auto.
     """
     variants: list[Variant] = []
-    for temperature in args.temperatures or (None,):
-        tempered = settings if temperature is None else settings.changed(temperature=temperature)
-        for method in args.methods or settings.compare:
-            lane = engine.lane(method, tempered)
-            gammas: Iterable[int | str | None] = dict.fromkeys(args.gammas) if lane.drafts else [None]
-            if ignores_gamma(lane):
-                gammas = dict.fromkeys(gamma if gamma == "auto" else None for gamma in gammas)
-            variants += [Variant(method, gamma, temperature) for gamma in gammas]
+    for method in args.methods or settings.compare:
+        lane = engine.lane(method, settings)
+        gammas: Iterable[int | str | None] = dict.fromkeys(args.gammas) if lane.drafts else [None]
+        if ignores_gamma(lane):
+            gammas = dict.fromkeys(gamma if gamma == "auto" else None for gamma in gammas)
+        variants += [Variant(method, gamma) for gamma in gammas]
     return variants
 
 
-def references(variants: Sequence[Variant]) -> dict[float | None, Variant]:
-    """Return the variant whose answers stand for each temperature: `ar`, or without it the first one."""
-    chosen: dict[float | None, Variant] = {}
-    for variant in variants:
-        if variant.method == "ar" or variant.temperature not in chosen:
-            chosen[variant.temperature] = variant
-    return chosen
+def reference_of(variants: Sequence[Variant]) -> Variant:
+    """Return the variant that the others are compared with: `ar`, or without it the first one."""
+    return next((variant for variant in variants if variant.method == "ar"), variants[0])
 
 
 # -- the answers of a row ---------------------------------------------------------------------------
@@ -246,13 +238,12 @@ def times(value: float | None) -> str:
 
 
 def variant_name(row: Row) -> str:
-    """Return method, gamma and temperature, if it has them: spec 4 T0.7, or spec auto(2.7) with its mean gamma."""
+    """Return method and gamma: spec 4, or spec auto(2.7) with its mean gamma."""
     gamma, mean = row["gamma"], row["mean_gamma"]
     if gamma == "auto" and mean is not None:
         gamma = f"auto({mean:.1f})"
-    heat = [] if row["temperature"] is None else [f"T{row['temperature']:g}"]
     simulated = ["(simulated)"] if is_simulated(row["method"]) else []
-    return " ".join([str(row["method"]), *([] if gamma is None else [str(gamma)]), *heat, *simulated])
+    return " ".join([str(row["method"]), *([] if gamma is None else [str(gamma)]), *simulated])
 
 
 def _rate_cell(row: Row) -> str:
@@ -335,14 +326,14 @@ Named = dict[str, Amount | None]
 
 
 class SummaryRow(BaseModel, frozen=True):
-    """One row of `summary`, of a method at a gamma and a temperature (None where the run has one temperature).
+    """One row of `summary`, of a method at a gamma.
 
-    A column's default holds for a file from before the column.
+    A column's default holds for a file from before the column; one with rows of several temperatures is refused.
     """
 
     method: str
     gamma: Gamma = None
-    temperature: Amount | None = None
+    temperature: None = None
     mean_gamma: Annotated[Value, BenchColumn(_mean_gamma)] = None
     prompts: Annotated[Count, BenchColumn(lambda of: of.prompts)] = 0
     answers: Annotated[Count, BenchColumn(lambda of: len(of.answers))] = 0
@@ -430,11 +421,6 @@ class SummaryRow(BaseModel, frozen=True):
         Named | None, BenchColumn(lambda of: swi_of(of.total, of.answers[0].terms) if of.answers else None)
     ] = None
 
-    @property
-    def key(self) -> Key:
-        """Its key among the rows of a file."""
-        return self.method, self.gamma, self.temperature
-
 
 COLUMNS: Mapping[str, BenchColumn] = {
     key: column
@@ -450,12 +436,9 @@ def shown(view: str) -> dict[str, BenchColumn]:
 
 
 def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """Return one row per variant, as JSON values; figures that are undefined are None.
-
-    Each temperature by itself: its `ar` is what the others are compared with.
-    """
-    by_temperature, rows = references(variants), []
+    """Return one row per variant, as JSON values; figures that are undefined are None."""
+    reference, rows = reference_of(variants), []
     for variant in variants:
-        timed = Timed(items, variant, by_temperature[variant.temperature])
+        timed = Timed(items, variant, reference)
         rows.append({**vars(variant), **{key: _rounded(column.figure(timed)) for key, column in COLUMNS.items()}})
     return rows

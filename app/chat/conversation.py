@@ -197,12 +197,8 @@ class Conversation:
                 f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent; "
                 "the conversation is unchanged"
             )
-        return replace(plan, messages=self._sent_messages(plan))
-
-    def _sent_messages(self, plan: Plan) -> tuple[Message, ...]:
-        """The chat of a plan as a server reads it: it has a template of its own."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return (*system, *_messages(self.turns[: plan.keep], plan.user))
+        return replace(plan, messages=(*system, *_messages(self.turns[: plan.keep], plan.user)))
 
     # -- changes ------------------------------------------------------------------------------
 
@@ -212,7 +208,7 @@ class Conversation:
         prompt = tuple(plan.prompt if plan.begun else plan.prompt[: len(plan.prompt) - len(plan.answer)])
         before = self.turns[plan.keep] if plan.answer else None
         origin = before if plan.forced or before is None else before.origin
-        turn = Turn(plan.user, prompt, answer, self.said(answer), reason, plan.regenerated, seed, record, origin)
+        turn = Turn(plan.user, prompt, answer, self.text(answer), reason, plan.regenerated, seed, record, origin)
         if before is None:
             self.branches = []
         elif plan.forced:
@@ -297,7 +293,7 @@ class Conversation:
     def reads(self, turns: Sequence[Turn], vocab_size: int) -> bool:
         """Return whether this tokenizer decodes the ids of these turns to their texts."""
         ids = all(0 <= token < vocab_size for turn in turns for token in (*turn.prompt, *turn.answer))
-        return ids and all(turn.prompt and turn.answer and self.said(turn.answer) == turn.text for turn in turns)
+        return ids and all(turn.prompt and turn.answer and self.text(turn.answer) == turn.text for turn in turns)
 
     def load(self, turns: Sequence[Turn], system: str, *, same: bool) -> None:
         """Continue a saved conversation: by its ids if they are this tokenizer's, else from its texts."""
@@ -308,7 +304,7 @@ class Conversation:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def text(self, ids: tuple[int, ...] | list[int]) -> str:
+    def text(self, ids: Sequence[int]) -> str:
         """Return the answer's text, without the stop token that closed it and the headers of its channels; the channel
         in which it thinks stands between marks."""
         end = -1 if ids and ids[-1] in self.stop_ids else None
@@ -360,10 +356,6 @@ class Conversation:
         closes = [self._encode(text) for close in listed for text in ([close] if isinstance(close, str) else close)]
         closing = {ids[0] for ids in closes if len(ids) == 1}
         return {header[0] for header in headers}, {header[-1] for header in headers}, closing
-
-    def said(self, ids: Sequence[int]) -> str:
-        """Return the text of an answer from its first token on."""
-        return self.text(list(ids))
 
     def _channels(self, ids: Sequence[int]) -> dict[str, str] | None:
         """Return the texts of an answer by the chat template's names for them; None without a schema."""

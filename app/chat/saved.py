@@ -1,42 +1,43 @@
-"""A finished answer with all that is known about it; a conversation as the text or JSON that /save writes and /load
-reads; and an answer on the clipboard.
+"""A finished answer with all that is known about it, and the files of a conversation: the text or JSON that /save
+writes and /load reads, and pages (.html, .svg) with the drafts as the console shows them.
 
-Texts are read through `decode`, so answers are whole only with the tokenizer they were made with. Knows no models and
-no screen.
+Texts are read through `decode`, so answers are whole only with the tokenizer they were made with. Pages load nothing,
+and all of the texts is shown as text. Knows no models.
 """
 
 from __future__ import annotations
 
-import base64
+import io
 import json
-import os
-import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
+from rich.console import Console
+from rich.terminal_theme import SVG_EXPORT_THEME
+from rich.text import Text
 
 from app.chat.conversation import Turn
 from app.lanes.answers import Answer, compared, shown_settings
-from app.lanes.logged_lane import LoggedLane, event_of, settings_of
+from app.lanes.costs import LoggedLane, event_of, settings_of
 from app.screen.inspection import SaidToken
-from app.screen.live import Track, tokens_of
-from app.screen.trace import Rounds
+from app.screen.live import Track, look_of, panes, tokens_of
+from app.screen.rows import visible
+from app.screen.trace import read as read_round
+from app.screen.view import heading, question
 from app.settings.table import Settings
 from sampling.events import Reason
 from utils.errors import UserError
-from utils.growing_text import Decode
+from utils.growing_text import Decode, Window
 
 VERSION = 1
 _KEYS = {
     **{name: name for name in ("user", "text", "reason", "seed", "regenerated")},
     **{"prompt_ids": "prompt", "answer_ids": "answer"},
 }
-_TOOLS = (("wl-copy",), ("xclip", "-selection", "clipboard"), ("xsel", "-ib"), ("pbcopy",), ("clip.exe",))
-_NEEDS = {"wl-copy": "WAYLAND_DISPLAY", "xclip": "DISPLAY", "xsel": "DISPLAY"}
 
 
 @dataclass(frozen=True)
@@ -88,24 +89,6 @@ def as_text(turns: Sequence[Turn], system: str) -> str:
     """Return the conversation as plain text."""
     head = [f"[system]\n{system}\n"] if system else []
     return "\n".join([*head, *(f"[user]\n{turn.user}\n\n[assistant]\n{turn.text}\n" for turn in turns)])
-
-
-def osc52(text: str) -> str:
-    """Return the control sequence by which a terminal puts `text` on the clipboard, also over ssh."""
-    return f"\x1b]52;c;{base64.b64encode(text.encode('utf-8', 'replace')).decode('ascii')}\x07"
-
-
-def local_clipboard(text: str) -> bool:
-    """Put `text` on this machine's clipboard with the first tool that works; False if there is none."""
-    data = text.encode("utf-8", "replace")
-    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 3, "check": True}
-    for command in _TOOLS:
-        if command[0] in _NEEDS and not os.environ.get(_NEEDS[command[0]]):
-            continue
-        with suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(command, input=data, **quiet)
-            return True
-    return False
 
 
 class _SavedTurn(BaseModel, extra="allow"):
@@ -195,12 +178,108 @@ def _answered(turn: Turn, record: Mapping[str, Any], before: tuple[int, ...], de
     tracks = []
     for saved in decoding.lanes:
         lane = replace(saved.lane, settings=settings)
-        track, rounds = Track(lane, decode, saved.prompt_n, settings.max_new_tokens, before, lane.terms), Rounds(decode)
+        track, window = Track(lane, decode, saved.prompt_n, settings.max_new_tokens, before, lane.terms), Window(decode)
         for event in map(event_of, saved.events):
             track.feed(event)
         track.pane()
         for step in track.steps:
-            rounds.read(step)
+            read_round(step, window)
         tracks.append(track)
     models = {name: str(text) for name, text in decoding.models.items()}
     return Answered(models["pair"], settings, turn, tracks, models)
+
+
+WIDTH = 100
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_FONTS = "'Fira Code',Menlo,'DejaVu Sans Mono',Consolas,monospace"
+
+_HTML = f"""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="UTF-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>Conversation</title>
+<style>
+{{stylesheet}}
+body {{{{ color: {{foreground}}; background-color: {{background}}; }}}}
+pre {{{{ font-family: {_FONTS}; line-height: 1.25; }}}}
+code span {{{{ unicode-bidi: isolate; }}}}
+</style>
+</head>
+<body>
+<pre><code style="font-family:inherit">{{code}}</code></pre>
+</body>
+</html>
+"""
+_SVG = f"""\
+<svg class="rich-terminal" viewBox="0 0 {{width}} {{height}}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{{unique_id}}-matrix {{{{
+    font-family: {_FONTS}; font-size: {{char_height}}px; line-height: {{line_height}}px;
+    font-variant-east-asian: full-width;
+}}}}
+.{{unique_id}}-title {{{{ font-size: 18px; font-weight: bold; font-family: arial; }}}}
+{{styles}}
+</style>
+<defs>
+<clipPath id="{{unique_id}}-clip-terminal">
+<rect x="0" y="0" width="{{terminal_width}}" height="{{terminal_height}}" />
+</clipPath>
+{{lines}}
+</defs>
+{{chrome}}
+<g transform="translate({{terminal_x}}, {{terminal_y}})" clip-path="url(#{{unique_id}}-clip-terminal)">
+{{backgrounds}}
+<g class="{{unique_id}}-matrix">
+{{matrix}}
+</g>
+</g>
+</svg>
+"""
+
+
+def drawing(width: int = WIDTH) -> Console:
+    """Return a console that records its output, in full colour whatever the terminal can do."""
+    return Console(
+        file=io.StringIO(),
+        record=True,
+        width=width,
+        force_terminal=True,
+        color_system="truecolor",
+        no_color=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def svg(console: Console, title: str = "python infer.py") -> str:
+    """Return the recorded output as a picture that loads nothing."""
+    return _NO_XML.sub("\ufffd", console.export_svg(title=title, code_format=_SVG, theme=SVG_EXPORT_THEME))
+
+
+def html(console: Console) -> str:
+    """Return the recorded output as a page that loads nothing."""
+    return _NO_XML.sub("\ufffd", console.export_html(code_format=_HTML, theme=SVG_EXPORT_THEME))
+
+
+def draw(console: Console, turns: Iterable[tuple[Turn, Sequence[Answered]]], settings: Settings) -> None:
+    """Draw the conversation as the console shows it: each turn with its decodings, none if they were not saved."""
+    look, last = look_of(console, settings), Text()
+    for turn, decodings in turns:
+        for answered in decodings[:1]:
+            rows = heading(answered.models, answered.settings, look).rows()
+            line = Text("\n").join(Text.assemble(*((part.text, part.style or "") for part in row)) for row in rows)
+            if str(line) != str(last):
+                console.print(line)
+            last = line
+        console.print(question(turn.user, look))
+        console.print(Text(visible(turn.text)))
+        console.print()
+        for answered in decodings:
+            console.print(panes(answered.tracks, console, settings))
+        if not decodings:
+            console.print(Text("the drafts and figures of this answer are not there", style="dim"))
+        console.print()

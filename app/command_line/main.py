@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import IO, TextIO
 
-from app.command_line.arguments import Request, read_request
-from app.command_line.subcommands import COMMANDS
-from app.settings.layers import Layers, misspelt_variables
+from app.command_line.arguments import COMMANDS, Request, read_request
+from app.settings.table import Layers, misspelt_variables
 from utils.errors import UsageError, UserError
 from utils.processes import check_command, first, hush, leave_at_once, world
 from utils.progress import INTERRUPTED
@@ -116,9 +115,7 @@ def _run(request: Request) -> int:
         module, _, name = run.partition(":")
         own = request.own if first() else Namespace(**{**vars(request.own), "out": None, "report": None})
         return int(getattr(import_module(module), name)(settings, options, own))
-    from app.screen.palette import is_terminal
-
-    if request.command == "run" or not is_terminal(sys.stdin):
+    if request.command == "run" or not (sys.stdin and not sys.stdin.closed and sys.stdin.isatty()):
         from app.command_line.run import run_once
 
         piped = request.prompt in (None, "-")

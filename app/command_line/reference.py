@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from app.command_line.subcommands import COMMANDS, OWN_FIELDS
+from app.command_line.arguments import COMMANDS, OWN_FIELDS
 from app.console.slash_commands import TABLE
 from app.screen.output import markdown_table
 from app.settings.table import FIELDS, SETTING_FIELDS, Field

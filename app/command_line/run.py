@@ -16,7 +16,7 @@ from app.lanes.answers import Answer, answer_of, compared, comparisons_of, shown
 from app.lanes.costs import terms_of
 from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
-from app.replay.log_writer import LoggedMessage, answer_log_of, log_writer_of
+from app.replay.log_writer import LoggedMessage, log_writer_of
 from app.screen.output import load_engine, screen
 from app.screen.rows import visible
 from app.screen.terminal import Interrupts
@@ -45,9 +45,9 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
         lanes, chat = engine.lanes(settings), conversation(engine, settings)
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
             sys.stderr.write(f"{engine.loaded.target.name} has no chat template: the text is simply continued\n")
-        plan, said = chat.plan(text), engine.pieces.beside(chat.said)
+        plan, said = chat.plan(text), engine.pieces.beside(chat.text)
         message = LoggedMessage(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
-        answer_log = answer_log_of(log, engine, lanes, message, settings, engine.pieces.beside(chat.text))
+        answer_log = None if log is None else log.open_answer(engine, lanes, message, settings, said)
         writer = None if as_json else AnswerWriter(sys.stdout, said)
         race = Race(lanes, engine, [*message.ids], interrupt=interrupt, messages=plan.messages)
         meters = [Meter(len(message.ids)) for _ in lanes]
@@ -114,10 +114,10 @@ class AnswerWriter:
 def report(answers: list[Answer], settings: Settings) -> None:
     """Write the figures and comparisons of the lanes to standard error."""
     from app.screen.figures import PaneData, StatsLines, note
-    from app.screen.palette import Look
+    from app.screen.live import look_of
 
     console = screen(settings, sys.stderr, _WIDTH)
-    look = Look(width=console.width, color=not console.no_color, ascii=settings.ascii, palette=settings.palette)
+    look = look_of(console, settings).sized()
     ends = ["stopped" if answer.interrupted else "done" for answer in answers]
     panes = [
         PaneData(answer.method, stats=answer.stats, state=end, limit=settings.max_new_tokens)  # type: ignore[arg-type]

@@ -10,8 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from app.chat.saved import Answered
-from app.lanes.answers import Answer, comparisons_of
-from app.lanes.comparison import promise
+from app.lanes.answers import Answer, comparisons_of, promise
 from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData, StatsLines
 from app.screen.live import look_of
@@ -62,7 +61,9 @@ def info(engine: PairEngine, chat: Conversation) -> str:
     loaded = engine.loaded
     if engine.server is not None:
         return f"pair     {loaded.spec.name}\ntarget   {loaded.target.name}, served at {engine.server.address}"
-    used = len(chat.ids)
+    used, prompts = len(chat.ids), "chat template" if chat.templated else "plain text"
+    if chat.single:
+        prompts = "each message by itself, as it is (the encoder reads it)"
     return "\n".join(
         [
             f"pair     {loaded.spec.name}",
@@ -70,18 +71,12 @@ def info(engine: PairEngine, chat: Conversation) -> str:
             f"drafter  {_model(loaded.drafter) if loaded.drafter is not None else drafter_name(engine)}",
             *(f"  {name}  {_model(model)}" for name, model in loaded.cascade_models.items()),
             f"vocabulary {engine.target.vocab_size:,} ids, stop ids {', '.join(map(str, sorted(engine.stop_ids)))}",
-            f"prompts  {_prompts(chat)}",
+            f"prompts  {prompts}",
             f"kernels  {kernels_of(loaded.target)}{', the whole pass as one' if engine.invariant else ''}",
             f"output   {promise(loaded.target.precision, engine.invariant)}",
             _context(used, engine.context),
         ]
     )
-
-
-def _prompts(chat: Conversation) -> str:
-    if chat.single:
-        return "each message by itself, as it is (the encoder reads it)"
-    return "chat template" if chat.templated else "plain text"
 
 
 def _context(used: int, context: int) -> str:

@@ -14,12 +14,11 @@ from rich.text import Text
 from app.chat.conversation import Plan
 from app.chat.saved import Answered
 from app.lanes.answers import shown_settings
-from app.lanes.costs import SEEN, terms_of
+from app.lanes.costs import SEEN
 from app.lanes.race import Race, slowed
 from app.replay.log_writer import LoggedMessage
 from app.screen.inspection import SaidToken, forced_in
-from app.screen.live import Track, play, show, streaming, undrawn
-from app.screen.stepping import Pause, stepped
+from app.screen.live import Pause, play, show, stepped, streaming, tracks_of, undrawn
 from app.screen.view import models_of
 from app.settings.table import Settings
 from utils.errors import UserError
@@ -27,7 +26,6 @@ from utils.remote.server import is_server
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
-    from utils.growing_text import Decode
 
 
 ALTERNATIVES = 5  # of each position that /inspect shows
@@ -46,25 +44,20 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         raise UserError("a server answers whole messages: only the other lanes continue an answer (/compare)")
     previous, state.session = state.session, None
     decode = engine.pieces.beside(chat.text)
-
-    def made(decode: Decode) -> list[Track]:
-        size, most = len(plan.prompt), settings.max_new_tokens
-        marks = chat.thinking
-        return [Track(lane, decode, size, most, plan.answer, terms_of(lane, engine), marks) for lane in lanes]
-
-    tracks = made(decode)
+    tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking)
     if plan.regenerated and not plan.answer:
         same = settings.temperature == 0
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
     race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
     question = LoggedMessage(plan.user, plan.prompt, plan.answer, bool(plan.begun), plan.forced)
-    answer_log = state.log.open_answer(engine, question, settings, made, decode) if state.log is not None else None
+    log = state.log
+    answer_log = None if log is None else log.open_answer(engine, lanes, question, settings, decode)
     live = state.live and not settings.quiet
     if live and (settings.times_slower > 1 or settings.steps):
         for track in tracks:
             track.waiting = FIRST
-    place, pauses = (tracks, state.out, settings, state.stop), list[Pause]()
-    with streaming(*place, goes_on=state.goes_on) if live else nullcontext(undrawn) as draw:
+    pauses = list[Pause]()
+    with streaming(tracks, state.out, settings, goes_on=state.goes_on) if live else nullcontext(undrawn) as draw:
         events = answer_log.tee(race) if answer_log else race
         if live and settings.steps:
             draw()

@@ -11,23 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 
-from app.chat import export
 from app.chat.conversation import Plan, Turn
-from app.chat.saved import Answered, answered_of, as_json, as_text, local_clipboard, osc52, read_chat
+from app.chat.saved import Answered, answered_of, as_json, as_text, draw, drawing, html, read_chat, svg
 from app.console import about
 from app.console.answer import UNANSWERED, answer
-from app.console.command import files
-from app.console.loading import load_another_drafter
-from app.console.setting_commands import can_run
+from app.console.setting_commands import can_run, files
+from app.console.state import load_another_drafter
 from app.lanes.pairing import choose_pair
-from app.screen.answer_text import answer_text, thoughts
-from app.screen.heat import Heat
 from app.screen.inspection import Force, Inspection, forced_hint
 from app.screen.live import look_of, rounds_of, telling
 from app.screen.rows import Lines, fit, one_line, plural
+from app.screen.spans import answer_text, thoughts
+from app.screen.terminal import view
 from app.screen.trace import RoundPictures
 from app.screen.view import models_of, question
-from app.screen.viewer import view
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, ROWS
 from utils.errors import UsageError, UserError, did_you_mean
@@ -35,8 +32,6 @@ from utils.files import write_text
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
-
-_CLIPBOARD_LIMIT = 74_994  # bytes that terminals take by control sequence
 
 
 # -- models -----------------------------------------------------------------------------------
@@ -146,18 +141,6 @@ def _decode(state: ConsoleState, plan: Plan) -> None:
         state.hint(UNANSWERED)
 
 
-def copy(state: ConsoleState, _: object) -> None:
-    text = state.said().turns[-1].text
-    sequence = osc52(text)
-    sent = state.live and len(sequence) <= _CLIPBOARD_LIMIT
-    if sent:
-        state.out.file.write(sequence)
-        state.out.file.flush()
-    if not (local_clipboard(text) or sent):
-        raise UserError("no clipboard here: the answer is above, or /save FILE.txt")
-    state.say(f"copied the last answer, {len(text):,} characters")
-
-
 def history(state: ConsoleState, _: object) -> None:
     state.page(_chat(state))
 
@@ -209,9 +192,9 @@ def save(state: ConsoleState, path: Path) -> None:
 def _page(state: ConsoleState, ending: str) -> str:
     """Return the conversation as a page."""
     turns = [(turn, _answered(state, turn)) for turn in state.said().turns]
-    console = export.drawing()
-    export.draw(console, turns, state.settings)
-    return export.svg(console) if ending == ".svg" else export.html(console)
+    console = drawing()
+    draw(console, turns, state.settings)
+    return svg(console) if ending == ".svg" else html(console)
 
 
 def saved(state: ConsoleState) -> str:
@@ -308,11 +291,13 @@ def plot(state: ConsoleState, which: str) -> None:
 
 
 def heat(state: ConsoleState, by: str) -> None:
+    from app.screen.plots import Heat
+
     state.page(Heat(last_answer(state).tokens, by, look_of(state.out, state.settings).sized(height=None)))
 
 
 def inspect(state: ConsoleState, number: int | None) -> None:
-    """Walk over the last answer from token `number` on; without a terminal all tokens, or what is known of one."""
+    """Walk over the last answer from token `number` on; without a terminal list all tokens, or show one."""
     answered, look = last_answer(state), look_of(state.out, state.settings).sized()
     if answered.tracks[-1].lane.beams is not None:
         raise UserError("a beam search has no tokens to inspect")

@@ -1,9 +1,7 @@
 """Where lines come from: a prompt with history, keys, completion and a status line, or plain lines without a terminal.
 
-Of escape sequences in typed and pasted text, those of keys are kept and all others removed. Alt
-with a key is the escape byte and a character, as terminals send it, so a typed `ESC c` stays a key; inside a paste it
-is taken out as well. What Tab offers is given as a function; keys not named here are those of prompt_toolkit's Emacs
-mode (Ctrl-R, Up, Ctrl-X Ctrl-E). Knows no commands and no models.
+A message holds no escape sequences, whether they were pasted or quoted. What Tab offers is given as a function; keys
+not named here are those of prompt_toolkit's Emacs mode (Ctrl-R, Up, Ctrl-X Ctrl-E). Knows no commands and no models.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, get_
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching, to_filter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
@@ -36,97 +33,31 @@ from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
 
 from app.screen.terminal import mark_pastes
+from utils.errors import UserError
 
-_C1 = "\x80-\x9f\udc80-\udc9f"  # 8-bit controls; bytes that are no UTF-8 come as surrogates
-_CONTROL = r"(?:\x1b++\[|\x1b*+[\x9b\udc9b])"
-_OPEN = r"(?:\x1b++[\]PX^_]|\x1b*+[\x90\x98\x9d-\x9f\udc90\udc98\udc9d-\udc9f])"
-_BODY = rf"[^\x00-\x1f\x7f{_C1}]"
+# OSC, DCS, SOS, PM and APC; CSI (Linux sends F1 as ESC [ [ A); sets of characters and keys; single controls.
 _SEQUENCE = re.compile(
-    rf"""
-    (?P<string>  {_OPEN}{_BODY}*+(?:\x07|\x1b\\|[\x9c\udc9c]) )             # OSC, DCS, SOS, PM and APC with their ends
-  | (?P<control> {_CONTROL}(?:\[[@-~]|[0-?]*+[\ -/]*+[@-Z\\-~]) )           # CSI; Linux sends F1 as ESC [ [ A
-  | (?P<charset> \x1b++[()][0-~] )                                          # what `tput sgr0` sends beside its CSI
-  | (?P<begun>   (?:{_CONTROL}(?:\[|[0-?]*+[\ -/]*+)|{_OPEN}{_BODY}*+\x1b?|\x1b++[()]?)\Z )
-  | (?P<broken>  {_CONTROL}[0-?]*+[\ -/]*+|{_OPEN}(?={_BODY}) )             # what never came to its end
-  | (?P<lone>    \x1b*+[{_C1}] )
+    r"""
+    (?: \x1b[\]PX^_] | [\x90\x98\x9d-\x9f] ) [^\x00-\x1f\x7f-\x9f]* (?: \x07 | \x1b\\ | \x9c )
+  | (?: \x1b+\[ | \x9b ) (?: \[. | [0-?]*[ -/]*[@-~]? )
+  | \x1b+ (?: [()].? | O[A-Za-z] | [ -~] )?
+  | [\x80-\x9f]
     """,
     re.VERBOSE,
 )
-_KEY = re.compile(r"\x1b++(?:O[A-Za-z]|[ -~])?")
-_CURSOR = re.compile(r"\x1b\[\d+;\d+R\Z")
-_NO_TEXT = re.compile("[\udc80-\udcff]")
-_PASTE, _PASTED, _CTRL_C = "\x1b[200~", "\x1b[201~", "\x03"
-_PASTE_ENDS = re.compile(f"{re.escape(_PASTED)}|{_CTRL_C}")
+_NO_TEXT = re.compile("[\udc80-\udcff]")  # bytes that are no UTF-8
 
 Offer = Callable[[str], Iterable[Any]]  # the line up to the cursor → records with text, start, help
 
 _LINE_ENDS, _NEW_LINE = (Keys.ControlM, Keys.ControlJ), KeyPress(Keys.ControlJ, "\n")
 
 AT_ONCE = 1.0  # seconds; a prompt that fails sooner than this
-TRIES = 3  # so often one after the other is not tried again
+TRIES = 10  # failures one after the other after which it is not tried again
 
 
 def without_escapes(text: str) -> str:
-    """A whole text without its escape sequences, those of keys included."""
-
-    def kept(found: re.Match[str]) -> str:
-        return re.sub(rf"\A{_OPEN}|\A{_CONTROL}.*|\x1b.?", "", found["begun"] or "")
-
-    return _NO_TEXT.sub("\ufffd", _KEY.sub("", _SEQUENCE.sub(kept, text)))
-
-
-class KeyParser:
-    """Stands before prompt_toolkit's parser and hands it keys and text alone, however the reads cut them up.
-
-    The terminal's report of the cursor passes only while it is `awaited`. A paste whose end mark was
-    lost ends with Ctrl-C.
-    """
-
-    def __init__(self, parser: Any, awaited: Callable[[], bool] = lambda: False) -> None:
-        self._parser, self._awaited, self._known = parser, awaited, ANSI_SEQUENCES
-        self._held = ""  # the beginning of a sequence
-        self._pasting = False
-
-    def feed(self, data: str) -> None:
-        text, self._held = self._held + data, ""
-        while text:
-            text = self._pasted(text) if self._pasting else self._typed(text)
-
-    def flush(self) -> None:
-        """No more came for a while: Escape, or Alt with a key, is what it looks like; any other beginning is none."""
-        if not self._pasting:
-            held, self._held = self._held, ""
-            self._parser.feed(held if re.fullmatch(r"\x1b+.?", held) else without_escapes(held))
-        self._parser.flush()
-
-    def _typed(self, text: str) -> str:
-        """Pass typed text on; return the rest of `text` from where a paste begins."""
-        end = 0
-        for found in _SEQUENCE.finditer(text):
-            self._parser.feed(_NO_TEXT.sub("\ufffd", text[end : found.start()]))
-            end, self._held = found.end(), found["begun"] or ""
-            sequence = (found["control"] or "").lstrip("\x1b")
-            key = f"\x1b{sequence}"
-            if key == _PASTE:
-                self._parser.feed(_PASTE)
-                self._pasting = True
-                return text[end:]
-            if (sequence and key in self._known) or (_CURSOR.match(key) and self._awaited()):
-                self._parser.feed(found["control"])
-        self._parser.feed(_NO_TEXT.sub("\ufffd", text[end:]))
-        return ""
-
-    def _pasted(self, text: str) -> str:
-        """Pass pasted text on unchanged; return the rest of `text` after the paste."""
-        if found := _PASTE_ENDS.search(text):
-            self._parser.feed(text[: found.start()] + _PASTED)
-            self._pasting = False
-            return text[found.start() if found[0] == _CTRL_C else found.end() :]
-        begun = text.rfind("\x1b", -len(_PASTED))
-        cut = begun if begun >= 0 and _PASTED.startswith(text[begun:]) else len(text)
-        self._parser.feed(text[:cut])
-        self._held = text[cut:]
-        return ""
+    """Return a text without its escape sequences, those of keys included."""
+    return _NO_TEXT.sub("\ufffd", _SEQUENCE.sub("", text))
 
 
 class CommandCompleter(Completer):
@@ -286,7 +217,6 @@ class PromptReader:
         self._sent = False  # whether a message was, so that keys may have come during its answer
         if hasattr(source, "vt100_parser"):
             source.read_keys = self._read_keys  # type: ignore[method-assign]
-            source.vt100_parser = KeyParser(source.vt100_parser, lambda: self.session.app.renderer.waiting_for_cpr)
 
     def _show_hint(self, text: str) -> None:
         self._hint = text
@@ -317,7 +247,8 @@ class PromptReader:
                 self._failed = self._failed + 1 if time.monotonic() - begun < AT_ONCE else 1
                 if self._failed >= TRIES:
                     raise
-                self._tell(error)
+                why = f"{type(error).__name__}: {error}"
+                self._tell(UserError(f"the prompt did not understand these keys ({why}), its text is back"))
 
     def _prompted(self, default: str) -> str:
         from prompt_toolkit.patch_stdout import patch_stdout

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -22,15 +21,13 @@ from app.chat.conversation import clean
 from app.console.about import welcome
 from app.console.answer import UNANSWERED, answer
 from app.console.chat_commands import saved
-from app.console.loading import Loader, load_engine, one_line
 from app.console.prompt import HungUpError, LeaveError, PromptReader, state_folder
 from app.console.slash_commands import COMMANDS, Completion, completions, dispatch
-from app.console.state import ConsoleState
+from app.console.state import ConsoleState, Loader, load_engine, one_line
 from app.lanes.pairing import choose_pair
 from app.screen.terminal import Interrupts, Screen, is_live, make_console, quiet_keys
 from app.screen.view import toolbar
-from app.settings.layers import Layers
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import Layers, ModelOptions, Settings
 from utils.errors import UserError
 from utils.files import write_text
 from utils.processes import leave_at_once
@@ -224,29 +221,18 @@ class ChatRescue:
         except Exception as error:
             self.problem = f"{type(error).__name__}: {error}"
             return
-        for folder_of in (_chats_folder, _temporary_folder):
-            try:
-                file = self.file or folder_of() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
-                write_text(file, text)
-            except Exception as error:
-                self.problem = str(error)
-            else:
-                self.file, self.problem = file, ""
-                return
+        try:
+            folder = state_folder() / "chats"
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = self.file or folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
+            write_text(file, text)
+        except Exception as error:
+            self.problem = str(error)
+        else:
+            self.file, self.problem = file, ""
 
     def __str__(self) -> str:
         """The last line; "" if there was nothing to save."""
         if self.file is not None:
             return f"the conversation was saved, continue with: /load {self.file}"
         return f"error: the conversation could not be saved: {self.problem}" if self.problem else ""
-
-
-def _chats_folder() -> Path:
-    folder = state_folder() / "chats"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
-
-
-def _temporary_folder() -> Path:
-    """A folder for a home that is read-only."""
-    return Path(tempfile.mkdtemp(prefix="speculative-console-"))

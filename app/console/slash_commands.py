@@ -1,7 +1,7 @@
 """The table of the console's commands. What a typed line means, /help, completion and the README are made from it.
 
-A command is one row: usage, help, group, its handler and how its argument is read (app/console/command.py). Handlers
-are in app/console/setting_commands.py and app/console/chat_commands.py. No torch.
+A command is one row: usage, help, group, its handler and how its argument is read. Handlers are in
+app/console/setting_commands.py and app/console/chat_commands.py. No torch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.console import chat_commands as chat
 from app.console import setting_commands as change
-from app.console.command import Command, file, files, one, text, unquoted, words
-from app.console.demo import demo
-from app.console.setting_commands import value
+from app.console.setting_commands import Command, file, files, one, text, unquoted, value, words
 from app.console.source_words import SOURCE_WORDS
-from app.prompts.built_in import FIRST_QUESTION
-from app.replay.options import STEP
-from app.screen.heat import ENTROPY, PROBABILITY
+from app.prompts.questions import FIRST_QUESTION
 from app.screen.terminal import BELOW
 from app.settings.table import SETTING_FIELDS
 from app.settings.types import Choice, Whole, got, named
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".html", ".svg"), (".json",)
 LEAVE = ("exit", "quit")  # without a slash too
-STATS, PLOTS = ("last", "session"), ("gamma", "ranks", "time")
+STATS, PLOTS, HEATS = ("last", "session"), ("gamma", "ranks", "time"), ("p", "entropy")
 
 
 def show_help(state: ConsoleState, name: str) -> None:
@@ -57,7 +53,6 @@ TABLE: tuple[Command, ...] = (
     Command("/undo", "take the last exchange back", CHAT, chat.undo),
     Command("/regen", "answer the last message again", CHAT, chat.regen),
     Command("/continue", "go on with a cut answer", CHAT, chat.go_on),
-    Command("/copy", "copy the last answer", CHAT, chat.copy),
     Command(
         "/save FILE", "write the chat: .json .txt .html .svg", CHAT, chat.save, file(SAVED), files(SAVED),
         spaces=True,
@@ -79,7 +74,6 @@ TABLE: tuple[Command, ...] = (
     Command("/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names, aliases=("/model",)),
     Command("/drafter [NAME]", "take another drafter", MODEL, chat.drafter, unquoted, chat.drafters, spaces=True),
     Command("/info", "the models: size, memory, device", MODEL, chat.info),
-    Command("/demo [N]", "a guided tour, or one step of it", LOOK, demo, one(STEP, None)),
     Command(
         "/stats [WHICH]", "figures: last or session", LOOK, chat.stats, one(Choice(STATS), "last"),
         words(*STATS),
@@ -98,7 +92,7 @@ TABLE: tuple[Command, ...] = (
     ),
     Command(
         "/heat [p|entropy]", "the answer by the target's doubt", LOOK, chat.heat,
-        one(Choice((PROBABILITY, ENTROPY)), PROBABILITY), words(PROBABILITY, ENTROPY),
+        one(Choice(HEATS), HEATS[0]), words(*HEATS),
     ),
     value("view", LOOK),
     value("render", LOOK, after=chat.plain_text),
@@ -116,6 +110,8 @@ TABLE: tuple[Command, ...] = (
 )  # fmt: skip
 COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
 _INSTEAD = {
+    "/copy": "/save FILE.txt, or the terminal's own way to copy",
+    "/demo": "infer.py demo",
     "/draft": "/compare ar,draft",
     "/tables": "/compare ar,tables",
     "/settings": "/set",
@@ -130,7 +126,7 @@ _INSTEAD = {
 
 
 def parse(line: str, commands: Mapping[str, Command]) -> tuple[Command | None, str]:
-    """A command and what stands behind it where the line starts with one "/"; None and the message otherwise.
+    """Return a command and the text after it where the line starts with one "/"; None and the message otherwise.
 
     A lone "exit" or "quit" leaves; "//text" is the message "/text".
     UsageError for a first word that is no command: such a line is never sent.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.console.command import Command, text
-from app.console.setting_commands import say_values, value
+from app.console.setting_commands import Command, say_values, text, value
 from app.settings.table import SETTING_FIELDS, Field, Settings
 from app.settings.types import Switch, got
 from utils.errors import UsageError, did_you_mean

@@ -20,28 +20,26 @@ from typing import Any
 from tqdm import tqdm
 
 from app.distill.draft_head import (
+    Texts,
+    build_tables,
     check_target,
     described,
     draft_head_for,
     in_lines,
-    licence_of,
-    measured,
-    verifier_of,
-)
-from app.distill.options import DATA_NAMES, HEAD, STAGES, TABLES, TABLES_NAMES, TEXT, TRAINING_NAMES, matters, shown
-from app.distill.texts import (
-    Texts,
-    build_tables,
     keeper_of,
     let_write,
+    licence_of,
     load_target,
+    measured,
     read,
     source_of,
     split_texts,
     target_facts,
+    verifier_of,
 )
+from app.distill.options import DATA_NAMES, HEAD, STAGES, TABLES, TABLES_NAMES, TEXT, TRAINING_NAMES, matters, shown
 from app.lanes.lane import PairEngine
-from app.prompts.datasets import questions_of
+from app.prompts.questions import questions_of
 from app.screen.output import target_tokenizer
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings

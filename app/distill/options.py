@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.prompts.datasets import PROMPT_FIELDS
+from app.prompts.questions import PROMPT_FIELDS
 from app.settings.table import Field, arguments
 from app.settings.types import Choice, Number, NumberList, Text, Whole
 from sampling.drafters.draft_heads.config import BLOCKS

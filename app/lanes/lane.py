@@ -41,7 +41,6 @@ from utils.remote.scoring import scorer_of
 from utils.remote.server import OWN, ChatAnswer, Message, Server, is_server
 
 if TYPE_CHECKING:
-    from app.lanes.pass_times import Measured
     from app.settings.table import Settings
     from utils.loading.loaded import LoadedPair
 
@@ -54,7 +53,7 @@ ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
 defaults would hold."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Lane:
     """One way of answering a prompt. `shares_target`: it runs on a session of the target."""
 
@@ -137,10 +136,8 @@ class Lane:
     ) -> Iterator[Event]:
         """Decode several prompts as one batch; `session` is an open one of `lm` for them.
 
-        UsageError for a lane that searches, UserError for a drafter that follows one row.
+        UserError for a drafter that follows one row.
         """
-        if self.beams is not None:
-            raise UsageError(f"lane {self.name} searches for one prompt at a time, got {len(prompts)}")
         if self.pace is not None:
             self.pace.begin()
         if isinstance(self.drafter, Oracle):
@@ -167,27 +164,19 @@ class Lane:
 # -- the lane of a server: a piece of text is a Step without a draft and without a call --------------
 
 
-@dataclass(frozen=True)
-class ServerLane:
+class ServerLane(Lane):
     """A server's answers. `pieces` gives their texts ids."""
 
-    name: str
-    server: Server
-    settings: Settings
-    pieces: Pieces
-    shares_target: bool = False
-    source_names: tuple[str, ...] = ()
-    drafts: bool = False
-    drawn_drafts: bool = False
-    beams: None = None
-    pace: None = None
-    context: int = NO_LIMIT
+    def __init__(self, name: str, server: Server, settings: Settings, pieces: Pieces) -> None:
+        limits = Limits(settings.max_new_tokens, context=NO_LIMIT)
+        super().__init__(name, RemoteLM(None, context=NO_LIMIT), NoDrafter(), settings, limits, shares_target=False)
+        self.server, self.pieces = server, pieces
 
     def run(
         self,
         prompt: list[int],
         *,
-        session: None = None,
+        session: Session | None = None,
         interrupt: Callable[[], bool] = never,
         messages: Sequence[Message] = (),
         **_: Any,
@@ -220,14 +209,6 @@ def options_for(server: Server, settings: Settings) -> dict[str, Any]:
         if getattr(settings, name) != off:
             raise UsageError(f"{server.address} has no field for {name} (now {settings.show(name)})")
     return options
-
-
-def server_lane(name: str, server: Server, settings: Settings, pieces: Pieces) -> ServerLane:
-    """Return the lane of a server. UsageError for a setting that no server has."""
-    if settings.no_repeat_ngram or not settings.chat:
-        setting = "chat" if not settings.chat else "no_repeat_ngram"
-        raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
-    return ServerLane(name, server, settings, pieces)
 
 
 def make_sampler(settings: Settings) -> KeyedSampler:
@@ -271,7 +252,7 @@ class PairEngine:
         self._kept: dict[str, _Kept] = {}  # by lane
         self._paces: dict[tuple[str, Any], Controller] = {}  # by lane and its drafter's key
         self._own: Session | None = None  # the draft lane's session
-        self.measured: Measured | None = None  # costs here, if it was warmed up
+        self.measured: Any = None  # the Measured of app/lanes/warm.py, if it was warmed up
 
     def _remote(self) -> RemoteLM:
         """The server's model; without a tokenizer of its ids it answers in text alone."""
@@ -329,7 +310,7 @@ class PairEngine:
     def lane(self, name: str, settings: Settings) -> Lane:
         """Return one lane by name."""
         if is_server(name):
-            return self._server_lane(name, settings)  # type: ignore[return-value]  # what a Lane is to its users
+            return self._server_lane(name, settings)
         if self.reads_text and self.server is not None:
             raise UsageError(
                 f"lane {name}: {self.server.address} answers in text, lanes are server, URL (--pair or --tokenizer: "
@@ -361,22 +342,23 @@ class PairEngine:
             raise UsageError(f"lane {name}: drafts for a server are verified by its likeliest tokens, without {why}")
 
     def _server_lane(self, name: str, settings: Settings) -> ServerLane:
-        """Return the lane of the pair's own server, or of the one at a URL."""
+        """Return the lane of the pair's own server, or of the one at a URL. UsageError for a setting that
+        none has."""
         server = self.server if name == OWN else Server(name)
         if server is None:
             raise UsageError(
                 f"lane {name}: the target is no server (--target http://HOST:PORT/v1, or a URL for a lane)"
             )
-        return server_lane(name, server, settings, self.pieces)
-
-    def pace(self, name: str) -> Controller | None:
-        """Return the gamma controller of this lane; None before it has run under `gamma auto`."""
-        return self._kept[name].pace if name in self._kept else None
+        if settings.no_repeat_ngram or not settings.chat:
+            setting = "chat" if not settings.chat else "no_repeat_ngram"
+            raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
+        return ServerLane(name, server, settings, self.pieces)
 
     def mean_drafted(self, settings: Settings) -> float | None:
         """Return the tokens that `gamma auto` drafts a round in the last lane with a controller; None without one."""
-        paces = [pace for name in reversed(settings.compare) if (pace := self.pace(name)) is not None]
-        return paces[0].mean_drafted if paces else None
+        kept = [self._kept[name].pace for name in settings.compare if name in self._kept]
+        paces = [pace for pace in kept if pace is not None]
+        return paces[-1].mean_drafted if paces else None
 
     def limits(self, settings: Settings) -> Limits:
         """Return the limits of an answer."""

@@ -1,4 +1,5 @@
-"""`pairs` and `check`: the pairs of the catalogue; whether a pair fits, its speed here, and its command elsewhere.
+"""`pairs` and `check`: the pairs of the catalogue; whether a pair fits, its speed here, and its command elsewhere; with
+the flags of `check` beside those of the models.
 
 Prints tables to stdout. Knows no decoding; the catalogue is listed without torch.
 """
@@ -9,7 +10,6 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, drafter_words, load_options
 from app.measure.elsewhere import Recipe, written
-from app.screen.output import LoadProgress, screen
+from app.screen.output import load_progress, screen
 from app.screen.terminal import Interrupts
 from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
@@ -61,11 +61,10 @@ def list_pairs(settings: Settings, options: ModelOptions, own: None) -> int:
 
 
 def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Load the pair and print its parts and that they fit; return 0. `args`: :func:`app.measure.options.check_args`.
+    """Load the pair and print its parts and that they fit; return 0. `args`: :func:`app.measure.check.check_args`.
 
     With --speed also the time of passes over 1 … 16 tokens and the cost of drafting. Raises UserError (exit code 1)
-    with the reason where the pair cannot be loaded or does not fit, its own tables or draft head included; other heads
-    that the pair names have a line each.
+    with the reason where the pair cannot be loaded or does not fit, its own tables or draft head included.
     """
     from app.lanes.lane import PairEngine
     from utils.loading.loading import load_pair
@@ -78,7 +77,7 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
 
         return run_plan(settings, options, args)
     spec, given = choose_pair(options), load_options(options)
-    with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:
+    with load_progress(sys.stderr, quiet=settings.quiet) as progress, Interrupts() as interrupted:
         try:
             with drafter_words(spec):
                 loaded = load_pair(spec, given, progress, interrupted)
@@ -91,10 +90,10 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
         lines = [*_shared(loaded), *_wide_passes(engine), *_translated(engine)]
     console = screen(settings, sys.stdout, _WIDE)
     console.print(_models(loaded))
-    for line in [*lines, *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:
+    for line in [*lines, *(f"note: {note}" for note in loaded.notes)]:
         console.print(Text(line), soft_wrap=True)
     if args.speed:
-        from app.measure.speed import speed_table
+        from app.measure.plan import speed_table
 
         console.print(speed_table(engine, settings))
     if args.forecast:
@@ -258,21 +257,4 @@ def _translated(engine: PairEngine) -> list[str]:
             f"{by.ratio:.2f} tokens for one of the target's",
             f"{model.name} drafts {drafts}; translating costs {1000 * by.seconds:.2f} ms a token",
         ]
-    return lines
-
-
-def _draft_heads(engine: PairEngine) -> list[str]:
-    """Return a line for each draft head: the pair's own first, then the others that it names, built to see that they
-    fit."""
-    from utils.catalogue.specs import HEAD_KINDS, head_kind_of
-
-    loaded, lines = engine.loaded, []
-    named = [kind for kind in HEAD_KINDS if kind in loaded.spec.students]
-    for kind in dict.fromkeys(filter(None, [head_kind_of(loaded.drafter_kind), *named])):
-        try:
-            folder = engine.drafters.folder(kind)
-            engine.drafters.make(kind, Settings())
-            lines.append(f"{kind}: fits ({folder})")
-        except UserError as error:
-            lines.append(f"{kind}: not usable: {error}")
     return lines

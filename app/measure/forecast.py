@@ -14,8 +14,7 @@ from itertools import islice
 
 from app.lanes.answers import run_lane
 from app.lanes.lane import PairEngine
-from app.measure.plan import Option, measured
-from app.measure.speed import GAMMA
+from app.measure.plan import GAMMA, Option, measured
 from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.settings.table import Settings
 from sampling.drafters.registry import HEADS

@@ -1,20 +1,25 @@
-"""Prompts: one from standard input, many from a file, and the ids that a model reads for a text.
+"""Prompts: one from standard input, many from a file, a data set or the built-in ones, and the ids that a model reads.
 
-Files are jsonl (`prompt`, or `turns`; optionally `category` and `question_id`) or plain text with a
-prompt a line. Knows no models beyond their tokenizer; a wrong line is named by its number.
+Files are jsonl (`prompt`, or `turns`; optionally `category` and `question_id`) or plain text with a prompt a line. Data
+sets by name are jsonl files of the folder that `data_dir` names; each record becomes an object of a prompt file first.
+The built-in prompts are Spec-Bench's kinds of task in our own words. Knows no models beyond their tokenizer and no
+right answers; a wrong line is named by its number.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from string import ascii_uppercase
 from typing import IO, TYPE_CHECKING, Any
 
 from app.chat.conversation import Conversation, clean
-from app.prompts.built_in import PROMPTS
+from app.settings.table import Field
+from app.settings.types import Text, Whole
 from utils.errors import UsageError
 from utils.files import read_text
 from utils.loading.loaded import NO_LIMIT
@@ -22,6 +27,60 @@ from utils.loading.loaded import NO_LIMIT
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
     from app.settings.table import Settings
+
+
+_BRIDGE = (
+    "The old stone bridge at Harrow Mill was closed to cars on Monday after an inspector found cracks in its middle "
+    "pier. The town had planned to repair it next year for 40,000 euros. The council now expects twice that sum, "
+    "because the pier must be rebuilt from the river bed up. Until then a ferry carries people on foot and on bicycles "
+    "between seven in the morning and nine at night. Drivers have to take the road over Upper Harrow, which is eleven "
+    "kilometres longer. The school bus leaves twenty minutes earlier from Wednesday on."
+)
+_GARDEN = (
+    "Minutes of the garden club, 4 May. Present: nine members. Ines reported that the greenhouse heating failed on two "
+    "nights in April and that about sixty seedlings were lost. Tom has found a second-hand heater for 120 euros; the "
+    "club agreed to buy it. The plant sale moves from the 11th to the 18th of May, as the hall is taken. Ruth will "
+    "print new posters. Nobody has yet offered to run the cake stand. The next meeting is on the 1st of June."
+)
+_WHALES = (
+    "[1] The blue whale is the largest animal that has ever lived; adults reach 30 metres.\n"
+    "[2] Sperm whales dive deeper than 1,000 metres for squid and can stay below for more than an hour.\n"
+    "[3] Humpback whales sing; a song may last twenty minutes and is repeated for hours.\n"
+    "[4] Baleen whales filter small animals out of the water; toothed whales hunt single prey."
+)
+_LIBRARY = (
+    "Opening hours: Tuesday to Friday 10 to 18, Saturday 10 to 14. Books are lent for four weeks and may be renewed "
+    "twice unless somebody has reserved them. Films are lent for one week and cannot be renewed. The fee for a day's "
+    "delay is 20 cents a book and 1 euro a film. Children under 14 pay no fees."
+)
+
+FIRST_QUESTION = "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."
+
+PROMPTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("writing", ("Write a short story about a lighthouse keeper who finds a message in a bottle.",)),
+    ("coding", (FIRST_QUESTION,)),
+    ("reasoning", ("A train leaves at 9:40 and arrives at 13:05. How long is the journey? Show your steps.",)),
+    ("extraction", ("List the colours in this text: a red barn, two white horses, a green tractor.",)),
+    ("rewriting", ("Rewrite in formal English, then as a poem: thanks a lot, see you all at the beach!",)),
+    ("explaining", ("Explain in simple words why the sky is blue and why sunsets are red.",)),
+    (
+        "chat",
+        (
+            "I have a free weekend and like walking and old trains. What could I do?",
+            "That sounds good. Make a packing list for it, with at most eight things.",
+        ),
+    ),
+    ("translation", ("Translate German to English: Der Zug nach Hamburg hat heute vierzig Minuten Verspätung.",)),
+    ("translation", ("Translate French to English: Le marché ouvre à huit heures, mais il vaut mieux venir tôt.",)),
+    ("summarisation", (f"Summarise in two sentences: {_BRIDGE}",)),
+    ("summarisation", (f"Summarise for a member who was away: {_GARDEN}",)),
+    ("qa", ("Which planet of our solar system has the shortest year, and how long is it?",)),
+    ("maths", ("A baker sells 36 rolls at 45 cents and 8 loaves at 3.20 euros. How much is that in all?",)),
+    ("maths", ("Anna is three times as old as Ben. In ten years she will be twice as old. How old are they now?",)),
+    ("retrieval", (f"Use only these notes. Which whales dive deepest, and what for?\n\n{_WHALES}",)),
+    ("retrieval", (f"{_LIBRARY}\n\nI am 30 and bring a book and a film back three days late. What do I pay?",)),
+)
+"""(category, turns) of each prompt; their question_id is their number, from 1."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +126,8 @@ def prompt_ids(engine: PairEngine, text: str, settings: Settings) -> list[int]:
 def fitting_prompts(engine: PairEngine, questions: Iterable[Question], settings: Settings) -> Iterator[list[int]]:
     """Yield the ids of the first turns of those questions that fit into the pair's context."""
     for question in questions:
-        try:
-            ids = prompt_ids(engine, question.turns[0], settings)
-        except UsageError:
-            continue
-        yield ids
+        with suppress(UsageError):
+            yield prompt_ids(engine, question.turns[0], settings)
 
 
 def given_prompt(prompt: str | None, stream: IO[str]) -> str:
@@ -182,3 +238,137 @@ def stratified(questions: Sequence[Question], limit: int | None) -> list[Questio
     deepest = max(map(len, piles.values()))
     rounds = [pile[depth] for depth in range(deepest) for pile in piles.values() if depth < len(pile)]
     return [questions[index] for index in sorted(rounds[:limit])]
+
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """`files`: its names in the folder, of which the first that exists counts.
+
+    `entry` makes an object of a prompt file of a record, None if that is no part of the set.
+    """
+
+    files: tuple[str, ...]
+    entry: Callable[[Record], dict[str, Any] | None]
+
+
+def _gsm8k(row: Record) -> dict[str, Any]:
+    return {"prompt": row["question"]}
+
+
+def _mmlu(row: Record) -> dict[str, Any]:
+    """Return the layout of Hendrycks et al. (2021): a header, the question, lettered choices, "Answer:"."""
+    subject = row["subject"]
+    choices = [f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, _choices(row), strict=False)]
+    header = f"The following is a multiple choice question about {subject.replace('_', ' ')}."
+    return {"prompt": "\n".join([header, "", row["question"], *choices, "Answer:"]), "category": subject}
+
+
+def _choices(row: Record) -> list[Any]:
+    if not isinstance(row["choices"], list):
+        raise TypeError
+    return row["choices"]
+
+
+def _gsm8k_cascade(row: Record) -> dict[str, Any]:
+    """Return the prompt of Cascade Speculative Drafting's runs (arXiv 2312.11462, csd_datasets.py), blanks included."""
+    return {"prompt": f"Reason the math question below step by step. Question: {row['question']}.\n Answer: "}
+
+
+def _mmlu_cascade(row: Record) -> dict[str, Any]:
+    """Return the same for mmlu; four choices."""
+    choices = " ".join(f"({letter}) {choice}" for letter, choice in zip("ABCD", _choices(row), strict=False))
+    prompt = f"Question: {row['question']}\n{choices}\n Answer: \n Let's think step by step. "
+    return {"prompt": prompt, "category": row["subject"]}
+
+
+def _hellaswag(row: Record) -> dict[str, Any]:
+    return {"prompt": row["prompt"] if "prompt" in row else row["ctx"]}
+
+
+def _mt_bench(row: Record) -> dict[str, Any] | None:
+    """Return a question of two turns; other questions of Spec-Bench are not MT-Bench's."""
+    turns = row["turns"] if "turns" in row else row["prompt"]
+    if not isinstance(turns, list) or len(turns) != 2:
+        return None
+    return {
+        "turns": turns,
+        "category": row.get("category"),
+        "question_id": row.get("prompt_id", row.get("question_id")),
+    }
+
+
+DATASETS: Mapping[str, DataSet] = {
+    "spec_bench": DataSet(("spec_bench.jsonl",), dict),
+    "mt_bench": DataSet(("mt_bench.jsonl", "spec_bench.jsonl"), _mt_bench),
+    "gsm8k": DataSet(("gsm8k_test.jsonl",), _gsm8k),
+    "mmlu": DataSet(("mmlu_sample.jsonl",), _mmlu),
+    "gsm8k_cascade": DataSet(("gsm8k_test.jsonl",), _gsm8k_cascade),
+    "mmlu_cascade": DataSet(("mmlu_sample.jsonl",), _mmlu_cascade),
+    "hellaswag": DataSet(("hellaswag_prompts.jsonl",), _hellaswag),
+}
+
+
+NAMED = tuple(DATASETS)
+_PROMPTS = (
+    Field(
+        "prompts",
+        Text("FILE|NAME", f"a file or one of {', '.join(NAMED)}", NAMED, optional=True),
+        None,
+        f"one JSON object a line, with prompt or turns; or {', '.join(NAMED)}",
+        "bench",
+    ),
+    Field(
+        "ids",
+        Text("FILE", "a file", optional=True),
+        None,
+        "only the prompts whose question_id this file lists, one a line",
+        "bench",
+    ),
+    Field("turns", Whole(1), None, "ask only the first N turns of each prompt", "bench"),
+    Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
+)
+PROMPT_FIELDS: Mapping[str, Field] = {field.name: field for field in _PROMPTS}  # of the commands that ask many
+
+
+def selected(args: Any, data_dir: str = "") -> list[Question]:
+    """Return the questions of --prompts that --ids and --limit choose, cut to their first --turns turns."""
+    known = questions_of(args.prompts, data_dir)
+    listed = known if args.ids is None else chosen(known, args.ids)
+    return [replace(question, turns=question.turns[: args.turns]) for question in stratified(listed, args.limit)]
+
+
+def questions_of(prompts: str | Path | None, data_dir: str = "") -> list[Question]:
+    """Return the questions of a data set's name, of a file, or the built-in ones.
+
+    A name means the set even if a file has that name (./NAME is the file). UsageError names the line, or the missing
+    file of a set.
+    """
+    if not isinstance(prompts, str) or prompts not in DATASETS:
+        return read_questions(prompts)
+    known = DATASETS[prompts]
+    folder = Path(os.path.expanduser(data_dir)) if data_dir else None
+    paths = [folder / name for name in known.files] if folder else []
+    file = next((path for path in paths if path.is_file()), None)
+    if file is None:
+        files = " or ".join(known.files)
+        missing = f"no {files} in {folder}" if folder else f"no folder is given for its file {files}"
+        raise UsageError(f"no data set {prompts}: {missing}; --data-dir or SPEC_DATA_DIR names the folder")
+    questions = []
+    for number, line in numbered_lines(file):
+        where = f"{file}:{number}"
+        row = parsed(line, where)
+        try:
+            entry = known.entry(row)
+        except KeyError as error:
+            raise UsageError(f'{where}: needs "{error.args[0]}", has {", ".join(sorted(row)) or "nothing"}') from None
+        except (AttributeError, TypeError):
+            raise UsageError(f"{where}: subject and question must be text, choices a list") from None
+        if entry is not None:
+            name = entry.get("question_id")  # without one a question is known by its number
+            questions.append(question_of({**entry, "question_id": number if name is None else name}, where, number))
+    if not questions:
+        raise UsageError(f"{file} holds no questions of {prompts}")
+    return questions

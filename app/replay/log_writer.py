@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from app.lanes.answers import shown_settings
-from app.lanes.costs import terms_of
-from app.lanes.logged_lane import kept, known
+from app.lanes.costs import kept, known
 from app.replay.session_log import VERSION, LaneViews, LoggingDecoder, check_head
-from app.screen.live import Track
-from app.screen.stepping import Pause
+from app.screen.live import Pause, Track, tracks_of
 from app.screen.view import models_of
 from sampling.events import Event, Finished, to_json
 from utils.errors import UsageError, UserError
@@ -40,7 +38,6 @@ try:
 except ImportError:  # no POSIX
     fcntl = None  # type: ignore[assignment]
 
-MakeTracks = Callable[[Decode], Sequence[Track]]
 _LONGEST_HEAD = 65_536  # bytes
 
 
@@ -65,15 +62,17 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         self.ended = time.monotonic()  # when the answer before was over
 
     def open_answer(
-        self, engine: PairEngine, question: LoggedMessage, settings: Settings, make: MakeTracks, decode: Decode
+        self, engine: PairEngine, lanes: Sequence[Lane], question: LoggedMessage, settings: Settings, decode: Decode
     ) -> AnswerLog:
-        """Open an answer; `make` builds the tracks of its lanes over a `decode` that logs its texts."""
+        """Open an answer by these lanes, whose texts are what `decode` says."""
         head = _head(engine)
         if head != self._head:
             self._head = head
             signed = {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
             self.write({"kind": "recording", "version": VERSION, **signed, **head})
-        return AnswerLog(self, question, settings, make, LoggingDecoder(decode))
+        logging = LoggingDecoder(decode)
+        tracks = tracks_of(lanes, engine, question.ids, logging, question.before)
+        return AnswerLog(self, question, settings, tracks, logging)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line at once; after a failure the file keeps its earlier lines and nothing more is written."""
@@ -109,13 +108,12 @@ class AnswerLog:
         writer: SessionLogWriter,
         question: LoggedMessage,
         settings: Settings,
-        make: MakeTracks,
+        tracks: Sequence[Track],
         decode: LoggingDecoder,
     ) -> None:
         self._writer, self._asked, self._decode = writer, question, decode
         self._log_top = settings.log_top
-        self._lanes = [LaneViews(track) for track in make(decode)]
-        tracks = [lane.track for lane in self._lanes]
+        self._lanes = [LaneViews(track) for track in tracks]
         self._write(
             kind="answer",
             prompt=question.prompt,
@@ -165,25 +163,6 @@ class AnswerLog:
         )
         self._writer.ended = time.monotonic()
         return self._writer.complaint()
-
-
-def answer_log_of(
-    writer: SessionLogWriter | None,
-    engine: PairEngine,
-    lanes: Sequence[Lane],
-    question: LoggedMessage,
-    settings: Settings,
-    decode: Decode,
-) -> AnswerLog | None:
-    """The log of an answer by these lanes, if there is to be one."""
-    if writer is None:
-        return None
-
-    def make(decode: Decode) -> list[Track]:
-        size, most = len(question.ids), settings.max_new_tokens
-        return [Track(lane, decode, size, most, terms=terms_of(lane, engine)) for lane in lanes]
-
-    return writer.open_answer(engine, question, settings, make, decode)
 
 
 def log_writer_of(settings: Settings) -> SessionLogWriter | None:

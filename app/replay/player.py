@@ -1,31 +1,41 @@
-"""`replay`: a session log shown again, at its own speed, in any view. Needs no model and no tokenizer: no torch.
+"""`replay` and the demo: a session log shown again, at its own speed, in any view; the demo's steps as data, the way
+through them, and the recorded tour. Needs no model and no tokenizer: no torch.
 
 On a terminal each event appears when its lane's own clock has come to it; elsewhere only the end of each answer is
-printed. Knows no format (app/replay/session_log.py) and draws nothing itself.
+printed. :func:`walk` is the same for both tours, that of the loaded pair (app/console/demo.py) and the recorded one: a
+step says what to look at, is played, and waits for Enter. Knows no format (app/replay/session_log.py) and no engines.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from app.lanes.answers import plain_answer
 from app.lanes.race import paced
 from app.replay.session_log import LoggedAnswer, read_log
 from app.screen.inspection import Inspection, forced_hint
-from app.screen.live import look_of, play, show, streaming, tokens_of
+from app.screen.live import Track, look_of, play, rounds_of, show, stepped, streaming, telling, tokens_of
+from app.screen.output import fitted
 from app.screen.rows import Lines
-from app.screen.stepping import stepped
-from app.screen.terminal import Interrupts, await_key, is_live, make_console, quiet_keys
-from app.screen.view import Canvas, heading, question
-from app.screen.viewer import view
+from app.screen.terminal import Interrupts, await_enter, await_key, is_live, make_console, quiet_keys, view
+from app.screen.view import Canvas, Surface, heading, question
+from app.settings.table import Field, ModelOptions, Settings
+from app.settings.types import Whole
+from sampling.stats.summary import disturbed, speedup
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
-
-if TYPE_CHECKING:
-    from app.settings.table import ModelOptions, Settings
-
 
 LONGEST_WAIT = 10.0  # seconds between two answers
 
@@ -85,7 +95,7 @@ class Player:
         if not place.settings.quiet:
             self._head(answer)
         if place.live:
-            with streaming(tracks, place.out, place.settings, place.stop, goes_on=False) as draw:
+            with streaming(tracks, place.out, place.settings, goes_on=False) as draw:
                 if looks.steps:
                     draw()
                     pauses = answer.closing.pauses if answer.closing and looks is answer.settings else ()
@@ -101,13 +111,223 @@ class Player:
         return not place.stop()
 
     def _head(self, answer: LoggedAnswer) -> None:
-        """What ran, where that has changed, and what was asked."""
+        """Show the models and settings, where they have changed, and the question."""
         look = look_of(self.place.out, self.place.settings)
         line = heading(answer.head.model_dump(), answer.settings, look)
-        told = "".join(segment.text for row in line.rows() for segment in row)
-        if told != self._shown:
+        line_text = "".join(segment.text for row in line.rows() for segment in row)
+        if line_text != self._shown:
             self.place.say(line)
-        self._shown = told
+        self._shown = line_text
         self.place.say(question(answer.opening.prompt, look))
         if answer.opening.forced:
             self.place.hint(forced_hint(answer.decode(list(answer.opening.before)), len(answer.opening.before), look))
+
+
+_NAP = 0.05  # seconds after which a waiting show looks for Ctrl-C
+
+PACE = 10.0  # tokens a second at which plain decoding is shown: the eye can follow
+RECORDED = Path(__file__).with_name("demo.jsonl")
+"""The tour of the default pair, as `python infer.py demo --quiet --log FILE` has written it."""
+
+_CODE = "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."
+_STORY = "Write a short story about a lighthouse keeper who finds a message in a bottle."
+_LIST = "What are the benefits of drinking water every day? Give a numbered list."
+_COPY = (
+    "Repeat the following text:\n\nThe old stone bridge at Harrow Mill was closed to cars on Monday after an inspector "
+    "found cracks in its middle pier. Until then a ferry carries people on foot and on bicycles between seven in the "
+    "morning and nine at night."
+)
+
+_CHAIN = {"expand": "none", "max_new_tokens": 32}
+
+
+class Figures(NamedTuple):
+    """An answer of a step: the value that varies, the rates of plain decoding and of the lane beside it, and what
+    became of its drafts."""
+
+    value: str
+    plain: float | None
+    rate: float | None
+    speedup: float | None
+    per_pass: float | None
+    accepted: float | None
+    alpha: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step: the question is put once for each of `plays`, under its settings.
+
+    `look` says in one sentence what to look at. `traced`: its rounds follow, one a second. `varied` is the setting in
+    which the answers differ, where there are several.
+    """
+
+    title: str
+    look: str
+    question: str
+    plays: tuple[Mapping[str, object], ...]
+    traced: bool = False
+    varied: str = ""
+
+
+BASE: Mapping[str, object] = {
+    **{"compare": "ar,spec", "gamma": "auto", "expand": "auto", "verify": "token", "coupling": "rejection"},
+    **{"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "no_repeat_ngram": 0},
+    **{"max_new_tokens": 48, "seed": 42, "system": "", "chat": True, "view": "auto"},
+}
+"""What every step sets before its own settings, so that it shows the same whatever the user has chosen."""
+
+STEPS = (
+    Step(
+        "A text that copies its source",
+        "Where the answer repeats what was said, matches draft whole phrases: see the tokens a pass (tok/pass).",
+        _COPY,
+        ({"gamma": 8, "expand": "none", "max_new_tokens": 64},),
+    ),
+    Step(
+        "Plain decoding against drafts",
+        "Plain decoding runs the target once for every token; with drafts it runs once for every token that is marked "
+        "as the target's own: count its passes.",
+        _CODE,
+        ({"max_new_tokens": 64},),
+    ),
+    Step(
+        "Gamma: how much to draft",
+        "One question at gamma 1, 4 and 16: what a longer draft brings in tokens a pass, and what it costs in drafts "
+        "that are rejected.",
+        _CODE,
+        tuple({**_CHAIN, "gamma": gamma} for gamma in (1, 4, 16)),
+        varied="gamma",
+    ),
+    Step(
+        "Temperature: how often drafts are accepted",
+        "The hotter the draw, the less there is to guess: compare alpha at temperature 0, 0.7 and 1.5.",
+        _LIST,
+        tuple({**_CHAIN, "gamma": 4, "temperature": heat} for heat in (0, 0.7, 1.5)),
+        varied="temperature",
+    ),
+    Step(
+        "A drafter that is often wrong",
+        "It drafts 16 tokens a round. Its drafting and the wide passes take time whether a draft survives or not.",
+        _STORY,
+        ({"compare": "ar,plain", "expand": "none", "gamma": 16, "max_new_tokens": 32},),
+    ),
+    Step(
+        "The tree of a round, slowly",
+        "A round a second: what was drafted (q), what the target thinks of it (p), what was kept, and the target's own "
+        "token after it.",
+        _CODE,
+        ({"gamma": 4, "expand": "dynamic", "nodes": 8, "max_new_tokens": 20},),
+        traced=True,
+    ),
+)
+
+
+def chosen(number: str | None) -> list[tuple[int, Step]]:
+    """Return every step with its number from 1, or the one of this number; UsageError if there is none."""
+    every = list(enumerate(STEPS, start=1))
+    if number is None:
+        return every
+    return [every[Field("step", Whole(1, len(STEPS)), None, "", "").read(number, "demo N") - 1]]
+
+
+def slowness(settings: Settings, rate: float | None) -> float:
+    """How many times slower than it was to show what plainly ran at `rate` tokens a second; /slow outranks it."""
+    return settings.times_slower if settings.times_slower > 1 else min(1000.0, float(max(1, round((rate or 0) / PACE))))
+
+
+Answers = Sequence[Sequence[Track]]  # of a step, the lanes of each
+
+
+def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | None], place: Surface) -> bool:
+    """Go through the steps; `play` gives a step's answers, None where Ctrl-C ended it. False after one."""
+    for index, (number, step) in enumerate(steps):
+        place.say(Text.assemble("\n", (f"{number}/{len(STEPS)} {step.title}", "bold")))
+        place.say(Text.assemble(("Look: ", "bold"), step.look))
+        answers = play(step)
+        if answers is None or (step.traced and answers and not _slowly(answers[-1], place)):
+            return False
+        if shown := [figures_of(step, tracks) for tracks in answers]:
+            place.say("")
+            place.say(table(step, shown, place.out, place.settings))
+        place.say("")
+        if index + 1 < len(steps):
+            place.hint(f"Enter: step {number + 1} of {len(STEPS)}, {steps[index + 1][1].title}; Ctrl-C leaves")
+            if not await_enter(place.stop):
+                return False
+    return True
+
+
+def figures_of(step: Step, tracks: Sequence[Track]) -> Figures:
+    """The last lane of an answer beside plain decoding."""
+    lane = tracks[-1].lane
+    last, plain = tracks[-1].answer(), plain_answer([track.answer() for track in tracks])
+    timed = None if plain is None or plain is last or disturbed(plain.stats, last.stats) else plain
+    return Figures(
+        lane.settings.show(step.varied) if step.varied else lane.name,
+        None if plain is None else plain.stats.predicted_per_second,
+        last.stats.predicted_per_second,
+        None if timed is None else speedup(timed.stats, last.stats),
+        last.stats.tokens_per_pass,
+        last.stats.acceptance_rate,
+        last.stats.alpha,
+    )
+
+
+def table(step: Step, figures: Sequence[Figures], out: Console, settings: Settings) -> Table:
+    """The figures of each answer of a step, plain decoding's beside them."""
+    names = (step.varied or "lane", "plain tok/s", "tok/s", "speed-up", "tok/pass", "accepted", "alpha")
+    forms = ("", ".1f", ".1f", ".2f", ".2f", ".0%", ".2f")
+    rows = []
+    for each in figures:
+        values = zip(names, each, forms, strict=True)
+        rows.append({name: "-" if value is None else format(value, form) for name, value, form in values})
+    return fitted(out, settings, rows, ["accepted", "alpha"])
+
+
+def _slowly(tracks: Sequence[Track], place: Surface) -> bool:
+    """The rounds, one a second on a terminal; False after Ctrl-C."""
+    place.say("")
+    look = look_of(place.out, place.settings).sized(height=None)
+    for part in rounds_of(telling(tracks), look).parts():
+        due = time.monotonic() + (1.0 if place.live else 0.0)
+        place.say(part)
+        while not place.stop() and time.monotonic() < due:
+            time.sleep(_NAP)
+        if place.stop():
+            return False
+    return True
+
+
+# -- the recorded tour --------------------------------------------------------------------------
+
+
+def steps_of(settings: Settings, path: Path = RECORDED) -> list[list[LoggedAnswer]]:
+    """The answers of each step of a recorded tour, as slow as they are shown; UserError where the file is none."""
+    answers = read_log(path).answers
+    if len(answers) != sum(len(step.plays) for step in STEPS) or any(one.closing is None for one in answers):
+        raise UserError(f"{path} is no recorded demo: python infer.py demo --quiet --log FILE records one")
+    rate = answers[0].over()[0].meter.stats.predicted_per_second
+    for answer in answers:
+        answer.settings = answer.settings.changed(slow=slowness(settings, rate))
+    each = iter(answers)
+    return [list(islice(each, len(step.plays))) for step in STEPS]
+
+
+def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> bool:
+    """Play the recorded tour; return whether it came to its end."""
+    answers = dict(zip(STEPS, steps_of(settings), strict=True))
+    console = make_console(settings)
+    live = is_live(console) and not settings.quiet
+    with quiet_keys(), Interrupts() as stop:
+        place = Canvas(settings, console, live, stop, touring=True)
+        player = Player(place, 1.0)
+
+        def play(step: Step) -> Answers | None:
+            for answer in answers[step]:
+                place.say("")
+                if not player.play(answer):
+                    return None
+            return [answer.over() for answer in answers[step]]
+
+        return walk(steps, play, place)

@@ -22,20 +22,20 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from app.chat.conversation import Turn
-from app.lanes.logged_lane import LoggedLane, event_of, settings_of
+from app.lanes.costs import LoggedLane, event_of, settings_of
 from app.screen.live import Track, token_reader
 from app.screen.spans import common
-from app.screen.trace import Rounds
+from app.screen.trace import read as read_round
 from app.settings.table import Settings
 from sampling.events import Event, Reason, Step
 from utils.errors import UserError
-from utils.growing_text import Decode
+from utils.growing_text import Decode, Window
 
 VERSION = 1
 Entry = tuple[int, tuple[int, ...], int, str]
 
 NOTHING = -1  # the entry before the first: no ids, no text
-_BACK = 32  # so many ids at most are taken off to find an earlier entry
+_BACK = 32  # ids that are taken off at most to find an earlier entry
 
 
 class UnloggedError(ValueError):
@@ -139,14 +139,14 @@ class LaneViews:
 
     def __init__(self, track: Track) -> None:
         self.track = track
-        self._rounds, self._tokens = Rounds(track.decode), token_reader(track)
+        self._window, self._tokens = Window(track.decode), token_reader(track)
 
     def feed(self, event: Event) -> None:
         """Take in an event."""
         self.track.feed(event)
         self.track.pane()
         if isinstance(event, Step):
-            self._rounds.read(event)
+            read_round(event, self._window)
             if event.positions:
                 self._tokens.read(event)
 

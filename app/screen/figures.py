@@ -189,7 +189,7 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
 
 
 def _reported(stats: Stats) -> list[str]:
-    """What a server says of its own drafts; empty where it says nothing."""
+    """Return a server's figures of its own drafts; empty where it gives none."""
     if (report := stats.report) is None:
         return []
     texts = []
@@ -204,7 +204,7 @@ def _reported(stats: Stats) -> list[str]:
 class StatsLines(Drawn):
     """One line of figures a lane, in columns.
 
-    Without colour a drafting lane's line goes on with its acceptance figures.
+    Without colour a drafting lane's line also has its acceptance figures.
     """
 
     def __init__(self, panes: Sequence[PaneData], look: Look) -> None:

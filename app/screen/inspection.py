@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from app.lanes.comparison import Rule
+from app.lanes.answers import Rule
 from app.screen.palette import Look
 from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, plural, quoted, row_of, share, wrap
+from app.screen.terminal import Action
 from app.screen.trace import chances_of
-from app.screen.viewer import Action
 from sampling.events import Step
 from utils.growing_text import Decode, Window
 
@@ -289,8 +289,8 @@ class Inspection:
         head += [chunk(quoted(token.shown, look, 24), _ROLES[token.kind]), chunk(who, "strong")]
         if token.entropy is not None:
             head.append(chunk(f"entropy {token.entropy:.2f} bits", "faint"))
-        told = [row for line in decided(token, look) for row in flow([chunk(line)], look, 2)]
-        rows = [*flow(head, look, 2), *told]
+        decisions = [row for line in decided(token, look) for row in flow([chunk(line)], look, 2)]
+        rows = [*flow(head, look, 2), *decisions]
         titles, *table = self._table(look)
         most = len(table) if look.height is None else max(1, look.height - len(rows) - 1)
         first = max(0, min(self.choice - most // 2, len(table) - most))
@@ -338,7 +338,11 @@ def _rank(rank: int | None) -> str:
 
 def decided(token: SaidToken, look: Look) -> list[str]:
     """What decided about a token, and about the drafts that were refused in its place, in words."""
-    lines = [_refusal(one, look) for one in token.refused if one.number is not None]
+    lines = [
+        f"{quoted(draft.text, look, 24)}: coin {share(draft.number)} >= chance {share(draft.chance or 0.0)}: rejected"
+        for draft in token.refused
+        if draft.number is not None
+    ]
     if chosen := [quoted(one.text, look, 24) for one in token.refused if one.number is None]:
         were = "was" if len(chosen) == 1 else "were"
         lines.append(f"{', '.join(chosen)} {were} drafted, the target chose {quoted(token.shown, look, 24)}: rejected")
@@ -363,11 +367,6 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     if token.discarded:
         lines.append(f"{plural(token.discarded, 'further draft')} discarded, not examined")
     return lines
-
-
-def _refusal(refused: Refused, look: Look) -> str:
-    number, chance = share(refused.number or 0.0), share(refused.chance or 0.0)
-    return f"{quoted(refused.text, look, 24)}: coin {number} >= chance {chance}: rejected"
 
 
 def _drawn(token: SaidToken, look: Look) -> str:

@@ -1,40 +1,43 @@
-"""A race on the screen: every lane's events become text and figures, drawn between rounds, and printed for good.
+"""A race on the screen: every lane's events become text and figures, drawn between rounds, and printed for good; or in
+steps, with a stop after drafting, the target's pass, accepting and committing.
 
-Drawing happens while no lane computes, so it is on no lane's clock. What is printed at the end stays in the
-scrollback. Knows no models; whether there is a terminal at all its caller decides.
+Drawing happens while no lane computes, and a race in steps has run before, so neither is on a lane's clock. The final
+print stays in the scrollback. Knows no models; whether there is a terminal at all its caller decides.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from app.lanes.answers import Answer, comparisons_of
-from app.lanes.comparison import Rule, may_differ, rule_of
-from app.lanes.costs import Terms, seen_before
-from app.lanes.logged_lane import kept, known
-from app.screen.answer_text import answer_text, span_parts, thoughts
+from app.lanes.answers import Answer, Rule, comparisons_of, may_differ, rule_of
+from app.lanes.costs import Terms, kept, known, seen_before, terms_of
+from app.lanes.race import timed
 from app.screen.figures import PaneData, Round, State, StatsLines, note
 from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
 from app.screen.panes import Layout
-from app.screen.rows import Lines, Row, visible
-from app.screen.spans import BeamReader, Spanner, committed_text
-from app.screen.terminal import InPlace, Interrupts
-from app.screen.trace import Trace
+from app.screen.rows import Lines, Row, chunk, flow, plural, visible
+from app.screen.spans import BeamReader, Spanner, answer_text, committed_text, span_parts, thoughts
+from app.screen.terminal import InPlace, await_key
+from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace
 from app.screen.view import Frame, Surface
 from app.settings.table import Settings
 from sampling.events import Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from app.lanes.lane import Lane, PairEngine
 
 FRAMES_A_SECOND = 12
 DRAWING = 0.03  # of the time between two frames, at most: what it shows is worked out in it
@@ -46,7 +49,7 @@ def look_of(console: Console, settings: Settings) -> Look:
     encoding = (console.encoding or "").lower().replace("-", "")
     color = console.color_system is not None and not console.no_color
     plain = settings.ascii or not encoding.startswith("utf")
-    return Look(width=width, height=max(2, height - 1), color=color, ascii=plain, palette=settings.palette)
+    return Look(width=max(20, width), height=max(2, height - 1), color=color, ascii=plain, palette=settings.palette)
 
 
 _REST = 4  # rounds without drafts, under `gamma auto`, that say that it has stopped
@@ -190,6 +193,21 @@ class Track:
         return {**self.answer().to_json(), "lane": lane, "events": events}
 
 
+def tracks_of(
+    lanes: Sequence[Lane],
+    engine: PairEngine,
+    prompt: Sequence[int],
+    decode: Callable[[list[int]], str],
+    before: Sequence[int] = (),
+    thinking: Thinking | None = None,
+) -> list[Track]:
+    """Return the tracks of an engine's lanes; see :class:`Track`."""
+    return [
+        Track(lane, decode, len(prompt), lane.settings.max_new_tokens, before, terms_of(lane, engine), thinking)
+        for lane in lanes
+    ]
+
+
 def frame(tracks: Sequence[Track], look: Look, settings: Settings, **more: Any) -> Frame:
     """The lanes as they stand."""
     kind: Layout = settings.view  # type: ignore[assignment]
@@ -217,17 +235,14 @@ def play(
 
 
 @contextmanager
-def streaming(
-    tracks: Sequence[Track], console: Console, settings: Settings, interrupts: Interrupts, **more: Any
-) -> Iterator[Draw]:
-    """A place on a terminal where the lanes stream; gives what draws them. The place is clean again afterwards."""
-    with InPlace(console) as place:
+def streaming(tracks: Sequence[Track], console: Console, settings: Settings, **more: Any) -> Iterator[Draw]:
+    """Stream the lanes at the bottom of a terminal, which is clean again afterwards; yields the function that draws."""
+    with InPlace(console) as surface:
 
         def draw(below: Sequence[Row] = ()) -> None:
-            with interrupts.whole():
-                look = look_of(console, settings)
-                room = look.sized(height=max(2, (look.height or 2) - len(below)))
-                place.draw(Lines([*frame(tracks, room, settings, **more).rows(), *below], look))
+            look = look_of(console, settings)
+            room = look.sized(height=max(2, (look.height or 2) - len(below)))
+            surface.draw(Lines([*frame(tracks, room, settings, **more).rows(), *below], look))
 
         yield draw
 
@@ -298,3 +313,91 @@ def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Tra
     exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
     steps = [*track.steps, *upcoming]
     return Trace(steps, track.decode, look, lane.source_names, rule=rule_in(lane), exact=exact)
+
+
+KEYS = "any key: next phase  r: next round  q: run on"
+_FRAME = 10  # rows that are left to the panes and figures
+
+
+Pause = tuple[float, str]  # seconds at a phase, and the key that ended it
+
+
+def stepped(
+    race: Iterable[tuple[int, Event]],
+    tracks: Sequence[Track],
+    place: Surface,
+    draw: Draw,
+    *,
+    taken: list[Pause],
+    known: Sequence[Pause] = (),
+) -> Iterator[tuple[int, Event]]:
+    """The events of a race, which is run first, each once its phases were seen.
+
+    Pauses are added to `taken`. The first ones end as the `known` do unless a key is pressed sooner.
+    """
+
+    def key() -> bytes:
+        seconds, pressed = known[len(taken)] if len(taken) < len(known) else (math.inf, "")
+        begun = time.monotonic()
+        typed = await_key(place.stop, seconds)
+        typed = typed if typed or place.stop() else pressed.encode("latin-1")
+        taken.append((round(time.monotonic() - begun, 2), typed.decode("latin-1")))
+        return typed
+
+    return Stepper(tracks, draw, lambda: look_of(place.out, place.settings), key)(race)
+
+
+class Stepper:
+    """Shows a race to its end, phase by phase in the rounds of the last lane that drafts.
+
+    `draw` shows the lanes as they stand with rows below them, within `look()`; `key` waits for one, b"" ends the steps.
+    """
+
+    def __init__(self, tracks: Sequence[Track], draw: Draw, look: Callable[[], Look], key: Callable[[], bytes]) -> None:
+        self.tracks, self.draw, self.look, self.key = tracks, draw, look, key
+        drafting = [index for index, track in enumerate(tracks) if getattr(track.lane, "drafts", False)]
+        self.lane = drafting[-1] if drafting else None
+        self.stepping = self.lane is not None
+
+    def __call__(self, race: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+        """The events of a race that has run, each once its phases were seen."""
+        run = list(race)
+        for _, lane, event in timed(run):
+            stops = lane == self.lane and isinstance(event, Step) and bool(event.drafted)
+            skipped = not stops or not self._phases(event)  # type: ignore[arg-type]
+            yield lane, event
+            if not skipped:
+                assert isinstance(event, Step)
+                text_of_phase = f"4 commit: {plural(len(event.emitted), 'token')} joined the text"
+                self._stop([*flow([chunk(text_of_phase, "strong")], self.look())])
+
+    def _phases(self, step: Step) -> bool:
+        """Stop after drafting, scoring and accepting; return False if a key skips the rest of the round."""
+        calls = ", ".join(f"{call.model} {call.passes}" for call in step.calls[:-1])
+        ran = f", passes: {calls}" if calls else ""
+        own = "no token from the target" if step.token is None else "and the target's own token"
+        text_of_phase = (
+            f"1 draft: {plural(len(step.drafted), 'token')} in {step.draft_s * 1000:.1f} ms{ran}",
+            f"2 one pass of the target over {len(step.drafted) + 1} positions in {step.verify_s * 1000:.1f} ms",
+            f"3 accept: {len(step.path)} of {len(step.drafted)}, {own}",
+        )
+        return all(
+            self._picture(step, text, phase)
+            for text, phase in zip(text_of_phase, (DRAFTED, SCORED, ACCEPTED), strict=True)
+        )
+
+    def _picture(self, step: Step, text_of_phase: str, phase: int) -> bool:
+        """Stop at a phase of the round that comes next."""
+        track = self.tracks[self.lane or 0]
+        rows = rounds_of(track, self.look().sized(), upcoming=[step]).so_far(phase)
+        return self._stop([*flow([chunk(text_of_phase, "strong")], self.look()), *rows])
+
+    def _stop(self, rows: list[Row]) -> bool:
+        if not self.stepping:
+            return False
+        look = self.look()
+        room = max(1, (look.height or len(rows) + _FRAME + 1) - _FRAME)
+        self.draw([*rows[: room - 1], *flow([chunk(KEYS, "faint")], look)[:1]])
+        pressed = self.key()
+        self.stepping = pressed not in (b"", b"q")
+        return self.stepping and pressed != b"r"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from rich import box
@@ -16,8 +17,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from app.screen.palette import want_color
-from app.screen.terminal import Screen, size_in
+from app.screen.terminal import make_console, size_in
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 from utils.progress import Remaining
@@ -51,10 +51,10 @@ def load_engine(
     unless `servers` will do."""
     from app.lanes.pairing import choose_pair, drafter_words, load, load_options
 
-    spec = choose_pair(options)  # what is wrong with the pair is said before torch is loaded
+    spec = choose_pair(options)  # a wrong pair is an error before torch is loaded
     if spec.target.url is not None and not servers:
         raise UserError(f"{spec.target.url} is a server: the console and run talk to one, this needs a model here")
-    with LoadProgress(sys.stderr, quiet=settings.quiet) as progress, drafter_words(spec):
+    with load_progress(sys.stderr, quiet=settings.quiet) as progress, drafter_words(spec):
         from app.lanes.lane import PairEngine
         from app.lanes.warm import warm_up
 
@@ -66,35 +66,28 @@ def load_engine(
     return engine
 
 
-class LoadProgress:
-    """One line on a terminal that shows what is being loaded; elsewhere only long work is named, once."""
+@contextmanager
+def load_progress(stream: IO[str], *, quiet: bool) -> Iterator[Callable[[str, float | None], None]]:
+    """Yield a function that shows loading in one line on a terminal; elsewhere it names long work once."""
+    live, remaining, shown = stream.isatty(), Remaining(), ""
 
-    def __init__(self, stream: IO[str], *, quiet: bool) -> None:
-        self._stream, self._quiet = stream, quiet
-        self._live = stream.isatty()
-        self._stage, self._remaining = "", Remaining()
-
-    def __call__(self, stage: str, fraction: float | None) -> None:
-        if self._quiet:
+    def show(stage: str, fraction: float | None) -> None:
+        nonlocal shown
+        if quiet:
             return
-        if self._live:
-            self._stream.write(f"\r\x1b[K{stage}{self._remaining.text(stage, fraction)}")
-        elif fraction is not None and stage != self._stage:
-            self._stream.write(f"{stage}\n")
-        self._stream.flush()
-        self._stage = stage
+        if live:
+            stream.write(f"\r\x1b[K{stage}{remaining.text(stage, fraction)}")
+        elif fraction is not None and stage != shown:
+            stream.write(f"{stage}\n")
+        stream.flush()
+        shown = stage
 
-    def __enter__(self) -> LoadProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Take the line off the terminal."""
-        if self._live and self._stage:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+    try:
+        yield show
+    finally:
+        if live and shown:
+            stream.write("\r\x1b[K")
+            stream.flush()
 
 
 def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> tuple[Any, int]:
@@ -106,7 +99,7 @@ def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Calla
 
     quiet_environment()
     target = choose_pair(options).target
-    with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
+    with load_progress(sys.stderr, quiet=settings.quiet) as progress:
         tokenizer = load_tokenizer(
             model_folder(target, load_options(options), progress, cancelled, weights=False), load_options(options)
         )
@@ -116,12 +109,9 @@ def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Calla
 
 
 def screen(settings: Settings, stream: TextIO, width: int = _WIDTH) -> Console:
-    """The console for figures on `stream`: --color outranks the environment, COLUMNS the `width` where it is no
-    terminal.
-    """
-    color = want_color(settings, stream, os.environ)
+    """Return the console for figures on `stream`; COLUMNS outranks the `width` where it is no terminal."""
     wide = None if stream.isatty() else size_in(os.environ) or width
-    return Screen(file=stream, width=wide, force_terminal=color, no_color=not color)
+    return make_console(settings, file=stream, width=wide)
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
@@ -146,7 +136,8 @@ def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]],
             table.add_column(name, no_wrap=name == "method", justify="left" if name == "method" else "right")
         for row in rows:
             table.add_row(*(row[name] for name in names))
-        if table_width(table, console) <= console.width:
+        endless = console.options.update(max_width=10_000)
+        if Measurement.get(console, endless, table).maximum <= console.width:
             break
     return table
 
@@ -155,8 +146,3 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """The lines of a table in Markdown, without the last one's end."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def table_width(table: Table, console: Console) -> int:
-    """The columns it would take on an endless screen."""
-    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum

@@ -7,14 +7,11 @@ text is struck through and the target's is bold. Which drafter proposed an accep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TextIO
 
 from rich.style import Style
-
-from app.settings.table import Settings
 
 TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4", "accepted 5")
 """The roles of accepted text by the drafter that proposed it, in the order of its lane's names."""
@@ -156,18 +153,3 @@ class Look:
     def sized(self, *, width: int | None = None, height: int | None = None) -> Look:
         """The same look at another width (None: the same one) and height (None: unlimited)."""
         return replace(self, width=self.width if width is None else width, height=height)
-
-
-def is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
-
-
-def want_color(settings: Settings, stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether to colour `stream`: --color, else NO_COLOR, else FORCE_COLOR, else whether it is a capable terminal."""
-    if settings.color != "auto":
-        return settings.color == "always"
-    if environ.get("NO_COLOR"):
-        return False
-    if environ.get("FORCE_COLOR"):
-        return environ["FORCE_COLOR"] != "0"
-    return is_terminal(stream) and environ.get("TERM") != "dumb"

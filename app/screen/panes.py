@@ -1,4 +1,4 @@
-"""The lanes' texts in panes: side by side, stacked, or without borders, within a given height.
+"""The lanes' texts in panes: side by side or stacked, within a given height.
 
 Every word shows what became of it: by style, or without colour by marks, {+x+} for the target's own
 token, {*x*} for a bonus and [-x-] for a rejected one. Accepted text is tinted by who proposed it, or without colour
@@ -24,7 +24,6 @@ from utils.growing_text import NO_TEXT
 Layout = Literal["auto", "side", "stack", "trace"]
 
 SIDE_FROM = 80  # columns from which two panes stand side by side by themselves
-BORDER_FROM = 40  # columns from which panes have borders
 _MARKS = {"target": ("{+", "+}"), "bonus": ("{*", "*}"), "rejected": ("[-", "-]"), "discarded": ("[~", "~]")}
 _WORDS = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
@@ -93,29 +92,27 @@ class Pane(Drawn):
         look: Look,
         *,
         height: int | None = None,
-        border: bool | None = None,  # None: as the pane's own width says
         show_discarded: bool = False,
     ) -> None:
         self.data, self.look, self.height = data, look, height
-        self.border = look.width >= BORDER_FROM if border is None else border
         drafts = data.drafting or any(span.kind != "plain" for span in data.spans)
         self._frame = "accent" if drafts else "faint"
         self._corners, self._edges = look.glyph("corners"), look.glyph("edges")
         pieces = pieces_of(data.spans, look, show_discarded=show_discarded, names=data.names)
         if data.state == "running":
             pieces.append((look.glyph("cursor"), "cursor"))
-        self.lines = wrap(pieces, look.width - 4 if self.border else look.width, look.ascii)
+        self.lines = wrap(pieces, look.width - 4, look.ascii)
 
     @property
     def needed(self) -> int:
         """Rows for the whole text."""
-        return len(self.lines) + (2 if self.border else 1)
+        return len(self.lines) + 2
 
     def rows(self) -> list[Row]:
         height = self.needed if self.height is None else self.height
         if height <= 0:
             return []
-        border = self.border and height >= 3
+        border = height >= 3
         text = [row_of(line, self.look) for line in self._tail(height - (2 if border else 1))]
         if not border:
             return [row_of(self._heading(self.look.width), self.look), *text]
@@ -166,17 +163,13 @@ class SideBySide(Drawn):
         self, panes: Sequence[PaneData], look: Look, layout: Layout = "auto", *, show_discarded: bool = False
     ) -> None:
         self.look = look
-        wide = look.width >= (BORDER_FROM if layout == "side" else SIDE_FROM)
-        columns = 2 if wide and layout != "stack" else 1
-        groups = [panes[start : start + columns] for start in range(0, len(panes), columns)]
-        self.groups = [
-            [self._pane(data, len(group), i, show_discarded) for i, data in enumerate(group)] for group in groups
-        ]
-
-    def _pane(self, data: PaneData, columns: int, index: int, show_discarded: bool) -> Pane:
-        width = self.look.width if columns == 1 else (self.look.width - 1 + index) // 2
-        look, border = self.look.sized(width=width), self.look.width >= BORDER_FROM
-        return Pane(data, look, border=border, show_discarded=show_discarded)
+        columns = 2 if layout == "side" or (look.width >= SIDE_FROM and layout != "stack") else 1
+        self.groups: list[list[Pane]] = []
+        for start in range(0, len(panes), columns):
+            group = panes[start : start + columns]
+            widths = [look.width] if len(group) == 1 else [(look.width - 1) // 2, look.width // 2]
+            pairs = zip(group, widths, strict=True)
+            self.groups.append([Pane(data, look.sized(width=w), show_discarded=show_discarded) for data, w in pairs])
 
     @property
     def needed(self) -> int:

@@ -1,7 +1,7 @@
-"""The terminal while the program works: keys typed early stay unseen and unspoilt, Ctrl-C becomes a flag, and frames
-are redrawn in place.
+"""The terminal while the program works: keys typed early stay unseen and unspoilt, Ctrl-C becomes a flag, frames are
+redrawn in place; and content to look into with keys, drawn again after each of them, until a key ends it.
 
-Knows no models and no prompt.
+Knows no models and no prompt; the content draws itself and knows its keys.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from io import StringIO
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions, RenderableType
 
+from app.screen.palette import Look
+from app.screen.rows import Drawn, Lines, Row, chunk, flow
 from app.settings.table import Settings
 
 _CTRL_D = b"\x04"
@@ -69,7 +72,7 @@ def _keys(echo: bool) -> Iterator[None]:
 
 
 def mark_pastes(on: bool) -> None:
-    """Have the terminal mark what is pasted, so that several lines stay together until they are read."""
+    """Have the terminal mark pastes: several lines then stay together until they are read."""
     if sys.stdout is not None and sys.stdout.isatty():
         with contextlib.suppress(OSError):
             sys.stdout.write(_MARKED if on else _UNMARKED)
@@ -93,8 +96,8 @@ def await_enter(stop: Callable[[], bool]) -> bool:
 
 
 def await_key(stop: Callable[[], bool], seconds: float = math.inf, *, forget: bool = True) -> bytes:
-    """What is typed next, inside :func:`quiet_keys`; nothing after Ctrl-C, Ctrl-D or these seconds. Enter at once where
-    there is no keyboard. `forget`: what was typed before does not count.
+    """Return the keys typed next, inside :func:`quiet_keys`; nothing after Ctrl-C, Ctrl-D or these seconds. Enter
+    at once where there is no keyboard. `forget`: what was typed before does not count.
     """
     if termios is None or sys.stdin is None or not sys.stdin.isatty():
         return b"" if stop() else b"\n"
@@ -116,64 +119,31 @@ def unheard(*_: object) -> None:
 class Interrupts:
     """A context in which Ctrl-C sets `stopped`; a second one within 2 s leaves with 130.
 
-    Leaving waits until a drawing (:meth:`whole`) is complete, and no further one disturbs it. Outside the main
-    thread Ctrl-C keeps its meaning.
+    No further one disturbs the leaving. Outside the main thread Ctrl-C keeps its meaning.
     """
 
     def __init__(self) -> None:
         self.stopped = False
         self._last = -SECOND_WITHIN
-        self._drawing = self._leave = False
+        self._leave = False
         self._before: Any = None
-        self._pipe: tuple[int, int] | None = None
-        self._wakeup = -1
 
     def __call__(self) -> bool:
         return self.stopped
 
     def __enter__(self) -> Interrupts:
-        try:
+        with contextlib.suppress(ValueError):  # no signals outside the main thread
             self._before = signal.signal(signal.SIGINT, self._on_signal)
-        except ValueError:
-            return self
-        self._pipe = os.pipe()
-        for end in self._pipe:
-            os.set_blocking(end, False)
-        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pipe is None:
-            return
-        signal.set_wakeup_fd(self._wakeup)
-        signal.signal(signal.SIGINT, unheard if self._leave else self._before)
-        for end in self._pipe:
-            os.close(end)
-        self._pipe = None
-
-    def _presses(self) -> int:
-        """How often it was pressed. Python calls the handler once for all that came during a long pass."""
-        try:
-            return os.read(self._pipe[0], 64).count(signal.SIGINT) if self._pipe else 1
-        except BlockingIOError:
-            return 0  # counted with the one before
+        if self._before is not None:
+            signal.signal(signal.SIGINT, unheard if self._leave else self._before)
 
     def _on_signal(self, *_: object) -> None:
-        now, presses = time.monotonic(), self._presses()
-        second = self.stopped and presses > 0 and now - self._last < SECOND_WITHIN
-        self._leave = self._leave or second or presses > 1
+        now = time.monotonic()
+        self._leave = self._leave or (self.stopped and now - self._last < SECOND_WITHIN)
         self.stopped, self._last = True, now
-        if self._leave and not self._drawing:
-            raise SystemExit(130)
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """What happens in here is not torn apart by a second Ctrl-C."""
-        self._drawing = True
-        try:
-            yield
-        finally:
-            self._drawing = False
         if self._leave:
             raise SystemExit(130)
 
@@ -216,7 +186,7 @@ class InPlace:
         elif self._lines:
             out.append(f"\x1b[{len(self._lines)}A\r")
         for before, line in zip_longest(self._lines[: len(lines)], lines):
-            # Behind a full line the cursor hangs on the last column: erasing there would take a character.
+            # After a full line the cursor hangs on the last column: erasing there would take a character.
             filled = line if _cells(line) >= width else f"{line}\x1b[K"
             out.append("\n" if line == before else f"{filled}\n")
         out += ["\x1b[J" if len(lines) < len(self._lines) else "", _END]
@@ -271,17 +241,16 @@ def size_in(environ: Mapping[str, str], name: str = "COLUMNS") -> int | None:
     return int(text) or None if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
-def make_console(settings: Settings) -> Console:
-    """The screen, with colour as `settings.color` asks."""
+def make_console(settings: Settings, **where: Any) -> Console:
+    """Return the screen, or another file and width; --color outranks NO_COLOR and FORCE_COLOR, which rich reads."""
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     color = {"always": "256", "never": None}.get(settings.color, "auto")
-    never = True if settings.color == "never" else None
-    return Screen(color_system=color, no_color=never)
+    return Screen(color_system=color, no_color={"always": False, "never": True}.get(settings.color), **where)
 
 
 def page(console: Console, content: RenderableType) -> bool:
-    """Show what is higher than the screen through the user's pager; False, and nothing shown, where it is not or there
+    """Show content higher than the screen through the user's pager; False, and nothing shown, where it is not or there
     is none.
 
     `less` ends by itself where all fits, keeps colours, and leaves the text on the screen.
@@ -300,3 +269,114 @@ def page(console: Console, content: RenderableType) -> bool:
 def is_live(console: Console) -> bool:
     """Whether there is a terminal that can be drawn on."""
     return sys.stdout.isatty() and not console.is_dumb_terminal
+
+
+Action = Callable[[], Any]  # None: go on; anything else ends the viewer, which gives it back
+
+
+class Content(Protocol):
+    """`keys`: prompt_toolkit's name of a key → what it does. `help`: the keys in words, shown below the rows."""
+
+    help: str
+
+    @property
+    def keys(self) -> Mapping[str, Action]: ...
+    def rows(self, look: Look) -> list[Row]: ...  # at most look.height
+
+
+class Scroll:
+    """The part of rows that fits a height, moved by keys."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        self._page = 1
+
+    def part(self, rows: list[Row], look: Look) -> list[Row]:
+        """At most `look.height` of the rows; where some are left out the last one says how many."""
+        height = look.height
+        if height is None or len(rows) <= height:
+            self.top = 0
+            return rows
+        self._page = max(1, height - 1)
+        self.top = max(0, min(self.top, len(rows) - self._page))
+        left = len(rows) - self.top - self._page
+        position = chunk(f"{self.top} rows above, {left} below", "faint")
+        return [*rows[self.top : self.top + self._page], *flow([position], look)[:1]]
+
+    def by(self, rows: int) -> None:
+        """Move by a number of rows."""
+        self.top = max(0, self.top + rows)
+
+    @property
+    def keys(self) -> dict[str, Action]:
+        return {
+            "up": lambda: self.by(-1),
+            "down": lambda: self.by(1),
+            "pageup": lambda: self.by(-self._page),
+            "pagedown": lambda: self.by(self._page),
+        }
+
+
+def drawn(content: Content, look: Look) -> list[Row]:
+    """The rows and the words for its keys, within the look's height."""
+    below = flow([chunk(content.help, "faint")], look)
+    height = None if look.height is None else max(1, look.height - len(below))
+    return [*content.rows(look.sized(height=height)), *below]
+
+
+def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
+    """Show the content until a key ends it; what that key gave, None for q, Escape and Ctrl-C.
+
+    `more` are the arguments of prompt_toolkit's Application that a test gives: input and output.
+    """
+    from prompt_toolkit import Application
+    from prompt_toolkit.formatted_text import ANSI
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.layout import FormattedTextControl, Layout, Window
+    from prompt_toolkit.output import ColorDepth
+
+    keys = KeyBindings()
+
+    def bind(key: str, action: Action) -> None:
+        @keys.add(*key.split())
+        def _(event: KeyPressEvent) -> None:
+            result = action()
+            if result is not None:
+                event.app.exit(result=result)
+
+    @keys.add("q")
+    @keys.add("escape", eager=True)
+    @keys.add("c-c")
+    @keys.add("c-d")
+    def _(event: KeyPressEvent) -> None:
+        event.app.exit()
+
+    for key, action in content.keys.items():
+        bind(key, action)
+
+    def look() -> Look:
+        size = app.output.get_size()
+        return look_now().sized(width=size.columns, height=size.rows - 1)
+
+    def text() -> ANSI:
+        return ANSI(painted(Lines(drawn(content, look()), look())))
+
+    app: Application[Any] = Application(
+        Layout(Window(FormattedTextControl(text, focusable=True, show_cursor=False), always_hide_cursor=True)),
+        key_bindings=keys,
+        erase_when_done=True,
+        color_depth=None if look_now().color else ColorDepth.DEPTH_1_BIT,
+        **more,
+    )
+    app.ttimeoutlen = 0.05
+    app.renderer.cpr_not_supported_callback = None
+    return app.run(handle_sigint=False, set_exception_handler=False)
+
+
+def painted(content: Drawn) -> str:
+    """The rows as text for a terminal, styles as escape sequences."""
+    look, file = content.look, StringIO()
+    color: Any = {"color_system": "256" if look.color else None, "no_color": not look.color}
+    console = Console(file=file, width=look.width, force_terminal=look.color, highlight=False, markup=False, **color)
+    console.print(content, soft_wrap=True, end="")
+    return file.getvalue().removesuffix("\n")

@@ -14,16 +14,14 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from app.lanes.comparison import RULES, Rule, chance
+from app.lanes.answers import RULES, Rule, chance
 from app.screen.palette import Look, tint
 from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, quoted, share
-from app.screen.viewer import Action, Scroll
+from app.screen.terminal import Action, Scroll
 from sampling.events import Step
 from utils.errors import UserError
 from utils.growing_text import Decode, Window
 
-_WIDE = 60  # columns from which a draft's row has its columns spelled out
-_FATES = 40  # columns from which fates are whole words
 _TEXT, _LEAST = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
 _LINES = str.maketrans("├│└─", "||`-")
 DRAFTED, SCORED, ACCEPTED = range(3)  # how far a round has come
@@ -61,7 +59,7 @@ class TracedRound:
 
 
 def read(step: Step, window: Window) -> TracedRound:
-    """Return the texts of a round after the committed tokens of `window`; nothing is committed.
+    """Return a round with its texts, after the committed tokens of `window`, and commit those that it emitted.
 
     Where a character is split over tokens that are not committed its text is only near.
     """
@@ -87,7 +85,10 @@ def read(step: Step, window: Window) -> TracedRound:
         )
         for node, branch in (_downwards(step) if step.is_tree else ((node, "") for node in range(len(texts))))
     ]
-    return TracedRound(step, tuple(drafts), "" if step.token is None else window.ahead(step.emitted)[-1])
+    token_text = "" if step.token is None else window.ahead(step.emitted)[-1]
+    for token in step.emitted:
+        window.push(token)
+    return TracedRound(step, tuple(drafts), token_text)
 
 
 def _texts(step: Step, window: Window) -> list[str]:
@@ -122,24 +123,6 @@ def _downwards(step: Step, above: int = -1, margin: str = "") -> Iterator[tuple[
             yield from _downwards(step, node, margin + ("   " if last else "│  "))
 
 
-class Rounds:
-    """Return the rounds of a row in order, each read after the tokens committed before it."""
-
-    def __init__(self, decode: Decode) -> None:
-        self._window = Window(decode)
-
-    def read(self, step: Step) -> TracedRound:
-        """The texts of the next round."""
-        found = read(step, self._window)
-        self.skip(step)
-        return found
-
-    def skip(self, step: Step) -> None:
-        """Skip a round."""
-        for token in step.emitted:
-            self._window.push(token)
-
-
 def _so_far(draft: Drafted, phase: int) -> Drafted:
     """A draft before its fate is known, and before the pass without the target's figures."""
     draft = draft._replace(fate="drafted", coin=None)
@@ -169,15 +152,14 @@ class Trace(Drawn):
         self._decode = decode
         self._reviewed = any(step.inner for step in self.steps)
         # A draft's row is its number, text, figures, fate and source, one row where that can be.
-        self._wide = look.width >= _WIDE
         self._has_chance = rule in ("match", "ratio")
         coins = any(trial.number is not None for step in self.steps for trial in step.trials)
         left = look.width - 17 - (2 + max(map(cell_len, names)) if len(names) > 1 else 0)
         self._room = (27 if self._has_chance else 14) + 11 * coins  # columns of the figures, their words spelled out
-        self._spelled = self._wide and left - self._room >= 12
+        self._spelled = left - self._room >= 12
         if not self._spelled:
             self._room = (18 if self._has_chance else 12) + 5 * coins
-        self._text = max(_LEAST, min(_TEXT, left - self._room)) if self._wide else _TEXT
+        self._text = max(_LEAST, min(_TEXT, left - self._room))
 
     def rows(self) -> list[Row]:
         """All rows; only `look.width` bounds them, a trace is for the scrollback."""
@@ -189,28 +171,25 @@ class Trace(Drawn):
             yield Lines(flow([chunk("no rounds yet", "faint")], self.look), self.look)
             return
         yield Lines(self._head(), self.look)
-        rounds = Rounds(self._decode)
+        window = Window(self._decode)
         for number, step in enumerate(self.steps):
-            yield Lines(self._round(number, rounds.read(step)), self.look)
+            yield Lines(self._round(number, read(step, window)), self.look)
 
     def picture(self, number: int) -> list[Row]:
         """Round `number` (the prefill is round 0), with a bar of its times and the rule that it followed."""
-        rounds = Rounds(self._decode)
-        for step in self.steps[:number]:
-            rounds.skip(step)
-        step = self.steps[number]
-        return [*self._round(number, rounds.read(step)), *self._times(step), *self._head()]
+        traced = self._traced(number)
+        return [*self._round(number, traced), *self._times(traced.step), *self._head()]
+
+    def _traced(self, number: int) -> TracedRound:
+        window = Window(self._decode)
+        return [read(step, window) for step in self.steps[: number + 1]][-1]
 
     def so_far(self, phase: int) -> list[Row]:
         """The last round, as far as a phase has come."""
-        *steps, step = self.steps
-        rounds = Rounds(self._decode)
-        for before in steps:
-            rounds.skip(before)
-        found = rounds.read(step)
-        drafts = [draft if phase == ACCEPTED else _so_far(draft, phase) for draft in found.drafts]
+        traced = self._traced(len(self.steps) - 1)
+        drafts = [draft if phase == ACCEPTED else _so_far(draft, phase) for draft in traced.drafts]
         rows = [row for draft in drafts for row in self._draft(draft)]
-        return rows + (self._from_target(step, found.token_text, True) if phase == ACCEPTED else [])
+        return rows + (self._from_target(traced.step, traced.token_text, True) if phase == ACCEPTED else [])
 
     def _times(self, step: Step) -> list[Row]:
         """One bar, shared out as the round's time was."""
@@ -238,8 +217,8 @@ class Trace(Drawn):
         ]
         return [row for text in texts for row in flow([chunk(text, "faint")], self.look)]
 
-    def _round(self, number: int, found: TracedRound) -> list[Row]:
-        step = found.step
+    def _round(self, number: int, traced: TracedRound) -> list[Row]:
+        step = traced.step
         parts = [chunk("prefill" if number == 0 and not step.drafted else f"round {number}", "strong")]
         if step.drafted or number:
             accepted = f"accepted {len(step.path)}/{len(step.drafted)}" if step.drafted else "nothing drafted"
@@ -249,8 +228,8 @@ class Trace(Drawn):
             parts.append(chunk(f"confidence {' '.join(f'{chance:.2f}' for chance in chances)}", "faint"))
         rows = flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
         inner = [row for review in step.inner for row in self._review(review, 1)]
-        drafts = [row for draft in found.drafts for row in self._draft(draft)]
-        return rows + inner + drafts + self._from_target(step, found.token_text, bool(found.drafts))
+        drafts = [row for draft in traced.drafts for row in self._draft(draft)]
+        return rows + inner + drafts + self._from_target(step, traced.token_text, bool(traced.drafts))
 
     def _review(self, step: Step, level: int) -> list[Row]:
         """A round within the round: who reviewed whose drafts, and how many passed; then its own reviews."""
@@ -259,10 +238,8 @@ class Trace(Drawn):
         names = list(dict.fromkeys(self._name(source) for source in step.source)) or ["a drafter"]
         if not drafted:
             texts = [f"{reviewer} had nothing to review,", took]
-        elif self._wide:
-            texts = [f"{reviewer} reviewed {_joined(map(_of, names))} {drafted}:", f"accepted {accepted},", took]
         else:
-            texts = [f"{reviewer}: {accepted}/{drafted} of {_joined(names)},", took]
+            texts = [f"{reviewer} reviewed {_joined(map(_of, names))} {drafted}:", f"accepted {accepted},", took]
         texts[0] = " " * _STEP * level + texts[0]
         rows = flow([chunk(text, "faint", " ") for text in texts], self.look, _STEP * (level + 1))
         return rows + [row for review in step.inner for row in self._review(review, level + 1)]
@@ -271,26 +248,26 @@ class Trace(Drawn):
         if step.token is None:
             return flow([chunk("    ended by an accepted stop token", "faint")], self.look, 4)
         kind = "correction" if step.rejected else "bonus" if drafted else "own token"
-        words = f"from the target ({kind}), top-2 gap" if self._wide else "target, gap"
         token = quoted(text, self.look, _TEXT)
-        gap = "from the server" if step.top2_gap is None else f"{words} {step.top2_gap:.3f}"
+        gap = "from the server"
+        if step.top2_gap is not None:
+            gap = f"from the target ({kind}), top-2 gap {step.top2_gap:.3f}"
         role = "bonus" if kind == "bonus" else "target"
         return flow([chunk("  "), chunk(token, role), chunk(gap, "faint")], self.look, 4)
 
     def _draft(self, draft: Drafted) -> list[Row]:
         branch = draft.branch.translate(_LINES) if self.look.ascii else draft.branch
-        branch = branch[-(self.look.width // 4) :] if self.look.width // 4 else ""
+        branch = branch[-(self.look.width // 4) :]
         columns = max(_LEAST, self._text - len(branch))
         text = quoted(draft.text, self.look, columns)
-        fate = draft.fate if self.look.width >= _FATES else draft.fate[:3]
         name = "" if draft.source is None or len(self.names) < 2 else self._name(draft.source)
         chunks = [
             chunk(f"{draft.number:>2}"),
             Chunk(((branch, "faint"), (text, self._role(draft.fate, draft.source)))),
-            chunk(" " * (columns - cell_len(text)) if self._wide else "", "plain", ""),
+            chunk(" " * (columns - cell_len(text)), "plain", ""),
             chunk(self._figures(draft)),
-            chunk(fate, {"rejected": "strong", "drafted": "faint"}.get(draft.fate, draft.fate)),
-            chunk(" " * (9 - len(fate)) if name and self._wide else "", "plain", ""),
+            chunk(draft.fate, {"rejected": "strong", "drafted": "faint"}.get(draft.fate, draft.fate)),
+            chunk(" " * (9 - len(draft.fate)) if name else "", "plain", ""),
             chunk(name, "faint"),
         ]
         return flow([item for item in chunks if item.width], self.look, 4)
@@ -308,7 +285,7 @@ class Trace(Drawn):
         if draft.q is not None and draft.fate == "drafted" and draft.p is None:
             return (f"q {share(draft.q):>4}" if self._spelled else f"q{share(draft.q)}").ljust(self._room)
         if draft.q is None or draft.p is None:
-            return "not examined".ljust(self._room) if self._wide else ""
+            return "not examined".ljust(self._room)
         q, p, likely = share(draft.q), share(draft.p), self._chance(draft)
         chance = "" if likely is None else share(likely)
         coin = "" if draft.coin is None else share(draft.coin)
@@ -316,7 +293,7 @@ class Trace(Drawn):
         if self._spelled:
             figures = f"q {q:>4}  p {p:>4}" + (f"  chance {chance:>4}" if chance else "")
             figures += f"  coin {coin:>4}" if coin else ""
-        return figures.ljust(self._room) if self._wide else figures
+        return figures.ljust(self._room)
 
     def _chance(self, draft: Drafted) -> float | None:
         if draft.chance is not None:

@@ -8,16 +8,14 @@ while torch is still loading. Knows no models, no keyboard and no torch; it draw
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from app.lanes.comparison import Comparison
+from app.lanes.answers import Comparison
 from app.screen.figures import (
     RATES_NOTE,
     PaneData,
@@ -47,7 +45,7 @@ Models = Mapping[str, str]  # pair, target, drafter, where
 
 
 def models_of(engine: PairEngine) -> dict[str, str]:
-    """The names of what is loaded, and where it runs."""
+    """Return the names of the loaded models, and where they run."""
     target, server = engine.loaded.target, engine.server
     return {
         "pair": engine.loaded.spec.name,
@@ -294,38 +292,42 @@ class Frame(Drawn):
         return sum(len(block.rows) for block in blocks) + texts - height
 
 
-class Surface(Protocol):
-    """What answers are shown on. `live`: there is a terminal to draw on; `touring`: an answer is looked at, not copied;
-    `goes_on`: /continue goes on with it."""
-
-    out: Console
-    live: bool
-    stop: Interrupts
-    touring: bool
-    goes_on: bool
-
-    @property
-    def settings(self) -> Settings: ...
-    def say(self, what: Any) -> None: ...
-    def hint(self, text: str) -> None: ...
-
-
-@dataclass
-class Canvas:
-    """The surface of replay and the recorded tour."""
+class Surface:
+    """Where answers are shown. `live`: there is a terminal to draw on; `touring`: an answer is looked at, not copied;
+    `goes_on`: /continue goes on with it. Text is literal, and nothing in it is obeyed by the terminal."""
 
     settings: Settings
     out: Console
-    live: bool = False
-    stop: Interrupts = dataclasses.field(default_factory=Interrupts)
+    live: bool
+    stop: Interrupts
     touring: bool = False
-    goes_on: bool = False
+    goes_on: bool = True
 
-    def say(self, what: Any) -> None:
-        self.out.print(Text(visible(what)) if isinstance(what, str) else what)
+    def say(self, content: Any) -> None:
+        self.out.print(Text(visible(content)) if isinstance(content, str) else content)
 
     def hint(self, text: str) -> None:
-        self.out.print(Text(visible(text), style="dim"))
+        """Say a line that matters less; --quiet leaves it out."""
+        if not self.settings.quiet:
+            self.out.print(Text(visible(text), style="dim"))
+
+
+class Canvas(Surface):
+    """The surface of replay and the recorded tour."""
+
+    goes_on = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        out: Console,
+        live: bool = False,
+        stop: Interrupts | None = None,
+        *,
+        touring: bool = False,
+    ) -> None:
+        self.settings, self.out, self.live, self.touring = settings, out, live, touring
+        self.stop = stop or Interrupts()
 
 
 def question(text: str, look: Look) -> Text:

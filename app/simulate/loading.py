@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from app.chat.conversation import Conversation
 from app.lanes.drafters import PairDrafters
 from app.lanes.pairing import choose_pair, load_options
 from app.prompts.questions import read_questions
-from app.screen.output import LoadProgress, load_engine, target_tokenizer
+from app.screen.output import load_engine, load_progress, target_tokenizer
 from app.settings.table import ModelOptions, Settings
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import decoder_start_id
@@ -203,6 +202,6 @@ def _model(
         quantization=options.drafter_quantization,
         revision=None,
     )
-    with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress:
+    with load_progress(sys.stderr, quiet=settings.quiet) as progress:
         loaded = load_pair(PairSpec(name=spec.name, target=spec, drafter="none"), how, progress, cancelled)
     return loaded.target, loaded.tokenizer

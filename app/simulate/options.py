@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.prompts.datasets import PROMPT_FIELDS
+from app.prompts.questions import PROMPT_FIELDS
 from app.settings.table import Field, arguments
 from app.settings.types import METHODS, Choice, Names, Number, NumberList, Switch, Text, Whole, WholeList
 from utils.errors import UsageError

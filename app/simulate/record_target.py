@@ -18,9 +18,8 @@ from typing import Any
 
 from app.lanes.answers import run_lane, shown_settings
 from app.lanes.lane import PairEngine
-from app.lanes.pass_times import measure_costs
-from app.prompts.datasets import selected
-from app.prompts.questions import Question, conversation, fitting
+from app.lanes.warm import measure_costs
+from app.prompts.questions import Question, conversation, fitting, selected
 from app.screen.output import answer_bar, load_engine
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings

@@ -20,11 +20,10 @@ from typing import Any
 
 from rich.table import Table
 
-from app.lanes.answers import run_lane
-from app.lanes.comparison import Variant, order
+from app.lanes.answers import Variant, order, run_lane
 from app.lanes.costs import ignores_gamma
 from app.lanes.lane import Lane
-from app.lanes.pass_times import measure_costs
+from app.lanes.warm import measure_costs
 from app.screen.output import answer_bar, screen, small_table
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings

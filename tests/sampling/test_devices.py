@@ -23,7 +23,7 @@ from app.lanes.answers import parting, run_lane
 from app.lanes.costs import terms_of
 from app.lanes.lane import PairEngine
 from app.lanes.pairing import CATALOGUE, catalogue_in
-from app.lanes.pass_times import measure_costs
+from app.lanes.warm import measure_costs
 from app.prompts.questions import BUILT_IN, conversation, prompt_ids
 from app.settings.table import Settings
 from sampling.drafters.draft_model import NoDrafter

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.lanes.comparison import NEAR_TIE
+from app.lanes.answers import NEAR_TIE
 from app.lanes.lane import PairEngine
 from app.settings.table import Settings
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
@@ -285,7 +285,7 @@ def test_rejection_at_temperature_0_8_draws_a_real_answer(
 
 
 def test_rounding_between_passes_of_different_width_stays_far_below_a_near_tie(lm: CausalLM, prompts: Rows) -> None:
-    """What is promised in float32 (app/lanes/comparison.py): logits half a near tie apart at most, no token flips but
+    """What is promised in float32 (app/lanes/answers.py): logits half a near tie apart at most, no token flips but
     at one.
     """
     found = list(compared(lm, prompts[1:3], (5, 8), 10))

@@ -1,7 +1,7 @@
 """The same token in passes of different width: how far its logits lie apart, and how many greedy tokens flip.
 
 `python -m tests.support.precision float32 bfloat16 float16` measures the default target, a line a dtype and width; the
-figures stand in docs/notes.md and in app/lanes/comparison.py. Knows no drafters: plain decoding's own tokens are the
+figures stand in docs/notes.md and in app/lanes/answers.py. Knows no drafters: plain decoding's own tokens are the
 drafts.
 """
 

@@ -2,7 +2,7 @@
 
 The targets are random Llama models, so small that thousands of passes take seconds; heads and drafts with a known share
 of right ones are made for them. What rounding may do is measured on the target at hand and bounded by what
-app/lanes/comparison.py knows of its number format. Each proof returns its figures in words or fails with what it saw.
+app/lanes/answers.py knows of its number format. Each proof returns its figures in words or fails with what it saw.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from app.lanes.comparison import ROUNDING, difference
+from app.lanes.answers import ROUNDING, difference
 from app.lanes.drafters import moved
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.lookup import LookupDrafter

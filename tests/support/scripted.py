@@ -15,8 +15,7 @@ from rich.console import Console
 
 from app.console.repl import run_console
 from app.console.state import ConsoleState
-from app.settings.layers import Layers
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import Layers, ModelOptions, Settings
 from tests.support.tiny import TinyPair
 from utils.errors import UserError
 

@@ -109,8 +109,7 @@ def parsed(bench: Path) -> Parsed:
 
 def named(row: dict[str, Any]) -> str:
     gamma = f"auto({row['mean_gamma']:.1f})" if row["gamma"] == "auto" else row["gamma"]
-    heat = "" if row["temperature"] is None else f" T{row['temperature']:g}"
-    return (row["method"] if gamma is None else f"{row['method']} {gamma}") + heat
+    return row["method"] if gamma is None else f"{row['method']} {gamma}"
 
 
 KEYS = ("speedup", "expected_speedup", "tokens_per_pass", "acceptance_rate", "alpha", "c", "v", "ttft_ms", "differs")
@@ -237,6 +236,7 @@ def test_the_first_screen_says_the_result_in_a_sentence(data: dict[str, Any], be
         ('{"summary": [{"method": 3}]}', "summary.0.method: Input should be a valid string, got 3"),
         ('{"summary": [{"method": "ar", "alpha": NaN}]}', "summary.0.alpha: Input should be a finite number, got nan"),
         ('{"summary": [{"method": "ar", "gamma": "x"}]}', "summary.0.gamma"),
+        ('{"summary": [{"method": "ar", "temperature": 0.7}]}', "summary.0.temperature: Input should be null, got 0.7"),
         ("[" * 100_000, "Invalid JSON"),
         ("\x00\xff", "Invalid JSON"),
     ],

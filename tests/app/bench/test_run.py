@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
-import app.bench.identity
 import app.bench.run
 import sampling.loop
-from app.bench.identity import Difference, Report
-from app.bench.run import run_bench
+from app.bench.run import Difference, Report, run_bench
 from app.bench.summary import Item, summarise
 from app.command_line.arguments import read_request
-from app.lanes.answers import Answer, run_lane
-from app.lanes.comparison import PACKED_TIE, Variant, order
+from app.lanes.answers import PACKED_TIE, Answer, Variant, order, run_lane
 from app.lanes.costs import Terms
 from app.prompts.questions import Question
 from app.settings.table import ModelOptions, Settings
@@ -32,10 +29,8 @@ SHAPE = {"context": 300}
 
 
 def test_its_flags_say_what_is_measured() -> None:
-    words = "bench --methods ar,spec --gammas 1,auto --temperatures 0,.7 --repeat 2 --limit 3 --turns 1"
-    asked = bench_with(
-        None, methods=("ar", "spec"), gammas=(1, "auto"), repeat=2, limit=3, turns=1, temperatures=(0.0, 0.7)
-    )
+    words = "bench --methods ar,spec --gammas 1,auto --repeat 2 --limit 3 --turns 1"
+    asked = bench_with(None, methods=("ar", "spec"), gammas=(1, "auto"), repeat=2, limit=3, turns=1)
     assert read_request(words.split(), {}).own == asked
 
 
@@ -201,29 +196,16 @@ def test_a_whole_benchmark(
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_temperatures_are_benchmarks_of_their_own_in_one_run(
-    options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_sampled_texts_may_be_other_draws_of_the_same_distribution(
+    options: ModelOptions, prompts: Path, tmp_path: Path
 ) -> None:
-    def measured(out: Path, settings: Settings, **more: Any) -> dict[str, Any]:
-        args = bench_with(prompts, methods=("ar", "spec", "ngram"), gammas=(2,), repeat=1, turns=1, out=out, **more)
-        assert run_bench(settings, options, args) == 0
-        data: dict[str, Any] = json.loads(out.read_text())
-        return data
-
-    both = measured(tmp_path / "both.json", SETTINGS, temperatures=(0.0, 0.8))
-    assert both["temperatures"] == [0.0, 0.8]
-    assert [(row["method"], row["temperature"]) for row in both["summary"]] == [
-        (method, heat) for heat in (0.0, 0.8) for method in ("ar", "spec", "ngram")
-    ]
-    assert [row["differs"] for row in both["summary"]] == [None, 0, 0, None, None, 0]
-    assert both["summary"][4]["may_differ"] == 2
-    for heat in (0.0, 0.8):
-        alone = measured(tmp_path / f"{heat}.json", SETTINGS.changed(temperature=heat))
-        assert (alone["temperatures"], alone["summary"][0]["temperature"]) == (None, None)
-        for here, there in zip(alone["prompts"], both["prompts"], strict=True):
-            told = [result["ids"] for result in there["results"] if result["temperature"] == heat]
-            assert [result["ids"] for result in here["results"]] == told
-    partings = [result["parting"] for entry in both["prompts"] for result in entry["results"]]
+    out = tmp_path / "out.json"
+    args = bench_with(prompts, methods=("ar", "spec", "ngram"), gammas=(2,), repeat=1, turns=1, out=out)
+    assert run_bench(SETTINGS.changed(temperature=0.8), options, args) == 0
+    data = json.loads(out.read_text())
+    assert [row["differs"] for row in data["summary"]] == [None, None, 0]
+    assert data["summary"][1]["may_differ"] == 2
+    partings = [result["parting"] for entry in data["prompts"] for result in entry["results"]]
     assert all(parted is None or parted["kind"] == "other draw" for parted in partings)
     assert any(partings)
 
@@ -305,7 +287,7 @@ def broken(lane: Any, *given: Any, **named: Any) -> Answer:
 def test_a_lane_that_changes_the_output_is_found(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.bench.identity, "run_lane", broken)
+    monkeypatch.setattr(app.bench.run, "run_lane", broken)
     args = bench_with(prompts, gammas=(1, 4), check_identity=True, limit=1)
     assert run_bench(SETTINGS, options, args) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -322,7 +304,7 @@ def test_plain_decoding_that_leaves_transformers_is_found(
         answer = run_lane(lane, *given, **named)
         return replace(answer, ids=answer.ids[:-1])
 
-    monkeypatch.setattr(app.bench.identity, "run_lane", wrong)
+    monkeypatch.setattr(app.bench.run, "run_lane", wrong)
     args = bench_with(prompts, methods=("ngram",), gammas=(2,), check_identity=True, limit=1)
     assert run_bench(SETTINGS, options, args) == 1
     assert "prompt 1: ar differs from transformers at token 12" in capsys.readouterr().out

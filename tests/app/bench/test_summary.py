@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.bench.summary import Item, references, summarise
-from app.bench.table import show_tables
-from app.lanes.answers import Answer
-from app.lanes.comparison import Variant
+from app.bench.report import show_tables
+from app.bench.summary import Item, summarise
+from app.lanes.answers import Answer, Variant
 from app.prompts.questions import Question
 from app.screen.output import screen
 from app.settings.table import Settings
@@ -125,26 +124,6 @@ def test_a_repeat_with_a_disturbed_timing_has_no_speed_up(monkeypatch: pytest.Mo
     lines = shown(none, [PLAIN, FOUR])
     assert any("disturbed" in line.split() for line in lines if line.startswith("spec 4 "))
     assert f"spec 4: {words} 2 of 2 repeats" in " ".join(lines)
-
-
-COLD, WARM = Variant("ar", temperature=0.0), Variant("ar", temperature=0.7)
-COLD4, WARM4 = Variant("spec", 4, 0.0), Variant("spec", 4, 0.7)
-
-
-def test_each_temperature_has_its_own_reference() -> None:
-    row = {
-        COLD: answer(COLD, 10),
-        COLD4: answer(COLD4, 5),
-        WARM: answer(WARM, 6, LOOPING),
-        WARM4: answer(WARM4, 2, LOOPING),
-    }
-    summary = summarise([item("qa", 1, row)], [COLD, COLD4, WARM, WARM4])
-    assert [(told["method"], told["temperature"]) for told in summary][::2] == [("ar", 0.0), ("ar", 0.7)]
-    cold, warm = summary[1], summary[3]
-    assert (cold["speedup"], warm["speedup"]) == (2, 3)
-    assert (cold["differs"], warm["differs"], cold["compared"], warm["compared"]) == (0, 0, 1, 1)
-    assert warm["categories"]["qa"]["speedup"] == 3
-    assert references([COLD4, WARM4, WARM]) == {0.0: COLD4, 0.7: WARM}
 
 
 # -- the screen ---------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from app.chat.conversation import Turn
-from app.chat.export import draw, drawing, html, svg
-from app.chat.saved import answered_of, read_chat
+from app.chat.saved import answered_of, draw, drawing, html, read_chat, svg
 from app.settings.table import Settings
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer

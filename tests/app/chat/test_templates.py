@@ -170,15 +170,15 @@ def test_channels_are_read_by_the_schema_and_left_to_the_template() -> None:
 )
 def test_channels_that_are_still_written_show_no_marks(written: str, shown: str) -> None:
     chat = conversation(marked(HARMONY), SCHEMA)
-    assert chat.said(ids(chat, marked(written))) == shown
+    assert chat.text(ids(chat, marked(written))) == shown
 
 
 def test_an_answer_written_as_it_comes_is_its_channels_alone() -> None:
     chat, stream = conversation(marked(HARMONY), SCHEMA), io.StringIO()
-    writer = AnswerWriter(stream, chat.said)
+    writer = AnswerWriter(stream, chat.text)
     answer = [*ids(chat, marked("CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfour")), STOP]
     for token in answer:
         writer.feed(SimpleNamespace(emitted=[token]))  # type: ignore[arg-type]
-    writer.finish(chat.said(answer))
+    writer.finish(chat.text(answer))
     assert stream.getvalue() == "<think>add them</think>\n\nfour\n"
-    assert conversation(marked(HARMONY), SCHEMA).said([*ids(chat, "no channel"), STOP]) == "no channel"
+    assert conversation(marked(HARMONY), SCHEMA).text([*ids(chat, "no channel"), STOP]) == "no channel"

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from app.command_line.arguments import COMMANDS, OWN_FIELDS
 from app.command_line.main import main
 from app.command_line.reference import main as reference
-from app.command_line.subcommands import COMMANDS, OWN_FIELDS
 from app.console.slash_commands import TABLE
 from app.settings.table import FIELDS, Field
 from tests.support.places import Device, largest_file, read_only

@@ -1,4 +1,4 @@
-"""/demo in the console over a tiny real pair, and the recorded one in a real terminal."""
+"""The tour of a tiny real pair, and the recorded one in a real terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import app.console.demo
+from app.command_line.main import main
 from app.console.state import ConsoleState
-from app.replay.steps import STEPS
+from app.replay.player import STEPS
 from tests.app.console.test_terminal import COLOUR
 from tests.support.screen import Terminal
-from tests.support.scripted import catalogue_of, run_lines
+from tests.support.scripted import catalogue_of
 from tests.support.tiny import tiny_pair
 
 pytestmark = pytest.mark.slow
@@ -24,45 +25,28 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return catalogue_of(folder, {"tiny": tiny_pair(folder / "tiny", stop=False, context=900)})
 
 
-def talk(state: ConsoleState) -> tuple[Any, ...]:
-    assert state.chat is not None
-    assert state.session is not None
-    assert state.pairs.engine is not None
-    cached = state.session.rollback([state.chat.ids])[0]
-    return tuple(state.chat.turns), cached, state.settings, len(state.answers), state.latest, id(state.pairs.engine)
-
-
-def test_the_tour_leaves_conversation_and_settings_as_they_were(catalogue: Path) -> None:
-    seen: list[Any] = []
-
-    def look(state: ConsoleState) -> None:
-        seen.append(talk(state))
-
-    ran = run_lines(catalogue, "/temperature 0.6", "hello", look, "/demo", look, "/stats", "/temperature")
-    told = ran.after("/demo")
+def test_the_tour_of_a_pair_goes_through_every_step(catalogue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--models", str(catalogue)]) == 0
+    shown = capsys.readouterr().out
     for number, step in enumerate(STEPS, start=1):
-        assert f"{number}/6 {step.title}" in told
-    assert "error: left out: " in told  # the pair has no plain head
-    assert told.count("greedy: a draft x is accepted") == 1
-    assert told.count("gamma 16") == 1 or told.count("γ 16") >= 1
-    assert seen[0] == seen[1]
-    assert ran.after("/temperature") == "temperature = 0.6\n"
+        assert f"{number}/6 {step.title}" in shown
+    assert "error: left out: " in shown  # the pair has no plain head
+    assert shown.count("greedy: a draft x is accepted") == 1
+    assert "gamma 16" in shown
 
 
-def test_one_step_alone(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "/demo 1", "/demo 7", "/demo x")
-    told = ran.after("/demo 1")
-    assert "1/6 A text that copies its source" in told
-    assert "Seen: " in told
-    assert "Enter" not in told
-    assert "2/6" not in told
-    assert ran.errors == [
-        "error: /demo must be a whole number from 1 to 6, got 7",
-        "error: /demo must be a whole number from 1 to 6, got 'x'",
-    ]
+def test_one_step_alone(catalogue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "1", "--models", str(catalogue)]) == 0
+    shown = capsys.readouterr().out
+    assert "1/6 A text that copies its source" in shown
+    assert "plain tok/s" in shown
+    assert "Enter" not in shown
+    assert "2/6" not in shown
 
 
-def test_ctrl_c_leaves_step_and_tour(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_step_and_tour(
+    catalogue: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole, count = app.console.demo.answer, [0]
 
     def stopping(plan: Any, state: ConsoleState) -> bool:
@@ -71,20 +55,18 @@ def test_ctrl_c_leaves_step_and_tour(catalogue: Path, monkeypatch: pytest.Monkey
         return whole(plan, state)
 
     monkeypatch.setattr(app.console.demo, "answer", stopping)
-    ran = run_lines(catalogue, "hello", "/demo", "and you?")
-    told = ran.after("/demo")
+    assert main(["demo", "--models", str(catalogue)]) == 130
+    shown = capsys.readouterr()
     assert count[0] == 3
-    assert "3/6" in told
-    assert "4/6" not in told
-    assert "the demo was left: /demo N, N from 1 to 6, plays a step alone" in told.replace("\n", " ")
-    assert [turn.user for turn in ran.state.chat.turns] == ["hello", "and you?"]  # type: ignore[union-attr]
+    assert "3/6" in shown.out
+    assert "4/6" not in shown.out
+    assert "the demo was left: infer.py demo N plays a step alone" in shown.err
 
 
 @pytest.mark.parametrize("columns", [80, 100, 140])
 def test_the_first_step_at_every_width(columns: int) -> None:
     terminal = Terminal("demo", "--recorded", columns=columns, rows=40)
     terminal.wait("Enter: step 2", 60)
-    assert "Seen:" in terminal.text
     assert "plain" in terminal.text.lower()
     assert COLOUR.search(terminal.raw)
     terminal.child.close(force=True)

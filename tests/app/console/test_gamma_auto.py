@@ -39,7 +39,7 @@ def test_auto_lanes_give_plain_decodings_text(engine: PairEngine, name: str, mor
     settings = Settings(**AUTO, **more)
     for _ in range(2):  # the second answer goes on with what the first has learned
         assert ids_of(engine, name, settings) == ids_of(engine, "ar", settings)
-    pace = engine.pace(name)
+    pace = engine.lane(name, settings).pace
     assert pace is not None
     assert pace.rounds > 10
 
@@ -47,7 +47,7 @@ def test_auto_lanes_give_plain_decodings_text(engine: PairEngine, name: str, mor
 def test_a_pace_outlives_the_conversation_and_its_drafter(engine: PairEngine) -> None:
     settings = Settings(**AUTO)
     engine.forget()
-    assert (engine.pace("spec"), engine.mean_drafted(settings)) == (None, None)
+    assert engine.mean_drafted(settings) is None
     first = engine.lane("spec", settings).pace
     ids_of(engine, "spec", settings)
     assert first is not None

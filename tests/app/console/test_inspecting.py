@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from app.command_line.arguments import replay_args
 from app.console.state import ConsoleState
-from app.replay.options import replay_args
 from app.replay.player import replay
-from app.screen.stepping import KEYS
-from app.settings.layers import Layers
-from app.settings.table import ModelOptions, Settings
+from app.screen.live import KEYS
+from app.settings.table import Layers, ModelOptions, Settings
 from tests.support.screen import Terminal
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import tiny_pair

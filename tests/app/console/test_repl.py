@@ -16,9 +16,8 @@ import yaml
 from scipy.stats import binomtest
 
 import app.screen.live
-from app.console.loading import load_engine
-from app.console.state import ConsoleState
-from app.settings.layers import Layers
+from app.console.state import ConsoleState, load_engine
+from app.settings.table import Layers
 from sampling.models.causal import CausalSession
 from tests.support.runs import counted_anew, noise_asked, twice
 from tests.support.scripted import catalogue_of, failing, run_lines
@@ -68,7 +67,6 @@ BAD = {
     "/load missing.json": "(the conversation is unchanged)",
     "/save /no/such/folder/a.json": "nothing was saved",
     "/bench 0": "/bench is no command: use infer.py bench",
-    "/demo 7": "/demo must be a whole number from 1 to 6, got 7",
     "/plot": "/plot",
     "/help nothing": "nothing",
     "/min_p 0.1": "/min_p is no command: use /set min_p=VALUE",
@@ -91,7 +89,7 @@ def test_bad_arguments_are_one_line_and_change_nothing(catalogue: Path) -> None:
 
 
 def test_nothing_to_look_back_on_is_one_line_each(catalogue: Path) -> None:
-    lines = ["/undo", "/regen", "/continue", "/copy", "/save a.txt", "/stats", "/trace", "/plot gamma"]
+    lines = ["/undo", "/regen", "/continue", "/save a.txt", "/stats", "/trace", "/plot gamma"]
     ran = run_lines(catalogue, *lines)
     assert len(ran.errors) == len(lines)
     assert all("no message yet" in line or "no answer yet" in line for line in ran.errors)

@@ -10,13 +10,11 @@ import pytest
 from rich.console import Console
 
 from app.console import chat_commands
-from app.console.command import Command
-from app.console.loading import load_engine
+from app.console.setting_commands import Command
 from app.console.slash_commands import COMMANDS, TABLE, completions, dispatch, help_of, help_page, parse
 from app.console.source_words import SOURCE_WORDS
-from app.console.state import ConsoleState
-from app.settings.layers import Layers
-from app.settings.table import SETTING_FIELDS, ModelOptions
+from app.console.state import ConsoleState, load_engine
+from app.settings.table import SETTING_FIELDS, Layers, ModelOptions
 from app.settings.types import LANES
 
 
@@ -252,7 +250,7 @@ system = (none)
 > /continue
 [/continue None]
 > /copy
-[/copy None]
+error: /copy is no command: use /save FILE.txt, or the terminal's own way to copy
 > /save
 error: /save needs a file name ending in .json, .txt, .html or .svg
 > /save my chat.json

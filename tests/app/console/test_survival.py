@@ -32,7 +32,7 @@ LOADED = 120.0  # seconds that a busy machine may take to import and load
 FIRST = "What is a river?"
 # The bytes by which a person ends or stops a program on purpose: Ctrl-C (typed apart), Ctrl-D, Ctrl-S, Ctrl-Z, Ctrl-\.
 MEANT = b"\x03\x04\x13\x1a\x1c"
-COMMANDS = ("/stats", "/trace", "/help", "/nothing", "/load no.json", "/gamma 99", "/set", "/copy x", "//text")
+COMMANDS = ("/stats", "/trace", "/help", "/nothing", "/load no.json", "/gamma 99", "/set", "/undo x", "//text")
 KEYS = (
     b"\x1b[A",
     b"\x1b[B",
@@ -250,22 +250,14 @@ def test_an_error_that_nobody_expected_leaves_the_chat_in_a_file(catalogue: Path
     assert [turn.user for turn in loaded(catalogue, file)] == [FIRST]
 
 
-@pytest.mark.parametrize("other", ["", "nowhere"])
-def test_where_the_state_folder_cannot_be_written_another_one_is_taken_or_the_reason_told(
-    catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+def test_where_the_state_folder_cannot_be_written_the_reason_is_said(
+    catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / other))
     ran = run_lines(catalogue, FIRST, end_with(signal.SIGTERM))
-    files = list(tmp_path.glob("speculative-console-*/*.json"))
     assert ran.code == 143
-    if other:
-        assert files == []
-        assert last_line(ran).startswith("error: the conversation could not be saved: ")
-    else:
-        assert last_line(ran).endswith(f"/load {files[0]}")
-        assert [turn.user for turn in loaded(catalogue, files[0])] == [FIRST]
+    assert last_line(ran).startswith("error: the conversation could not be saved: ")
 
 
 # -- a prompt that fails --------------------------------------------------------------------------
@@ -279,11 +271,10 @@ def broken_by(folder: Path, *lines: str) -> dict[str, str]:
 
 
 def test_what_the_prompt_raises_is_one_line_and_the_text_comes_back(catalogue: Path, tmp_path: Path) -> None:
-    unfiltered = ("import app.console.prompt", "app.console.prompt.KeyParser = lambda parser, *_: parser")  # as it was
-    terminal = chatting(catalogue, tmp_path / "state", **broken_by(tmp_path / "code", *unfiltered))
-    terminal.type("The red \x1b[31m")
+    terminal = chatting(catalogue, tmp_path / "state")
+    terminal.type("The red \x1b[31m")  # which prompt_toolkit takes for a report of the mouse
     terminal.wait(lambda: terminal.text.count("› The red") == 2 and terminal.at_prompt, 20)
-    assert "error: internal: ValueError: not enough values to unpack (expected 3, got 1)" in terminal.text
+    assert "error: the prompt did not understand these keys (ValueError: " in terminal.text
     assert "Traceback" not in terminal.raw
     assert "Press ENTER" not in terminal.raw
     terminal.enter("river?")
@@ -316,6 +307,6 @@ def test_a_prompt_that_fails_again_and_again_ends_with_the_chat_in_a_file(catalo
     terminal.wait("›", LOADED)
     terminal.enter(FIRST)
     assert terminal.end() == 1
-    assert terminal.raw.count("error: internal: ArithmeticError: no prompt") == 3
+    assert terminal.raw.count("ArithmeticError: no prompt") == 10
     assert "Traceback" not in terminal.raw
     assert loaded(catalogue, saved(terminal, state))[0].user == FIRST

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from app.command_line.main import main
-from app.lanes.answers import Answer, run_lane
-from app.lanes.comparison import may_differ
+from app.lanes.answers import Answer, may_differ, run_lane
 from app.lanes.lane import Lane, PairEngine
 from app.lanes.pairing import catalogue_in
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
-from app.settings.layers import Layers
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import Layers, ModelOptions, Settings
 from sampling.events import Step
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.lanes.answers import Answer, comparisons_of
-from app.lanes.comparison import ROUNDING, Comparison, difference, promise
+from app.lanes.answers import ROUNDING, Answer, Comparison, comparisons_of, difference, promise
 from app.lanes.costs import Terms
 from sampling.stats.summary import Stats
 

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 
 import app.lanes.drafters
 from app.command_line.main import main
-from app.lanes.answers import run_lane
-from app.lanes.comparison import may_differ
+from app.lanes.answers import may_differ, run_lane
 from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
@@ -325,7 +324,7 @@ def test_a_default_drafter_that_cannot_be_used_is_named_everywhere_and_the_conso
         assert told.out == ""
     assert main(["run", "hi", "--max-new-tokens", "4", "--drafter", "ngram", *flags]) == 0
 
-    from app.console.loading import load_engine as console_loader
+    from app.console.state import load_engine as console_loader
 
     ran = run_lines(models, "hello", "/drafter", "/drafter feature", "/drafter glide", "again", loader=console_loader)
     text = " ".join(ran.text.split())
@@ -383,7 +382,7 @@ def test_a_published_head_drafts_from_its_folder(
         assert (said["same_output"], "eagle" in said["results"][1]["calls"]) == (True, True)
     else:
         assert main(["check", *flags]) == 0
-        assert f"eagle: fits ({folder})" in capsys.readouterr().out
+        assert "the pair fits: eagle drafts" in capsys.readouterr().out
 
 
 # -- check ----------------------------------------------------------------------------------------

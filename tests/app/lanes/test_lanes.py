@@ -16,8 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.console.about import info
-from app.lanes.answers import compare, comparisons_of, parting, run_lane
-from app.lanes.comparison import BY_CONSTRUCTION, may_differ, promise
+from app.lanes.answers import BY_CONSTRUCTION, compare, comparisons_of, may_differ, parting, promise, run_lane
 from app.lanes.costs import terms_of
 from app.lanes.lane import PairEngine
 from app.lanes.pairing import choose_pair

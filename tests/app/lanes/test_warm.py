@@ -10,8 +10,7 @@ import pytest
 
 from app.lanes.lane import PairEngine
 from app.lanes.pairing import choose_pair
-from app.lanes.pass_times import Measured
-from app.lanes.warm import FILE, REMEMBERED, warm_up
+from app.lanes.warm import FILE, REMEMBERED, Measured, warm_up
 from app.settings.table import Settings
 from sampling.events import Step
 from tests.support.tiny import tiny_pair

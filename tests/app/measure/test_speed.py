@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from app.lanes import pass_times
+from app.lanes import warm
 from app.lanes.lane import PairEngine
-from app.measure import speed
+from app.measure import plan
 from app.settings.table import Settings
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaNetwork
@@ -57,7 +57,7 @@ def engine(model: Any, kind: str = "none", drafter: Any = None) -> PairEngine:
 
 
 def table(given: PairEngine) -> str:
-    return shown(speed.speed_table(given, context=16, repeats=1))
+    return shown(plan.speed_table(given, context=16, repeats=1))
 
 
 def shown(renderable: Any) -> str:
@@ -68,7 +68,7 @@ def shown(renderable: Any) -> str:
 
 def test_costs_are_the_seconds_of_passes_over_n_tokens_behind_the_context(clock: list[float]) -> None:
     network = Slow(LlamaNetwork(tiny_model()), clock)
-    costs = pass_times.measure_costs(network, counts=(1, 4, 8), context=20, repeats=3)  # type: ignore[arg-type]
+    costs = warm.measure_costs(network, counts=(1, 4, 8), context=20, repeats=3)  # type: ignore[arg-type]
     assert costs == {1: 3.0, 4: 6.0, 8: 10.0}
     assert network.fed[0] == (20, 0, 0, 1)
     assert set(network.fed[1:]) == {(1, 20, 20, 1), (4, 20, 20, 4), (8, 20, 20, 8)}
@@ -78,7 +78,7 @@ def test_costs_are_the_seconds_of_passes_over_n_tokens_behind_the_context(clock:
 
 def test_a_context_longer_than_the_model_is_cut(clock: list[float]) -> None:
     network = Slow(LlamaNetwork(tiny_model(context=64)), clock)
-    pass_times.measure_costs(network, counts=(1, 16), context=256, repeats=1)  # type: ignore[arg-type]
+    warm.measure_costs(network, counts=(1, 16), context=256, repeats=1)  # type: ignore[arg-type]
     assert network.fed[0][0] == 48
 
 
@@ -95,16 +95,16 @@ def test_the_table_shows_every_length_for_target_and_drafter() -> None:
 
 def test_a_drafter_that_drafts_nothing_has_no_cost() -> None:
     given = engine(tiny_model(), "ngram")
-    lane, prompt = speed.drafting_lane(given, Settings(), 16)
+    lane, prompt = plan.drafting_lane(given, Settings(), 16)
     lane.drafter.propose = lambda rows, k, sampler: Draft.empty(1)  # type: ignore[method-assign]
-    assert speed.proposals(lane, prompt) == {}
+    assert plan.proposals(lane, prompt) == {}
     text = table(engine(tiny_model()))
     assert "a drafted token" not in text
 
 
 def test_longer_passes_over_a_mixture_touch_more_of_its_experts() -> None:
     lm, touched = CausalLM(architecture("qwen3_moe")), list[int]()
-    ways = pass_times.passes(lm.network, (1, 4, 8), 16)
+    ways = warm.passes(lm.network, (1, 4, 8), 16)
 
     def look(_module: Any, args: Any) -> None:
         touched.append(len(args[1].unique()))

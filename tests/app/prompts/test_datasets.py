@@ -9,8 +9,7 @@ import pytest
 
 from app.bench.run import run_bench
 from app.command_line.arguments import read_request
-from app.prompts.datasets import DATASETS, NAMED, PROMPT_FIELDS, questions_of
-from app.prompts.questions import Question
+from app.prompts.questions import DATASETS, NAMED, PROMPT_FIELDS, Question, questions_of
 from app.settings.table import ModelOptions, Settings
 from tests.support.bench import bench_with
 from tests.support.tiny import write_prompts

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from app.command_line.main import main
-from app.lanes.logged_lane import event_of
+from app.lanes.costs import event_of
 from app.lanes.race import paced, timed
 from app.replay.log_writer import SessionLogWriter, opened
 from app.replay.player import Player

@@ -14,9 +14,8 @@ import pytest
 from rich.console import Console
 
 from app.command_line.main import main
+from app.replay.player import RECORDED, STEPS, chosen, figures_of, slowness, steps_of, walk
 from app.replay.session_log import LoggedAnswer
-from app.replay.steps import RECORDED, STEPS, Figures, chosen, observed, slowness
-from app.replay.tour import ended, figures_of, steps_of, walk
 from app.screen.live import Track
 from app.screen.view import Canvas
 from app.settings.table import Settings
@@ -67,9 +66,6 @@ def test_a_step_that_was_left_ends_the_tour() -> None:
 
     assert not walk(chosen(None), play, place())
     assert seen == [STEPS[0].title]
-    assert ended(chosen(3), False).startswith("the demo was left: /demo 3 plays a step alone")
-    assert ended(chosen(3), True).startswith("that was step 3: /demo plays all 6; ")
-    assert ended(chosen(None), True).startswith("that was the demo: /demo N, N from 1 to 6, plays a step alone")
 
 
 def test_plain_decoding_is_shown_at_ten_tokens_a_second_unless_slow_is_set() -> None:
@@ -110,15 +106,10 @@ def test_every_step_ends_in_a_table_with_plain_decoding(number: int) -> None:
         assert line.split()[1:] == figures + more
 
 
-def figures(**known: float) -> Figures:
-    unknown: dict[str, Any] = dict.fromkeys(Figures._fields[1:-1])
-    return Figures(**{"value": "1", "same": True, **unknown, **known})
-
-
 def test_the_recorded_tour_begins_with_a_clear_win() -> None:
-    seen = observed(STEPS[0], [figures_of(STEPS[0], tracks) for tracks in shown(1)])
-    assert float(seen.split()[0]) > 2
-    assert "the same text" in seen
+    (shown_figures,) = [figures_of(STEPS[0], tracks) for tracks in shown(1)]
+    assert shown_figures.speedup is not None
+    assert shown_figures.speedup > 2
 
 
 def test_the_recording_is_the_steps_own() -> None:

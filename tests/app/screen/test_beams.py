@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from app.command_line.run import run_once
-from app.lanes.answers import run_lane
-from app.lanes.comparison import may_differ
+from app.lanes.answers import may_differ, run_lane
+from app.lanes.costs import event_of
 from app.lanes.lane import PairEngine
-from app.lanes.logged_lane import event_of
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.screen.spans import BeamReader, Span

@@ -8,9 +8,9 @@ import math
 import pytest
 from rich.console import Console
 
-from app.screen.heat import Heat, perplexity
 from app.screen.inspection import Choice, SaidToken
 from app.screen.palette import Look
+from app.screen.plots import Heat, perplexity
 from utils.errors import UserError
 
 

@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 from app.screen.inspection import Force, Inspection, SaidToken, TokenReader, decided, forced_in
 from app.screen.palette import Look
 from app.screen.rows import Row
-from app.screen.viewer import drawn
+from app.screen.terminal import drawn
 from sampling.events import Call, Likely, Odds, Position, Proposal, Step, Trial
 
 WORDS = {1: "A", 2: " river", 3: " lake", 4: " runs", 5: "\n", 6: " 川", 7: " stream"}

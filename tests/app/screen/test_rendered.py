@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from app.screen.answer_text import answer_text, rendered
+from app.screen.spans import answer_text, rendered
 from app.settings.table import Settings
 
 CODE = "So:\n\n```python\ndef f(n):\n    return n\n```\n\n1. **one**\n2. two"

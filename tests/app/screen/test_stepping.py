@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.screen.live import Track
+from app.screen.live import KEYS, Stepper, Track
 from app.screen.palette import Look
 from app.screen.rows import Row
-from app.screen.stepping import KEYS, Stepper
 from app.settings.table import Settings
 from sampling.events import Finished, Odds, Step, Trial
 

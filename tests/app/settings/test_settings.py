@@ -12,8 +12,7 @@ import pytest
 from app.command_line.arguments import read_request
 from app.command_line.main import layers_of
 from app.lanes.pairing import catalogue_in, choose_pair
-from app.settings.layers import Layers, misspelt_variables, model_options
-from app.settings.table import FIELDS, SETTING_FIELDS, ModelOptions, Settings
+from app.settings.table import FIELDS, SETTING_FIELDS, Layers, ModelOptions, Settings, misspelt_variables, model_options
 from app.settings.types import LANES
 from tests.app.console.test_completion import offered
 from tests.app.console.test_slash_commands import ScriptedConsole, transcript

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lanes.logged_lane import event_of
+from app.lanes.costs import event_of
 from sampling.events import Call, Event, Finished, Prefill, Step, to_json
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats, disturbed, expected, merge, speedup, speedup_over

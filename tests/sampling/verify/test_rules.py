@@ -14,7 +14,7 @@ from torch import Tensor
 
 import sampling.drafters
 import sampling.loop
-from app.settings.layers import Layers
+from app.settings.table import Layers
 from sampling import speculative_generate
 from sampling.drafters.cascade import CascadeDrafter, ChainDrafter, cascade_of, chain_of
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.command_line.main import main
-from app.lanes.answers import run_lane
-from app.lanes.comparison import may_differ
+from app.lanes.answers import may_differ, run_lane
 from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
