@@ -15,9 +15,9 @@ from torch import Tensor
 import sampling.verify.distributions
 import sampling.verify.rules
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Rows, Rule, Sampler
+from sampling.types import Budget, Draft, Rows, Rule, Sampler, depths_of
 from sampling.verify.distributions import prefixes_of
-from sampling.verify.rules import children, depth_of, verify
+from sampling.verify.rules import children, verify
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
@@ -155,9 +155,9 @@ def test_a_drafter_that_calls_its_chains_trees_decodes_as_it_does_with_chains(dr
 def test_children_depths_and_prefixes_by_hand() -> None:
     parents = torch.tensor([-1, 0, -1, 0, 1])
     assert children(parents, 5).tolist() == [[0, 2, -1], [1, 3, -1], [4, -1, -1], *[[-1, -1, -1]] * 3]
-    assert depth_of(parents, 5) == 3
+    assert depths_of(parents, 5) == [1, 2, 1, 2, 3]
     assert children(None, 2).tolist() == [[0, -1], [1, -1], [-1, -1]]
-    assert depth_of(None, 2) == 2
+    assert depths_of(None, 2) == [1, 2]
     draft = Draft(torch.tensor([[10, 11, 12, 13, 14]]), parents=parents)
     assert prefixes_of([[5]], draft) == [[5], [5, 10], [5, 10, 11], [5, 12], [5, 10, 13], [5, 10, 11, 14]]
 

@@ -244,7 +244,7 @@ def test_an_unfit_file_is_refused_by_its_header_alone(tmp_path: Path, monkeypatc
 
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gguf, "GGUFReader", never_done)
-    monkeypatch.setattr(packed_gguf, "pack", never_done)
+    monkeypatch.setattr(packed_gguf, "pack_rows", never_done)
     with pytest.raises(UnfitError, match="no kernel for MXFP4"):
         entry_of(written(tmp_path / "late.gguf", {"blk.0.attn_output": "MXFP4"}), "a" * 64)
     with pytest.raises(AssertionError, match="for nothing"):
