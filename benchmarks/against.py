@@ -329,8 +329,8 @@ def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
 def llama_of(draft_head: DraftHead) -> Any:
     """Return a plain draft head as a Llama model of transformers, float32; tensors are shared where they can be.
 
-    Its layers are Llama's, one to one; the square matrix before the head is multiplied into the head's rows. Raises
-    UserError for a head over a reduced vocabulary, which no transformers configuration describes.
+    Its layers are Llama's, one to one. Raises UserError for a head over a reduced vocabulary, which no transformers
+    configuration describes.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -340,8 +340,6 @@ def llama_of(draft_head: DraftHead) -> Any:
     if config.short_list:
         raise UserError(f"the drafter's head covers {config.short_list:,} of {config.vocab_size:,} ids")
     tensors = {name: value.detach().float() for name, value in draft_head.state_dict().items()}
-    if config.project:
-        tensors["lm_head.weight"] = tensors["lm_head.weight"] @ tensors.pop("model.project.weight")
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     more = ("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps")
     shape = LlamaConfig(

@@ -283,7 +283,7 @@ def test_damaged_weights_are_named(saved: Path) -> None:
     assert "holds no model" in refused(saved)
     for rubbish in (b"rubbish", data):
         (saved / "pytorch_model.bin").write_bytes(rubbish)
-        assert "pytorch_model.bin is damaged" in refused(saved)
+        assert "pytorch_model.bin is incomplete or damaged" in refused(saved)
     torch.save({"model.norm.weight": [1.0]}, saved / "pytorch_model.bin")
     assert "0 ids in the reduced vocabulary" in refused(saved)
 
