@@ -13,7 +13,7 @@ from torch import Tensor
 from sampling.types import Rows, Session, Traits
 from utils.errors import UserError
 
-_NEAR = 32  # sequences mostly differ near their ends
+_NEAR = 32  # searched first, since sequences mostly differ near their ends
 
 
 Item = TypeVar("Item")

@@ -92,7 +92,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
 
 
 def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:
-    """The tokens that the answer of a plan has already, the forced one among them; () where they are not known."""
+    """Return the tokens that a continued answer has already, with the one that the user forced; () if unknown."""
     count, tokens = len(plan.answer) - plan.forced, latest.tokens if latest is not None and plan.answer else []
     if len(tokens) < len(plan.answer) or [token.token for token in tokens[:count]] != list(plan.answer[:count]):
         return ()
@@ -101,6 +101,6 @@ def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:
 
 
 def _seeded(settings: Settings, plan: Plan) -> Settings:
-    """Return the seed: a continuation keeps it, another answer takes the next one."""
+    """Return the settings with this answer's seed: a continuation keeps it, another answer takes the next one."""
     seed = settings.seed + plan.regenerated if plan.seed is None else plan.seed
     return settings.changed(seed=seed % (2**63 - 1))

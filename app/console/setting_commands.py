@@ -130,7 +130,8 @@ def say_values(state: ConsoleState, names: Iterable[str]) -> None:
 
 
 def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState], object] | None = None) -> Command:
-    """The command of a setting: it turns a switch over, prints any other value, or changes it; then says `after`."""
+    """Return the command of a setting: alone it toggles a switch or prints the value, with a value it sets it; then it
+    prints what `after` returns."""
     known = SETTING_FIELDS[name or word]
     turns = isinstance(known.kind, Switch)
 
@@ -161,7 +162,7 @@ def show_settings(state: ConsoleState, _: object) -> None:
 
 
 def set_values(state: ConsoleState, rest: str) -> None:
-    """/set: all the pairs or none, or one NAME VALUE; names alone print their values, nothing prints every setting."""
+    """Run /set: all assignments or none, or one NAME VALUE; names alone print their values, nothing prints all settings."""
     if not rest:
         return show_settings(state, rest)
     try:
@@ -202,8 +203,8 @@ def reset(state: ConsoleState, rest: str) -> None:
 
 
 def values_of(name: str) -> Offer:
-    """The values that the kind of a setting lists; of a comma list of lanes or drafters the next one, none twice, and
-    none that the loaded pair cannot run.
+    """Return the values that a setting can take; in a comma list of lanes or drafters those that are not in it yet and
+    that the loaded pair can run.
     """
 
     def offer(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:

@@ -47,12 +47,12 @@ def command_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]
 
 TABLE: tuple[Command, ...] = (
     Command(
-        "/clear [all]", "forget the conversation; all: and every answer before", CHAT, chat.clear,
+        "/clear [all]", "forget the conversation; all: earlier answers too", CHAT, chat.clear,
         one(Choice(("all",)), None), words("all"),
     ),
     Command("/undo", "take the last exchange back", CHAT, chat.undo),
     Command("/regen", "answer the last message again", CHAT, chat.regen),
-    Command("/continue", "go on with a cut answer", CHAT, chat.go_on),
+    Command("/continue", "continue an answer that was cut off", CHAT, chat.go_on),
     Command(
         "/save FILE", "write the chat: .json .txt .html .svg", CHAT, chat.save, file(SAVED), files(SAVED),
         spaces=True,
@@ -91,7 +91,7 @@ TABLE: tuple[Command, ...] = (
         words(*PLOTS),
     ),
     Command(
-        "/heat [p|entropy]", "the answer by the target's doubt", LOOK, chat.heat,
+        "/heat [p|entropy]", "colour the answer by the target's uncertainty", LOOK, chat.heat,
         one(Choice(HEATS), HEATS[0]), words(*HEATS),
     ),
     value("view", LOOK),
@@ -173,7 +173,7 @@ class Completion(NamedTuple):
 
 
 def completions(line: str, cursor: int, state: ConsoleState, commands: Mapping[str, Command]) -> list[Completion]:
-    """What may stand at column `cursor` of `line`: before any message a first one; empty when the line is a message."""
+    """Return completions at column `cursor` of `line`: in an empty chat a first question; inside a message none."""
     typed = line[:cursor].lstrip()
     start = cursor - len(typed)
     if not line and (state.chat is None or not state.chat.turns):
@@ -211,7 +211,7 @@ def help_page(table: Iterable[Command]) -> str:
 
 
 def help_names(table: Iterable[Command], width: int) -> str:
-    """The names of the commands, by group: what fits a low screen."""
+    """Return the names of the commands by group, short enough for a screen of 24 rows."""
     groups: dict[str, list[str]] = {}
     for command in table:
         groups.setdefault(command.group, []).append(command.name)

@@ -66,10 +66,10 @@ _IN_WORDS = {
 
 
 def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
-    """Write the settings that this run's stage depends on into its folder: `names` and all that are no flags.
+    """Record the settings of this run's stage (`names`, and those without a flag) in its folder.
 
-    The settings of kept parts must be the same: those of the data always, but for their amount; all once there is a
-    checkpoint. UsageError names the first that differs.
+    A later run must agree with them: on those of the data, but for --tokens; once a checkpoint exists, on all.
+    UsageError names the first that differs.
     """
     out.mkdir(parents=True, exist_ok=True)
     flags = {*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES}
@@ -80,8 +80,8 @@ def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
             before = dict(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             raise UserError(f"{file} is damaged: remove {out}, or choose another --out") from None
-        loose = () if (out / NAME).is_file() else ("tokens", *TABLES_NAMES, *TRAINING_NAMES)
-        same = {name: value for name, value in now.items() if name in before and name not in loose}
+        may_change = () if (out / NAME).is_file() else ("tokens", *TABLES_NAMES, *TRAINING_NAMES)
+        same = {name: value for name, value in now.items() if name in before and name not in may_change}
         name = first_difference({name: before[name] for name in same}, same)
         if name is not None:
             setting = _IN_WORDS.get(name, f"--{name.replace('_', '-')} {before.get(name)}, now {now[name]}")
@@ -133,7 +133,7 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         if args.stage in (None, HEAD):
             check_target(engine, args)
         if args.writes and args.prompts is None:
-            Talk(engine.tokenizer).opening()  # refused now rather than after loading more
+            Talk(engine.tokenizer).opening()  # raises here if the chat template cannot be used
         try:
             kept = _make(engine, settings, options, args, interrupt)
         except BrokenPipeError:
@@ -156,11 +156,11 @@ def _make(
     about: dict[str, Any] = {"target": engine.loaded.target.name, "tokenizer": fingerprint(engine.tokenizer)}
     chosen = {name: shown(args, name) for name in (*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES)}
     chosen["seed"] = str(settings.seed)
-    read_from = hash_of([] if args.writes else args.data)
+    data_hash = hash_of([] if args.writes else args.data)
     turns = hashlib.sha256(json.dumps(args.turns).encode("ascii")).hexdigest()[:16]
     names = {TEXT: (), TABLES: TABLES_NAMES, HEAD: TRAINING_NAMES}
     staged = [name for stage in ([args.stage] if args.stage else STAGES) for name in names[stage]]
-    keep(out, {**target_facts(engine, options), "files": read_from, "turns": turns, **chosen}, (*DATA_NAMES, *staged))
+    keep(out, {**target_facts(engine, options), "files": data_hash, "turns": turns, **chosen}, (*DATA_NAMES, *staged))
     if args.writes:
         tokens = args.tokens if args.prompts is None or args.limited else None
         source, keeper = source_of(engine, settings, args), keeper_of(engine, options, args, text)
@@ -261,5 +261,5 @@ def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> Traini
         minutes=args.minutes,
         patience=args.patience,
         precise=options.dtype == "float32",
-        **({"anchors": args.anchors, "evaluations": 5} if args.kind in BLOCKS else {}),  # each takes several steps
+        **({"anchors": args.anchors, "evaluations": 5} if args.kind in BLOCKS else {}),  # costs several steps each
     )

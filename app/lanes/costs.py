@@ -1,5 +1,5 @@
-"""The facts that an answer's figures are read with, and the figures of its models: calls, reviews, drafts by source,
-the standardised walltime improvement; and a lane as files keep it: without the parts that run it.
+"""Facts of a lane that are needed to interpret its figures, and the figures of its models: calls, reviews, drafts by
+source, the standardised walltime improvement; and a lane as files keep it: without the parts that run it.
 
 A running lane is written as a LoggedLane (:func:`known`); read again, it stands in for the lane, and its events are
 read by :func:`event_of`. Knows lanes and pairs by their parts, not how they decode. No torch.
@@ -43,7 +43,7 @@ BY = {
 
 @dataclass(frozen=True)
 class Terms:
-    """The facts of a lane that its figures lack.
+    """Facts of a lane that are needed to interpret its figures.
 
     `drafts`: it has a drafter. `gamma`: its number, "auto", or None if the drafter ignores gamma (or there is none).
     `models`: the models by the names of calls. `sources`: the drafter's names. `precision` and `invariant`: the
@@ -97,7 +97,7 @@ def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, Model]:
 
 
 def stored_parameters(folder: Path) -> int | None:
-    """Count the numbers of the draft head's own tensors, by the head of its file; None if that cannot be read.
+    """Count the numbers of the draft head's own tensors, from the file's header; None if that cannot be read.
 
     Tensors shared with the target are not stored, and not counted.
     """
@@ -114,7 +114,7 @@ def stored_parameters(folder: Path) -> int | None:
 
 
 def swi_of(stats: Stats, terms: Terms) -> dict[str, float | None] | None:
-    """Return the SWI by every table, None where it does not apply; None as a whole for a lane that does not draft."""
+    """Return the SWI by every table, None where one does not apply; None alone for a lane that does not draft."""
     if not terms.drafts:
         return None
     return {name: None if value is None else round(value, 4) for name, value in every_swi(stats, terms.models).items()}

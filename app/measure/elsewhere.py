@@ -232,13 +232,13 @@ PLAN_FIELDS: Mapping[str, Field] = {
     for field in (
         Field("methods", Names(METHODS), ("spec",), "drafters of the pair to measure, as the lanes of bench", _PLAN),
         Field(
-            "c", NumberList(0, 1000), (), "costs of a drafted token instead, in one-token passes of the target", _PLAN
+            "c", NumberList(0, 1000), (), "use these costs of a drafted token, in one-token passes of the target", _PLAN
         ),
-        Field("target_params", _HUGE, None, "describe the target instead: its parameters", _PLAN),
+        Field("target_params", _HUGE, None, "describe a target that is not loaded: its parameters", _PLAN),
         Field("target_bytes", _HUGE, 2.0, "bytes of one of them", _PLAN),
         Field("drafter_params", _SIZES, (), "parameters of the drafters to it", _PLAN),
         Field("bandwidth", _HUGE, None, "bytes that the described machine reads a second", _PLAN),
-        Field("flops", _HUGE, None, "operations it does a second (default: no limit)", _PLAN),
+        Field("flops", _HUGE, None, "operations a second of that machine (default: no limit)", _PLAN),
         Field("gammas", WholeList(1, 64), GAMMAS, "rows of the plan", _PLAN),
         Field("alphas", NumberList(0, 1), ALPHAS, "columns of the plan", _PLAN),
     )
