@@ -162,7 +162,7 @@ def show_settings(state: ConsoleState, _: object) -> None:
 
 
 def set_values(state: ConsoleState, rest: str) -> None:
-    """Run /set: all assignments or none, or one NAME VALUE; names alone print their values, nothing prints all settings."""
+    """Run /set: all assignments or none, or one NAME VALUE; names alone print their values, nothing prints all."""
     if not rest:
         return show_settings(state, rest)
     try:
