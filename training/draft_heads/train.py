@@ -7,6 +7,7 @@ A run's state lies on disk, so that a stopped run can be resumed. Knows examples
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import random
 import time
@@ -23,7 +24,7 @@ from training.draft_heads.features import Batch, Examples, grouped, make_batch
 from training.draft_heads.losses import Teacher, block_loss, favourites, held_out, loss
 from training.draft_heads.report import tokens_per_pass
 from utils.errors import UserError
-from utils.files import first_difference, replacing
+from utils.files import first_difference, write_bytes
 from utils.progress import Progress, never
 
 NAME = "checkpoint.pt"
@@ -145,8 +146,9 @@ class Training:
         parameters = {name: value.detach() for name, value in self.trained.items()}
         kept = {name: getattr(self, name) for name in _KEPT}
         state = {"facts": self._facts(), "parameters": parameters, "optimizer": self.optimizer.state_dict(), **kept}
-        with replacing(self.folder / NAME) as file:
-            torch.save(state, file)
+        written = io.BytesIO()  # torch answers a full disk with an internal error
+        torch.save(state, written)
+        write_bytes(self.folder / NAME, written.getvalue())
 
     # -- the run ---------------------------------------------------------------------------------
 
