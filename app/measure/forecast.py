@@ -137,7 +137,7 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
     UsageError where no prompt leaves room for an answer in the pair's context, Cancelled after an interrupt.
     """
     own = settings.changed(temperature=0, gamma="auto")
-    trees = engine.lane("spec", own).drafter.traits.tree is not None
+    trees = engine.lane("spec", own).drafter.traits.tree
     engine.forget()
     settings = settings.changed(temperature=0, gamma=GAMMA, expand="none")
     lane = engine.lane("spec", settings)

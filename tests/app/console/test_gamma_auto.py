@@ -41,7 +41,7 @@ def test_auto_lanes_give_plain_decodings_text(engine: PairEngine, name: str, mor
         assert ids_of(engine, name, settings) == ids_of(engine, "ar", settings)
     pace = engine.lane(name, settings).pace
     assert pace is not None
-    assert pace.rounds > 10
+    assert pace.costs.references > 0, "it has learned from plain rounds"
 
 
 def test_a_pace_outlives_the_conversation_and_its_drafter(engine: PairEngine) -> None:

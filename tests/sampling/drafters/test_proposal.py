@@ -342,7 +342,7 @@ def test_the_default_pair_drafts_from_both(default_pair: Any) -> None:
     behind = made.make("match+plain", Settings(gamma="auto")).traits
     assert behind.names == ("match", "plain")
     assert not behind.needs_hidden
-    assert made.make("tables+feature", Settings(gamma="auto", expand="none")).traits.tree is None
+    assert not made.make("tables+feature", Settings(gamma="auto", expand="none")).traits.tree
 
 
 # -- drawn chains -----------------------------------------------------------------------------------
