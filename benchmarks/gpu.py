@@ -9,8 +9,6 @@ cases; and passes of two layers in int8 and nf4. A part that fails is noted and 
 its time is over. `--small` takes tiny models, to try the script.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -8,8 +8,6 @@ target; their tokens do not matter. Reproduces a finding of Decoding Speculative
 latency grows with depth, not with width. Knows no acceptance: it is given.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

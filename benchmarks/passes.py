@@ -6,8 +6,6 @@ Requirements, beside requirements.txt: pip install llama-cpp-python. Both comput
 tokens and give the logits of every position.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

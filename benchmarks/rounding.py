@@ -7,8 +7,6 @@ questions as loaded and with float weights, which are in memory too meanwhile. A
 same numbers in float.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

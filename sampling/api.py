@@ -6,8 +6,6 @@ like) are the same under other names; beam search drains :func:`sampling.beam.se
 tokenizer, if given, provides stop ids and its size.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

@@ -6,8 +6,6 @@ Settings that would change the text and cannot be honoured are refused by name. 
 decodes every waiting request.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Rows of ids: common prefixes, first tokens, rows of unequal length as a tensor; and numbers from the host to a device
 and back, with few waits of the host. Knows no models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ The results are those of `argmax` and `topk`; on a CPU numpy finds the largest s
 Knows shapes only: no distributions and no models.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Fixtures that several test files share: the default pair, loaded once, and small random models."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -3,8 +3,6 @@
 No network: of an address outside of the project only its form is looked at.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """docs/architecture.md and the folders agree: every room is on the page, and every file that a page names exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ in the order in which they are computed (accelerate's device map). Embedding and
 decoding happens and draft heads run. Layers on the CPU or the disk are copied for every pass.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Errors that a user can mend, in one line, and checks of single values that raise them."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ refuses a configuration that no facts express. Rotary rules are functions of a c
 transformers has them. Knows no modules and no files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -6,8 +6,6 @@ replaced. A device, a pipe, or a descriptor of this process (/dev/stdout) is wri
 complete. Creates no folders.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -6,8 +6,6 @@ too many or too few at either end, all of the run become replacements. So no win
 run that is spoilt after its text was returned is dropped. Control characters pass through.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 Decode = Callable[[list[int]], str]

@@ -1,7 +1,5 @@
 """The machine on which figures are measured, the program's version, and how memory is allocated."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

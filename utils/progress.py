@@ -1,7 +1,5 @@
 """Long work: how it reports its progress and is stopped, also in a helper process. Knows no screen."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 import time

@@ -1,7 +1,5 @@
 """A clock that waits for the device, so that seconds are finished compute."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -5,8 +5,6 @@ that one. A folder with nothing but a sentencepiece model gets the transformers 
 does.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

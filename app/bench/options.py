@@ -1,7 +1,5 @@
 """The flags of `bench` beside the settings. No torch, no models, no plots."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any

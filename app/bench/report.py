@@ -5,8 +5,6 @@ The file is read and checked here. The page (app/bench/report.html) is filled by
 loads nothing. Columns and cells are those of the rows' own table (app/bench/summary.py). Knows figures, no models.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace

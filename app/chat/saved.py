@@ -5,8 +5,6 @@ Texts are read through `decode`, so answers are whole only with the tokenizer th
 and all of the texts is shown as text. Knows no models.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

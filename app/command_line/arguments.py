@@ -6,8 +6,6 @@ A new sub-command is one row here and a module with its fields. :func:`read_requ
 no torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -4,8 +4,6 @@
 Knows no models; torch is imported only after the command line has been parsed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -4,8 +4,6 @@
 it. A table stands between `<!-- table:flags -->` and `<!-- end:flags -->`.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A message holds no escape sequences, whether they were pasted or quoted. What Ta
 not named here are those of prompt_toolkit's Emacs mode (Ctrl-R, Up, Ctrl-X Ctrl-E). Knows no commands and no models.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

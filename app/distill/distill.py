@@ -4,8 +4,6 @@ Every part can be resumed: in its folder a run of the same settings continues, a
 progress to standard error and the result to standard output. Knows neither sampling nor learning (training/).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex

@@ -4,8 +4,6 @@ from the flags and the target, with its costs here.
 Reports progress and results on standard error. Knows neither sampling nor learning (training/).
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

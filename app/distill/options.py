@@ -1,7 +1,5 @@
 """The flags of `distill`, from one table. No torch."""
 
-from __future__ import annotations
-
 import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence

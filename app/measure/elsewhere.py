@@ -13,8 +13,6 @@ that the programs document:
 Knows no models, no measuring and no torch.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from argparse import Namespace

@@ -6,8 +6,6 @@ the prompts are answered once more with the pair's own drafts.
 Knows loaded pairs, not how they are loaded; prints nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice

@@ -6,8 +6,6 @@ texts: tokens are random, and the prompt of the drafter repeats itself, so that 
 matches.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

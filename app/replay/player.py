@@ -6,8 +6,6 @@ printed. :func:`walk` is the same for both tours, that of the loaded pair (app/c
 step says what to look at, is played, and waits for Enter. Knows no format (app/replay/session_log.py) and no engines.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from argparse import Namespace

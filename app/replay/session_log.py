@@ -10,8 +10,6 @@ All text on the screen comes from calls of `decode` with ids. :class:`LoggingDec
 characters a token; :class:`ReplayingDecoder` answers the same calls from the entries.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ Seconds and rates are decoding time: they leave the prefill out, and a note says
 and no token ids; figures that are undefined are not shown.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ over them. As far as a round was not recorded its figures are missing, never gue
 only handed back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ marked by a letter, {m:x}. Where the text is longer than the pane its end is sho
 figures but those in :class:`app.screen.figures.PaneData`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Literal

@@ -7,8 +7,6 @@ other lane its recorded rounds are shown to a fresh :class:`sampling.gamma.contr
 models.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ a line before the round's drafts: who reviewed whose drafts, and how many it pas
 the rule by which drafts were accepted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

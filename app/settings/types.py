@@ -6,8 +6,6 @@ refused value and the nearest allowed one. Facts of a loaded pair (which models 
 drafters agree) are checked elsewhere. Knows no setting by name, no flags, no torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ A drafter without a model needs no pair; a model is loaded alone; a trained draf
 embeddings it shares. The target is loaded, too, if its passes are to be timed. Knows no decoding and no figures.
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 from collections.abc import Callable

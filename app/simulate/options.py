@@ -1,7 +1,5 @@
 """The flags of `simulate` and `record` beside the settings. No torch, no models."""
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence

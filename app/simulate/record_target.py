@@ -5,8 +5,6 @@ drafters need of a target: its likeliest ids at each token. It has a header, the
 stopped run is resumed in it. Knows the form that sampling/recorded.py reads.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

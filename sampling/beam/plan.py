@@ -1,7 +1,5 @@
 """The score of beams, and the rules by which a beam search keeps them. Pure arithmetic; knows no models, no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -9,8 +9,6 @@ a target does, may be lenient, and passes up the distribution that its tokens re
 neither the drafter below nor the target above.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate

@@ -3,8 +3,6 @@
 Takes any :class:`sampling.types.LM`; does not know what its session reads of the target.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ but the last; on a tie the earliest position counts. Up to k tokens after it are
 done once more after the copied tokens, and the rest is chained from bigrams; an id without a bigram ends the chain.
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left
 

@@ -7,8 +7,6 @@ the speed-up watched (Leviathan et al., arXiv 2211.17192, section 3). The drafts
 decoding's. Knows no text.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 

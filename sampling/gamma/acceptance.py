@@ -4,8 +4,6 @@ alpha_j = P(position j is drafted *and* accepted | the positions before it were 
 drafts nothing is not overrated. Knows outcomes only: no tokens, distributions, clocks or costs.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate

@@ -17,8 +17,6 @@ distribution (`coupling rejection`) the *distribution* is unchanged, but clocks 
 another text next time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sampling.events import Step

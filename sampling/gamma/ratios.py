@@ -6,8 +6,6 @@ the average of the answers before it, worth a few outcomes, because texts differ
 Knows counts only: no tokens, distributions, clocks or costs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 MEMORY = 0.98  # weight that an outcome keeps from round to round: 50 rounds

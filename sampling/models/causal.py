@@ -6,8 +6,6 @@ their end unused). Between `score` and `commit` the new tokens of a tree, and al
 ragged, lie after the longest row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import copy
 from typing import Any, Self, TypeVar, cast

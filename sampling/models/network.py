@@ -8,8 +8,6 @@ turned when it was read: there a pass adds one token, as in plain decoding, and 
 with the table of its whole length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast

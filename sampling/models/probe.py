@@ -5,8 +5,6 @@ rows must give them too, or are not used. The twin is a random model with the ar
 configuration with a layer of each kind, few heads, narrow widths and short windows. Knows no sampling.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

@@ -7,8 +7,6 @@ beam. Pure arithmetic over :mod:`sampling.events`; the record itself is :class:`
 text, no tensors, no models and no clock.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from typing import Any
 

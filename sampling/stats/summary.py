@@ -5,8 +5,6 @@ Pure arithmetic; knows no events (sampling/stats/metrics.py makes the record of 
 models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest

@@ -6,8 +6,6 @@ tables) cost nothing. Tables have the cost of a model by its published name; pur
 measures nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

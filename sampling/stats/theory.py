@@ -5,8 +5,6 @@ that of a target pass over n tokens, both relative to a one-token target pass. P
 knows nothing of how they were measured. Source: Leviathan et al. 2023 (arXiv 2211.17192), section 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 

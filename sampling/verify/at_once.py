@@ -3,8 +3,6 @@ is decided as if a row stood there, and one transfer brings the host all that it
 sampling/verify/rules.py, with the same keys. Knows drafts and distributions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

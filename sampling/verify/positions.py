@@ -4,8 +4,6 @@ They are computed after the round, off the clock, from the round's distributions
 on them. One thread computes them, since the round waits for them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

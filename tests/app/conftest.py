@@ -1,7 +1,5 @@
 """A tiny pair of the module's SHAPE as folders, options, engine and catalogue."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

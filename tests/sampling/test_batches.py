@@ -4,8 +4,6 @@ Greedy texts of 1, 4 and 8 ragged prompts over small random models in float64, c
 of sampled texts at four rows, and what a batch costs. That single rows are right is proved elsewhere.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

@@ -2,8 +2,6 @@
 enumerated, and its rules one by one on scripted models.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

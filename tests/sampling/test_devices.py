@@ -4,8 +4,6 @@ Random models made from a seed, targets in 8 and 4 bits, the default pair; and f
 proofs must find. `--speeds` measures too, and a summary of the speeds stands at the end.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Callable

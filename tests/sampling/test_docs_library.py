@@ -1,7 +1,5 @@
 """docs/library.md: every example runs, in order, with the default model, and prints what the page says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

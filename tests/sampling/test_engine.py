@@ -1,7 +1,5 @@
 """Engine: batches of texts over the one loop, drafters switched on and off, generation configs honoured or refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

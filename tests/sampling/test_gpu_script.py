@@ -1,7 +1,5 @@
 """The script for a first run on a GPU, tried on the CPU with tiny models."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

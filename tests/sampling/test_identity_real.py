@@ -5,8 +5,6 @@ run on plain transformers code, some alone, some as one ragged batch. Equal, or 
 the reference's two best logits lie closer than 1e-3; one such prompt in a test at most.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

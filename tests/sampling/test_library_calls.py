@@ -2,8 +2,6 @@
 transformers models and other drafters: new ids out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 `chain_lm` says a fixed answer whatever was fed, so what each round must do is known beforehand.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

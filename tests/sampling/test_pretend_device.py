@@ -1,7 +1,5 @@
 """The loop on a pretended device: all drafters draft as on the CPU, nothing mixes devices, the host waits rarely."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Sequence

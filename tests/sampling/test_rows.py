@@ -1,7 +1,5 @@
 """The common prefix of two sequences: the fast search against one token at a time."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

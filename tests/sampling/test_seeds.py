@@ -2,8 +2,6 @@
 nothing outside the sampler is touched.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

@@ -5,8 +5,6 @@ examples/inference/llama/README.md), a K matrix as CS-Drafting's example.py make
 of those that the authors load.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging

@@ -1,7 +1,5 @@
 """The largest and the few largest, as numpy finds them, are those of `argmax` and `topk`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

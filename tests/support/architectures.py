@@ -1,7 +1,5 @@
 """Small random models of every architecture of transformers, and whether their text here is that of `generate`."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path

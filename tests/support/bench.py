@@ -1,7 +1,5 @@
 """The arguments of `bench` as a test gives them."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any

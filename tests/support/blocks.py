@@ -5,8 +5,6 @@ Where that cannot be imported (requirements-dev.txt says why) the numbers are th
 `python -m tests.support.blocks` writes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cache

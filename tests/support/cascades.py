@@ -1,7 +1,5 @@
 """Cascades and chains of toys for the proofs: models, point masses, two levels and three. Decides nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

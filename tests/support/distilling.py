@@ -3,8 +3,6 @@
 The user names a number, the answer counts on from there. Byte-level, so most tokens follow from the few before.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Small random models as GGUF files, with the metadata keys that llama.cpp's converter writes for each family."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

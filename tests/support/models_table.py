@@ -3,8 +3,6 @@
 python -m tests.support.models_table --write docs/models.md
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ such layers computes from it.
 transformers' `MtpModel` joins, norms and masks; that Qwen's layers are such layers says *speculators*' `MTPLayerMixin`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp

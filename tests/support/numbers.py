@@ -4,8 +4,6 @@ The tokenizer knows digits and number words. Target and drafter are trained here
 the drafter is smaller and stops earlier, so it agrees often but not always.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@
 the planted c and v(n), `noise` disturbs only the seconds that the pace sees.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

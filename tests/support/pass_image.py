@@ -1,7 +1,5 @@
 """A compiled pass as bytes for the driver (kernel_driver.c): its record and all memory that the record leads to."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

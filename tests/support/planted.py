@@ -1,7 +1,5 @@
 """Races of real lanes whose rounds take planted times, so that every figure on a screen can be worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ figures stand in docs/notes.md and in app/lanes/answers.py. Knows no drafters: p
 drafts.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ of right ones are made for them. What rounding may do is measured on the target 
 app/lanes/answers.py knows of its number format. Each proof returns its figures in words or fails with what it saw.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Small random models of every shape the compiled pass knows, their weights quantised as a GGUF file has them."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

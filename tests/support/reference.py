@@ -4,8 +4,6 @@ Everything here is float64, one row at a time, without caches, drafts or tricks.
 of `sampling` but its types.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

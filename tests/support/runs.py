@@ -1,7 +1,5 @@
 """Short ways to run the loop in tests: tokens, events and batches of samples. Decides nothing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -2,8 +2,6 @@
 three engines as their sources have them. The target says one text over and over, whatever it was asked.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

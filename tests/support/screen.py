@@ -1,7 +1,5 @@
 """The real program in a real (pseudo) terminal: pexpect types, pyte draws what comes back."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -2,8 +2,6 @@
 tiny random models, which know no language.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ Version 0.9.0 asks for transformers of at most 5.19 and cannot be required besid
 step s at place i has read the target's states up to i and the tokens up to i + 1 + s.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

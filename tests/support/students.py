@@ -4,8 +4,6 @@ Nothing is trained: a student agrees with its target by chance, often enough in 
 `PrefixLM` is the target as the proofs want it, a function of the prefix without any cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

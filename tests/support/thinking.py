@@ -1,7 +1,5 @@
 """A model that thinks and then answers, the same every time: each of its tokens has one that follows it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

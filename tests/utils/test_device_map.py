@@ -1,7 +1,5 @@
 """Which layers lie where: in order, the ends on the first device, and an error where nothing holds it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The one writer of files (utils/files.py): what stands at a path decides how it is written, and nothing gets lost."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

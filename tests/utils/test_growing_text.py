@@ -1,8 +1,6 @@
 """Texts of tokens, joined, are the text of all: of tokenizers that fall back to bytes too, which decode a run of them
 only as a whole."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

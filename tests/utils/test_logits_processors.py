@@ -1,7 +1,5 @@
 """Every logits processor against a naive float64 full sort, and against transformers' warpers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import fields

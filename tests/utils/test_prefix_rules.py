@@ -1,7 +1,5 @@
 """Repetition penalty and no-repeat n-grams: against a naive oracle and against transformers' own processors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 The processes are real; tests/support/ranks.py starts them in torchrun's place, the tests marked `device` by torchrun.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

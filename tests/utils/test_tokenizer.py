@@ -1,7 +1,5 @@
 """A tokenizer read as one file is transformers' tokenizer of the same folder."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

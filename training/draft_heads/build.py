@@ -1,7 +1,5 @@
 """A new draft head for a target: its shape and its initial weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

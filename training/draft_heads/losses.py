@@ -3,8 +3,6 @@
 Knows draft heads and batches, no optimizer and no files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast

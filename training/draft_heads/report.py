@@ -3,8 +3,6 @@
 Turns figures into text and expectations; measures nothing and knows no models.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A run's state lies on disk, so that a stopped run can be resumed. Knows examples
 (training/draft_heads/features.py), and draft heads; no texts, no screen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

@@ -6,8 +6,6 @@ summarised, passages with a question, a sentence to be translated, a sum, a ques
 tokenizer and no model; training/text/synthesize.py samples the text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ training/text/dialogues.py makes the chats. Their lines are appended to a file, 
 read back, and split into texts to learn from and texts that are held out. Knows no screen.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ A tokenizer's own template holds unless a name is given ("auto"); "plain" means 
 `chat_template`, its vocabulary and `apply_chat_template`; knows no models. Imports no torch and no transformers.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ transformers reads sizes and weights. This file reads positions, windows, soft c
 a file with keys of its architecture that neither knows, since it would silently be another model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Refuses by name a file that ends too early, a missing part, and tensors at other
 tensor only in :meth:`TensorInfo.read`.
 """
 
-from __future__ import annotations
-
 import functools
 import mmap
 import struct

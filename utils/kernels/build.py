@@ -5,8 +5,6 @@ operators compute. The name of a kept library has a hash of the sources, the pro
 one is never run. Imports nothing heavy.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

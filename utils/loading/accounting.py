@@ -3,8 +3,6 @@
 A loader that fills in missing values or ignores unknown ones would silently give another model. Knows no files.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A folder → a model and its tokenizer on a device, quantized or packed. Imports transformers only if it must."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

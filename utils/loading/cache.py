@@ -4,8 +4,6 @@ An entry is a folder with a manifest: its source, and size, time and sha256 of e
 folder without a manifest never counts. Knows no models.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

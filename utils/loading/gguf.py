@@ -6,8 +6,6 @@ can be stopped at once, its memory is freed, and the libraries' messages do not 
 object a line. Knows nothing of catalogues and packages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 Errors are one line. Importing it is cheap: torch and transformers are imported with the first load.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

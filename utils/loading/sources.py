@@ -1,8 +1,6 @@
 """A model's specification → a local folder that transformers can load, fetched and converted if need be; and whether
 the weight files in a folder are whole, by their headers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

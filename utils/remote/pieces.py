@@ -4,8 +4,6 @@ A server's answer reaches the screen, the figures and the log as ids, like any o
 Knows no server and no model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ vLLM and SGLang take and give ids. llama-cpp-python takes and gives text: where 
 is refused. Knows no drafters and no decoding.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ The official client does the talking and is imported with the first request. Eve
 UserError in one line. Knows no lanes and no screen.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -8,8 +8,6 @@ values that their configuration leaves out follow from the weights and the targe
 incomplete or a damaged folder is refused by name. Knows no training and no sessions.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

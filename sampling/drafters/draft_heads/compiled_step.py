@@ -5,8 +5,6 @@ token's row of the embedding and the state one position before it, the target's 
 into x; the last keeps x, which is the head's own state. Knows neither sessions nor drafts.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The shape of a draft head, and the facts of its target that it depends on. Knows no modules, no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 

@@ -21,8 +21,6 @@ the first draft, each mask's row the next one; the masks' rows leave the cache.
 Shapes: B rows, C positions of context that are new, R rows of a block, H the head's width, n ids of its output layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast

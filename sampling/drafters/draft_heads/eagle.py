@@ -14,8 +14,6 @@ Its session grows trees too (EAGLE-2, Li et al., arXiv 2406.16858): :meth:`Featu
 nodes in one pass.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

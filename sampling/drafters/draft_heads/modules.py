@@ -14,8 +14,6 @@ Knows whole sequences: no cache, no sessions (sampling/drafters/draft_heads/netw
 Shapes: B sequences, T tokens, H the draft head's width, G the target's width.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -7,8 +7,6 @@ is not there yet its own stands in. Both are states that a final norm has seen, 
 several layers the first drafts every token. Embedding and head are the target's, though a file may repeat them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Mapping
 from pathlib import Path

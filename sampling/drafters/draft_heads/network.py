@@ -8,8 +8,6 @@ Knows no sessions, no distributions and no gradients; of the `DraftHead` it keep
 Shapes: B rows, T new tokens, S slots, H the draft head's width, G the target's, n ids in the reduced vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -12,8 +12,6 @@ one more. Tensors have the same names in all.
 Knows neither files nor modules; a head that does not fit is refused by name.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

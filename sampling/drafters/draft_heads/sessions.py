@@ -9,8 +9,6 @@ row it reads masks; each is a row of an ordinary causal pass, so that their numb
 of its target: one model drafts for all targets with its vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -8,8 +8,6 @@ same one or two tokens earlier in this answer: a pass computes the distribution 
 keeps only the drawn token (token recycling, Luo et al., arXiv 2408.08696). None of them runs a model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ the newest :data:`LOOKS` tokens after each run of :data:`SIZES` tokens, and drop
 no rows that are still growing (:class:`sampling.drafters.tables.lookup.MatchIndex` does) and no models.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

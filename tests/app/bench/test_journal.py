@@ -1,7 +1,5 @@
 """`bench --out` killed anywhere and taken up again: nothing lost or twice, the same figures, or one line."""
 
-from __future__ import annotations
-
 import json
 import random
 from argparse import Namespace

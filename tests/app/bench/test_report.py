@@ -1,7 +1,5 @@
 """The benchmark's report: its figures are the summary's, every plot is drawn or says why not, texts are inert."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

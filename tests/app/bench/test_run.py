@@ -1,7 +1,5 @@
 """`bench`: the order of the methods, sums over prompts, whole runs and the identity check, of trees too."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What `bench` says of its figures, and the tables."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from typing import Any

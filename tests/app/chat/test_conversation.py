@@ -1,7 +1,5 @@
 """The history by ids: prompts, tails of chat templates, edits, and what an error leaves unchanged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

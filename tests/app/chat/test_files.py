@@ -1,7 +1,5 @@
 """/load takes back what /save wrote; the exported pages hold the chat, load nothing and nothing in them is alive."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

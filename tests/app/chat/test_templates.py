@@ -1,7 +1,5 @@
 """The next prompt is the template's: also where that changes what was said, wants parts, or knows channels."""
 
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line: grammar, errors, exit codes, and what it hands to whom."""
 
-from __future__ import annotations
-
 import io
 import os
 import resource

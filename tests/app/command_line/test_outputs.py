@@ -4,8 +4,6 @@ What there is comes from the tables of flags, words and console commands: an opt
 one that writes or as one that reads, or the first test fails.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,7 +1,5 @@
 """`run`: what goes to standard output, the JSON, exit codes, pipes and interrupts."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

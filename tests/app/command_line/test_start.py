@@ -1,7 +1,5 @@
 """What a second start loads until the first token of the default pair is out: no more than the compiled pass needs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Nothing is deleted, replaced or sent to the model by accident, and an error names its cause."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

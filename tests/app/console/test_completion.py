@@ -1,7 +1,5 @@
 """Tab completes commands, values, names and paths, and looks only at what stands before the cursor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

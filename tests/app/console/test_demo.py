@@ -1,7 +1,5 @@
 """The tour of a tiny real pair, and the recorded one in a real terminal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

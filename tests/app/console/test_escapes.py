@@ -1,7 +1,5 @@
 """No message holds an escape sequence, and Ctrl-C tears no prompt."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

@@ -1,7 +1,5 @@
 """Figures as a person meets them in the console: speed-ups of lanes, of a session, of answers seen before."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`gamma auto` from the command line to the screen: setting, lanes, console, benchmark. Tiny real models."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

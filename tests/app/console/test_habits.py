@@ -2,8 +2,6 @@
 rows of every width. One process serves many checks, in order.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A look into a round in a real terminal, and without one: tokens, pictures, forced tokens, branches."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

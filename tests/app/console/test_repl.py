@@ -1,7 +1,5 @@
 """The console as whole transcripts: every command with valid, missing and bad arguments, over tiny real pairs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

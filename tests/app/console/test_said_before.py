@@ -1,7 +1,5 @@
 """What was said before in the console: which answers are looked at, by whom, and when they are forgotten."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

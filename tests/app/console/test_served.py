@@ -1,7 +1,5 @@
 """The console in a terminal with `transformers serve` as its target: turns, a race, Ctrl-C, a server that dies."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """Servers as targets and as lanes, in a console over scripted ones: chats, comparisons, logs, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The console's commands against a scripted console: whole transcripts, help and completion."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from typing import Any

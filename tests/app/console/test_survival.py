@@ -4,8 +4,6 @@ For longer than the suite has time for:
 `SURVIVAL_SECONDS=600 SURVIVAL_SEED=1 python -m pytest -n 0 -s tests/app/console/test_survival.py -k random_bytes`
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

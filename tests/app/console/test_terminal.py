@@ -1,7 +1,5 @@
 """The real program with its real default pair in a real terminal. One process serves many checks, in order."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Models that think: their thinking is shown dim, in a line or not at all, and is left out of later prompts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`distill` as a whole, on a toy target that can be learned from: it learns, goes on, refuses and tells."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The stages of `distill` by themselves, with a tiny target: text that goes on and refuses; tables and a head of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

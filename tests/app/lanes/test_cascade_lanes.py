@@ -1,7 +1,5 @@
 """The lanes of cascades and of drafters by look-up, over small real models from a catalogue of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

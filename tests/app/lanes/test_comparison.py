@@ -1,7 +1,5 @@
 """The verdict says what is true: faster or slower, the same or not, and where."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

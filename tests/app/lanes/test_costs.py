@@ -1,7 +1,5 @@
 """What the console says of the models of an answer: calls, reviews, who proposed what, improvement, expectation."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from typing import Any, cast

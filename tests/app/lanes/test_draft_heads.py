@@ -2,8 +2,6 @@
 models; the plain student is the target itself and always right, the others are random and nearly always wrong.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A trained T5 pair through everything a user runs: loading from a catalogue, lanes, the console, `run`, `bench`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

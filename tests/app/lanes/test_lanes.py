@@ -2,8 +2,6 @@
 trees under `expand auto`.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Its wheel is built from source, for minutes: where it is not installed the file is skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

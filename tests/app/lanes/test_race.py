@@ -1,7 +1,5 @@
 """Lanes take turns by their own clocks, share one reading of the prompt, and stop together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drafts made here for a target in a server: the server's own greedy text, one request a round, by three formats."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

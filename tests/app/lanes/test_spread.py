@@ -4,8 +4,6 @@ There is one device here. Layers lie in memory and on the disk (accelerate's off
 accelerate's hooks; that what draft heads read is moved to them is shown with tensors that mix with no others.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

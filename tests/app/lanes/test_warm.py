@@ -1,7 +1,5 @@
 """Warming a pair up: what it measures seeds `gamma auto`, and what the cache folder holds can do no harm."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

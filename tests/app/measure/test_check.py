@@ -1,7 +1,5 @@
 """`pairs` and `check` as a user runs them: what stdout says, what stderr says, how they end."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

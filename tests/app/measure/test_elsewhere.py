@@ -1,7 +1,5 @@
 """`check TARGET DRAFTER` and `check --for`: forecasts by hand, every text, and transformers' call as it is printed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

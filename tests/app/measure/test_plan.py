@@ -1,7 +1,5 @@
 """`check --plan`: the mathematics by known cases, tables that fit and say what is in them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

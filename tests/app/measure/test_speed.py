@@ -1,7 +1,5 @@
 """The speed table measures what it says: passes of every length, in turns, that leave the cache alone."""
 
-from __future__ import annotations
-
 import copy
 import io
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Prompts by a data set's name: from a folder, or one clear line; limits over them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

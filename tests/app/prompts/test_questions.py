@@ -1,7 +1,5 @@
 """Questions: files of prompts, a limit over their categories, a list of the questions to ask."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

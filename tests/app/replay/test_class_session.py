@@ -1,7 +1,5 @@
 """The recorded session for a class in a real terminal, a hundred times faster than it was shown."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

@@ -1,7 +1,5 @@
 """A recorded session is shown again without any model, exactly as it was: texts, frames at every event, traces."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """The recorded demo: what it says, and that it needs no torch."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

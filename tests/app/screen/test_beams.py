@@ -1,7 +1,5 @@
 """The lane `beam`: on the screen, in the console, in race mode, in JSON and in the benchmark."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

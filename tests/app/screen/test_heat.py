@@ -1,7 +1,5 @@
 """`/heat` as exact text: tints by the target's probability or entropy, and the perplexity worked out by hand."""
 
-from __future__ import annotations
-
 import io
 import math
 

@@ -1,7 +1,5 @@
 """An answer token by token: what is said of each, at four widths and 24 rows, and what the keys do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

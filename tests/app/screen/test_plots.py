@@ -1,7 +1,5 @@
 """`/plot`: bars of the expected speed-up by gamma and of acceptance by position, as exact text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

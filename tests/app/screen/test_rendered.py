@@ -1,7 +1,5 @@
 """The finished answer as Markdown: drawn where there is some, plain elsewhere, and never obeyed by the terminal."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

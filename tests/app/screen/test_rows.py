@@ -1,7 +1,5 @@
 """Text to lines: wrapped by display width, nothing visible lost, nothing left that a terminal obeys."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

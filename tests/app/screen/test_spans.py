@@ -1,7 +1,5 @@
 """Events become coloured text: whole characters, refused drafts in context, and not a byte of the answer changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

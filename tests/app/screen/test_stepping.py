@@ -1,7 +1,5 @@
 """A race in steps: what is known at each phase of a round, and where it stops."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

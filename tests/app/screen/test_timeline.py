@@ -1,7 +1,5 @@
 """The line that grows under the panes: a bar for each round, and the rates of the lanes over time."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

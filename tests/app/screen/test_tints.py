@@ -1,7 +1,5 @@
 """Accepted text shows by its tint who proposed it, and the legend says which tint is whose."""
 
-from __future__ import annotations
-
 from io import StringIO
 from itertools import combinations
 

@@ -2,8 +2,6 @@
 of a cascade, in their order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO

@@ -1,7 +1,5 @@
 """A tree on the screen: the pane shows the way taken and the best refused branch, the trace an indented tree."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from app.screen.palette import Look

@@ -1,7 +1,5 @@
 """The screen as exact text: every width, with and without colour, within its height, whatever the model says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from io import StringIO

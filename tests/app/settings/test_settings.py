@@ -2,8 +2,6 @@
 taken over from the catalogue.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

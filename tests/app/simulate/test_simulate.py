@@ -1,7 +1,5 @@
 """`record` and `simulate`: a recording does what its target does, and what it predicts is exact."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

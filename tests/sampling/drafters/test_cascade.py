@@ -7,8 +7,6 @@ parts are scripted: the token at position n of the text is n. A part that errs a
 whatever stands before. 0 is what the stand-in for max-gram says where it errs, 63 what a model says.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Passing the reviewer's own law up, or the right one a position late, is seen by both.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from sampling.sampler import KeyedSampler

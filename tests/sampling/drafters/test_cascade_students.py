@@ -3,8 +3,6 @@
 The target is a random Llama with a real cache, the students are random too (tests/support/students.py).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Max-gram drafting: which place it copies from, how it goes on behind a short copy, and that it follows any rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulated drafter: its text is plain decoding's, its acceptance and its charge are the chosen ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

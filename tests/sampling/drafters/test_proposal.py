@@ -2,8 +2,6 @@
 asked, what is learned of it, and that the text stays the target's.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from types import SimpleNamespace

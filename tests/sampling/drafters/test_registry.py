@@ -1,7 +1,5 @@
 """One row a drafter: lanes, --drafter, completion, titles, catalogue and the documents' table say the same."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ By taking every branch, by counting, and by identity with plain decoding, for ev
 The sessions are the real ones; most networks are tables, so that many runs are cheap.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path

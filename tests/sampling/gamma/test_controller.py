@@ -1,7 +1,5 @@
 """`gamma auto`: the choice by its formula, what is learned of acceptance and costs, and that it changes no text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean

@@ -1,7 +1,5 @@
 """`gamma auto` where clocks go wrong or drafts stop paying, and where drafts come whole or not at all (cascades)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`gamma auto` over simulated answers (tests/support/pacing.py): where it settles, what it may cost, how it reacts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean

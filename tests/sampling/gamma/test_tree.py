@@ -1,7 +1,5 @@
 """`gamma auto` for trees: what is learned of nodes, and how large a tree gets at planted costs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from itertools import pairwise

@@ -5,8 +5,6 @@
 takes about ten minutes; the default run leaves it out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Small random transformers models in float64 go through `CausalLM`: after every r
 undo, interrupts, forks, selections and ragged batches.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -4,8 +4,6 @@ After every round the cache's logits are those of the model without a cache; the
 texts have the target's distribution. What a trained pair does in the console: tests/app/lanes/test_encoder_decoder.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

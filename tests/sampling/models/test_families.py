@@ -1,8 +1,6 @@
 """The compiled pass is transformers' own pass for every family of the table, each fact on and off: small random models
 with float32 weights, float activations and a float32 cache."""
 
-from __future__ import annotations
-
 import copy
 import random
 from typing import Any

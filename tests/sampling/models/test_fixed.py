@@ -1,7 +1,5 @@
 """Passes of fixed width over a preallocated cache say what the ordinary pass says, replayed as a graph would be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

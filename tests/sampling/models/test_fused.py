@@ -1,7 +1,5 @@
 """The compiled pass: against transformers over the same numbers, and its contract, row invariance, bit for bit."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Sessions over the compiled pass: whatever their history, the bits of a token's logits are those of a fresh one."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

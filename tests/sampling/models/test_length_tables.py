@@ -1,7 +1,5 @@
 """Models whose positions turn by the length of the text: LongRoPE's two tables, and dynamic scaling's many."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 The oracle is a second transformers model with the same weights, run with eager attention.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """docs/models.md says of every architecture what its small model shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of families that no other test covers: right with drafts, trees, windows and batches, or refused in a line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

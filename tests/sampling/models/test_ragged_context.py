@@ -1,7 +1,5 @@
 """Rows near the end of a context beside shorter ones: positions that nobody uses stay inside it."""
 
-from __future__ import annotations
-
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 

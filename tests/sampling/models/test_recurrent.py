@@ -1,7 +1,5 @@
 """Models with recurrent layers: their text with drafts is that of `generate`, their states go back wherever rows do."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any

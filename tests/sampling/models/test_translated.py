@@ -3,8 +3,6 @@
 The tokenizers are trained here, on different text: byte-level BPE and unigram.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from pathlib import Path

@@ -6,8 +6,6 @@ and so are the next logits: a random Llama through the hand-written pass and thr
 `keep` commits the accepted path, whatever nodes are absent beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

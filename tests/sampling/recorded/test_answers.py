@@ -1,7 +1,5 @@
 """Recordings of all formats: what was written is read back, and what is broken is named by file and line."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """A recorded target: reading its file, what it refuses, and that a cascade over it gives the recorded answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures: their identities over random streams of events, and the example of `run --json`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The standardised walltime improvement: the published tables, names of models, what is in no table, measured costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

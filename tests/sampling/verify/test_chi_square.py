@@ -4,8 +4,6 @@ Answers drawn as rows of large batches; the first three tokens jointly against t
 Every row number and every seed has noise of its own, so the samples are independent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The laws of a verdict: each worked out when it is asked for, the same as if all had been."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

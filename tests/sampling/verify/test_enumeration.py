@@ -6,8 +6,6 @@ test wants otherwise, so that the forks are spent on rounds with drafts. Every d
 the variations below take the branches as rows of a batch, which is many times quicker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -4,8 +4,6 @@ A mutant is a published mistake, put in by wrapping one small piece: a drafter, 
 `verify` that the loop calls. A control that passes the proof fails its test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

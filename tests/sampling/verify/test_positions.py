@@ -1,7 +1,5 @@
 """What a round records for whoever looks into it: alternatives of target and drafter, and the coins that decided."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

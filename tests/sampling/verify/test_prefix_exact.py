@@ -4,8 +4,6 @@ By taking every branch, by counting, by greedy identity with transformers; prefi
 drafts are caught by each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

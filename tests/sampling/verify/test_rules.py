@@ -1,7 +1,5 @@
 """By which rule drafts are judged: every drafter says it, what it drafts agrees, nothing that was drawn chooses it."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

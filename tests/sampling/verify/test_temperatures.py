@@ -3,8 +3,6 @@
 Below 2^-126 everything is greedy, point masses included; above 2^126 what the filters leave is uniform.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

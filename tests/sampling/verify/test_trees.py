@@ -1,7 +1,5 @@
 """Token trees: exact by taking every branch, children drawn or chosen; a chain is a tree of one child."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

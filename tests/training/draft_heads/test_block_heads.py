@@ -2,8 +2,6 @@
 are written as *speculators* writes them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import count

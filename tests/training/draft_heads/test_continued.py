@@ -1,7 +1,5 @@
 """A draft head that is trained further begins as what it was, with a new recency too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -2,8 +2,6 @@
 its publishers write theirs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """What the target computes on texts is computed once, whichever students learn from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

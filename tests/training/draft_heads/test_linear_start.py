@@ -1,7 +1,5 @@
 """A feature head may begin as the linear map that is nearest to its target's next state."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.support.students import make_target

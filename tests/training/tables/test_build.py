@@ -2,8 +2,6 @@
 several next tokens of a context: counted, pruned, drafted as siblings.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter, defaultdict

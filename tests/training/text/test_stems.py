@@ -1,7 +1,5 @@
 """How the user's turns of training chats begin: the kinds in turn, what depends on what, where a turn is cut."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

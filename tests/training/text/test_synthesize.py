@@ -1,7 +1,5 @@
 """Self-writing: what a chat says is its own, whatever stands beside it; its file survives kills and full disks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

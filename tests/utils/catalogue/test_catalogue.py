@@ -1,7 +1,5 @@
 """The catalogue: what is in models.yaml, and the one line a mistake in it gets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """K matrices and lenience: what is taken, and the one line in which anything else is refused."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Chat templates by name: their exact texts, and how the console takes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

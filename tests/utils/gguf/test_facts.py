@@ -1,7 +1,5 @@
 """Small random GGUF files of each family: positions, ends and templates are those of the model that was written."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

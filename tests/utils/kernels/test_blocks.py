@@ -1,7 +1,5 @@
 """Blocks of a GGUF file are laid out without rounding: what they mean is what gguf's own reader says, at its size."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The library is compiled once, its structures are those of the header, and without it torch computes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -4,8 +4,6 @@ The same cases against the same naive twin as in test_quantized_linear.py. gcc h
 ziglang does not ship; an arm64 program runs under qemu. Where either is missing its test is skipped.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Packed layers compute what plain ones compute, and packing a model changes nothing else about it."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layers over packed blocks: against a naive twin in numpy, and the promise that a row's result is the row's alone."""
 
-from __future__ import annotations
-
 import copy
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What saves a round time once the kernels are loaded: layers rounded to 8 bits, and the walk that finds a race's few
 possible winners. Against what they stand for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -2,8 +2,6 @@
 logits of the untouched one, or is refused in one line; it is never another model without a word.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable, Iterator

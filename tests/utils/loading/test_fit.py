@@ -1,7 +1,5 @@
 """Which drafters fit a target: ids compared one by one, padding allowed, anything else named."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

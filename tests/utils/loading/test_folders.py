@@ -1,7 +1,5 @@
 """Folders with changed tensors, configurations and parts: the logits of the untouched model, or one line."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -2,8 +2,6 @@
 built one at a time, whoever asks: a load that was called off may still run while the next begins.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

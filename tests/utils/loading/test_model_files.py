@@ -1,7 +1,5 @@
 """Model files that are fetched and converted: packages, GGUF files, the hub, and a cache that may be damaged."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """A file in parts of several packages: joined in order, resumed, mended; and the hub as the place before them."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from itertools import pairwise

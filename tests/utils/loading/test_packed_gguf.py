@@ -1,7 +1,5 @@
 """A GGUF file loaded as it is: the same weights as its conversion to float32, mapped from the cache, or not at all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

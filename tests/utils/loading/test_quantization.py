@@ -1,7 +1,5 @@
 """8 and 4 bit weights: the default model on the CPU, its real memory, and nothing on the screen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

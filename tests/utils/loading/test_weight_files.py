@@ -1,7 +1,5 @@
 """Folders as hubs have them, files that were cut off, and conversions that memory or disk has no room for."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a server sends, and every way in which one fails: a line each, and what came is kept."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

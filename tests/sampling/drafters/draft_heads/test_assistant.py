@@ -1,7 +1,5 @@
 """Gemma 4's assistants: their drafts are those of transformers' own loop, and change no text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

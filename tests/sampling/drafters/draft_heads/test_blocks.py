@@ -2,8 +2,6 @@
 trees of them change no text, and a tree is the likeliest paths.
 """
 
-from __future__ import annotations
-
 import heapq
 from itertools import count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Students on disk: whole or not at all, the published names, and one line for every folder that does not fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The compiled pass of a feature head equals `DraftHead.states` over the whole sequence, of the weights as rounded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

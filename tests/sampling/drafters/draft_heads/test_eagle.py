@@ -3,8 +3,6 @@
 Also what it asks of the target's session: hidden states, kept through forks and next turns.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Dynamic trees of a feature drafter: the likeliest nodes, computed as a chain along each path would be; lossless."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

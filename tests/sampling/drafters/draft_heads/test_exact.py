@@ -4,8 +4,6 @@ By taking every branch, by counting samples, and by greedy identity; ragged rows
 answers included. The target is a random Llama with a real cache, in a vocabulary of 4, 8 or 40.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The session of a GLIDE drafter: what it keeps and what it computes again; a published drafter in the engine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -2,8 +2,6 @@
 the untouched one does, or is refused in one line; it is never another head without a word.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 and change no text, on hybrids as on mixtures.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

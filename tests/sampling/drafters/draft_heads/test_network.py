@@ -3,8 +3,6 @@
 This is what lets training and drafting agree: the oracle is the very code that students are trained with.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ The forward here knows no cache and no sessions: a token at a time, attention ov
 where it is installed (requirements-dev.txt), is one more reference.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Look-ups as a drafter: which continuation they follow, the growing index, recalled tokens, and shared noise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from copy import deepcopy

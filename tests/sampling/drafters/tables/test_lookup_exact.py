@@ -1,7 +1,5 @@
 """Drafts of matches, tables and recalled tokens leave the target's distribution, and under shared noise its text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What was said before: what the index finds, what it forgets, what a look costs, and that no text changes by it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
