@@ -20,10 +20,10 @@ from sampling.models.causal import CausalLM, CausalSession
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Limits
 from tests.sampling.models.test_cache_audit import CLOSE, build, uncached
+from tests.support.refusals import refused
 from tests.support.runs import answers
 from tests.support.tiny import tiny_model
 from tests.support.toys import PEAK, ScriptedLM, TableLM, ToyLM
-from utils.errors import UserError
 from utils.logits_processors import GreedyProcessor, NucleusProcessor, TopKProcessor
 
 
@@ -340,8 +340,13 @@ def test_every_beam_ends_where_the_context_is_full() -> None:
     lm = TableLM(6, seed=1, context=6)
     assert len(best(search(lm, [1, 2], 50))) == 4
     assert len(best(search(lm, [1, 2], 50, context=5))) == 3
-    with pytest.raises(UserError, match="the prompt is 6 tokens; the context holds 6, and at least one must be left"):
-        search(lm, [1, 2, 3, 4, 5, 0], 50)
+    refused(
+        search,
+        lm,
+        [1, 2, 3, 4, 5, 0],
+        50,
+        match="the prompt is 6 tokens; the context holds 6, and at least one must be left",
+    )
 
 
 @pytest.mark.parametrize("after", range(5))
@@ -375,12 +380,9 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
 
 def test_what_cannot_be_searched_is_told_in_a_line() -> None:
     lm = TableLM(6)
-    with pytest.raises(UserError, match="beam search takes one prompt at a time, got 2"):
-        list(beam_generate(lm, [[1], [2]], Limits(4)))
-    with pytest.raises(UserError, match="max_new_tokens must be at least 1, got 0"):
-        search(lm, [1], 0)
-    with pytest.raises(UserError, match="the prompt is empty"):
-        beam_search_generate([], tiny(0))
+    refused(beam_generate, lm, [[1], [2]], Limits(4), match="beam search takes one prompt at a time, got 2")
+    refused(search, lm, [1], 0, match="max_new_tokens must be at least 1, got 0")
+    refused(beam_search_generate, [], tiny(0), match="the prompt is empty")
 
 
 def test_the_one_call_function_takes_the_models_own_stop_ids_and_leaves_the_global_noise_alone(

@@ -10,9 +10,9 @@ from sampling import Engine, GlideLM, MaxGramDrafter
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.engine import read_config
+from tests.support.refusals import refused
 from tests.support.students import make_student
 from tests.support.tiny import noisy_copy, tiny_model, tiny_tokenizer
-from utils.errors import UserError
 
 MODEL = tiny_model(3)
 DRAFTER = noisy_copy(MODEL, 0.05)
@@ -30,13 +30,6 @@ def theirs(text: str, **options: Any) -> list[int]:
     ids = torch.tensor([tiny_tokenizer(chat=False)(text)["input_ids"]])
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0, **options}
     return MODEL.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
-
-
-def refused(call: Any) -> str:
-    with pytest.raises(UserError) as raised:
-        call()
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
 
 
 def glide_student() -> Any:

@@ -17,10 +17,10 @@ from sampling.loop import PIECE, generate
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Limits, Rule, Sampler, Traits
 from tests.support.reference import greedy_answer
+from tests.support.refusals import refused
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import ScriptedLM, TableLM, ToyLM, chain_lm
-from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 V = 10
@@ -139,11 +139,8 @@ def test_a_drafter_with_less_context_falls_silent_and_the_answer_goes_on() -> No
 
 def test_prompts_that_cannot_be_answered_are_one_line_errors() -> None:
     lm = chain_lm(V, PROMPT, SCRIPT, context=3)
-    with pytest.raises(UserError, match="context") as error:
-        decode(lm, [PROMPT], None, greedy(), length=4)
-    assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="max_new_tokens"):
-        decode(says(), [PROMPT], None, greedy(), length=0)
+    refused(decode, lm, [PROMPT], None, greedy(), length=4, match="context")
+    refused(decode, says(), [PROMPT], None, greedy(), length=0, match="max_new_tokens")
 
 
 # -- calls counted --------------------------------------------------------------------------------

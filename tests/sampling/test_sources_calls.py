@@ -23,6 +23,7 @@ from sampling import InferenceConfig, InferenceEngine, MaxGramDrafter, NGramStor
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.inference_engine import GlideLlamaForCausalLM
 from tests.sampling.drafters.draft_heads.test_checkpoint import WEIGHTS, published
+from tests.support.refusals import refused
 from tests.support.tiny import noisy_copy, tiny_model, tiny_tokenizer
 from utils import logits_processors
 from utils.errors import UserError
@@ -235,8 +236,9 @@ def test_a_storage_goes_on_until_it_is_reset_and_follows_the_call(kind: Any) -> 
     assert (storage.ngrams.top_k_filler, storage.ngrams.stop_if_unknown) == (1, True)
     storage.reset()
     assert call(PROMPT, storage, MODEL, max_gen_len=20)[1] == low
-    with pytest.raises(UserError, match=r"^filler_top_k must be a whole number, at least 1, got 0$"):
-        call(PROMPT, storage, MODEL, filler_top_k=0)
+    refused(
+        call, PROMPT, storage, MODEL, filler_top_k=0, match=r"^filler_top_k must be a whole number, at least 1, got 0$"
+    )
 
 
 # -- ColossalAI -----------------------------------------------------------------------------------
@@ -329,8 +331,7 @@ def test_ids_requests_and_the_end_of_drafting_as_their_tests_have_them() -> None
 def test_a_call_that_fails_leaves_what_waits_and_the_config_as_they_were(wrong: dict[str, Any]) -> None:
     engine = InferenceEngine(MODEL, tiny_tokenizer(), InferenceConfig(max_output_len=4))
     engine.add_request(prompts=["first", "second"])
-    with pytest.raises(UserError):
-        engine.generate(**wrong)
+    refused(engine.generate, **wrong)
     asked = [tiny_tokenizer()(prompt).input_ids for prompt in ("first", "second")]
     wanted = [sampling.autoregressive_generate(ids, MODEL, max_gen_len=4) for ids in asked]
     assert engine.generate(return_token_ids=True)[1] == wanted

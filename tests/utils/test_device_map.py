@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from tests.support.refusals import refused
 from utils.device_map import COPIED, device_map
-from utils.errors import UserError
 
 LAYERS = 8
 CONFIG = LlamaConfig(
@@ -59,10 +59,14 @@ def test_quantized_weights_count_as_small_as_they_are_and_stay_on_gpus() -> None
     assert mapped({0: WHOLE // 8 + 1, "cpu": PLENTY}, "nf4") is None
     found = mapped({0: ENDS + LAYER, 1: WHOLE, "cpu": PLENTY}, "int8")
     assert found is None or not set(found.values()) & set(COPIED)
-    with pytest.raises(UserError, match=r"large needs 0\.0 GB, 0\.0 GB are free: try --quantization nf4 or a smaller"):
-        mapped({0: ENDS + 1, "cpu": PLENTY}, "int8", num_hidden_layers=40)
+    refused(
+        mapped,
+        {0: ENDS + 1, "cpu": PLENTY},
+        "int8",
+        num_hidden_layers=40,
+        match=r"large needs 0\.0 GB, 0\.0 GB are free: try --quantization nf4 or a smaller",
+    )
 
 
 def test_ends_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match="large needs"):
-        mapped({0: ENDS // 2, "cpu": PLENTY})
+    refused(mapped, {0: ENDS // 2, "cpu": PLENTY}, match="large needs")

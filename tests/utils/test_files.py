@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.places import largest_file, modes_count
+from tests.support.refusals import refused
 from utils import files
 from utils.errors import UsageError, UserError
 from utils.files import (
@@ -342,12 +343,20 @@ def test_files_are_told_apart_by_where_they_lead(tmp_path: Path, monkeypatch: py
     file.touch()
     link.symlink_to("a")
     for same in ("a", "./a", link, tmp_path / "." / "a"):
-        with pytest.raises(UsageError, match=r"^--out \S+ is the file to be read: name another$"):
-            separate({"--out": same}, ["b", None, file])
-        with pytest.raises(UsageError, match=r"^--report \S+ is the file of --out as well: name another$"):
-            separate({"--out": file, "--log": None, "--report": same})
-    with pytest.raises(UsageError, match="--log new is the file of --out as well"):
-        separate({"--out": "new", "--log": "new"})
+        refused(
+            separate,
+            {"--out": same},
+            ["b", None, file],
+            match=r"^--out \S+ is the file to be read: name another$",
+            kind=UsageError,
+        )
+        refused(
+            separate,
+            {"--out": file, "--log": None, "--report": same},
+            match=r"^--report \S+ is the file of --out as well: name another$",
+            kind=UsageError,
+        )
+    refused(separate, {"--out": "new", "--log": "new"}, match="--log new is the file of --out as well", kind=UsageError)
     separate({"--out": "new", "--report": "other"}, [file, file])
     separate({"--out": "/dev/null", "--report": "/dev/null", "--log": "/dev/stdout"}, ["/dev/stdout"])
 
@@ -367,5 +376,4 @@ def test_a_change_anywhere_in_a_file_of_weights_is_seen_and_nothing_else_is(tmp_
     file.write_bytes(content + b"x")
     assert hash_of([file], sampled=True) != first
     assert hash_of([], sampled=True) == ""
-    with pytest.raises(UserError, match="cannot read"):
-        hash_of([tmp_path / "none"], sampled=True)
+    refused(hash_of, [tmp_path / "none"], sampled=True, match="cannot read")

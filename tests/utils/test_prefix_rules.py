@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.reference import NaiveLaw
-from utils.errors import UserError
+from tests.support.refusals import refused
 from utils.logits_processors import (
     GreedyProcessor,
     LogitsProcessor,
@@ -153,6 +153,4 @@ def test_a_missing_prefix_is_an_error(prefixes: Any) -> None:
     ],
 )
 def test_wrong_values_are_named(make: Callable[[], LogitsProcessor], told: str) -> None:
-    with pytest.raises(UserError) as raised:
-        make()
-    assert str(raised.value) == told
+    assert refused(make) == told

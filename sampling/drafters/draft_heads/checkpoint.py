@@ -241,8 +241,8 @@ def _config(stored: dict[str, Any], place: Path) -> DraftHeadConfig:
         values.setdefault("rope_theta", rope["rope_theta"])
     for field in fields(config_type):
         value = values.get(field.name, field.default)
-        wrong = field.type == "int" and not _whole(value, 0 if field.default == 0 else 1)
-        wrong |= field.type == "float" and not (isinstance(value, int | float) and value > 0)
+        wrong = field.type is int and not _whole(value, 0 if field.default == 0 else 1)
+        wrong |= field.type is float and not (isinstance(value, int | float) and value > 0)
         if wrong and value is not MISSING:
             raise UserError(f"the drafter's {place / CONFIG} is damaged: {field.name} is {value!r}")
     try:

@@ -21,6 +21,7 @@ from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from tests.support.bench import bench_with
+from tests.support.refusals import refused
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError
 from utils.progress import never
@@ -213,10 +214,9 @@ def test_ctrl_c_leaves_a_finished_file_as_it_is(world: Any, capsys: pytest.Captu
 )
 def test_the_journal_of_another_run_is_refused_and_kept(world: Any, changes: dict[str, Any], told: str) -> None:
     world.cut(len(world.kept))
-    with pytest.raises(UsageError) as caught:
-        world.run(**changes)
-    assert str(caught.value) == (
-        f"{world.journal} is the journal of another run: {told} (delete it to begin again, or give another --out)"
+    assert (
+        refused(world.run, **changes, kind=UsageError)
+        == f"{world.journal} is the journal of another run: {told} (delete it to begin again, or give another --out)"
     )
     assert world.journal.read_bytes() == world.kept
     assert world.asked == []
@@ -224,8 +224,14 @@ def test_the_journal_of_another_run_is_refused_and_kept(world: Any, changes: dic
 
 def test_another_model_machine_or_tokenizer_is_refused(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world.cut(len(world.kept))
-    with pytest.raises(UsageError, match=r"another run: drafter drafter there, ngram here"):
-        run_bench(SETTINGS, world.options.changed(drafter="ngram"), bench_with(world.prompts, out=world.out))
+    refused(
+        run_bench,
+        SETTINGS,
+        world.options.changed(drafter="ngram"),
+        bench_with(world.prompts, out=world.out),
+        match=r"another run: drafter drafter there, ngram here",
+        kind=UsageError,
+    )
     lines = world.kept.splitlines(keepends=True)
     for old, new, told in (
         (b'"device": "cpu"', b'"device": "cuda:0"', "device cuda:0 there, cpu here"),
@@ -234,8 +240,7 @@ def test_another_model_machine_or_tokenizer_is_refused(world: Any, monkeypatch: 
         (b'"prompt_n": ', b'"prompt_n": 1', "prompt 1 has 1[0-9]+ tokens there, [0-9]+ here"),
     ):
         world.journal.write_bytes(b"".join([lines[0], *(line.replace(old, new) for line in lines[1:])]))
-        with pytest.raises(UsageError, match=told):
-            world.run()
+        refused(world.run, match=told, kind=UsageError)
 
 
 def test_a_pair_is_known_by_what_its_weights_hold(world: Any, pair: TinyPair, tmp_path: Path) -> None:
@@ -255,8 +260,14 @@ def test_a_pair_is_known_by_what_its_weights_hold(world: Any, pair: TinyPair, tm
     assert "weights of tables " in str(difference(before, told(tables=str(tables))))
     assert "weights of glide" in about(SETTINGS, ModelOptions(pair="smollm2"), bench_with(), [])
     world.cut(len(world.kept))
-    with pytest.raises(UsageError, match=r"another run: weights of drafter [0-9a-f]{16} there, [0-9a-f]{16} here"):
-        run_bench(SETTINGS, world.options.changed(drafter=str(other)), world.args())
+    refused(
+        run_bench,
+        SETTINGS,
+        world.options.changed(drafter=str(other)),
+        world.args(),
+        match=r"another run: weights of drafter [0-9a-f]{16} there, [0-9a-f]{16} here",
+        kind=UsageError,
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from tests.support.bench import bench_with
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_pair, write_prompts
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 
 SHAPE = {"context": 300}
 
@@ -215,8 +216,7 @@ def test_nothing_measured_is_no_success(
     out = tmp_path / "out.json"
     args = bench_with(write_prompts(tmp_path / "p.jsonl", [{"prompt": "x" * 4000}]), out=out, check_identity=check)
     told = "nothing was compared" if check else "nothing was measured"
-    with pytest.raises(UserError, match=f"{told}: none of the 1 prompts fits into the context"):
-        run_bench(SETTINGS, options, args)
+    refused(run_bench, SETTINGS, options, args, match=f"{told}: none of the 1 prompts fits into the context")
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("skipped: the prompt is 4")) == ("", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
@@ -316,8 +316,14 @@ def test_sampled_lanes_are_compared_with_the_seeds_own_text(
     assert run_bench(settings, options, args) == 0
     told = "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ (transformers not compared: sampled)\n"
     assert capsys.readouterr().out == told
-    with pytest.raises(UsageError, match="no lane must equal ar"):
-        run_bench(settings, options, bench_with(prompts, methods=("ar", "spec"), gammas=(2, 5), check_identity=True))
+    refused(
+        run_bench,
+        settings,
+        options,
+        bench_with(prompts, methods=("ar", "spec"), gammas=(2, 5), check_identity=True),
+        match="no lane must equal ar",
+        kind=UsageError,
+    )
 
 
 def difference(prompt: int, gap: float | None) -> Difference:

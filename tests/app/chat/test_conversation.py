@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from app.chat.conversation import Conversation, clean
+from tests.support.refusals import refused
 from tests.support.tiny import END, tiny_tokenizer
-from utils.errors import UserError
 
 STOP = 2
 DEFAULT_SYSTEM = (
@@ -117,8 +117,7 @@ def test_a_stop_token_that_the_template_does_not_use_is_dropped() -> None:
 def test_a_template_that_hides_earlier_answers_is_refused_in_one_line() -> None:
     chat = conversation(FORGETFUL)
     answer(chat, "hi", "hello")
-    with pytest.raises(UserError, match="leaves out earlier answers"):
-        chat.plan("more")
+    refused(chat.plan, "more", match="leaves out earlier answers")
     assert len(chat.turns) == 1
 
 
@@ -127,12 +126,10 @@ def test_a_refused_change_leaves_the_whole_chat_as_it_was() -> None:
     chat.settle(template="chatml")
     answer(chat, "hi", "hello")
     before, turns = dict(vars(chat)), list(chat.turns)
-    with pytest.raises(UserError, match="no bad"):
-        chat.settle(system="bad", template="auto")
+    refused(chat.settle, system="bad", template="auto", match="no bad")
     assert (vars(chat), chat.turns) == (before, turns)
     chat.settle(template="auto")
-    with pytest.raises(UserError, match="no bad"):
-        chat.settle(system="bad")
+    refused(chat.settle, system="bad", match="no bad")
     chat.settle(system="good")
     assert shown(chat, chat.ids).startswith("<system>good<user>hi")  # it takes a system prompt all the same
 
@@ -153,16 +150,14 @@ def test_continue_goes_on_from_the_ids_and_keeps_one_turn() -> None:
     turn = chat.commit(plan, [*ids(chat, " done"), STOP], "eos", seed=7)
     assert (turn.text, len(chat.turns), turn.reason) == ("half done", 1, "eos")
     assert shown(chat, chat.ids).endswith(f"half done{END}")
-    with pytest.raises(UserError, match="ended by itself"):
-        chat.plan_continue()
+    refused(chat.plan_continue, match="ended by itself")
 
 
 def test_a_prompt_needs_room_for_one_token() -> None:
     chat = conversation(None)
     chat.context = 5
     assert len(chat.plan("abcd").prompt) == 4
-    with pytest.raises(UserError, match="needs one more"):
-        chat.plan("abcde")
+    refused(chat.plan, "abcde", match="needs one more")
 
 
 def test_another_tokenizer_rebuilds_the_history_from_its_texts() -> None:

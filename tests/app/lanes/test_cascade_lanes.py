@@ -15,8 +15,9 @@ from app.screen.output import load_engine
 from app.settings.table import Layers, ModelOptions, Settings
 from sampling.events import Step
 from tests.app.lanes.test_draft_heads import write_student
+from tests.support.refusals import refused
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 from utils.progress import never
@@ -125,8 +126,7 @@ def test_vocabulary_and_context_are_cut_to_the_smallest_of_all(folder: Path, tmp
 
 def test_a_trained_drafter_is_no_model_of_a_cascade(folder: Path) -> None:
     told = r"^taught is a trained glide drafter: name its folder in the pair's students"
-    with pytest.raises(UserError, match=told):
-        load_pair(catalogue_in(folder / "models.yaml").pair("taught"), CPU)
+    refused(load_pair, catalogue_in(folder / "models.yaml").pair("taught"), CPU, match=told)
 
 
 # -- decoding -------------------------------------------------------------------------------------
@@ -257,9 +257,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
 def test_what_the_pair_cannot_run_is_one_line(
     engines: Callable[[str], PairEngine], name: str, lane: str, changes: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(UsageError) as raised:
-        engines(name).lane(lane, Settings(**changes))
-    assert str(raised.value) == told
+    assert refused(engines(name).lane, lane, Settings(**changes), kind=UsageError) == told
 
 
 def test_the_setting_outranks_the_pair_and_empty_means_the_pairs(engines: Callable[[str], PairEngine]) -> None:

@@ -17,10 +17,11 @@ from sampling.drafters.draft_model import ModelDrafter
 from tests.sampling.models.test_encoder_decoder import Oracle
 from tests.support.numbers import END, NumberPair, number_model, number_pair, number_tokenizer, question, solution
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.refusals import refused
 from tests.support.runs import emitted, sample_counts
 from tests.support.scripted import Ran, run_lines
 from tests.support.tiny import tiny_model
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 from utils.kernels.quantized_linear import QuantizedLinear, pack, unpacked_copy
 from utils.loading.build import lean
 from utils.loading.loaded import LoadOptions
@@ -141,10 +142,13 @@ def test_an_answer_that_was_cut_goes_on(pair: NumberPair) -> None:
 
 def test_lanes_that_need_another_kind_of_target_say_so(engines: dict[str, PairEngine], pair: NumberPair) -> None:
     for kind in ("glide", "feature", "plain"):
-        with pytest.raises(
-            UsageError, match=f"^lane {kind}: target is an encoder-decoder model, which has no trained dr"
-        ):
-            engines["numbers"].lane(kind, Settings())
+        refused(
+            engines["numbers"].lane,
+            kind,
+            Settings(),
+            match=f"^lane {kind}: target is an encoder-decoder model, which has no trained dr",
+            kind=UsageError,
+        )
     ran = console(pair, "/compare ar,glide", "5")
     assert "error: lane glide: target is an encoder-decoder model" in ran.after("5")
 
@@ -157,14 +161,21 @@ def test_models_of_two_kinds_do_not_fit(pair: NumberPair, tmp_path: Path) -> Non
     llama = tiny_model(context=64)
     llama.save_pretrained(tmp_path / "llama")
     number_tokenizer().save_pretrained(tmp_path / "llama")
-    with pytest.raises(
-        UserError, match=r"^llama cannot draft for target: target is an encoder-decoder model, llama is none$"
-    ):
-        load_drafter(loaded, with_drafter(loaded.spec, str(tmp_path / "llama")), CPU)
+    refused(
+        load_drafter,
+        loaded,
+        with_drafter(loaded.spec, str(tmp_path / "llama")),
+        CPU,
+        match=r"^llama cannot draft for target: target is an encoder-decoder model, llama is none$",
+    )
     file = tmp_path / "models.yaml"
     file.write_text("pairs: {odd: {target: ./llama, arch: seq2seq, drafter: none}}")
-    with pytest.raises(UserError, match=r"^pair 'odd' says arch: seq2seq, but llama is no encoder-decoder model$"):
-        load_pair(catalogue_in(file).pairs["odd"], CPU)
+    refused(
+        load_pair,
+        catalogue_in(file).pairs["odd"],
+        CPU,
+        match=r"^pair 'odd' says arch: seq2seq, but llama is no encoder-decoder model$",
+    )
 
 
 def test_packing_leaves_the_numbers_and_never_unpacks(pair: NumberPair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from app.lanes.lane import PairEngine
 from app.prompts.questions import conversation
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
+from tests.support.refusals import refused
 from tests.support.scoring_server import SAYING, Sayer, llama_cpp_python, sglang, vllm
 from tests.support.scripted import run_lines
 from tests.support.scripted_server import ScriptedServer, said
@@ -123,8 +124,7 @@ def test_a_server_without_a_prompts_log_probabilities_is_refused_by_name(owner: 
 def test_trained_drafters_are_refused_and_models_draft(
     servers: dict[str, ScriptedServer], folder: Path, pair: TinyPair
 ) -> None:
-    with pytest.raises(UserError, match="no feature drafter"):
-        engine_of(servers["vllm"], folder, "feature")
+    refused(engine_of, servers["vllm"], folder, "feature", match="no feature drafter")
     engine = engine_of(servers["vllm"], folder, str(pair.drafter))
     prompt = conversation(engine, SETTINGS).plan("x").prompt
     settings = SETTINGS.changed(max_new_tokens=4)
@@ -152,5 +152,11 @@ def test_an_answer_without_log_probabilities_is_one_line(owner: str, path: str, 
     with ScriptedServer(said("x"), owner=owner, **{path: wrong(lambda _: answer)}) as server:
         engine = engine_of(server, folder)
         prompt = conversation(engine, SETTINGS).plan("x").prompt
-        with pytest.raises(UserError, match=f"^{server.address} "):
-            run_lane(engine.lane("spec", SETTINGS), prompt, engine.tokenizer.decode, interrupt=never)
+        refused(
+            run_lane,
+            engine.lane("spec", SETTINGS),
+            prompt,
+            engine.tokenizer.decode,
+            interrupt=never,
+            match=f"^{server.address} ",
+        )

@@ -10,6 +10,7 @@ from app.command_line.arguments import read_request
 from app.prompts.questions import DATASETS, NAMED, PROMPT_FIELDS, Question, questions_of
 from app.settings.table import ModelOptions, Settings
 from tests.support.bench import bench_with
+from tests.support.refusals import refused
 from tests.support.tiny import write_prompts
 from utils.errors import UsageError
 
@@ -74,14 +75,17 @@ def test_the_folder_may_come_from_the_environment(folder: Path) -> None:
 
 
 def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        run_bench(Settings(data_dir=str(tmp_path)), ModelOptions(target="not/there"), bench_with("gsm8k"))
-    assert str(caught.value) == (
-        f"no data set gsm8k: no gsm8k_test.jsonl in {tmp_path}; --data-dir or SPEC_DATA_DIR names the folder"
+    assert (
+        refused(
+            run_bench,
+            Settings(data_dir=str(tmp_path)),
+            ModelOptions(target="not/there"),
+            bench_with("gsm8k"),
+            kind=UsageError,
+        )
+        == f"no data set gsm8k: no gsm8k_test.jsonl in {tmp_path}; --data-dir or SPEC_DATA_DIR names the folder"
     )
-    with pytest.raises(UsageError) as caught:
-        questions_of("spec_bench")
-    assert str(caught.value) == (
+    assert refused(questions_of, "spec_bench", kind=UsageError) == (
         "no data set spec_bench: no folder is given for its file spec_bench.jsonl; "
         "--data-dir or SPEC_DATA_DIR names the folder"
     )

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from app.prompts.questions import Question, chosen, read_questions, stratified
+from tests.support.refusals import refused
 from tests.support.tiny import write_prompts
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 
 QUESTIONS = [Question((f"question {name}",), None, name) for name in (11, 12, "a b", 12, None)]
 
@@ -56,8 +57,7 @@ def test_files_without_prompts_are_refused(tmp_path: Path) -> None:
         ("empty.jsonl", "no prompts"),
         ("binary.jsonl", "cannot read"),
     ):
-        with pytest.raises(UserError, match=told):
-            read_questions(tmp_path / name)
+        refused(read_questions, tmp_path / name, match=told)
 
 
 def test_a_limit_takes_evenly_from_the_categories() -> None:
@@ -91,6 +91,4 @@ def test_the_listed_questions_are_asked_in_the_order_of_the_list(tmp_path: Path)
 )
 def test_a_wrong_list_is_one_line(tmp_path: Path, text: str, told: str) -> None:
     path = ids_file(tmp_path, text)
-    with pytest.raises(UsageError) as caught:
-        chosen(QUESTIONS, path)
-    assert str(caught.value) == f"{path}{told}"
+    assert refused(chosen, QUESTIONS, path, kind=UsageError) == f"{path}{told}"

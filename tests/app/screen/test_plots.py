@@ -20,9 +20,9 @@ from sampling.events import Call, Finished, Position, Proposal, Step
 from sampling.gamma.controller import Controller, best
 from sampling.stats.theory import expected_speedup
 from tests.support.pacing import PLAIN, World, make_step, rising
+from tests.support.refusals import refused
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
-from utils.errors import UserError
 
 TARGET, DRAFTER = object(), object()
 
@@ -159,11 +159,11 @@ def listed(step: Step, *tokens: int) -> Step:
 
 def test_ranks_count_where_the_targets_token_was_in_the_drafters_list() -> None:
     """Of six rounds one was accepted whole, four of the others had the token at rank 2, 2, 3 and 7, one not at all."""
-    refused, whole = make_step(3, 3, 1), make_step(3, 3, 3)
-    token = refused.token
+    rejected, whole = make_step(3, 3, 1), make_step(3, 3, 3)
+    token = rejected.token
     assert token is not None
     lists = ([9001, token], [9001, token], [9001, 9002, token], [*range(9001, 9007), token], [9001, 9002])
-    steps = [listed(whole, token), *(listed(refused, *names) for names in lists)]
+    steps = [listed(whole, token), *(listed(rejected, *names) for names in lists)]
     (bars,) = rank_bars([track(lane("spec", 3), steps)], Look(60, color=False))
     assert [(bar.name, bar.figure, bar.note) for bar in bars.bars] == [
         ("2", "2", "40%"), ("3", "1", "20%"), ("4", "0", "0%"), ("5", "0", "0%"), ("6 on", "1", "20%"),
@@ -172,8 +172,7 @@ def test_ranks_count_where_the_targets_token_was_in_the_drafters_list() -> None:
     assert bars.title.endswith("after 5 rejections")
     assert "right in 2 of 5" in bars.remarks[1]
     assert "0.33 a round" in bars.remarks[1]
-    with pytest.raises(UserError, match="on record"):
-        rank_bars([track(lane("spec", 3), [refused])], Look())
+    refused(rank_bars, [track(lane("spec", 3), [rejected])], Look(), match="on record")
 
 
 def test_an_oracles_bars_have_the_theorys_figures_beside_them() -> None:
@@ -185,10 +184,8 @@ def test_an_oracles_bars_have_the_theorys_figures_beside_them() -> None:
 
 def test_what_cannot_be_plotted_is_said() -> None:
     plain = answered(track(lane("ar", None), PLAIN_ROUNDS))
-    with pytest.raises(UserError, match="no lane of the last answer drafts by gamma"):
-        gamma_bars([plain], LOOKS["60"])
-    with pytest.raises(UserError, match="too few rounds"):
-        gamma_bars([both(steps=THREE[:1])], LOOKS["60"])
+    refused(gamma_bars, [plain], LOOKS["60"], match="no lane of the last answer drafts by gamma")
+    refused(gamma_bars, [both(steps=THREE[:1])], LOOKS["60"], match="too few rounds")
 
 
 BAR = st.builds(Bar, st.text("12", max_size=3), st.text("0.x", max_size=5), st.floats(0, 1), st.text("ab", max_size=9))

@@ -25,11 +25,11 @@ from sampling.events import Step
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Sampler
 from tests.support.reference import greedy_answer
+from tests.support.refusals import refused
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_student, make_target
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import PEAK, TableLM, ToyLM, ToySession, chain_lm
-from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 V = 8
@@ -170,9 +170,7 @@ def test_only_models_with_states_of_their_own_review(name: str) -> None:
         why = " cannot review drafts (it has no states but its target's): only the last can be one"
     feature = FeatureDrafter(make_student("feature", make_target(V), seed=6))
     reviewer = {"ngram": NgramDrafter(V), "match": LookupDrafter(), "base": three(), "feature": feature}[name]
-    with pytest.raises(UserError) as refused:
-        cascade_of([reviewer, own_points()], [[1, 1], [0, 1]])
-    assert str(refused.value) == name + why
+    assert refused(cascade_of, [reviewer, own_points()], [[1, 1], [0, 1]]) == name + why
 
 
 # -- greedy ---------------------------------------------------------------------------------------

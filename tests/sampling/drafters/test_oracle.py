@@ -11,6 +11,7 @@ from sampling.drafters.oracle import Oracle
 from sampling.drafters.registry import oracle_of
 from sampling.events import Event, Step
 from sampling.types import LM, Rows, Session
+from tests.support.refusals import refused
 from tests.support.runs import decode, emitted, measure, sampler, steps
 from tests.support.toys import TableLM
 from utils.errors import UsageError
@@ -62,10 +63,13 @@ def test_a_lane_may_name_acceptance_and_cost(typed: str, shown: str) -> None:
 
 @pytest.mark.parametrize("typed", ["oracle:1.5", "oracle:-1", "oracle:.8:c=11", "oracle:.8:.1", "oracle:", "oracle:a"])
 def test_an_oracle_that_cannot_be_is_refused_with_what_may_be(typed: str) -> None:
-    with pytest.raises(UsageError, match=r"oracle:ALPHA:c=C, ALPHA from 0 to 1, C from 0 to 10, got 'ar,oracle"):
-        Settings(compare=f"ar,{typed}")
+    refused(
+        Settings,
+        compare=f"ar,{typed}",
+        match=r"oracle:ALPHA:c=C, ALPHA from 0 to 1, C from 0 to 10, got 'ar,oracle",
+        kind=UsageError,
+    )
 
 
 def test_the_same_oracle_twice_is_one_lane_too_many() -> None:
-    with pytest.raises(UsageError, match="each once"):
-        Settings(compare="oracle:.8,oracle:0.8")
+    refused(Settings, compare="oracle:.8,oracle:0.8", match="each once", kind=UsageError)

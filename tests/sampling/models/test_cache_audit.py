@@ -18,9 +18,9 @@ from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Session
+from tests.support.refusals import refused
 from tests.support.runs import after, answers, emitted, sampler
 from tests.support.toy_drafters import PointDrafter
-from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 V = 40
@@ -334,9 +334,7 @@ def test_hidden_states_must_be_asked_for() -> None:
 
 @pytest.mark.parametrize(("prompt", "named"), [([[]], "empty"), ([], "empty"), ([[V]], str(V)), ([[-1]], "-1")])
 def test_prompts_that_cannot_be_read(prompt: Rows, named: str) -> None:
-    with pytest.raises(UserError, match=named) as error:
-        CausalLM(model_of("llama")).open(prompt)
-    assert "\n" not in str(error.value)
+    refused(CausalLM(model_of("llama")).open, prompt, match=named)
 
 
 def test_a_cut_vocabulary_cuts_the_logits() -> None:
@@ -353,6 +351,5 @@ def test_ragged_rows_of_a_windowed_model_are_right_or_refused(name: str) -> None
     session.score(rows, Draft.empty(2))
     audit(session, model, rows)
     longer = [text(80, 5) + text(82, 9), text(81, 12) + text(83, WINDOW)]
-    with pytest.raises(UserError, match="window"):
-        session.score(longer, Draft.empty(2))
+    refused(session.score, longer, Draft.empty(2), match="window")
     audit(session, model, rows)

@@ -30,9 +30,9 @@ from sampling.recorded import RecordedLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Rows
 from tests.support.reference import chi_square_p, exact_law, greedy_answer
+from tests.support.refusals import refused
 from tests.support.runs import answers, decode, emitted, sample_counts, steps
 from tests.support.tiny import tiny_model
-from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 V, END = 12, 1
@@ -200,28 +200,23 @@ def test_other_models_decode_one_row_and_say_so_for_ragged_ones() -> None:
     session = lm.open([[5, 6, 7]])
     for row in ([2], [2, 9, 4, 30], [2, 9, 5]):
         audit(model, session, [row])
-    with pytest.raises(
-        UserError, match=r"^BartForConditionalGeneration takes no positions for its decoder; ragged rows"
-    ):
-        lm.open([[5], [6]]).score([[2], [2, 3]], Draft.empty(2))
-    with pytest.raises(UserError, match=r"^the prompt is 33 tokens, the encoder of target takes 32$"):
-        lm.open([[5] * 33])
+    refused(
+        lm.open([[5], [6]]).score,
+        [[2], [2, 3]],
+        Draft.empty(2),
+        match=r"^BartForConditionalGeneration takes no positions for its decoder; ragged rows",
+    )
+    refused(lm.open, [[5] * 33], match=r"^the prompt is 33 tokens, the encoder of target takes 32$")
 
 
 def test_what_such_a_model_lacks_is_refused_by_name(target: Any) -> None:
     lm = EncDecLM(target, "big")
-    with pytest.raises(UserError, match=r"^big is an encoder-decoder model: it has no hidden states"):
-        lm.open([[3]], hidden=True)
-    with pytest.raises(UserError, match="has no keys and values"):
-        lm.open([[3]]).kv(0)
-    with pytest.raises(UserError, match=r"^T5ForConditionalGeneration is an encoder-decoder model"):
-        CausalLM(target)
-    with pytest.raises(UserError, match=r"^target must be an encoder-decoder model, got LlamaForCausalLM$"):
-        EncDecLM(tiny_model())
-    with pytest.raises(UserError, match=r"^the prompt is empty"):
-        lm.open([[]])
-    with pytest.raises(UserError, match=r"^id 12 is outside the vocabulary of big"):
-        lm.open([[12]])
+    refused(lm.open, [[3]], hidden=True, match=r"^big is an encoder-decoder model: it has no hidden states")
+    refused(lm.open([[3]]).kv, 0, match="has no keys and values")
+    refused(CausalLM, target, match=r"^T5ForConditionalGeneration is an encoder-decoder model")
+    refused(EncDecLM, tiny_model(), match=r"^target must be an encoder-decoder model, got LlamaForCausalLM$")
+    refused(lm.open, [[]], match=r"^the prompt is empty")
+    refused(lm.open, [[12]], match=r"^id 12 is outside the vocabulary of big")
 
 
 # -- the encoder runs once ------------------------------------------------------------------------

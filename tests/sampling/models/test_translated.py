@@ -27,11 +27,11 @@ from sampling.models.translated import Spelling, TranslatedLM, Translation
 from sampling.types import Drafter, Rule
 from tests.sampling.drafters.test_vocabularies import Table, TableTarget
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.refusals import refused
 from tests.support.runs import emitted, enumeration_error
 from tests.support.students import PrefixLM
 from tests.support.tiny import tiny_model
 from utils.catalogue.specs import PairSpec, spec_from_argument
-from utils.errors import UserError
 from utils.loading.fit import SAMPLE, TokenBytes
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
@@ -281,8 +281,7 @@ def test_a_text_longer_than_the_drafters_context_goes_on(engine: PairEngine) -> 
 
 def test_a_model_of_other_tokens_reviews_nothing() -> None:
     lm = TranslatedLM(CausalLM(Table(len(unigram()), 2), "drafter"), between("bytes", "pieces"), SIZE)
-    with pytest.raises(UserError, match="drafter cannot review drafts"):
-        cascade_of([ModelDrafter(lm), MaxGramDrafter()], [[1, 1], [0, 1]])
+    refused(cascade_of, [ModelDrafter(lm), MaxGramDrafter()], [[1, 1], [0, 1]], match="drafter cannot review drafts")
 
 
 # -- what a user sees -----------------------------------------------------------------------------
@@ -294,8 +293,12 @@ def test_nothing_shared_is_refused(pair: Path, tmp_path: Path) -> None:
     made.save_pretrained(tmp_path / "strange")
     PreTrainedTokenizerFast(tokenizer_object=strange).save_pretrained(tmp_path / "strange")
     specs = [spec_from_argument(str(folder)) for folder in (pair / "target", tmp_path / "strange")]
-    with pytest.raises(UserError, match="strange cannot draft for target: the vocabularies of target and strange diff"):
-        load_pair(PairSpec(name="x", target=specs[0], drafter=specs[1]), LoadOptions(device="cpu"))
+    refused(
+        load_pair,
+        PairSpec(name="x", target=specs[0], drafter=specs[1]),
+        LoadOptions(device="cpu"),
+        match="strange cannot draft for target: the vocabularies of target and strange diff",
+    )
 
 
 def test_the_share_decides_how_it_drafts() -> None:

@@ -14,10 +14,10 @@ from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.recorded import RecordedLM
 from sampling.types import Draft, Rows
+from tests.support.refusals import refused
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.students import make_student, make_target
 from tests.support.toys import TableLM
-from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 V, END = 8, 7
@@ -66,17 +66,19 @@ NEITHER = 'it must be tensor(…) lines, a JSON map of "id_id_…" to "id_id_…
 )
 def test_a_file_that_holds_no_recording_is_refused_in_one_line(tmp_path: Path, told: Any, why: str) -> None:
     file = written(tmp_path, told)
-    with pytest.raises(UserError) as caught:
-        RecordedLM.read(file, end_id=2)
-    assert str(caught.value) == f"{file}{why}"
+    assert refused(RecordedLM.read, file, end_id=2) == f"{file}{why}"
 
 
 def test_nothing_recorded_and_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^the recording of target holds no answer$"):
-        RecordedLM.read(written(tmp_path, {}), end_id=2)
+    refused(RecordedLM.read, written(tmp_path, {}), end_id=2, match=r"^the recording of target holds no answer$")
     for told, end in (({"1": "2_8"}, 0), ({"8": "1"}, 0), ({"1": "2"}, 8)):
-        with pytest.raises(UserError, match=r"^the recording of target holds id 8, its vocabulary ends at 7$"):
-            RecordedLM.read(written(tmp_path, told), end, vocab_size=V)
+        refused(
+            RecordedLM.read,
+            written(tmp_path, told),
+            end,
+            vocab_size=V,
+            match=r"^the recording of target holds id 8, its vocabulary ends at 7$",
+        )
 
 
 # -- what it says ---------------------------------------------------------------------------------
@@ -123,9 +125,10 @@ def test_rows_are_chosen_and_forks_go_their_own_way() -> None:
 
 def test_an_unknown_prompt_is_refused() -> None:
     for prompt in ([1], [1, 2, 3], [2, 1]):
-        with pytest.raises(UserError) as caught:
-            recorded(name="xxl").open([[1, 2], prompt])
-        assert str(caught.value) == f"the recording of xxl holds no answer to this prompt of {len(prompt)} tokens"
+        assert (
+            refused(recorded(name="xxl").open, [[1, 2], prompt])
+            == f"the recording of xxl holds no answer to this prompt of {len(prompt)} tokens"
+        )
 
 
 def test_a_tree_is_scored_by_depth() -> None:
@@ -138,13 +141,10 @@ def test_a_tree_is_scored_by_depth() -> None:
 
 def test_what_a_recording_does_not_have_is_refused_by_name() -> None:
     session = recorded(name="xxl").open([[1, 2]])
-    with pytest.raises(UserError, match=r"^xxl is a recording: it has no keys and values for a drafter to read$"):
-        session.kv(0)
+    refused(session.kv, 0, match=r"^xxl is a recording: it has no keys and values for a drafter to read$")
     states = r"^xxl is a recording: it has no hidden states for a drafter to read$"
-    with pytest.raises(UserError, match=states):
-        session.hidden()
-    with pytest.raises(UserError, match=states):
-        recorded(name="xxl").open([[1, 2]], hidden=True)
+    refused(session.hidden, match=states)
+    refused(recorded(name="xxl").open, [[1, 2]], hidden=True, match=states)
 
 
 def test_drafters_that_read_their_target_are_refused_in_one_line() -> None:
@@ -158,9 +158,7 @@ def test_drafters_that_read_their_target_are_refused_in_one_line() -> None:
         "target is a recording: it has no hidden states for a drafter to read": feature,
     }
     for line, drafter in lines.items():
-        with pytest.raises(UserError) as caught:
-            decode(recorded(vocab_size=V), [[1, 2]], drafter, greedy(), length=4)
-        assert str(caught.value) == line
+        assert refused(decode, recorded(vocab_size=V), [[1, 2]], drafter, greedy(), length=4) == line
 
 
 # -- in its model's place -------------------------------------------------------------------------

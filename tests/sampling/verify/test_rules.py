@@ -32,11 +32,12 @@ from sampling.verify.rules import verify
 from tests.sampling.verify.test_enumeration import EXACT
 from tests.support.branching import BranchingSampler, enumerate_runs
 from tests.support.reference import NaiveLaw, exact_law
+from tests.support.refusals import refused
 from tests.support.runs import answers, enumeration_error
 from tests.support.students import make_student, make_target
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import TableLM
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 from utils.logits_processors import make_processor
 
 V = 8
@@ -267,8 +268,12 @@ def test_point_masses_beside_drawn_drafts_are_judged_by_the_same_rule(name: str,
 
 
 def test_drafters_that_cannot_go_together_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"^match: shared_noise must be False beside drafters that draw$"):
-        chain_of([model(), LookupDrafter(tree=True, shared_noise=True)], [1, 1])
+    refused(
+        chain_of,
+        [model(), LookupDrafter(tree=True, shared_noise=True)],
+        [1, 1],
+        match=r"^match: shared_noise must be False beside drafters that draw$",
+    )
 
 
 def test_settings_that_exclude_each_other_are_refused_wherever_they_are_set() -> None:
@@ -284,11 +289,9 @@ def test_settings_that_exclude_each_other_are_refused_wherever_they_are_set() ->
     ):
         with pytest.raises(UsageError, match=f"^{line}$"):
             assert layers.settings
-    with pytest.raises(UsageError, match=f"^{line}$"):
-        Layers.of(flags={"verify": "block"}).resolve({"expand": grown})
+    refused(Layers.of(flags={"verify": "block"}).resolve, {"expand": grown}, match=f"^{line}$", kind=UsageError)
     chains = Layers.of(flags={"expand": grown})
-    with pytest.raises(UsageError, match=rf"^{line} \(still verify token, expand {grown}\)$"):
-        chains.with_set(verify="block")
+    refused(chains.with_set, verify="block", match=rf"^{line} \(still verify token, expand {grown}\)$", kind=UsageError)
     assert chains.with_set(verify="block", expand="none").settings.verify == "block"
     assert Layers.of(flags={"verify": "block"}).settings.expand == "auto"
 
@@ -298,8 +301,13 @@ def test_a_drafter_without_traits_is_refused_by_name() -> None:
         def propose(self, *given: Any) -> Draft:
             raise AssertionError("it is never asked")
 
-    with pytest.raises(UserError, match=r"^drafter must have `traits`, among them the rule that judges its drafts"):
-        speculative_generate([1], Nameless(), TableLM(V, 1))
+    refused(
+        speculative_generate,
+        [1],
+        Nameless(),
+        TableLM(V, 1),
+        match=r"^drafter must have `traits`, among them the rule that judges its drafts",
+    )
 
 
 def test_a_drafter_that_calls_its_draws_point_masses_is_exact_all_the_same() -> None:

@@ -18,10 +18,10 @@ from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Drafter
+from tests.support.refusals import refused
 from tests.support.runs import answers
 from tests.support.students import make_target
 from tests.support.toys import TableLM, ToyLM
-from utils.errors import UserError
 from utils.logits_processors import (
     GreedyProcessor,
     LogitsProcessor,
@@ -97,8 +97,7 @@ def test_what_is_too_hot_is_uniform_over_what_is_left(temperature: float) -> Non
 def test_a_drafter_may_not_take_a_temperature_that_is_no_number() -> None:
     for wrong in (math.inf, -math.inf, math.nan, -1e-46):
         for make in (GreedyProcessor, *dict(LAWS)):
-            with pytest.raises(UserError, match=r"^temperature must be a finite number, 0 or more, got [^\n]*$"):
-                make(temperature=wrong)
+            refused(make, temperature=wrong, match=r"^temperature must be a finite number, 0 or more, got [^\n]*$")
 
 
 WAYS: dict[str, Any] = {
@@ -153,5 +152,4 @@ BAD = ([0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [-math.inf] * 3)
 
 @pytest.mark.parametrize("row", BAD)
 def test_a_beam_search_says_the_same(row: list[float]) -> None:
-    with pytest.raises(UserError, match="NaN"):
-        beam_search_generate(PROMPT, ToyLM(3, lambda prefix: row), max_gen_len=4)
+    refused(beam_search_generate, PROMPT, ToyLM(3, lambda prefix: row), max_gen_len=4, match="NaN")

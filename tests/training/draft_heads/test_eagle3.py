@@ -18,6 +18,7 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.models.network import network_of
 from sampling.types import Draft
 from tests.support import speculators
+from tests.support.refusals import refused
 from tests.support.students import close, fed, make_target, text
 from training.draft_heads.build import continued, new_draft_head, shape_for
 from training.draft_heads.features import StoredExamples, StreamedExamples, make_batch
@@ -25,7 +26,6 @@ from training.draft_heads.losses import drafted_states
 from training.draft_heads.train import Training, TrainingJob, teacher_for
 from training.tables.build import Passage
 from utils.catalogue.catalogue import head_kind
-from utils.errors import UserError
 from utils.progress import never
 
 V, SHORT = 40, [0, 2, 3, 5, 8, 13, 21, 34, 39]
@@ -110,12 +110,10 @@ def test_it_is_written_in_the_published_format_and_read_back(tmp_path: Path) -> 
     batch = make_batch(streamed(target).take([0, 1, 2]), [], 0.3)
     for one, other in zip(drafted_states(read, batch, 3), drafted_states(head, batch, 3), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(UserError, match="made for another tokenizer"):
-        load_student(tmp_path, target, "other")
+    refused(load_student, tmp_path, target, "other", match="made for another tokenizer")
     weights = (tmp_path / WEIGHTS).read_bytes()
     (tmp_path / WEIGHTS).write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    with pytest.raises(UserError, match="their checksum is wrong"):
-        load_student(tmp_path, target, "t")
+    refused(load_student, tmp_path, target, "t", match="their checksum is wrong")
 
 
 HELD = 7  # tokens that the target has read
@@ -194,6 +192,5 @@ def test_one_that_is_trained_further_begins_as_what_it_was(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("layers", [2, 4, 6])
 def test_a_target_of_few_layers_has_no_three_states_to_read(layers: int) -> None:
-    with pytest.raises(UserError, match=f"one of {layers} layers has too few: it needs 7"):
-        shape_for(large(layers), "eagle")
+    refused(shape_for, large(layers), "eagle", match=f"one of {layers} layers has too few: it needs 7")
     assert shape_for(large(7), "eagle").reads == (2, 3, 4)

@@ -22,6 +22,7 @@ from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import MAGIC, StaticTables
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
+from tests.support.refusals import refused
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from tests.support.toys import ALONE
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
@@ -105,12 +106,9 @@ def test_a_file_that_is_overwritten_or_cut_while_it_is_used_changes_nothing(file
 
 
 def test_tables_of_another_vocabulary_or_tokenizer_are_refused(file: Path) -> None:
-    with pytest.raises(UserError, match="for a vocabulary of 300 ids, the target has 299"):
-        StaticTables.open(file, vocab_size=299)
-    with pytest.raises(UserError, match=r"another tokenizer \(abc, here xyz\)"):
-        StaticTables.open(file, fingerprint="xyz")
-    with pytest.raises(UserError, match=r"cannot read the n-gram tables .*: No such file"):
-        StaticTables.open(file.with_name("none"))
+    refused(StaticTables.open, file, vocab_size=299, match="for a vocabulary of 300 ids, the target has 299")
+    refused(StaticTables.open, file, fingerprint="xyz", match=r"another tokenizer \(abc, here xyz\)")
+    refused(StaticTables.open, file.with_name("none"), match=r"cannot read the n-gram tables .*: No such file")
 
 
 def test_the_published_bigram_list_is_read_and_unseen_ids_end_the_chain(tmp_path: Path) -> None:
@@ -127,8 +125,7 @@ def test_the_published_bigram_list_is_read_and_unseen_ids_end_the_chain(tmp_path
         ("[1, 2", "begins like JSON and is none"),
     ):
         listed.write_text(text)
-        with pytest.raises(UserError, match=said):
-            StaticTables.open(listed, vocab_size=4)
+        refused(StaticTables.open, listed, vocab_size=4, match=said)
 
 
 # -- sources --------------------------------------------------------------------------------------
@@ -162,8 +159,7 @@ def test_every_form_of_source_is_read(tmp_path: Path) -> None:
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n' + line)
-    with pytest.raises(UserError, match=rf"a\.jsonl:2: {said}"):
-        list(read_passages(tmp_path / "a.jsonl", codes, VOCAB))
+    refused(list, read_passages(tmp_path / "a.jsonl", codes, VOCAB), match=rf"a\.jsonl:2: {said}")
 
 
 # -- the program ----------------------------------------------------------------------------------
@@ -208,8 +204,7 @@ def test_without_a_file_the_conversation_alone_drafts_and_a_note_says_so(pair: T
 
 
 def test_tables_that_do_not_fit_are_told_with_a_way_on(pair: TinyPair, file: Path) -> None:
-    with pytest.raises(UserError, match=r"made with another tokenizer.*--drafter ngram goes without"):
-        engine_of(pair, f"tables:{file}")
+    refused(engine_of, pair, f"tables:{file}", match=r"made with another tokenizer.*--drafter ngram goes without")
 
 
 def test_the_shipped_tables_fit_the_default_target(default_pair: Any) -> None:

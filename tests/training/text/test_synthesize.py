@@ -16,10 +16,10 @@ from sampling.models.network import TransformersNetwork, network_of
 from sampling.sampler import KeyedSampler
 from sampling.types import Limits
 from tests.support.quantized import quantized_model
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from training.text.dialogues import Ask, Chat, GivenPrompts, OwnChats
 from training.text.synthesize import TextWriter, draw, passages, write_self, written
-from utils.errors import UserError
 from utils.kernels.quantized_linear import pack
 from utils.logits_processors import make_processor
 
@@ -138,13 +138,11 @@ def test_user_turns_that_never_end_are_told(tokenizer: Any) -> None:
             yield Ask([5, 6], 1.0, 1)
             return []
 
-    with pytest.raises(UserError, match="user turns do not end"):
-        list(TextWriter(CausalLM(tiny_model()), STOP, Endless()).chats())
+    refused(list, TextWriter(CausalLM(tiny_model()), STOP, Endless()).chats(), match="user turns do not end")
 
 
 def test_a_tokenizer_without_a_template_cannot_write_to_itself() -> None:
-    with pytest.raises(UserError, match="has no chat template"):
-        OwnChats(tiny_tokenizer(chat=False), STOP)
+    refused(OwnChats, tiny_tokenizer(chat=False), STOP, match="has no chat template")
     chats = dict(given(tiny_model(), tiny_tokenizer(chat=False), temperatures=(0.0,)).chats())
     assert [len(lines) for lines in chats.values()] == [1, 1, 1]  # the text itself is continued
 
@@ -177,5 +175,4 @@ def test_a_file_killed_while_it_was_written_goes_on(model: Any, tokenizer: Any, 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"ids": [1], "start": 0}\n')
-    with pytest.raises(UserError, match="is no file of self-written text"):
-        written(file)
+    refused(written, file, match="is no file of self-written text")

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.lanes.pairing import catalogue_in
+from tests.support.refusals import refused
 from utils.catalogue.catalogue import Catalogue
 from utils.catalogue.specs import HEAD_KINDS, ModelSpec, spec_from_argument
 from utils.errors import UsageError
@@ -132,12 +133,18 @@ def test_trained_drafters_are_folders_beside_the_catalogue_chosen_by_their_kind(
     pair = catalogue_in(file).pair("b")
     assert pair.drafter == "glide"
     assert pair.students == {"glide": str(file.parent / "w/g"), "plain": str(Path("~/p").expanduser())}
-    with pytest.raises(UsageError, match=rf"^no glide drafter: pair 'b' names {file.parent}/w/g, which is not there"):
-        pair.head_folder("glide")
-    with pytest.raises(
-        UsageError, match=r"^no feature drafter: pair 'b' names none \(infer.py distill --student feature makes one\)$"
-    ):
-        pair.head_folder("feature")
+    refused(
+        pair.head_folder,
+        "glide",
+        match=rf"^no glide drafter: pair 'b' names {file.parent}/w/g, which is not there",
+        kind=UsageError,
+    )
+    refused(
+        pair.head_folder,
+        "feature",
+        match=r"^no feature drafter: pair 'b' names none \(infer.py distill --student feature makes one\)$",
+        kind=UsageError,
+    )
     (file.parent / "w" / "g").mkdir(parents=True)
     assert pair.head_folder("glide") == file.parent / "w" / "g"
 
@@ -343,13 +350,16 @@ def test_a_changed_catalogue_is_read_or_refused_in_one_line(tmp_path_factory, te
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"no catalogue .*nowhere\.yaml: name an existing file with --models"):
-        catalogue_in(tmp_path / "nowhere.yaml")
+    refused(
+        catalogue_in,
+        tmp_path / "nowhere.yaml",
+        match=r"no catalogue .*nowhere\.yaml: name an existing file with --models",
+        kind=UsageError,
+    )
 
 
 def test_a_folder_is_no_catalogue(tmp_path):
-    with pytest.raises(UsageError, match="cannot read the catalogue"):
-        catalogue_in(tmp_path)
+    refused(catalogue_in, tmp_path, match="cannot read the catalogue", kind=UsageError)
 
 
 def test_an_alias_to_its_own_parent_ends_in_an_error(write):
@@ -357,8 +367,12 @@ def test_an_alias_to_its_own_parent_ends_in_an_error(write):
 
 
 def test_an_unknown_pair_names_the_one_meant():
-    with pytest.raises(UsageError, match=r"no pair 'smolm2' \(did you mean smollm2\?\): have smollm2, "):
-        catalogue_in(SHIPPED).pair("smolm2")
+    refused(
+        catalogue_in(SHIPPED).pair,
+        "smolm2",
+        match=r"no pair 'smolm2' \(did you mean smollm2\?\): have smollm2, ",
+        kind=UsageError,
+    )
 
 
 def test_an_argument_is_a_folder_a_gguf_file_or_a_hub_id(tmp_path, monkeypatch):
@@ -371,5 +385,9 @@ def test_an_argument_is_a_folder_a_gguf_file_or_a_hub_id(tmp_path, monkeypatch):
     assert spec_from_argument("some/x.gguf").name == "x"
     assert spec_from_argument("http://host:8000/v1").url == "http://host:8000/v1"
     for wrong in ("", "a b", "a/b/c", "ftp://x/y"):
-        with pytest.raises(UsageError, match=r"is no model: expected a folder, a \.gguf file or a hub id"):
-            spec_from_argument(wrong)
+        refused(
+            spec_from_argument,
+            wrong,
+            match=r"is no model: expected a folder, a \.gguf file or a hub id",
+            kind=UsageError,
+        )

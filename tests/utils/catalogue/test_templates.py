@@ -7,6 +7,7 @@ import pytest
 from app.chat.conversation import Conversation
 from app.lanes.pairing import catalogue_in
 from app.settings.table import Settings
+from tests.support.refusals import refused
 from tests.support.tiny import END, tiny_model, tiny_tokenizer
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.catalogue.templates import NAMES, TEMPLATES, carries_template, check_template, end_ids, render
@@ -115,12 +116,11 @@ def test_all_ends_that_a_folder_lists_end_an_answer(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
-    with pytest.raises(UsageError) as raised:
-        check_template("llama2")
-    assert str(raised.value) == f"no chat template 'llama2' (did you mean llama-2?): have {', '.join(NAMES)}"
-    with pytest.raises(UsageError) as raised:
-        Settings().changed(template="vicunna")
-    assert str(raised.value) == (
+    assert (
+        refused(check_template, "llama2", kind=UsageError)
+        == f"no chat template 'llama2' (did you mean llama-2?): have {', '.join(NAMES)}"
+    )
+    assert refused(Settings().changed, template="vicunna", kind=UsageError) == (
         "template must be auto, plain, vicuna, llama-2, llama-3, mistral, chatml, gemma, zephyr or alpaca "
         "(did you mean vicuna?), got 'vicunna' (still auto)"
     )

@@ -25,8 +25,8 @@ from tests.support.gguf_files import (
     write_gguf,
 )
 from tests.support.quantized import keep_code
+from tests.support.refusals import refused
 from utils.catalogue.catalogue import ships_mtp
-from utils.errors import UserError
 from utils.gguf.facts import end_ids, facts_of
 from utils.gguf.header import read_header
 from utils.loading.build import load_tokenizer, stop_ids
@@ -212,20 +212,31 @@ def test_stretching_of_no_kind_and_factors_of_one_change_nothing(tmp_path: Path)
 def test_facts_that_have_no_place_are_refused_by_name(
     family: str, said: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=told):
-        converted(tmp_path, family, random_model(family), metadata=said)
+    refused(converted, tmp_path, family, random_model(family), metadata=said, match=told)
 
 
 @pytest.mark.parametrize("left", [(), ("rope_factors_long",)])
 def test_a_phi_3_without_all_its_factors_is_refused(left: tuple[str, ...], tmp_path: Path) -> None:
     model = random_model("phi3", original_max_position_embeddings=32)
-    with pytest.raises(UserError, match=r"rope_factors_long, rope_factors_short. are not all there"):
-        converted(tmp_path, "phi3", model, factors={name: np.ones(16) for name in left})
+    refused(
+        converted,
+        tmp_path,
+        "phi3",
+        model,
+        factors={name: np.ones(16) for name in left},
+        match=r"rope_factors_long, rope_factors_short. are not all there",
+    )
 
 
 def test_factors_for_other_heads_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="rope_freqs has 8 factors, where heads have 16 pairs"):
-        converted(tmp_path, "llama3", random_model("llama3"), factors={"rope_freqs": np.full(8, 2.0)})
+    refused(
+        converted,
+        tmp_path,
+        "llama3",
+        random_model("llama3"),
+        factors={"rope_freqs": np.full(8, 2.0)},
+        match="rope_freqs has 8 factors, where heads have 16 pairs",
+    )
 
 
 # -- the compiled pass over the file's own bits ----------------------------------------------------------

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers import modeling_gguf_pytorch_utils as legacy
 
+from tests.support.refusals import refused
 from utils.catalogue.specs import gguf_parts, spec_from_argument
 from utils.errors import UserError
 from utils.families import UnfitError
@@ -205,7 +206,7 @@ def test_a_gguf_file_with_other_tensors_is_refused_by_name(family: str, kind: st
 def test_a_gguf_file_that_says_less_is_the_same_model_or_refused(change: str, tmp_path: Path) -> None:
     contents = contents_of(random_model("llama"), "llama")
     untouched = converted_logits(contents.write(tmp_path / "whole.gguf"), tmp_path / "whole")
-    refused = set()
+    refused_keys = set()
     for number, key in enumerate(contents.metadata):
         metadata = {name: value for name, value in contents.metadata.items() if name != key}
         if change == "rename":
@@ -214,10 +215,10 @@ def test_a_gguf_file_that_says_less_is_the_same_model_or_refused(change: str, tm
         outcome = logits_or_line(partial(converted_logits, file, tmp_path / f"{number}"))
         if isinstance(outcome, str):
             assert key in outcome or "does not fit" in outcome or key.startswith("tokenizer."), (key, outcome)
-            refused.add(key.partition(".")[2])
+            refused_keys.add(key.partition(".")[2])
         else:
             assert torch.equal(outcome, untouched), key
-    assert refused >= {"architecture", "block_count", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
+    assert refused_keys >= {"architecture", "block_count", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
 
 
 @pytest.mark.parametrize("role", ["bos", "eos", "eot", "eom", "unknown", "padding"])
@@ -225,8 +226,13 @@ def test_an_id_beyond_the_vocabulary_of_a_gguf_file_is_named(role: str, tmp_path
     contents = contents_of(random_model("llama"), "llama")
     contents.metadata[f"tokenizer.ggml.{role}_token_id"] = (272, gguf.GGUFValueType.UINT32)
     file = contents.write(tmp_path / "m.gguf")
-    with pytest.raises(UserError, match=f"^m.gguf has 272 tokens, and tokenizer.ggml.{role}_token_id is 272$"):
-        convert(file, tmp_path / "m", weights=False)
+    refused(
+        convert,
+        file,
+        tmp_path / "m",
+        weights=False,
+        match=f"^m.gguf has 272 tokens, and tokenizer.ggml.{role}_token_id is 272$",
+    )
 
 
 @pytest.mark.parametrize(("split", "known"), [("llama-bpe", True), ("gpt-2", True), ("foo", False), ("falcon", False)])
@@ -241,8 +247,13 @@ def test_a_way_to_split_text_is_known_or_the_gguf_file_is_refused(split: str, kn
 def test_factors_of_positions_in_another_type_are_refused(tmp_path: Path) -> None:
     contents = contents_of(random_model("llama"), "llama")
     contents.tensors["rope_freqs.weight"] = np.ones(16, np.float16)
-    with pytest.raises(UserError, match=r"m.gguf: rope_freqs.weight is F16, where factors of positions are F32$"):
-        convert(contents.write(tmp_path / "m.gguf"), tmp_path / "m", weights=False)
+    refused(
+        convert,
+        contents.write(tmp_path / "m.gguf"),
+        tmp_path / "m",
+        weights=False,
+        match=r"m.gguf: rope_freqs.weight is F16, where factors of positions are F32$",
+    )
 
 
 @pytest.mark.parametrize("key", ["general.alignment", "split.count"])
@@ -255,8 +266,7 @@ def test_a_gguf_file_whose_numbers_are_text_is_refused(key: str, tmp_path: Path)
     new = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IQ", 8, 1 + padded) + b"x" * (1 + padded)
     old = struct.pack("<Q", 18) + b"general.source.url" + struct.pack("<IQ", 8, 1) + b"x"
     path.write_bytes(held.replace(old, new))
-    with pytest.raises(UserError, match=f"m.gguf is damaged: {key} is 'x+'$"):
-        read_header(path)
+    refused(read_header, path, match=f"m.gguf is damaged: {key} is 'x+'$")
 
 
 # -- split files ---------------------------------------------------------------------------------------------
@@ -295,15 +305,15 @@ def test_parts_of_a_split_file_are_all_there_or_it_is_refused(tmp_path: Path) ->
     held = second.read_bytes()
     second.unlink()
     for part in (first, third):
-        with pytest.raises(UserError, match=rf"^{part.name} is one of 3 parts, and {second} is missing$"):
-            read_header(part)
+        refused(read_header, part, match=rf"^{part.name} is one of 3 parts, and {second} is missing$")
     second.write_bytes(third.read_bytes())
-    with pytest.raises(UserError, match=r"m-00002-of-00003.gguf is not part 2 of 3, as its name says$"):
-        read_header(first)
+    refused(read_header, first, match=r"m-00002-of-00003.gguf is not part 2 of 3, as its name says$")
     second.write_bytes(held[:-5000])
-    with pytest.raises(UserError, match=r"m-00002-of-00003.gguf is incomplete: 0\.\d+ of 0\.\d+ MB$"):
-        read_header(first)
+    refused(read_header, first, match=r"m-00002-of-00003.gguf is incomplete: 0\.\d+ of 0\.\d+ MB$")
     second.write_bytes(held)
     first.rename(tmp_path / "model.gguf")
-    with pytest.raises(UserError, match=r"model.gguf is one of 3 parts: name it …-00001-of-00003.gguf, as it was$"):
-        read_header(tmp_path / "model.gguf")
+    refused(
+        read_header,
+        tmp_path / "model.gguf",
+        match=r"model.gguf is one of 3 parts: name it …-00001-of-00003.gguf, as it was$",
+    )

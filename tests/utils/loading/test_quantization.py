@@ -9,6 +9,7 @@ from app.lanes.lane import PairEngine
 from app.lanes.pairing import catalogue_in
 from app.settings.table import Settings
 from sampling.models.fused import FusedNetwork
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_model, tiny_pair
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UsageError
@@ -75,8 +76,14 @@ def test_shared_weights_are_counted_once():
 
 
 def test_a_device_without_quantization_is_a_usage_error():
-    with pytest.raises(UsageError, match=r"quantization nf4 runs on cpu and cuda, not on mps: use --quantization none"):
-        quantization_config("nf4", torch.device("mps"), torch.float16)
+    refused(
+        quantization_config,
+        "nf4",
+        torch.device("mps"),
+        torch.float16,
+        match=r"quantization nf4 runs on cpu and cuda, not on mps: use --quantization none",
+        kind=UsageError,
+    )
     assert quantization_config("none", torch.device("mps"), torch.float16) is None
 
 
@@ -110,7 +117,19 @@ def test_our_own_kinds_are_made_at_load_and_run_as_one_pass(tmp_path):
 
 @compiled
 def test_our_own_kinds_say_where_they_do_not_run():
-    with pytest.raises(UsageError, match="q4 computes in float32 on the cpu, got bfloat16 on cpu"):
-        quantization_config("q4", torch.device("cpu"), torch.bfloat16)
-    with pytest.raises(UsageError, match="q8 computes in float32 on the cpu, got float32 on cuda"):
-        quantization_config("q8", torch.device("cuda"), torch.float32)
+    refused(
+        quantization_config,
+        "q4",
+        torch.device("cpu"),
+        torch.bfloat16,
+        match="q4 computes in float32 on the cpu, got bfloat16 on cpu",
+        kind=UsageError,
+    )
+    refused(
+        quantization_config,
+        "q8",
+        torch.device("cuda"),
+        torch.float32,
+        match="q8 computes in float32 on the cpu, got float32 on cuda",
+        kind=UsageError,
+    )

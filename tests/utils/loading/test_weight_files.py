@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.gguf_files import random_model, write_gguf
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_pair
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
@@ -107,17 +108,22 @@ def test_a_conversion_without_room_is_refused_with_figures(
         lambda: converted(lambda: file, "a" * 64, silent, never),
         lambda: packed_entry(lambda: file, "a", silent, never),
     ):
-        with pytest.raises(
-            UserError, match=r"needs 0.0 GB of disk, 0.0 GB are free in .*: free some, or set SPEC_CACHE_D"
-        ):
-            begin()
+        refused(begin, match=r"needs 0.0 GB of disk, 0.0 GB are free in .*: free some, or set SPEC_CACHE_D")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
-    with pytest.raises(
-        UserError, match=r"^expanding m.gguf to float32 needs 0.0 GB of memory, 0.0 GB are free: leave ou"
-    ):
-        converted(lambda: file, "a" * 64, silent, never)
-    with pytest.raises(
-        UserError, match=r"^m.gguf needs 0.0 GB of memory, 0.0 GB are free: take a file of it with fewer"
-    ):
-        packed_entry(lambda: file, "a", silent, never)
+    refused(
+        converted,
+        lambda: file,
+        "a" * 64,
+        silent,
+        never,
+        match=r"^expanding m.gguf to float32 needs 0.0 GB of memory, 0.0 GB are free: leave ou",
+    )
+    refused(
+        packed_entry,
+        lambda: file,
+        "a",
+        silent,
+        never,
+        match=r"^m.gguf needs 0.0 GB of memory, 0.0 GB are free: take a file of it with fewer",
+    )
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]

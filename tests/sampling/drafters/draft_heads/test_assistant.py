@@ -12,10 +12,10 @@ from sampling.models.causal import CausalLM
 from sampling.types import Draft
 from tests.support.architectures import PROMPTS, generated, save
 from tests.support.mtp import assistant_folder, gemma
+from tests.support.refusals import refused
 from tests.support.runs import answers, greedy
 from tests.support.students import close, make_target
 from utils.catalogue.specs import ModelSpec, PairSpec
-from utils.errors import UserError
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 
@@ -72,7 +72,5 @@ def test_greedy_text_is_that_of_generate(engine: PairEngine, gamma: int) -> None
 
 def test_what_does_not_fit_is_one_line(engine: PairEngine) -> None:
     lm: Any = engine.drafter
-    with pytest.raises(UserError, match="reads its target's session: it cannot run alone"):
-        lm.open([ROW])
-    with pytest.raises(UserError, match="of a Gemma 4 target, which this one is not"):
-        AssistantLM(lm.model, CausalLM(make_target(40)))
+    refused(lm.open, [ROW], match="reads its target's session: it cannot run alone")
+    refused(AssistantLM, lm.model, CausalLM(make_target(40)), match="of a Gemma 4 target, which this one is not")

@@ -30,9 +30,9 @@ from tests.sampling.drafters.draft_heads.test_exact import (
 )
 from tests.support.blocks import AFTER, CASES, V, loaded, published, reference, target_of, written
 from tests.support.reference import NaiveLaw
+from tests.support.refusals import refused
 from tests.support.runs import answers, decode, drafting, emitted, greedy
 from tests.support.students import BLOCKS, close, fed, make_drafter, make_student, make_target, text
-from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 pytestmark = pytest.mark.slow
@@ -210,9 +210,7 @@ def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
 )
 def test_what_does_not_fit_is_one_line(name: str, changes: dict[str, Any], told: str, tmp_path: Path) -> None:
     config, tensors = published(CASES[name])
-    with pytest.raises(UserError, match=told) as refused:
-        load_student(written(tmp_path, {**config, **changes}, tensors), target_of("Llama"))
-    assert "\n" not in str(refused.value)
+    refused(load_student, written(tmp_path, {**config, **changes}, tensors), target_of("Llama"), match=told)
 
 
 def test_the_layers_that_z_lab_reads_where_it_names_none(tmp_path: Path) -> None:

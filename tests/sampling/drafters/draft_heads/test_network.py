@@ -17,8 +17,8 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM
 from sampling.types import Draft
+from tests.support.refusals import refused
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
-from utils.errors import UserError
 from utils.kernels.bindings import at_hand
 from utils.kernels.quantized_linear import QuantizedLinear
 
@@ -255,10 +255,8 @@ def test_a_feature_student_reviews_nothing_and_needs_states() -> None:
     target, student = some("feature", "one layer")
     lm, ids = FeatureLM(student, "feature"), text(20, 6)
     session = lm.open([ids], target=fed(target, [ids], [5], hidden=True))
-    with pytest.raises(UserError, match="cannot review"):
-        session.score([ids], Draft(torch.tensor([[1]])))
-    with pytest.raises(UserError, match="hidden=True"):
-        lm.open([ids], target=fed(target, [ids], [5]))
+    refused(session.score, [ids], Draft(torch.tensor([[1]])), match="cannot review")
+    refused(lm.open, [ids], target=fed(target, [ids], [5]), match="hidden=True")
     with pytest.raises(ValueError, match="target"):
         CausalLM(StudentNetwork(student)).open([ids]).score([ids], NOTHING)
 
@@ -278,11 +276,9 @@ def test_sixteen_bits_go_unpacked() -> None:
 @pytest.mark.parametrize("kind", ["plain", "feature"])
 def test_a_student_of_another_kind_is_refused(kind: str) -> None:
     target, student = some(kind, "one layer")
-    with pytest.raises(UserError, match=kind):
-        GlideLM(student, 3)
+    refused(GlideLM, student, 3, match=kind)
     glide = GlideLM(make_student("glide", target), 3)
-    with pytest.raises(UserError, match="target"):
-        glide.open([[1]])
+    refused(glide.open, [[1]], match="target")
 
 
 @pytest.mark.parametrize("kind", ["plain", "glide"])

@@ -23,10 +23,10 @@ from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft
 from tests.support import speculators
+from tests.support.refusals import refused
 from tests.support.runs import answers, greedy
 from tests.support.students import close, fed, make_drafter, make_target, text
 from utils.catalogue.catalogue import head_kind
-from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 V, G, HEAD, NOTHING = 40, 24, 8, Draft.empty(1)
@@ -382,9 +382,7 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], told: str, tmp_path
         if value is None:
             del part[name]
     place = written(tmp_path / "head", config, tensors, case)
-    with pytest.raises(UserError, match=told) as refused:
-        load_student(place, large())
-    assert "\n" not in str(refused.value)
+    refused(load_student, place, large(), match=told)
 
 
 def test_a_head_for_another_target_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -392,7 +390,5 @@ def test_a_head_for_another_target_is_refused_by_its_name(tmp_path: Path) -> Non
     place = written(tmp_path / "head", *published(case), case)
     for name in (None, "org/Large-8B", "copies/large-8b"):
         assert load_student(place, large(), name=name).config.kind == "eagle"
-    with pytest.raises(UserError, match="is for org/Large-8B, this target is org/Other-8B"):
-        load_student(place, large(), name="org/Other-8B")
-    with pytest.raises(UserError, match=r"hidden size 24 \(org/Large-8B\), this one has 32"):
-        load_student(place, large(hidden_size=32))
+    refused(load_student, place, large(), name="org/Other-8B", match="is for org/Large-8B, this target is org/Other-8B")
+    refused(load_student, place, large(hidden_size=32), match=r"hidden size 24 \(org/Large-8B\), this one has 32")
