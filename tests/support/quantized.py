@@ -1,6 +1,7 @@
 """Small random models of every shape the compiled pass knows, their weights quantised as a GGUF file has them."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import transformers
 from gguf import GGMLQuantizationType, quants
 from torch import nn
 
-from utils.kernels.bindings import keep_in, load
-from utils.kernels.quantized_linear import PackedWeight, put_weights
+from utils.kernels.bindings import load
+from utils.kernels.quantized_linear import PackedWeight, layer_over
 from utils.loading.cache import cache_folder
 
 KINDS = ("Q4_1", "Q4_0", "Q8_0", "Q5_0")  # those that the gguf package can make
@@ -29,8 +30,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def keep_code() -> None:
     """Compile once for all test processes of this machine's user; the kernels are at hand then."""
-    keep_in(cache_folder() / "compiled")
-    load()
+    load(cache_folder() / "compiled")
 
 
 def quantized_model(shape: str, kinds: tuple[str, ...] = KINDS, tied: bool = True, layers: int = 2) -> Any:
@@ -58,6 +58,17 @@ def quantized_model(shape: str, kinds: tuple[str, ...] = KINDS, tied: bool = Tru
         weights["lm_head"] = weights["model.embed_tokens"]
     put_weights(model, weights)
     return model
+
+
+def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
+    """Replace the named layers of `model`, and experts by their parameters' names, by layers over `weights`."""
+    layers: dict[str, dict[str, PackedWeight]] = {}
+    for name, packed in weights.items():
+        parent, _, own = name.rpartition(".")
+        expert = isinstance(getattr(model.get_submodule(parent), own), nn.Parameter)
+        layers.setdefault(parent if expert else name, {})[own if expert else "weight"] = packed
+    for name, parts in layers.items():
+        model.set_submodule(name, layer_over(model.get_submodule(name), parts))
 
 
 def quantised(weight: np.ndarray, kind: str) -> np.ndarray:

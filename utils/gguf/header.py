@@ -6,6 +6,7 @@ tensor only in :meth:`TensorInfo.read`.
 
 import functools
 import mmap
+import re
 import struct
 from math import prod
 from pathlib import Path
@@ -21,6 +22,7 @@ _ALIGNMENT = 32  # of a file that names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 TOKENS = "tokenizer.ggml.tokens"
+_NO_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 
 
 class TensorInfo(NamedTuple):
@@ -48,6 +50,11 @@ class GgufHeader(NamedTuple):
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", "unnamed"))
+
+    @property
+    def parameters(self) -> list[TensorInfo]:
+        """The tensors but those that the configuration holds."""
+        return [tensor for tensor in self.tensors if not _NO_PARAMETERS.fullmatch(tensor.name)]
 
     @property
     def float32_bytes(self) -> int:
@@ -231,6 +238,10 @@ def write_joined(header: GgufHeader, out: IO[bytes], *, weights: bool) -> None:
 # -- the names of tensors and of transformers' modules -------------------------------------------------------
 
 TABLE, HEAD = "model.embed_tokens", "lm_head"
+ARCHITECTURES = {  # of files that the compiled pass reads → the configuration's model_type
+    **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "gemma2", "granite", "olmo2", "smollm3", "olmoe")},
+    **{"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"},
+}
 _OUTSIDE = {"token_embd": TABLE, "output": HEAD, "output_norm": "model.norm"}
 _INSIDE = {
     "attn_norm": "input_layernorm",

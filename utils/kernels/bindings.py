@@ -139,14 +139,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "over_noise": (None, (ctypes.c_uint64, _whole, _address, _address)),
 }
 _one_at_a_time = threading.Lock()
-_folder: Path | None = None
 _library: Any = None
-
-
-def keep_in(folder: Path) -> None:
-    """Keep the compiled library in `folder`; without one it is compiled at every start."""
-    global _folder
-    _folder = folder
 
 
 def at_hand() -> bool:
@@ -161,14 +154,15 @@ def kernels() -> Any:
     return _library
 
 
-def load(report: Callable[[], None] = lambda: None) -> bool:
-    """Load the kernels; whether that succeeded. `report` is called before they are compiled."""
+def load(folder: Path | None = None, report: Callable[[], None] = lambda: None) -> bool:
+    """Load the kernels; whether that succeeded. The compiled library is kept in `folder`; `report` is called before it
+    is compiled."""
     global _library
     with _one_at_a_time:
         row = build.instruction_set()
         if _library is None and row is not None:
             try:
-                loaded = build.library(_folder, row, report)
+                loaded = build.library(folder, row, report)
             except build.BuildError as error:
                 build.failed(str(error))
                 return False

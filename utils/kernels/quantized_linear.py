@@ -11,10 +11,9 @@ call, which makes a pass over 4 or 8 tokens cost a multiple of a pass over one. 
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
@@ -145,11 +144,6 @@ class PackedWeight:
         """`out_features` in whole blocks of 16."""
         return len(self.data) * COLUMNS
 
-    @functools.cached_property
-    def record(self) -> Weight:
-        """Its record for the kernels, without a bias."""
-        return self.described()
-
     def described(self, bias: int | None = None) -> Weight:
         """Its record for the kernels; `bias` is an address."""
         return Weight(self.data.ctypes.data, TYPES.index(self.kind), self.out_features, self.in_features, bias)
@@ -164,7 +158,7 @@ class PackedWeight:
         if len(x):
             size = 0 if self.kind in FLOATS else self.in_features // GROUP * CODES
             codes = torch.empty(len(x) * size, dtype=torch.uint8)
-            product = Product(self.record, len(x), narrow, x.data_ptr(), result.data_ptr())
+            product = Product(self.described(), len(x), narrow, x.data_ptr(), result.data_ptr())
             product.input.codes = codes.data_ptr()
             run(PRODUCT, product, torch.get_num_threads())
         return result[:, : self.out_features]
@@ -176,7 +170,7 @@ class PackedWeight:
         if len(ids):
             if int(ids.min()) < 0 or int(ids.max()) >= self.out_features:
                 raise IndexError(f"ids must lie in 0 … {self.out_features - 1}")
-            run(LOOK_UP, LookUp(self.record, len(ids), ids.data_ptr(), result.data_ptr()), torch.get_num_threads())
+            run(LOOK_UP, LookUp(self.described(), len(ids), ids.data_ptr(), result.data_ptr()), torch.get_num_threads())
         return result
 
 
@@ -211,10 +205,6 @@ class _Quantized(nn.Module):
         """A new dense copy of the weight at every access: writing to it changes nothing."""
         return nn.Parameter(self.packed.dense(), requires_grad=False)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight
-
 
 class QuantizedLinear(_Quantized):
     """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out]. `narrow`: x in 8 bits, not in 16."""
@@ -246,8 +236,7 @@ class QuantizedLinear(_Quantized):
 
     def unpacked(self) -> nn.Linear:
         """The plain layer with the same numbers."""
-        with torch.device("meta"):
-            linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
+        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         linear.weight = self.weight
         if self.bias is not None:
             linear.bias = nn.Parameter(self.bias, requires_grad=False)
@@ -316,28 +305,6 @@ def fits(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.shape[1] % GROUP == 0 and at_hand()
 
 
-def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
-    """Replace the named linear maps, embeddings and experts of `model` by layers over `weights`. Biases stay."""
-    mixtures: dict[str, dict[str, PackedWeight]] = {}
-    for name, packed in weights.items():
-        parent_name, _, own = name.rpartition(".")
-        parent: Any = model.get_submodule(parent_name)
-        old = getattr(parent, own)
-        layer: nn.Module
-        if isinstance(old, nn.Parameter):
-            mixtures.setdefault(parent_name, {})[own] = packed
-            setattr(parent, own, nn.Parameter(old.detach().to("meta"), requires_grad=False))
-            continue
-        if isinstance(old, nn.Embedding):
-            layer = QuantizedEmbedding(packed, getattr(old, "scalar_embed_scale", 1.0))
-        else:
-            layer = QuantizedLinear(packed, None if old.bias is None else old.bias.detach())
-        setattr(parent, own, layer.train(old.training))
-    for name, parts in mixtures.items():
-        plain: Any = model.get_submodule(name)
-        model.set_submodule(name, QuantizedExperts.of(parts, plain.num_experts, plain))
-
-
 def narrow_activations(model: nn.Module) -> None:
     """Round the activations of this model's packed linear maps to 8 bits instead of 16, as llama.cpp does."""
     for part in model.modules():
@@ -355,36 +322,43 @@ def _is_float(weight: Tensor) -> bool:
     return weight.dtype in FLOAT_KINDS and weight.device.type == "cpu" and weight.numel() > 0
 
 
-def _weights(model: nn.Module, tables: bool, step: int) -> Iterator[dict[str, Tensor]]:
-    """Groups of weights to pack, by name, whose rows are a multiple of `step` numbers."""
-    for name, part in list(model.named_modules(remove_duplicate=False)):
-        whole: Any = part
-        is_table = type(part) is nn.Embedding or hasattr(part, "scalar_embed_scale")
-        weights = {}
-        if packable(part) or (tables and is_table and _is_float(whole.weight)):
-            weights = {name: whole.weight}
-        elif tables and isinstance(getattr(part, "gate_up_proj", None), nn.Parameter):
-            weights = {f"{name}.{own}": getattr(part, own) for own in ("gate_up_proj", "down_proj")}
-        if weights and all(weight.shape[-1] % step == 0 for weight in weights.values()):
-            yield weights
+def _weights(part: Any, tables: bool, step: int) -> dict[str, Tensor]:
+    """The weights of a layer that can be packed, by name: its rows are a multiple of `step` numbers; {} if it stays."""
+    is_table = type(part) is nn.Embedding or hasattr(part, "scalar_embed_scale")
+    weights = {}
+    if packable(part) or (tables and is_table and _is_float(part.weight)):
+        weights = {"weight": part.weight}
+    elif tables and isinstance(getattr(part, "gate_up_proj", None), nn.Parameter):
+        weights = {name: getattr(part, name) for name in ("gate_up_proj", "down_proj")}
+    return weights if all(weight.shape[-1] % step == 0 for weight in weights.values()) else {}
+
+
+def layer_over(part: Any, weights: Mapping[str, PackedWeight]) -> nn.Module:
+    """The layer over packed weights, by their names in `part`, which it replaces; the weights of experts are freed."""
+    if isinstance(part, nn.Embedding):
+        return QuantizedEmbedding(weights["weight"], getattr(part, "scalar_embed_scale", 1.0))
+    if isinstance(part, nn.Linear):
+        return QuantizedLinear(weights["weight"], None if part.bias is None else part.bias.detach())
+    for name in weights:
+        setattr(part, name, nn.Parameter(getattr(part, name).detach().to("meta"), requires_grad=False))
+    return QuantizedExperts.of(weights, part.num_experts, part)
 
 
 def _pack(model: nn.Module, make: Callable[[Tensor, bool], PackedWeight], tables: bool, step: int = 1) -> int:
     """Replace layers in turn, so that each dense weight is freed at once; how many weights were packed."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    names = [list(weights) for weights in _weights(model, tables, step)]
+    parts = model.named_modules(remove_duplicate=False)
+    names = [name for name, part in parts if _weights(part, tables, step)]
     packed: dict[int, PackedWeight] = {}
-    for group in names:
+    for name in names:
+        part = model.get_submodule(name)
         chosen = {}
-        for name in group:
-            parent, _, own = name.rpartition(".")
-            part = getattr(model.get_submodule(parent), own)
-            weight = getattr(part, "weight", part)
+        for own, weight in _weights(part, tables, step).items():
             if id(weight) not in packed:
                 packed[id(weight)] = make(weight, part is head or isinstance(part, nn.Embedding))
-            chosen[name] = packed[id(weight)]
+            chosen[own] = packed[id(weight)]
+        model.set_submodule(name, layer_over(part, chosen).train(part.training))
         del part, weight
-        put_weights(model, chosen)
     return len(packed)
 
 

@@ -135,6 +135,23 @@ def publish(folder: Path, entry: Path, source: dict[str, object]) -> None:
         shutil.move(folder, real)
 
 
+def filled(
+    entry: Path,
+    source: dict[str, object],
+    fill: Callable[[Path], None],
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> Path:
+    """Return the entry; if it is not whole, `fill` writes its files into an empty folder, in one process at a time."""
+    if not is_whole(entry, source):
+        with locked(entry, progress, cancelled):
+            if not is_whole(entry, source):  # another process may have been faster
+                with scratch(entry) as folder:
+                    fill(folder)
+                    publish(folder, entry, source)
+    return entry
+
+
 @contextmanager
 def scratch(entry: Path) -> Iterator[Path]:
     """An empty folder beside `entry`, removed afterwards, like those of dead processes; use it under :func:`locked`."""

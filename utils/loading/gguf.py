@@ -11,30 +11,28 @@ import functools
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
+from utils.families import UnfitError
 from utils.gguf.facts import check_said, complete, end_ids, facts_of, teach_families
-from utils.gguf.header import GgufHeader, module_name, read_header, write_joined
-from utils.loading.accounting import check_loaded
+from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, module_name, read_header, write_joined
+from utils.loading.accounting import check_loaded, check_tensors
 from utils.loading.cache import (
     cache_folder,
     check_disk,
     check_memory,
+    filled,
     is_whole,
-    locked,
-    publish,
     remembered_sha256,
-    scratch,
     writing,
 )
 from utils.progress import Progress, run_child
 
-FORMAT = 3  # raised whenever a file is converted differently
+FORMAT = 4  # raised whenever a file is converted differently
 _EXPANDING = 2  # memory for expanding, over the float32 weights
 
 # Shares of the time, measured on the default model, until the header, the tensors and the tokenizer are done.
@@ -70,20 +68,16 @@ def converted(
     Without `weights` tokenizer and configurations are enough. Raises UserError if the file cannot be converted,
     Cancelled when stopped.
     """
-    for entry, origin in converted_entries(digest, weights):
-        if is_whole(entry, origin):
-            return entry
-    file = source()
-    with locked(entry, progress, cancelled):
-        if is_whole(entry, origin):  # another process was faster
-            return entry
-        header = read_header(file)
+
+    def fill(folder: Path) -> None:
+        file = source()
         if weights:
-            _check_room(header, file.name, entry.parent)
-        with scratch(entry) as folder:
-            _convert(file, folder, weights, progress, cancelled)
-            publish(folder, entry, origin)
-    return entry
+            _check_room(read_header(file), file.name, folder)
+        _convert(file, folder, weights, progress, cancelled)
+
+    entries = converted_entries(digest, weights)
+    entry, origin = next((entry for entry in entries if is_whole(*entry)), entries[-1])
+    return filled(entry, origin, fill, progress, cancelled)
 
 
 def converted_entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]:
@@ -188,6 +182,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     else:
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        _check_packable(name, header, model)
         model.config.architectures = [type(model).__name__]
     vars(model.config).pop("quantization_config", None)
     if model.generation_config is not None:
@@ -219,19 +214,44 @@ def _whole(header: GgufHeader, folder: Path, weights: bool) -> Path:
     return joined
 
 
-# Tensors that the configuration holds already.
-_NO_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
-
-
 def _unread(header: GgufHeader, names: Mapping[str, str]) -> set[str]:
     """Return the file's tensors that transformers' loader silently ignores. `names`: its table from the file's names to
     its own; empty for families whose loader reports them itself."""
     if not names:
         return set()
-    ours = {tensor.name for tensor in header.tensors if not _NO_PARAMETERS.fullmatch(tensor.name)}
+    ours = {tensor.name for tensor in header.parameters}
     if header.architecture == "gpt2":
         ours.discard("output.weight")  # read without the table
     return {name for name in ours if name not in names and name.removesuffix(".weight") not in names}
+
+
+def _check_packable(name: str, header: GgufHeader, model: Any) -> None:
+    """Raise UserError if a file whose bits may stay as they are has other tensors than `model`; a head, and biases of
+    queries, keys and values, are optional."""
+    if header.architecture not in ARCHITECTURES:
+        return
+    try:
+        named = [(*module_name(tensor.name, header.architecture), tensor.shape) for tensor in header.parameters]
+    except UnfitError:
+        return  # it is expanded, and checked then
+    have = {f"{name}.{part}": (1, *size) if name.endswith("expert_gate") else size for name, part, size in named}
+    needed: dict[str, tuple[int, ...]] = {}
+    for key, parameter in model.named_parameters():
+        stem, _, own = key.rpartition(".")
+        if own == "gate_up_proj":  # of experts, which a file keeps apart
+            count, both, width = parameter.shape
+            needed |= {f"{stem}.{part}_proj.weight": (count, both // 2, width) for part in ("gate", "up")}
+        else:
+            needed[f"{key}.weight" if own == "down_proj" else key] = tuple(parameter.shape)
+    needed.pop(f"{HEAD}.weight", None)
+    biases = {
+        f"{key.removesuffix('.weight')}.bias": shape[:1]
+        for key, shape in needed.items()
+        if key.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+    }
+    known = {**biases, **needed, f"{HEAD}.weight": needed[f"{TABLE}.weight"]}
+    other = [(key, shape, known[key]) for key, shape in have.items() if known.get(key, shape) != shape]
+    check_tensors(name, needed.keys() - have.keys(), have.keys() - known.keys(), other)
 
 
 # Parts of a multi-token prediction layer that other layers lack, and Qwen's names of them.

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.families import FAMILIES, UnfitError, facts_of, frequencies, head_size, rules_of
+from utils.families import FAMILIES, UnfitError, facts_of, frequencies, rules_of
 from utils.files import replacing, write_text
-from utils.gguf.header import HEAD, TABLE, GgufHeader, TensorInfo, module_name, read_header
-from utils.kernels.bindings import TYPES, keep_in, load
-from utils.kernels.build import instruction_set, why_not
+from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, TensorInfo, module_name, read_header
+from utils.kernels.bindings import TYPES, load
+from utils.kernels.build import why_not
 from utils.kernels.quantized_linear import (
     PackedWeight,
     QuantizedEmbedding,
@@ -39,8 +39,7 @@ from utils.kernels.quantized_linear import (
     unpacked_copy,
     width_of,
 )
-from utils.loading.accounting import check_tensors
-from utils.loading.cache import cache_folder, check_disk, check_memory, is_whole, locked, publish, scratch, writing
+from utils.loading.cache import cache_folder, check_disk, check_memory, filled, writing
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import digest_of, gguf_file
 from utils.progress import Progress, check
@@ -50,11 +49,6 @@ if TYPE_CHECKING:
     from utils.loading.loaded import LoadOptions
 
 FORMAT = 3  # raised whenever a file is packed differently
-ARCHITECTURES = {  # a file's name → those of the configuration
-    "llama": ("llama", "mistral", "mixtral"),
-    **{name: (name,) for name in ("qwen2", "qwen3", "phi3", "gemma2", "granite", "olmo2", "smollm3", "olmoe")},
-    **{"qwen2moe": ("qwen2_moe",), "qwen3moe": ("qwen3_moe",), "gemma3": ("gemma3_text",)},
-}
 _TURNED = ("llama", "granite", "smollm3")  # files of these have queries and keys in llama.cpp's order
 _SMALLER = "take a file of it with fewer bits, or a smaller model"
 _GROWTH = 1.05  # bytes of a packed weight over the file's, at most
@@ -63,12 +57,6 @@ _ALIGNED = 64  # where a weight may begin
 _GENERATION = "generation_config.json"
 _SMALL = ("mlp.gate", "mlp.shared_expert_gate")  # few numbers, kept as float32
 _EXPERTS = ".mlp.experts"
-_IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # in the configuration
-_REQUIRED = {  # transformers reads a configuration file without one of these, and adds the defaults
-    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"),
-    *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters"),
-}
-
 
 ONE_AT_A_TIME = threading.Lock()
 """transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good."""
@@ -87,10 +75,10 @@ class FileConfig(SimpleNamespace):
 
 
 def config_in(folder: Path) -> FileConfig | None:
-    """The configuration of a converted model; None if it lacks keys that the compiled pass needs."""
+    """The configuration of a converted model, which has every key of its family; None for families that no compiled
+    pass knows."""
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    complete = isinstance(stored, dict) and stored.keys() >= _REQUIRED
-    return FileConfig(**stored) if complete and stored.keys() & {"hidden_act", "hidden_activation"} else None
+    return FileConfig(**stored) if stored["model_type"] in FAMILIES else None
 
 
 def load_packed(
@@ -98,7 +86,7 @@ def load_packed(
 ) -> tuple[PackedModel, str]:
     """The model of a GGUF file over its own bits, and their commonest type. `folder`: of the converted model.
 
-    Raises UnfitError if it must be loaded as float32, UserError, also for tensors that do not fit `config`, Cancelled.
+    Raises UnfitError if it must be loaded as float32, UserError, Cancelled.
     """
     facts_of(config)
     make_kernels(progress)
@@ -109,8 +97,8 @@ def load_packed(
 
 def make_kernels(progress: Progress) -> None:
     """Load the kernels, compiled once with a line of progress. UnfitError if there are none."""
-    keep_in(cache_folder() / "compiled")
-    if instruction_set() is None or not load(lambda: progress("compiling the kernels, once on this machine", None)):
+    folder, text = cache_folder() / "compiled", "compiling the kernels, once on this machine"
+    if not load(folder, lambda: progress(text, None)):
         raise UnfitError(why_not())
 
 
@@ -119,18 +107,13 @@ def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, ca
 
     UnfitError if the file cannot be packed.
     """
-    entry = cache_folder() / "packed" / digest[:16]
-    origin: dict[str, object] = {"sha256": digest, "format": FORMAT}
-    if is_whole(entry, origin):
-        return entry
-    with locked(entry, progress, cancelled):
-        if is_whole(entry, origin):
-            return entry
-        with scratch(entry) as folder:
-            with writing(folder):
-                _write(source(), folder, progress, cancelled)
-            publish(folder, entry, origin)
-    return entry
+
+    def fill(folder: Path) -> None:
+        with writing(folder):
+            _write(source(), folder, progress, cancelled)
+
+    entry, origin = cache_folder() / "packed" / digest[:16], {"sha256": digest, "format": FORMAT}
+    return filled(entry, origin, fill, progress, cancelled)
 
 
 class _Tensor(NamedTuple):
@@ -160,9 +143,7 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
     if architecture not in ARCHITECTURES:
         raise UnfitError(f"no compiled pass computes {architecture}")
     tensors = []
-    for info in header.tensors:
-        if info.name in _IGNORED:
-            continue
+    for info in header.parameters:
         name, part = module_name(info.name, architecture)
         small = name.endswith(_SMALL)
         vector = small or (info.kind == "F32" and len(info.shape) == 1)
@@ -180,7 +161,7 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
     """Write `weights.bin`, packed weights and float32 vectors one after another, and their places in `index.json`."""
     header = read_header(source)
     heads, tensors = _tensors(header)
-    above_one = FAMILIES[ARCHITECTURES[header.architecture][0]].gain_above_one  # a file has 1 + w
+    above_one = FAMILIES[ARCHITECTURES[header.architecture]].gain_above_one  # a file has 1 + w
     needed = _GROWTH * sum(tensor.info.size for tensor in tensors)
     check_memory(source.name, needed, _SMALLER)
     check_disk(f"packing {source.name}", needed, folder)
@@ -218,7 +199,7 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
             types[kind] += packed.size
             del packed
     most = types.most_common(1)[0][0]
-    text = json.dumps({"architecture": header.architecture, "type": most, "weights": weights, "vectors": vectors})
+    text = json.dumps({"type": most, "weights": weights, "vectors": vectors})
     write_text(folder / "index.json", text)
 
 
@@ -330,14 +311,9 @@ def _rotary(tables: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tuple[PackedModel, str]:
-    """The model of `config` over the packed weights in `entry`, and their commonest type.
-
-    `folder`: of the converted model, with its generation configuration. UserError if the tensors do not fit `config`.
-    """
+    """The model of `config` over the packed weights in `entry`, and their commonest type. `folder`: of the converted
+    model, with its generation configuration."""
     index = json.loads((entry / "index.json").read_text(encoding="utf-8"))
-    if config.model_type not in ARCHITECTURES[index["architecture"]]:
-        raise UnfitError(f"the file says {index['architecture']}, its configuration {config.model_type}")
-    _check(name, config, index)
     check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
     vectors, weights = {}, {}
@@ -352,59 +328,6 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tu
     file = folder / _GENERATION
     generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return PackedModel(config, FileConfig(**generation), folder, weights, vectors), str(index["type"])
-
-
-def _check(name: str, config: FileConfig, index: Mapping[str, Any]) -> None:
-    """UserError unless weights and vectors are those of a model of `config`, with or without a head and biases of
-    queries, keys and values."""
-    have: dict[str, tuple[int, ...]] = {tensor: tuple(entry["shape"]) for tensor, entry in index["vectors"].items()}
-    have |= {f"{tensor}.weight": tuple(entry["shape"][2:]) for tensor, entry in index["weights"].items()}
-    table = {f"{TABLE}.weight": (config.vocab_size, config.hidden_size), "model.norm.weight": (config.hidden_size,)}
-    needed, known = dict(table), {f"{HEAD}.weight": table[f"{TABLE}.weight"]}
-    for layer, mixture in enumerate(facts_of(config).mixtures):
-        shapes, biases = _layer_shapes(config, mixture)
-        needed |= {f"model.layers.{layer}.{tensor}": shape for tensor, shape in shapes.items()}
-        known |= {f"model.layers.{layer}.{tensor}": shape for tensor, shape in biases.items()}
-    known |= needed
-    check_tensors(
-        name,
-        needed.keys() - have.keys(),
-        have.keys() - known.keys(),
-        [(tensor, shape, known[tensor]) for tensor, shape in have.items() if known.get(tensor, shape) != shape],
-    )
-
-
-_Shapes = dict[str, tuple[int, ...]]
-
-
-def _layer_shapes(config: FileConfig, mixture: bool) -> tuple[_Shapes, _Shapes]:
-    """The shapes of a layer's required tensors, and of optional biases."""
-    facts, size, width, inner = facts_of(config), head_size(config), config.hidden_size, config.intermediate_size
-    queries, keys = size * config.num_attention_heads, size * config.num_key_value_heads
-
-    def mlp(name: str, inner: int, count: int = 1) -> _Shapes:
-        outwards = {f"{name}.{part}_proj": (count * inner, width) for part in ("gate", "up")}
-        return {**outwards, f"{name}.down_proj": (count * width, inner)}
-
-    maps: _Shapes = {
-        f"self_attn.{part}_proj": (rows, width) for part, rows in zip("qkv", (queries, keys, keys), strict=True)
-    }
-    biases: _Shapes = {f"{name}.bias": shape[:1] for name, shape in maps.items()}
-    if facts.family.joined:
-        maps = {"self_attn.qkv_proj": (queries + 2 * keys, width), "mlp.gate_up_proj": (2 * inner, width)}
-        maps, biases = {**maps, "mlp.down_proj": (width, inner)}, {}
-    elif mixture:
-        experts, own, shared = (int(facts.scalars[name]) for name in ("experts", "expert_inner", "common"))
-        maps |= {"mlp.gate": (experts, width), **mlp("mlp.experts", own, experts)}
-        maps |= {"mlp.shared_expert_gate": (1, width), **mlp("mlp.shared_expert", shared)} if shared else {}
-    else:
-        maps |= mlp("mlp", inner)
-    maps |= {"self_attn.o_proj": (width, queries), **dict.fromkeys(facts.family.norms.values(), (width,))}
-    if facts.family.qk_norm:
-        of_all = facts.family.qk_norm == "all"
-        maps |= {"self_attn.q_norm": (queries if of_all else size,), "self_attn.k_norm": (keys if of_all else size,)}
-    weights = {f"{name}.weight": shape for name, shape in maps.items()}
-    return {**weights, **(biases if facts.family.qkv_bias else {})}, biases
 
 
 def packed_weights(model: Any) -> set[PackedWeight]:

@@ -11,10 +11,10 @@ import torch
 import transformers
 
 from sampling.models.fused import FusedNetwork, supports
-from tests.support.quantized import keep_code
+from tests.support.quantized import keep_code, put_weights
 from utils.families import FAMILIES
 from utils.kernels.build import instruction_set, why_not
-from utils.kernels.quantized_linear import PackedWeight, put_weights
+from utils.kernels.quantized_linear import PackedWeight
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
 

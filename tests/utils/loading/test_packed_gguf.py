@@ -16,7 +16,6 @@ from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedNetwork, supports
 from tests.support.quantized import keep_code, quantised
 from utils.catalogue.specs import spec_from_argument
-from utils.errors import UserError
 from utils.families import UnfitError
 from utils.gguf.header import module_name
 from utils.kernels.build import instruction_set, why_not
@@ -31,7 +30,6 @@ from utils.loading.packed_gguf import (
     config_in,
     load_packed,
     packed_entry,
-    packed_model,
 )
 from utils.loading.sources import model_folder
 from utils.progress import never, silent
@@ -69,8 +67,9 @@ def test_the_default_model_keeps_its_four_bits(target: LoadedModel, plain: Loade
 
 
 def test_its_weights_are_those_of_the_conversion(target: LoadedModel, plain: LoadedModel) -> None:
-    converted = plain.model.state_dict()
-    assert all(torch.equal(value, converted[name]) for name, value in target.model.state_dict().items())
+    converted = unpacked_copy(plain.model).state_dict()
+    weights = target.model.unpacked().state_dict()
+    assert all(torch.equal(value, converted[name]) for name, value in weights.items())
 
 
 def test_its_laws_are_those_of_float32(target: LoadedModel, plain: LoadedModel) -> None:
@@ -125,46 +124,6 @@ def test_stretched_positions_are_those_of_transformers(tmp_path: Path) -> None:
     plain = 1.0 / 1e4 ** (torch.arange(0, 32, 2).float() / 32)
     assert torch.allclose(model.model.rotary_emb.inv_freq, plain / 4)
     assert supports(model)
-
-
-@pytest.mark.parametrize(
-    ("changed", "refused"),
-    [
-        ("less", "it lacks model.norm.weight"),
-        ("more", "it has model.layers.0.self_attn.o_proj.bias, which nothing reads"),
-        ("other", r"model.norm.weight is \(575,\), not \(576,\)"),
-        ("narrow", r"lm_head.weight is \(49152, 32\), not \(49152, 576\)"),
-    ],
-)
-def test_a_file_of_other_parts_is_refused_by_name(
-    target: LoadedModel, tmp_path: Path, changed: str, refused: str
-) -> None:
-    entry = cache_folder() / "packed" / str(catalogue_in(CATALOGUE).pair("smollm2").target.sha256)[:16]
-    index = json.loads((entry / "index.json").read_text())
-    (tmp_path / "weights.bin").symlink_to(entry / "weights.bin")
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    packed_model(target.model.config, tmp_path, tmp_path, "m")
-    norm = index["vectors"]["model.norm.weight"]
-    if changed == "less":
-        del index["vectors"]["model.norm.weight"]
-    elif changed == "more":
-        index["vectors"]["model.layers.0.self_attn.o_proj.bias"] = norm
-    elif changed == "other":
-        norm["shape"] = [575]
-    else:
-        embedding = index["weights"]["model.embed_tokens"]
-        index["weights"]["lm_head"] = {**embedding, "shape": [*embedding["shape"][:-1], 32]}
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=f"^m does not fit its configuration: {refused}$"):
-        packed_model(target.model.config, tmp_path, tmp_path, "m")
-
-
-def test_a_configuration_that_leaves_something_out_is_read_by_transformers(tmp_path: Path) -> None:
-    small_parts(tmp_path)
-    stored = json.loads((tmp_path / "config.json").read_text())
-    del stored["rms_norm_eps"]
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    assert config_in(tmp_path) is None
 
 
 def test_text_with_drafts_is_plain_decoding(target: LoadedModel, plain: LoadedModel) -> None:

@@ -13,10 +13,11 @@ from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, load_stude
 from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.types import Draft
+from tests.support.quantized import put_weights
 from tests.support.students import KINDS, STATES, fed, make_student, make_target, text
 from utils.catalogue.catalogue import head_kind
 from utils.errors import UserError
-from utils.kernels.quantized_linear import PackedWeight, put_weights
+from utils.kernels.quantized_linear import PackedWeight
 
 SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 
