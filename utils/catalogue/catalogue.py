@@ -75,12 +75,9 @@ def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
     """
     file = Path(os.path.expanduser(path))
     try:
-        tree = read_yaml(file.read_text(encoding="utf-8"))
+        tree = read_yaml(file.read_text(encoding="utf-8", errors="surrogateescape"))  # read_yaml refuses surrogates
     except FileNotFoundError as error:
         raise UsageError(f"no catalogue {file}: name an existing file with --models") from error
-    except UnicodeDecodeError as error:
-        line = line_of(error.object.decode("latin-1"), error.start)
-        raise UsageError(f"{file}:{line}: byte 0x{error.object[error.start]:02x} is no UTF-8") from error
     except OSError as error:
         raise UsageError(f"cannot read the catalogue {file}: {' '.join(str(error).split())}") from error
     except YamlError as problem:
@@ -95,7 +92,7 @@ class _Reader:
 
     def __init__(self, file: Path, tree: YamlTree, known: KnownNames) -> None:
         self.file, self.tree, self.known = file, tree, known
-        types = {name: (kind | None, None) for name, kind in known.settings.items()}
+        types = {name: (kind, None) for name, kind in known.settings.items()}
         self.presets: type[BaseModel] = create_model("PresetSettings", __config__=FROZEN, **types)  # type: ignore[call-overload]
 
     def catalogue(self) -> Catalogue:
@@ -131,12 +128,8 @@ class _Reader:
             read["cascade"] = self.members((*path, "cascade"), data["cascade"], label)
         if isinstance(data.get("tables"), str):
             read["tables"] = self.absolute(data["tables"])
-        if "students" in data:
-            folders = self.mapping((*path, "students"), data["students"], label, _FOLDERS)
-            for key in folders.keys() - HEAD_KINDS:
-                near = did_you_mean(key, HEAD_KINDS)
-                raise self.wrong((*path, "students", key), f"{label}: unknown key '{key}'{near}")
-            read["students"] = {key: self.absolute(value) for key, value in folders.items()}
+        if isinstance(data.get("students"), dict):
+            read["students"] = {key: self.absolute(value) for key, value in data["students"].items()}
         pair: PairSpec = self.checked(PairSpec, {**data, **read, "name": name}, path, label)
         if (problem := next(problems(pair, self.known), None)) is not None:
             raise self.wrong((*path, *problem.key), f"{label}: {problem.text}")
@@ -154,18 +147,9 @@ class _Reader:
         """Return the settings preset under `path`, their names and types checked."""
         if data is None:
             return {}
-        if isinstance(data, dict):
-            self.checked(self.presets, data, path, label)
-        return self.mapping(path, data, label, "defaults must map settings to values")
-
-    def mapping(self, path: Where, data: Any, label: str, rule: str) -> dict[str, Any]:
-        """Return the mapping under `path`, in which every key has a value."""
         if not isinstance(data, dict):
-            raise self.wrong(path, f"{label}: {rule}, got {_shown(data)}")
-        for key, value in data.items():
-            if value is None:
-                inside = f"{path[-1]}." if path[-1] == "students" else ""
-                raise self.wrong((*path, key), f"{label}: {inside}{key} has no value")
+            raise self.wrong(path, f"{label}: defaults must map settings to values, got {_shown(data)}")
+        self.checked(self.presets, data, path, label)
         return dict(data)
 
     def model(self, value: Any, words: Collection[str]) -> Any:
@@ -197,7 +181,6 @@ class _Reader:
         return UsageError(f"{self.file}:{self.tree.line(path)}: {_printable(text)}")
 
 
-_FOLDERS = f"students must map {', '.join(HEAD_KINDS)} to folders"
 _MODEL = "a model (id, folder, file or mapping)"
 _KINDS = {
     "model_type": _MODEL,
@@ -207,6 +190,7 @@ _KINDS = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
+    "dict_type": f"a mapping of {', '.join(HEAD_KINDS)} to folders",
 }
 
 
@@ -263,10 +247,10 @@ def read_yaml(text: str) -> YamlTree:
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        tree.data = None if node is None else _plain(loader, node, (), tree.lines, ())
+        tree.data = None if node is None else _plain(loader, node, (), tree.lines)
     except yaml.reader.ReaderError as error:
-        code = f"U+{ord(text[error.position]):04X}"
-        raise YamlError(line_of(text, error.position), f"{code} is a character that YAML does not allow") from error
+        line, code = text.count("\n", 0, error.position) + 1, f"U+{ord(text[error.position]):04X}"
+        raise YamlError(line, f"{code} is a character that YAML does not allow") from error
     except YamlError:
         raise
     except Exception as error:  # yaml raises many: ValueError of an escape, RecursionError of deep nesting
@@ -276,19 +260,11 @@ def read_yaml(text: str) -> YamlTree:
     return tree
 
 
-def line_of(text: str, index: int) -> int:
-    """Return the line of `text[index]`, counted from 1."""
-    return text.count("\n", 0, index) + 1
-
-
-def _plain(loader: Any, node: Any, path: Where, lines: dict[Where, int], above: tuple[int, ...]) -> Any:
-    if id(node) in above:
-        raise YamlError(node.start_mark.line + 1, "an alias refers to what it stands in")
-    above = (*above, id(node))
+def _plain(loader: Any, node: Any, path: Where, lines: dict[Where, int]) -> Any:
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*path, index)] = item.start_mark.line + 1
-        return [_plain(loader, item, (*path, i), lines, above) for i, item in enumerate(node.value)]
+        return [_plain(loader, item, (*path, index), lines) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         return _scalar(loader, node)
     data: dict[str, Any] = {}
@@ -301,7 +277,7 @@ def _plain(loader: Any, node: Any, path: Where, lines: dict[Where, int], above: 
             where = f"pair '{key}'" if path == ("pairs",) else f"key '{key}'"
             raise YamlError(line, f"duplicate {where} (first on line {lines[(*path, key)]})")
         lines[(*path, key)] = line
-        data[key] = _plain(loader, value_node, (*path, key), lines, above)
+        data[key] = _plain(loader, value_node, (*path, key), lines)
     return data
 
 

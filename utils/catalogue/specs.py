@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from utils.catalogue.templates import check_template
-from utils.errors import UsageError, UserError, nearest, number, shown
+from utils.errors import UsageError, UserError, did_you_mean, nearest, number, shown
 from utils.files import hash_of
 from utils.remote.server import OWN, Server, is_url
 
@@ -356,6 +356,8 @@ class Problem(NamedTuple):
 def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     """Each contradiction between the pair's keys, in a fixed order."""
     drafter, kind, members = pair.drafter, head_kind_of(pair.drafter), pair.cascade_names
+    for key in pair.students.keys() - HEAD_KINDS:
+        yield Problem(("students", key), f"unknown key '{key}'{did_you_mean(key, HEAD_KINDS)}")
     if kind is not None and kind not in pair.students:
         yield Problem(("drafter",), f"drafter {drafter} needs its folder in students, as {kind}: DIR")
     if pair.method in TRAINED_METHODS and isinstance(drafter, str) and kind != pair.method:

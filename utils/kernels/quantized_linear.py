@@ -194,15 +194,19 @@ def rounded_rows(weight: Tensor, layout: str) -> np.ndarray:
 
 
 class _Quantized(nn.Module):
-    """A layer over a packed weight, with a dense `weight` to read."""
+    """A layer over a packed weight, with a dense `weight` to read, unless `hides_weight`."""
 
     def __init__(self, packed: PackedWeight) -> None:
         super().__init__()
-        self.packed = packed
+        self.packed, self.hides_weight = packed, False
 
     @property
-    def weight(self) -> nn.Parameter:
-        """A new dense copy of the weight at every access: writing to it changes nothing."""
+    def weight(self) -> Any:
+        """A new dense copy of the weight at every access: writing to it changes nothing. None if it is hidden."""
+        return None if self.hides_weight else self.dense()
+
+    def dense(self) -> nn.Parameter:
+        """A new dense copy of the weight."""
         return nn.Parameter(self.packed.dense(), requires_grad=False)
 
 
@@ -219,7 +223,7 @@ class QuantizedLinear(_Quantized):
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b."""
         if x.dtype != torch.float32 or x.device.type != "cpu" or (torch.is_grad_enabled() and x.requires_grad):
-            return F.linear(x, self.weight.to(x), None if self.bias is None else self.bias.to(x))
+            return F.linear(x, self.dense().to(x), None if self.bias is None else self.bias.to(x))
         y = self.packed.product(x.reshape(-1, self.in_features).contiguous(), self.narrow)
         y = y if self.bias is None else y + self.bias
         return y.reshape(*x.shape[:-1], self.out_features)
@@ -237,7 +241,7 @@ class QuantizedLinear(_Quantized):
     def unpacked(self) -> nn.Linear:
         """The plain layer with the same numbers."""
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        linear.weight = self.weight
+        linear.weight = self.dense()
         if self.bias is not None:
             linear.bias = nn.Parameter(self.bias, requires_grad=False)
         return linear.train(self.training)

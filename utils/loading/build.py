@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from utils.device_map import Graphs, device_map, room_of
 from utils.errors import UsageError, UserError
 from utils.families import UnfitError, facts_of
 from utils.kernels.build import why_not
-from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, narrow_activations, pack, quantize
+from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, QuantizedLinear, narrow_activations, pack, quantize
 from utils.loading.accounting import check_loaded, check_written
 from utils.loading.cache import check_memory
 from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
@@ -146,7 +145,7 @@ def load_model(
             model.capture = Graphs()
         if plain and spread is None:
             model = model.to(chosen)
-        parameters = parameter_count(model)
+        parameters = model.num_parameters()
         if kind in KINDS:
             progress(f"rounding {spec.name} to {kind}", None)
             quantize(model, kind, tables=one_pass)
@@ -154,7 +153,7 @@ def load_model(
             progress(f"packing {spec.name}", None)
             check(cancelled)
             pack(model, tables=one_pass)
-            lean(model.float())
+            hide_weights(model.float())
     loaded = _loaded(spec.name, model, config, chosen, dtype, kind, started, parameters, options)
     return replace(loaded, expanded=expanded)
 
@@ -204,7 +203,7 @@ def _loaded(
     return LoadedModel(
         model=model,
         name=name,
-        parameters=parameter_count(model) + unpacked if parameters is None else parameters,
+        parameters=parameters or unpacked + sum(vector.numel() for vector in model.parameters()),
         bytes=held_bytes(model) + sum(weight.data.nbytes for weight in packed),
         device=chosen,
         dtype=dtype,
@@ -368,58 +367,18 @@ def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> 
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Return bytes of all parameters and buffers, shared ones once, scales and code books included."""
-    tensors: list[Any] = [*model.parameters(), *model.buffers(), *chain.from_iterable(map(_states, model.modules()))]
-    # Of a tensor that several processes share, this process holds a part.
+    """Return bytes of all parameters and buffers, with the scales of 4-bit weights; of a tensor that several processes
+    share, those of this process's part."""
+    states = [weight.quant_state for weight in model.parameters() if hasattr(weight, "quant_state")]
+    kept = chain.from_iterable(state.as_dict().values() for state in states)
+    tensors: list[Any] = [*model.parameters(), *model.buffers(), *(part for part in kept if isinstance(part, Tensor))]
     tensors = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-    return sum({_key(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def parameter_count(model: nn.Module) -> int:
-    """Return the number of weights: shared ones once, 4-bit ones unpacked."""
-    counted = {}
-    for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        shape = parameter.shape if state is None else state.shape
-        counted[_key(parameter)] = int(shape.numel())
-    return sum(counted.values())
-
-
-def _key(tensor: Tensor) -> tuple[Any, ...]:
-    without_memory = tensor.is_meta or tensor.is_mkldnn
-    return (id(tensor),) if without_memory else (tensor.data_ptr() or id(tensor), tensor.numel())
-
-
-def _states(module: nn.Module) -> list[Tensor]:
-    """Return the tensors that bitsandbytes keeps beside a layer's weight."""
-    weight = module._parameters.get("weight")  # not the attribute, for which a packed layer unpacks its weight
-    in_4_bits, in_8_bits = getattr(weight, "quant_state", None), getattr(module, "state", None)
-    kept = list(in_4_bits.as_dict().values()) if in_4_bits is not None else [getattr(weight, "SCB", None)]
-    kept += [getattr(in_8_bits, name, None) for name in ("SCB", "CB")]
-    return [tensor for tensor in kept if isinstance(tensor, Tensor)]
-
-
-_PLAIN, _GATED = "DenseActDense", "DenseGatedActDense"  # after the family: T5, MT5, UMT5 …
-
-
-def lean(model: Any) -> int:
-    """Let the feed-forward layers of a packed T5 compute without a look at their weights; how many do.
-
-    transformers' own compare the last weight's type with their input's, for which a packed layer would unpack it at
-    every pass. Here both are float32.
-    """
-    count = 0
-    for part in model.modules():
-        known = type(part).__module__.startswith("transformers.") and type(part).__name__.endswith((_PLAIN, _GATED))
-        if known and hasattr(part.wo, "unpacked"):
-            part.forward = MethodType(_gated if hasattr(part, "wi_0") else _plain, part)
-            count += 1
-    return count
-
-
-def _plain(dense: Any, x: Any) -> Any:
-    return dense.wo(dense.act(dense.wi(x)))
-
-
-def _gated(dense: Any, x: Any) -> Any:
-    return dense.wo(dense.act(dense.wi_0(x)) * dense.wi_1(x))
+def hide_weights(model: nn.Module) -> None:
+    """Hide the packed weights that the feed-forward layers of T5 and its kin look at: they compare their type with that
+    of the input, for which a weight would be unpacked in every pass."""
+    for name, part in model.named_modules():
+        if name.endswith(".wo") and isinstance(part, QuantizedLinear):
+            part.hides_weight = True
