@@ -20,7 +20,6 @@ from typing import IO, Any
 from utils.errors import UsageError, UserError
 
 _STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}
-_BLOCKS, _BLOCK = 64, 4096  # blocks of a sampled file, bytes of each
 
 
 class WriteError(UserError, OSError):
@@ -134,27 +133,19 @@ def drop_half_line(path: Path) -> None:
 # -- before hours of work ---------------------------------------------------------------------------
 
 
-def writable(path: Path, flag: str = "--out") -> None:
-    """Raise UsageError if the file of `flag` cannot be written."""
-    target = os.path.realpath(path)
-    if stream_of(path) is not None:
+def writable(path: Path, flag: str = "--out", *, folder: bool = False) -> None:
+    """Raise UsageError if the file of `flag` cannot be written; `folder`: if files cannot be written to a folder there,
+    which may not exist yet."""
+    real = Path(os.path.realpath(path))
+    if stream_of(path) is not None and not folder:
         return
+    beside = next(parent for parent in (real, *real.parents) if parent.exists()) if folder else real.parent
     try:
-        if os.path.lexists(target):
-            os.close(os.open(target, os.O_WRONLY))
-        tempfile.TemporaryFile(dir=os.path.dirname(target)).close()
+        if not folder and os.path.lexists(real):
+            os.close(os.open(real, os.O_WRONLY))
+        tempfile.TemporaryFile(dir=beside).close()
     except OSError as error:
         raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from None
-
-
-def writable_folder(path: Path, flag: str = "--out") -> None:
-    """Raise UsageError if the folder of `flag` cannot be written to or created."""
-    real = Path(os.path.realpath(path))
-    existing = next((folder for folder in (real, *real.parents) if folder.exists()), real)
-    try:
-        tempfile.TemporaryFile(dir=existing).close()
-    except OSError as error:
-        raise UsageError(f"{flag} {path} cannot be a folder to write to: {error.strerror}") from None
 
 
 def separate(written: Mapping[str, str | Path | None], read: Iterable[str | Path | None] = ()) -> None:
@@ -188,24 +179,16 @@ def read_text(path: str | Path) -> str:
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
-def hash_of(files: Iterable[str | Path], *, sampled: bool = False) -> str:
+def hash_of(files: Iterable[str | Path]) -> str:
     """Return sixteen hexadecimal digits of the SHA-256 of the files, concatenated; "" for none.
 
-    `sampled`: only of each file's size and of 64 blocks of 4 KiB spread over it, which is quick for large files.
     UserError if one cannot be read.
     """
     digest, names = hashlib.sha256(), list(files)
     for name in names:
         try:
             with Path(name).expanduser().open("rb") as file:
-                if sampled:
-                    size = file.seek(0, os.SEEK_END)
-                    digest.update(size.to_bytes(8, "little"))
-                    for number in range(_BLOCKS):
-                        file.seek(max(0, size - _BLOCK) * number // (_BLOCKS - 1))
-                        digest.update(file.read(_BLOCK))
-                else:
-                    hashlib.file_digest(file, lambda: digest)
+                hashlib.file_digest(file, lambda: digest)
         except OSError as error:
             raise UserError(f"cannot read {name}: {error.strerror}") from None
     return digest.hexdigest()[:16] if names else ""

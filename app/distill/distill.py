@@ -48,7 +48,7 @@ from training.draft_heads.report import expected, write_report
 from training.draft_heads.train import NAME, Training, TrainingJob, teacher_for
 from training.text.dialogues import Talk
 from utils.errors import UsageError, UserError
-from utils.files import first_difference, hash_of, separate, writable_folder, write_json
+from utils.files import first_difference, hash_of, separate, writable, write_json
 from utils.loading.fit import fingerprint
 from utils.machine import cpu_name, machine
 from utils.progress import INTERRUPTED, Progress
@@ -110,11 +110,11 @@ def progress_line(settings: Settings) -> Iterator[Progress]:
 def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Run the stages; return the exit code. UserError for files and models that cannot be read, used or written."""
     out: Path = args.out
-    writable_folder(out)
+    writable(out, folder=True)
     if out.is_dir() and not any((out / name).is_file() for name in (RUN, TABLES_FILE)) and any(out.iterdir()):
         raise UsageError(f"--out {out} holds other files and no run of distill: name a new or empty folder")
     if args.features is not None:
-        writable_folder(args.features, "--features")
+        writable(args.features, "--features", folder=True)
     args.turns = None
     if args.prompts is not None:
         args.turns = [question.turns for question in questions_of(args.prompts, settings.data_dir)]

@@ -301,7 +301,5 @@ def test_a_folder_that_cannot_be_filled_is_refused_before_anything_is_made(
         with read_only(refused):
             assert filled(refused / "new") == 2
     error = capsys.readouterr().err
-    assert re.fullmatch(
-        r"error: --\w+ \S+ cannot be a folder to write to: (Not a directory|Permission denied)\n", error
-    )
+    assert re.fullmatch(r"error: --\w+ \S+ cannot be written: (Not a directory|Permission denied)\n", error)
     assert list(work.iterdir()) == list(refused.iterdir()) == []

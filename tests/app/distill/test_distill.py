@@ -343,7 +343,7 @@ def test_prompts_that_all_lack_room_for_an_answer_are_refused(
 def test_folders_of_others_are_left_alone(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     assert main(words(target, tmp_path / "file")) == 2
-    assert "cannot be a folder to write to: Not a directory" in capsys.readouterr().err
+    assert "cannot be written: Not a directory" in capsys.readouterr().err
     assert main(words(target, tmp_path)) == 2
     assert "holds other files and no run of distill" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "mine"
