@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 _MODULES = {
-    "BeamPlan": "sampling.beam.plan",
+    "BeamPlan": "sampling.beam",
     "Engine": "sampling.engine",
     "FeatureDrafter": "sampling.drafters.draft_heads.eagle",
     "GlideLM": "sampling.drafters.draft_heads.glide",
@@ -18,7 +18,7 @@ _MODULES = {
     "StudentNetwork": "sampling.drafters.draft_heads.network",
     "autoregressive_generate": "sampling.api",
     "autoregressive_generate_encoder_decoder": "sampling.api",
-    "beam_generate": "sampling.beam.search",
+    "beam_generate": "sampling.beam",
     "beam_search_generate": "sampling.api",
     "cascade_generate": "sampling.api",
     "generate": "sampling.loop",

@@ -2,7 +2,7 @@
 new ids out.
 
 An unusable argument is refused in one line that names the remedy. The calls for encoder-decoder models (T5 and the
-like) are the same under other names; beam search drains :func:`sampling.beam.search.beam_generate`. Knows no text; a
+like) are the same under other names; beam search drains :func:`sampling.beam.beam_generate`. Knows no text; a
 tokenizer, if given, provides stop ids and its size.
 """
 
@@ -15,8 +15,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from sampling.beam.plan import BeamPlan, EarlyStopping
-from sampling.beam.search import beam_generate
+from sampling.beam import BeamPlan, EarlyStopping, beam_generate
 from sampling.drafters.cascade import cascade_of
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter, NGramStorage
@@ -476,7 +475,7 @@ def beam_search_generate(
         input_ids: the prompt, at least one id.
         model: a transformers model, causal or encoder-decoder, a :class:`sampling.types.Network`, or any
             :class:`sampling.types.LM`.
-        num_beams, top_k, min_length, alpha, early_stopping: see :class:`sampling.beam.plan.BeamPlan`.
+        num_beams, top_k, min_length, alpha, early_stopping: see :class:`sampling.beam.BeamPlan`.
         max_gen_len: the most new ids.
         end_tokens_id: an id or several that end an answer (`eos_tokens_id` is the same). None: the model's own (and the
             tokenizer's, if given).

@@ -31,6 +31,7 @@ from torch import Tensor
 from sampling.rows import common_prefix
 from sampling.types import LM, Draft, Hidden, Rows, Session, depths_of
 from utils.errors import UserError
+from utils.files import object_in, read_text
 
 Ids = tuple[int, ...]
 Starts = Sequence[Sequence[Sequence[int]]]
@@ -170,12 +171,7 @@ def read_answers(
         UserError: a file that cannot be read or holds no recording; with file and line.
     """
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read the recording {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} holds no recording: it is no UTF-8 text") from error
+    text = read_text(file)
     if not (begin := text.lstrip()):
         raise UserError(f"{file} holds no recording: it is empty")
     if begin.startswith("tensor("):
@@ -280,13 +276,11 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            entry = object_in(line, f"{file}:{number}")
+        except UserError:
             if number == len(lines) and number > 1:
                 break
-            raise UserError(f"{file}:{number}: no JSON: {error}") from None
-        if not isinstance(entry, dict):
-            raise UserError(f"{file}:{number}: must be a JSON object, got {line.strip()[:20]!r}")
+            raise
         if "prompt_ids" in entry and "answer_ids" in entry:
             if entry["answer_ids"] != []:  # an empty answer was stopped before its first token
                 answer = _answer(file, number, entry)

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, shown
 
 _STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}
 
@@ -177,6 +177,22 @@ def read_text(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+
+
+def object_in(text: str, where: object) -> dict[str, Any]:
+    """Return the JSON object in a text. UserError, which names `where`, if it holds none."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: must be a JSON object, got {shown(data)}")
+    return data
+
+
+def read_object(path: str | Path) -> dict[str, Any]:
+    """Return the JSON object in a file. UserError if it cannot be read or holds none."""
+    return object_in(read_text(path), path)
 
 
 def hash_of(files: Iterable[str | Path]) -> str:

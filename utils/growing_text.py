@@ -35,33 +35,20 @@ class Window:
     def push(self, token: int) -> str:
         """Commit a token; the text that is complete now (often "" inside a character)."""
         self._ids.append(token)
-        text = self._decode(self._ids)
-        new = self._beyond(text)
+        new = self._beyond(self._decode(self._ids))
         if new is None:  # the returned text reads otherwise now, until the character is complete or for good
             if len(self._ids) - self._settled <= _WAITING:
                 return ""
             self._ids = self._ids[self._settled :]
             self._settled, self._base = 0, ""
-            text = new = self._decode(self._ids)
-        if len(self._ids) - self._settled > _WAITING and text.endswith(REPLACEMENT):
-            return self._drop(text)
-        whole = new.rstrip(REPLACEMENT)
+            new = self._decode(self._ids)
+        garbage = len(self._ids) - self._settled > _WAITING  # no character has so many bytes
+        whole = new if garbage else new.rstrip(REPLACEMENT)
         self._base += whole
         if whole == new:
             self._settled = len(self._ids)
             self._slide()
         return whole
-
-    def _drop(self, text: str) -> str:
-        """Return garbage up to a cut outside any character: the halves read like the whole."""
-        for cut in range(len(self._ids) - 4, self._settled, -1):
-            head = self._decode(self._ids[:cut])
-            if len(head) > len(self._base) and head + self._decode(self._ids[cut:]) == text:
-                new = self._beyond(head) or ""
-                self._ids = self._ids[cut:]
-                self._settled, self._base = 0, ""
-                return new
-        return ""
 
     def rest(self) -> str:
         """Return the text that was not returned, with a replacement for an incomplete character."""

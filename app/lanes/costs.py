@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AliasChoices, Field, TypeAdapter
 
 from app.settings.table import SETTING_FIELDS, Settings
-from sampling.beam.plan import BeamPlan
+from sampling.beam import BeamPlan
 from sampling.events import KINDS, Event, Finished, Prefill, Step
 from sampling.stats.summary import TARGET, Stats
 from sampling.stats.swi import MEASURED, Model, every_swi

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.lanes.drafters import PairDrafters
 from app.settings.types import LANES
-from sampling.beam.plan import BeamPlan
-from sampling.beam.search import beam_generate
+from sampling.beam import BeamPlan, beam_generate
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.oracle import Oracle
 from sampling.events import Event, Finished, Step
@@ -26,7 +25,7 @@ from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import go_on, lm_of
 from sampling.models.fused import FusedNetwork
-from sampling.models.remote import RemoteLM
+from sampling.models.remote import RemoteLM, scorer_of
 from sampling.sampler import KeyedSampler
 from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Session
 from utils.catalogue.specs import head_kind_of
@@ -37,7 +36,6 @@ from utils.logits_processors import ARGUMENTS, LogitsProcessor
 from utils.processes import world
 from utils.progress import never
 from utils.remote.pieces import Pieces, PieceTokenizer
-from utils.remote.scoring import scorer_of
 from utils.remote.server import OWN, ChatAnswer, Message, Server, is_server
 
 if TYPE_CHECKING:

@@ -1,21 +1,37 @@
-"""A target that runs in a server: each round's draft is scored by one request. Greedy only; no caches, no text.
+"""A target that runs in a server: each round's draft is scored by one request, from the server's log-probabilities of
+the prompt. Greedy only; no caches.
 
-Logits are the server's log-probabilities where it gives them; what it leaves unsaid is shared out evenly among the
-other ids, so that probabilities of those it names are right.
+vLLM and SGLang take and give ids. llama-cpp-python takes and gives text: where that reads in other tokens than ours it
+is refused. Logits are the server's log-probabilities where it gives them; the probability that is left is shared out
+evenly among the other ids. Knows no drafters.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sampling.types import LM, Draft, Hidden, Rows, Session
-from utils.errors import UserError
-from utils.remote.scoring import Ranked, Score
+from utils.errors import UsageError, UserError
+from utils.remote.server import Server
 
 _LEAST = 1e-9  # probability that is left for all ids which the server does not name, at least
+TOP = 5  # likeliest tokens requested at each position
+SPAN = 4  # tokens of a continuation requested as text: a character has no more
+
+Ranked = dict[int, float]
+"""Log-probabilities by token, the likeliest first; a draft that stands there may be one more."""
+
+
+Score = Callable[[list[int], int], list[Ranked]]
+"""Takes ids that end in a draft, and the draft's length; returns the server's likeliest tokens before the draft and
+after each of its tokens. UserError for a server that fails."""
 
 
 class RemoteLM(LM):
@@ -79,3 +95,181 @@ class RemoteSession(Session):
 
     def fork(self) -> RemoteSession:
         return RemoteSession(self._scorer, self.initial, self.vocab_size, self._name)
+
+
+# -- how each program scores a draft ------------------------------------------------------------------------
+
+
+def scorer_of(server: Server, tokenizer: Any, end_id: int) -> Score:
+    """Return the function that scores drafts in this server; UsageError for one that gives no log-probabilities of a
+    prompt's tokens."""
+    makers: Mapping[str, Callable[[], Score]] = {
+        "vLLM": lambda: partial(score_by_vllm, server),
+        "SGLang": lambda: partial(score_by_sglang, server),
+        "llama-cpp-python": lambda: EchoScorer(server, tokenizer, end_id).score,
+    }
+    if server.kind not in makers:
+        found = f"{server.address} ({server.kind})" if server.kind else server.address
+        raise UsageError(
+            f"{found} gives no log-probabilities of a prompt's tokens, which drafts are verified by "
+            f"({', '.join(makers)} do): without --pair and --tokenizer it answers by itself"
+        )
+    return makers[server.kind]()
+
+
+def ranked(logprobs: Mapping[int, float]) -> Ranked:
+    """Return the same, the likeliest first; of equal ones the lowest id."""
+    return dict(sorted(logprobs.items(), key=lambda item: (-item[1], item[0])))
+
+
+def score_by_vllm(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
+    """By `prompt_logprobs` of /v1/completions (vllm/entrypoints/openai/completion/protocol.py, 0.26)."""
+    fields = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP, "return_tokens_as_token_ids": True}
+    choice = server.post("/completions", {**fields, **({"prompt_logprobs": TOP} if drafts else {})})
+    with server.reading():
+        choice = choice["choices"][0]
+        places = choice["prompt_logprobs"][-drafts:] if drafts else []
+        scored = [{int(token): float(entry["logprob"]) for token, entry in place.items()} for place in places]
+        last = choice["logprobs"]["top_logprobs"][0]
+        scored.append({int(token.removeprefix("token_id:")): float(value) for token, value in last.items()})
+    return [ranked(place) for place in scored]
+
+
+def score_by_sglang(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
+    """By `input_top_logprobs` of /generate (docs/basic_usage/native_api, python/sglang/srt/managers/io_struct.py)."""
+    fields = {
+        "input_ids": ids,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "logprob_start_len": len(ids) - drafts - 1,  # the first token there has no log-probability
+        "top_logprobs_num": TOP,
+    }
+    answer = server.post("//generate", fields)
+    with server.reading():
+        meta = answer["meta_info"]
+        own = meta["input_token_logprobs"][-drafts:] if drafts else []
+        tops = meta["input_top_logprobs"][-drafts:] if drafts else []
+        scored = [
+            {int(token): float(value) for value, token, *_ in (*top, drafted)}
+            for top, drafted in zip(tops, own, strict=True)
+        ]
+        scored.append({int(token): float(value) for value, token, *_ in meta["output_top_logprobs"][0]})
+    return [ranked(place) for place in scored]
+
+
+class EchoScorer:
+    """By `echo` and `logprobs` of llama-cpp-python's /v1/completions (llama_cpp/llama.py, 0.3.36; `--logits_all`).
+
+    Tokens are known by their texts. A text that several tokens share, such as part of a character's or a special
+    token's, names none: where the likeliest token may be one of those, the server continues the text. It also does so
+    where the text of the tokens reads in other ones (a target may say two line ends where its tokenizer has a token for
+    both).
+    """
+
+    def __init__(self, server: Server, tokenizer: Any, end_id: int) -> None:
+        self._server, self._tokenizer, self._end_id = server, tokenizer, end_id
+        self._begin_id: int | None = getattr(tokenizer, "bos_token_id", None)
+        self._adds_begin = False  # the server puts that token before a text
+        texts = [self._text([token]).replace("\ufffd", "") for token in range(max(tokenizer.get_vocab().values()) + 1)]
+        count = Counter([*texts, ""])
+        self._ids = {text: token for token, text in enumerate(texts) if text and count[text] == 1}
+        self._known: list[int] = []  # ids, and the server's continuation after the first `_begins` of them
+        self._values: list[float] = []  # … and the log-probabilities of these tokens
+        self._begins = 0
+
+    def score(self, ids: list[int], drafts: int) -> list[Ranked]:
+        begin = len(ids) - drafts
+        sent = next((end for end in range(len(ids), begin - 1, -1) if self._same(ids[:end])), 0)
+        scored = self._echoed(ids[:sent]) if sent else {}
+        places: list[Ranked] = []
+        refused = False  # drafts after a rejected one are not examined
+        for end in range(begin, len(ids) + 1):
+            named, certain = scored.get(end - 1, ({}, False))
+            if not certain and not refused:
+                named = self._with_next(ids[:end], named)
+            places.append(named or places[-1])
+            refused |= end < len(ids) and next(iter(places[-1])) != ids[end]
+        return places
+
+    def _echoed(self, ids: list[int]) -> dict[int, tuple[Ranked, bool]]:
+        """Return, by the position of an id, the tokens named after it, and whether the likeliest of all is among them.
+
+        The server leaves out a first token that begins texts, and every later one; each entry stands beside what it
+        gives for the token at the same place of the whole text, which is what follows that token.
+        """
+        answer = self._complete(ids, echo=True, logprobs=TOP, max_tokens=1)
+        with self._server.reading():
+            count, choice = answer["usage"]["prompt_tokens"], answer["choices"][0]
+            if count == len(ids) + 1 and ids[0] == self._begin_id and not self._adds_begin:
+                self._adds_begin = True
+                return self._echoed(ids)
+            if count != len(ids):
+                raise UserError(
+                    f"{self._server.address} reads the text as {count} tokens, this tokenizer as {len(ids)}"
+                )
+            listed = ids[1:] if ids[0] == self._begin_id else ids
+            places = [place for place, token in enumerate(listed) if token != self._begin_id]
+            if len(listed) < len(ids) and choice["finish_reason"] == "length":
+                places.append(len(listed))  # the new token's
+            entries = choice["logprobs"]["top_logprobs"]
+            return {place: self._named(entry) for place, entry in zip(places, entries, strict=True) if entry}
+
+    def _named(self, texts: Mapping[str, float]) -> tuple[Ranked, bool]:
+        named = ranked({self._ids[text]: float(value) for text, value in texts.items() if text in self._ids})
+        if len(named) == len(texts):
+            return named, True
+        likeliest = math.exp(next(iter(named.values()), -math.inf))
+        return named, likeliest > _unnamed(named)  # no token without a name can have more
+
+    def _with_next(self, ids: list[int], named: Ranked) -> Ranked:
+        """Return the named tokens with the one that the server gives after these ids."""
+        token, value = self._next(ids)
+        if value is None:
+            value = math.log(max(_unnamed(named), 1e-9))
+        return {token: value, **{other: less for other, less in named.items() if other != token}}
+
+    def _next(self, ids: list[int]) -> tuple[int, float | None]:
+        """Return the token that the server gives after these ids, and its log-probability if known.
+
+        Where their text would read in other tokens the server continues from the last position where it does not, and
+        has to say the same tokens. UserError where it does not.
+        """
+        if self._begins > len(ids) or self._known[: len(ids)] != ids or len(self._known) <= len(ids):
+            self._go_on(next((end for end in range(len(ids), 0, -1) if self._same(ids[:end])), 0), ids)
+        place = len(ids) - self._begins
+        return self._known[len(ids)], self._values[place] if place < len(self._values) else None
+
+    def _go_on(self, begins: int, ids: list[int]) -> None:
+        """Request the tokens after ids[:begins], up to some that follow `ids`."""
+        answer = self._complete(ids[:begins], logprobs=0, max_tokens=len(ids) - begins + SPAN)
+        with self._server.reading():
+            choice = answer["choices"][0]
+            texts, ended = choice["logprobs"]["tokens"], choice["finish_reason"] == "stop"
+            self._values = list(map(float, choice["logprobs"]["token_logprobs"]))
+            more = [self._ids.get(text, -1) for text in texts]
+            if -1 in more:  # part of a character: the text as a whole has it
+                whole = self._encoded(self._text(ids[:begins]) + choice["text"])
+                more = whole[begins : begins + len(texts)] if whole[:begins] == ids[:begins] else []
+        self._begins, self._known = begins, [*ids[:begins], *more, *([self._end_id] if ended else [])]
+        if self._known[: len(ids)] != ids or len(self._known) <= len(ids):
+            raise UserError(f"{self._server.address} takes text, and that of this answer reads in other tokens")
+
+    def _complete(self, ids: list[int], **more: Any) -> Any:
+        text = self._text(ids[1:] if self._adds_begin and ids[0] == self._begin_id else ids)
+        return self._server.post("/completions", {"prompt": text, "temperature": 0, "repeat_penalty": 1.0, **more})
+
+    def _same(self, ids: list[int]) -> bool:
+        """Return whether these ids are those of their text."""
+        return self._encoded(self._text(ids)) == ids
+
+    def _text(self, ids: Sequence[int]) -> str:
+        how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(list(ids), **how))
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _unnamed(named: Ranked) -> float:
+    """Return the probability of all other tokens together."""
+    return 1 - sum(map(math.exp, named.values()))

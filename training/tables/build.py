@@ -9,7 +9,6 @@ and P_n is their confidence. The file's format: sampling/drafters/tables/table_f
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from sampling.drafters.tables.table_file import TableArrays, grown, keys_of, write_tables
 from utils.errors import UsageError, UserError
-from utils.files import read_text
+from utils.files import object_in, read_text
 
 Array = np.ndarray[Any, Any]
 PRIOR = 8.0
@@ -146,12 +145,7 @@ def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator
 def passage_of(line: str, where: str, vocab_size: int, encode: Encode | None = None) -> Passage:
     """Return the sequence in a line of JSON; without `encode` it must hold ids. UserError names `where`."""
     wanted = '"ids"' if encode is None else '"ids", "text" or "prompt"'
-    try:
-        data = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where}: no JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{where}: must be an object with {wanted}")
+    data = object_in(line, where)
     text = data.get("text", data.get("prompt"))
     if "ids" not in data and encode is not None and isinstance(text, str):
         return Passage(encode(text))

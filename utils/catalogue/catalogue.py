@@ -5,7 +5,6 @@ Also finds the kind of the draft head in a folder. Imports no torch.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -31,7 +30,8 @@ from utils.catalogue.specs import (
     source_of,
     unknown_member,
 )
-from utils.errors import UsageError, did_you_mean, shown
+from utils.errors import UsageError, UserError, did_you_mean, shown
+from utils.files import read_object
 
 FORMAT = "speculative-console student"
 _GLIDE = "large_num_attention_heads"  # a Llama configuration with this key is a published GLIDE drafter's
@@ -303,10 +303,8 @@ def head_kind(folder: str | Path) -> str | None:
     A *speculators* head of an unknown kind counts as an EAGLE head, which its reader then refuses.
     """
     try:
-        config: Any = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(config, dict):
+        config = read_object(Path(folder) / "config.json")
+    except UserError:
         return None
     if config.get("student") != FORMAT and _GLIDE not in config:
         return _kind_by_config(config) or _kind_by_weights(Path(folder))

@@ -1,7 +1,6 @@
 """A folder → a model and its tokenizer on a device, quantized or packed. Imports transformers only if it must."""
 
 import importlib.util
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from utils.catalogue.templates import end_ids
 from utils.device_map import Graphs, device_map, room_of
 from utils.errors import UsageError, UserError
 from utils.families import UnfitError, facts_of
+from utils.files import read_object
 from utils.kernels.build import why_not
 from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, QuantizedLinear, narrow_activations, pack, quantize
 from utils.loading.accounting import check_loaded, check_written
@@ -82,9 +82,9 @@ def load_model(
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-        stored = _stored(folder / "config.json")
+        stored = read_object(folder / "config.json")
         if (ends := folder / "generation_config.json").is_file():
-            _stored(ends)  # transformers ignores a broken one, and the ends of answers in it
+            read_object(ends)  # transformers ignores a broken one, and the ends of answers in it
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
         check_written(spec.name, stored, config)
         if config.model_type.endswith("_assistant"):
@@ -169,17 +169,6 @@ def admit_readers(kind: Any) -> None:
             return own(config) if stores else ["reuse"] * config.num_hidden_layers
 
         kind.kv_sharing_modes = property(modes)
-
-
-def _stored(file: Path) -> dict[str, Any]:
-    """Return the content of a configuration file. UserError if it is no JSON object."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is damaged: it holds no JSON object")
-    return content
 
 
 def _loaded(

@@ -6,16 +6,15 @@ folder without a manifest never counts. Knows no models.
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.files import write_json
+from utils.files import read_object, write_json
 from utils.progress import Progress, check, never
 
 MANIFEST = "manifest.json"
@@ -57,11 +56,9 @@ def remembered_sha256(path: Path, cancelled: Callable[[], bool] = never) -> str:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    with suppress(UserError):
+        return read_object(path)
+    return {}
 
 
 @contextmanager

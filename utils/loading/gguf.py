@@ -35,8 +35,7 @@ from utils.progress import Progress, run_child
 FORMAT = 4  # raised whenever a file is converted differently
 _EXPANDING = 2  # memory for expanding, over the float32 weights
 
-# Shares of the time, measured on the default model, until the header, the tensors and the tokenizer are done.
-_HEADER, _TENSORS, _TOKENIZER = 0.5, 0.75, 0.9
+_READ = 0.75  # share of the time until the tensors are read
 
 # Vocabularies that split off every digit before anything else; transformers leaves this out for GGUF files.
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
@@ -156,7 +155,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     teach_families()
     check_said(facts, source.name)
     name, source = source.name, _whole(header, folder, weights)
-    names = _watch(gguf, legacy, header.tensors[0].start if header.tensors else 0, report)
+    names = _watch(gguf, legacy, report)
     given: dict[str, Any] = {"gguf_file": source.name}
     config = transformers.AutoConfig.from_pretrained(str(source.parent), **given)
     if config.model_type == "llama" and facts.get("expert_count"):
@@ -187,11 +186,9 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     vars(model.config).pop("quantization_config", None)
     if model.generation_config is not None:
         model.generation_config.eos_token_id = end_ids(facts)
-    report(_TENSORS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(source.parent), **given)
     _mend_tokenizer(tokenizer, source, model.config)
     tokenizer.save_pretrained(str(folder))
-    report(_TOKENIZER)
     if weights:
         model.save_pretrained(str(folder))
         if shipped := _next_token_layer(header, model.config.num_hidden_layers):
@@ -201,7 +198,6 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
         model.generation_config.save_pretrained(str(folder))
     if source.parent == folder:
         source.unlink()
-    report(1.0)
 
 
 def _whole(header: GgufHeader, folder: Path, weights: bool) -> Path:
@@ -304,24 +300,16 @@ def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:
         tokenizer.init_kwargs.pop(key, None)
 
 
-def _watch(gguf: Any, legacy: Any, end: int, report: Callable[[float], None]) -> dict[str, str]:
+def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str, str]:
     """Let transformers' loader report, and skip work that does not change the result: 10 s instead of 25 s.
 
     The loader parses the file once for the configuration and once for the tensors, each time with every token and
     merge as a Python object (other code reads the tokenizer), and builds the table of tensor names for every module.
-    `end`: of the header. Returns its table from the file's names to its own, which the loader will fill.
+    Returns its table from the file's names to its own, which the loader will fill.
     """
     import numpy as np
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]
-        seen = 0
-
-        def _get_str(self, offset: int) -> Any:
-            if offset > self.seen + end // 64:
-                self.seen = offset
-                report(min(_HEADER, _HEADER * offset / end))
-            return super()._get_str(offset)
-
         def __init__(self, path: Any, *rest: Any, **named: Any) -> None:
             super().__init__(path, *rest, **named)
             tokens = self.fields.pop("tokenizer.ggml.tokens", None)
@@ -338,7 +326,7 @@ def _watch(gguf: Any, legacy: Any, end: int, report: Callable[[float], None]) ->
     def bar(items: Iterable[Any], **_named: Any) -> Iterator[Any]:
         held = list(items)
         for done, item in enumerate(held):
-            report(_HEADER + (_TENSORS - _HEADER) * done / len(held))
+            report(_READ * done / len(held))
             yield item
 
     gguf.GGUFReader = functools.cache(Reader)

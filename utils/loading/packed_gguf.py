@@ -11,7 +11,6 @@ longer to import than all else, is imported only for its own pass.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import threading
 from collections import Counter
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.families import FAMILIES, UnfitError, facts_of, frequencies, rules_of
-from utils.files import replacing, write_text
+from utils.files import read_object, replacing, write_json
 from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, TensorInfo, module_name, read_header
 from utils.kernels.bindings import TYPES, load
 from utils.kernels.build import why_not
@@ -77,7 +76,7 @@ class FileConfig(SimpleNamespace):
 def config_in(folder: Path) -> FileConfig | None:
     """The configuration of a converted model, which has every key of its family; None for families that no compiled
     pass knows."""
-    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    stored = read_object(folder / "config.json")
     return FileConfig(**stored) if stored["model_type"] in FAMILIES else None
 
 
@@ -199,8 +198,7 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
             types[kind] += packed.size
             del packed
     most = types.most_common(1)[0][0]
-    text = json.dumps({"type": most, "weights": weights, "vectors": vectors})
-    write_text(folder / "index.json", text)
+    write_json(folder / "index.json", {"type": most, "weights": weights, "vectors": vectors})
 
 
 class PackedModel(nn.Module):
@@ -313,7 +311,7 @@ def _rotary(tables: Mapping[str, Any]) -> SimpleNamespace:
 def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tuple[PackedModel, str]:
     """The model of `config` over the packed weights in `entry`, and their commonest type. `folder`: of the converted
     model, with its generation configuration."""
-    index = json.loads((entry / "index.json").read_text(encoding="utf-8"))
+    index = read_object(entry / "index.json")
     check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
     vectors, weights = {}, {}
@@ -326,7 +324,7 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tu
         weights[tensor] = PackedWeight(part, span["kind"], *sizes)
     weights.setdefault(HEAD, weights[TABLE])
     file = folder / _GENERATION
-    generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    generation = read_object(file) if file.is_file() else {}
     return PackedModel(config, FileConfig(**generation), folder, weights, vectors), str(index["type"])
 
 

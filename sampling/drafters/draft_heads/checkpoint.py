@@ -34,7 +34,7 @@ from sampling.drafters.draft_heads.published import (
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.families import head_size
-from utils.files import replacing
+from utils.files import read_object, replacing
 from utils.kernels.bindings import GROUP
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear, rounded_rows
 from utils.loading.sources import check_weights, weight_files
@@ -200,16 +200,7 @@ def _completed(
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Read the configuration of a draft head's folder. UserError if there is none."""
-    file = Path(folder) / CONFIG
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"the drafter {folder} has no readable {CONFIG}: {error.strerror}") from None
-    except ValueError:
-        raise UserError(f"the drafter's {file} is damaged: no JSON") from None
-    if not isinstance(stored, dict):
-        raise UserError(f"the drafter's {file} is damaged: no object")
-    return stored
+    return read_object(Path(folder) / CONFIG)
 
 
 def _check_complete(stored: dict[str, Any], ours: bool, place: Path) -> None:

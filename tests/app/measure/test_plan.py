@@ -42,8 +42,6 @@ def test_a_described_pass_reads_its_weights_until_computing_takes_longer() -> No
     assert seconds(1) == seconds(100) == pytest.approx(0.004)  # 14 GB at 3.5 TB/s
     assert seconds(1000) == pytest.approx(0.014)  # 14 Tflop at 1 Pflop/s
     assert roofline(7e9, 2, 3.5e12)(10_000) == pytest.approx(0.004)
-    with pytest.raises(ValueError, match="must be above 0, got 7000000000"):
-        roofline(7e9, 0, 1e12)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:

@@ -14,7 +14,7 @@ from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.screen.spans import BeamReader, Span
 from app.settings.table import ModelOptions, Settings
-from sampling.beam.plan import BeamPlan
+from sampling.beam import BeamPlan
 from sampling.events import Beam, BeamStep, BeamTree, Call, Finished, Prefill
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import merge

@@ -90,7 +90,7 @@ def test_what_torch_prints_is_read(tmp_path: Path) -> None:
             2,
             "answer_ids must be a list of ids",
         ),
-        ('{"vocab_size": 9, "end_id": 2}\n[1]', 2, "must be a JSON object, got '[1]'"),
+        ('{"vocab_size": 9, "end_id": 2}\n[1]\n{}', 2, "must be a JSON object, got [1]"),
         ('{"vocab_size": 9, "end_id": 2}\n{"prompt_ids": \n{}', 2, "no JSON: Expecting value"),
         ('{"vocab_size": 0, "end_id": 2}\n{}', 1, "vocab_size must be a whole number, 1 or more, got 0"),
         ('{"vocab_size": 9, "end_id": "2"}\n{}', 1, "end_id must be a whole number, 0 or more, got '2'"),

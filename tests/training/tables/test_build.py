@@ -148,7 +148,7 @@ def test_every_form_of_source_is_read(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ("{", "no JSON"),
-        ("3", "must be an object"),
+        ("3", "must be a JSON object"),
         ('{"name": 1}', 'needs "ids", "text" or "prompt", has name'),
         ('{"ids": "1"}', "ids must be a list"),
         ('{"ids": [1, 2.5]}', "ids must be a list"),

@@ -197,7 +197,7 @@ def test_an_adapter_is_not_left_out(beside: bool, tmp_path: Path) -> None:
 def test_a_damaged_generation_config_is_refused_with_the_ends_it_names(text: str, tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(text)
-    refused(loaded_logits, tmp_path, match=r"generation_config.json is damaged: ")
+    refused(loaded_logits, tmp_path, match=r"generation_config.json: (no JSON|must be a JSON object)")
 
 
 def test_a_tied_head_may_be_left_out(tmp_path: Path) -> None:

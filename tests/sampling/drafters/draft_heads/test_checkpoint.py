@@ -305,7 +305,7 @@ def test_weights_that_do_not_fit_their_configuration_are_named(saved: Path) -> N
 
 def test_damaged_configurations_are_named(saved: Path) -> None:
     good = (saved / CONFIG).read_text(encoding="utf-8")
-    for text_of_it, told in (("{", "no JSON"), ("[1]", "no object"), ("\0\0", "no JSON")):
+    for text_of_it, told in (("{", "no JSON"), ("[1]", "must be a JSON object"), ("\0\0", "no JSON")):
         (saved / CONFIG).write_text(text_of_it, encoding="utf-8")
         assert told in refused(saved)
         assert head_kind(saved) is None
@@ -322,7 +322,7 @@ def test_damaged_configurations_are_named(saved: Path) -> None:
         rewrite(saved, **changes)
         assert told in refused(saved)
     (saved / CONFIG).unlink()
-    assert "no readable config.json" in refused(saved)
+    assert f"cannot read {saved / CONFIG}" in refused(saved)
     refused(saved / "nowhere")
     assert head_kind(saved) is None
 
