@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sampling.events import Call, Event, Finished, Prefill, Reason, by_row
-from sampling.rows import check_rows, first_rows
+from sampling.rows import check_rows, few, first_rows
 from sampling.types import (
     LM,
     Budget,
@@ -179,7 +179,7 @@ class _Run:
         budget = wanted
         if max(wanted.max_depth) > min(room):
             budget = replace(wanted, max_depth=list(map(min, wanted.max_depth, room)))
-        keys = torch.tensor([[number, len(row)] for number, row in zip(self.ids, self.rows, strict=True)])
+        keys = few([[number, len(row)] for number, row in zip(self.ids, self.rows, strict=True)])
         draft = self._draft(budget, keys)
         took = watch.lap()
         draft_s = (took if draft.seconds is None else draft.seconds) + waited

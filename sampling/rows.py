@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from sampling.types import Rows, Session, Traits
@@ -61,10 +63,15 @@ def parted(items: Sequence[Item], rows: Sequence[int]) -> list[Item]:
     return [deepcopy(items[row]) if row in rows[:index] else items[row] for index, row in enumerate(rows)]
 
 
-def padded(rows: Sequence[Sequence[float]], fill: float = -1, dtype: torch.dtype = torch.long) -> Tensor:
+def few(values: Sequence[Any], dtype: DTypeLike = np.int64) -> Tensor:
+    """Return a few values as a tensor: with cold caches numpy takes a third of the time of `torch.tensor`."""
+    return torch.from_numpy(np.array(values, dtype))
+
+
+def padded(rows: Sequence[Sequence[float]], fill: float = -1, dtype: DTypeLike = np.int64) -> Tensor:
     """Return rows of at most N values as [B, N], padded with `fill`."""
     width = max(map(len, rows))
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype).view(len(rows), width)
+    return few([[*row, *[fill] * (width - len(row))] for row in rows], dtype)
 
 
 def put(values: Tensor | Sequence[Any], device: torch.device | None) -> Tensor:

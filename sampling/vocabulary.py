@@ -46,30 +46,29 @@ def best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(top.reshape(shape)), torch.from_numpy(indices.reshape(shape))
 
 
-def likeliest(logits: Tensor, count: int) -> dict[int, float]:
-    """Return the ids of the `count` largest (up to 16) of float32 logits [V], the largest first, with their softmax.
+def likeliest_of_each(logits: Tensor, count: int) -> list[dict[int, float]]:
+    """Return the ids of the `count` largest (up to 16) of each of logits [M, V], the largest first, with their softmax;
+    from a device by one transfer.
 
     LogitsError for NaN, +inf or nothing but -inf.
     """
-    if len(logits) >= _FEW and at_hand() and walkable(logits):
-        seen = walk(logits.data_ptr(), len(logits), count)
-        check_number(seen.mass)
-        top = seen.values[0]
-        known = zip(seen.ids, seen.values, strict=True)
-        return {token: math.exp(value - top) / seen.mass for token, value in known if token >= 0}
-    values, ids = logits.topk(min(count, len(logits)))
-    check_finite(values[:1])  # NaN and +inf come first
-    return dict(zip(ids.tolist(), logits.softmax(dim=-1)[ids].tolist(), strict=True))
-
-
-def likeliest_of_each(logits: Tensor, count: int) -> list[dict[int, float]]:
-    """:func:`likeliest` of each of logits [M, V]; from a device by one transfer."""
-    if logits.device.type == "cpu":
-        return [likeliest(row, count) for row in logits]
+    rows, size = logits.shape
+    if size >= _FEW and at_hand() and walkable(logits):
+        address, step = logits.data_ptr(), 4 * logits.stride(0)
+        return [_walked(address + step * row, size, count) for row in range(rows)]
     values, places = logits.topk(min(count, logits.shape[-1]), dim=-1)
     chances, where = fetched((values - logits.logsumexp(dim=-1, keepdim=True)).exp(), places)
     check_finite(chances)
     return [dict(zip(*row, strict=True)) for row in zip(where.long().tolist(), chances.tolist(), strict=True)]
+
+
+def _walked(address: int, size: int, count: int) -> dict[int, float]:
+    """:func:`likeliest_of_each` of the logits at an address."""
+    seen = walk(address, size, count)
+    check_number(seen.mass)
+    top = seen.values[0]
+    known = zip(seen.ids, seen.values, strict=True)
+    return {token: math.exp(value - top) / seen.mass for token, value in known if token >= 0}
 
 
 @contextmanager

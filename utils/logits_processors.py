@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from utils.errors import COLDEST, LogitsError, number, whole
@@ -249,12 +249,12 @@ class LogitsProcessor:
         given = [(rule, getattr(self, name)) for name, rule in ARGUMENTS.items()]
         return [(rule, value) for rule, value in given if value != rule.off]
 
-    @property
+    @cached_property
     def needs_prefixes(self) -> bool:
         """Whether the distribution depends on the tokens before it."""
         return any(rule.on_prefixes for rule, _ in self.at_work)
 
-    @property
+    @cached_property
     def only_tempers(self) -> bool:
         """Whether the distribution is the softmax at the temperature and nothing else."""
         return all(rule is ARGUMENTS["temperature"] for rule, _ in self.at_work)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -138,7 +139,7 @@ class Growing:
         return Draft(
             tokens=tokens,
             probs=self._probs(tokens.shape[1]),
-            draft_prob=padded(self._prob, 1.0, torch.float32),
+            draft_prob=padded(self._prob, 1.0, np.float32),
             source=padded(self._source, 0),
             calls=tuple(spent.values()),
             trace=tuple(self._trace),

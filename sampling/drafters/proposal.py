@@ -27,12 +27,12 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from sampling.events import Call, Proposal
 from sampling.gamma.ratios import RETRY, Ratios, RunningRatio
-from sampling.rows import first_rows, lead, padded, prepended
+from sampling.rows import few, first_rows, lead, padded, prepended
 from sampling.types import (
     LM,
     Budget,
@@ -472,13 +472,13 @@ class Proposer(Drafter):
             promised = sum(paths[: len(drafted[0])])
             index: dict[Node | None, int] = {node: at for at, node in enumerate(drafted[0])}
             above = [index.get(node.parent, -1) for node in drafted[0]]
-            parents = None if above == list(range(-1, len(above) - 1)) else torch.tensor(above)
+            parents = None if above == list(range(-1, len(above) - 1)) else few(above)
         self._drafted = drafted
         call = self.model.call() if self.model else None
         return Draft(
             padded([[node.token for node in nodes] for nodes in drafted]),
             parents=parents,
-            draft_prob=padded([[node.prob for node in nodes] for nodes in drafted], 1.0, torch.float32),
+            draft_prob=padded([[node.prob for node in nodes] for nodes in drafted], 1.0, np.float32),
             source=padded([[node.source for node in nodes] for nodes in drafted], 0),
             calls=() if call is None else (call,),
             promised=promised,

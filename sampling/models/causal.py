@@ -128,7 +128,8 @@ class CausalSession(Session):
 
     def cut(self, logits: Tensor) -> Tensor:
         """The columns of the session's ids in the model's logits [..., n or V]."""
-        return logits[..., : self.vocab_size if self.reduced_ids is None else len(self.reduced_ids)]
+        count = self.vocab_size if self.reduced_ids is None else len(self.reduced_ids)
+        return logits if logits.shape[-1] == count else logits[..., :count]
 
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         if len(feed) > 1 or not self.network.ragged:

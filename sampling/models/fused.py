@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -24,8 +25,10 @@ from utils.families import LLAMA, Family, UnfitError, facts_of, head_size, rotat
 from utils.kernels.bindings import (
     CODES,
     FEW,
+    FIELDS,
     FLOATS,
     GROUP,
+    MORE,
     PASS,
     PICK,
     ROW,
@@ -440,7 +443,7 @@ class FusedNetwork:
         assert cache.dtype == self.cache_dtype
         first, count = cache.length, len(new) + len(nodes)
         end, last = first + len(new), self.vocab_size - 1
-        fields, slots = list[int](), list[int]()  # of each row, and the slots that rows see after their first ones
+        fields, others = list[int](), list[int]()  # of each row, and the slots that nodes see after their first ones
         for slot, token in enumerate(new, start=first):
             fields += (min(max(token, 0), last), slot, 0, slot, slot + 1, 0, 0)
         paths = list[tuple[int, list[int]]]()  # of each node: how many of the first slots it sees, and which others
@@ -448,19 +451,17 @@ class FusedNetwork:
             seen, more = (end, []) if parent < 0 else paths[parent]
             seen, more = (slot + 1, more) if slot == seen and not more else (seen, [*more, slot])
             paths.append((seen, more))
-            fields += (min(max(token, 0), last), seen + len(more) - 1, 0, slot, seen, len(slots), len(more))
-            slots += more
-        numbers = np.array([*fields, *slots], np.int64)
-        address = numbers.ctypes.data
-        if slots:
-            rows = numbers[: -len(slots)].view(ROW)
-            rows["more"] = address + rows.nbytes + 8 * rows["more"]
+            fields += (min(max(token, 0), last), seen + len(more) - 1, 0, slot, seen, 8 * len(others), len(more))
+            others += more
+        slots = array("q", others)
+        fields[MORE::FIELDS] = [slots.buffer_info()[0] + offset for offset in fields[MORE::FIELDS]]
+        rows = array("q", fields)
         wanted = () if states is None else states_of(hidden)
         with self._one_at_a_time:
             cache.reserve(1, first + count)
             kept = states(count, len(wanted) * self._hidden) if states is not None and wanted else None
             sizes = 1, count, len(nodes) + 1
-            logits = self._run(address, sizes, first + count, first + count - 1, cache, wanted, kept)
+            logits = self._run(rows.buffer_info()[0], sizes, first + count, first + count - 1, cache, wanted, kept)
             cache.length = first + count
         return logits
 
@@ -491,10 +492,10 @@ class FusedNetwork:
             if last >= len(angles):
                 self._angles[index] = torch.cat([angles, table(*rotation, len(angles), last + 1)])
                 record.tables[index] = self._angles[index].data_ptr()
-        moves = np.array(cache.moves, np.int64)
-        record.moved, record.moves = len(moves), moves.ctypes.data
+        moves = array("q", chain(*cache.moves))
+        record.moved, record.moves = len(cache.moves), moves.buffer_info()[0]
         record.states, record.states_row = addresses.get(-1), len(wanted) * self._hidden
         self._record.prepare(count * fed, count * keep, seen)
         self._record.run_over(cache, sizes, rows, logits)
         cache.moves.clear()
-        return logits[..., : self.vocab_size]
+        return logits if self._width == self.vocab_size else logits[..., : self.vocab_size]

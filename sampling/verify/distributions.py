@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import mul
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,6 +37,7 @@ class LazyDistributions:
         self._known: dict[tuple[int, int], Tensor] = {}
         self._glances: dict[tuple[int, int], Seen] = {}
         self._walks = at_hand() and logits.shape[-1] >= MANY and walkable(logits)
+        self._numbers = logits.numpy() if self._walks else np.empty(0)
         self.quick = self._walks and (sampler.greedy or sampler.tempered is not None)
 
     def all(self) -> Tensor:
@@ -66,7 +69,7 @@ class LazyDistributions:
         sampler, temperature = self._sampler, self._sampler.tempered
         if self.quick:
             state = None if temperature is None else sampler.noise_state(*position)
-            seen = self._glances[row, node] = Seen(self._logits[row, node + 1], temperature or 0.0, state)
+            seen = self._seen(row, node, temperature or 0.0, state)
             if seen.walk.drawn >= 0:
                 return seen.walk.drawn
         if not sampler.greedy or self._logits.device.type != "cpu":
@@ -79,8 +82,13 @@ class LazyDistributions:
     def glance(self, row: int, node: int) -> Seen | None:
         """Return facts of the logits after a node, None where they are not cheap."""
         if self._walks and (row, node) not in self._glances:
-            self._glances[row, node] = Seen(self._logits[row, node + 1], None)
+            self._seen(row, node, None)
         return self._glances.get((row, node))
+
+    def _seen(self, row: int, node: int, temperature: float | None, state: int | None = None) -> Seen:
+        address = self._logits.data_ptr() + sum(map(mul, self._numbers.strides, (row, node + 1)))
+        seen = self._glances[row, node] = Seen(self._numbers[row, node + 1], address, temperature, state)
+        return seen
 
     def _processed(self, places: list[tuple[int, int]]) -> Tensor:
         prefixes = prefixes_of(self._rows, self._draft, places) if self._sampler.needs_prefixes else []
@@ -92,14 +100,15 @@ class LazyDistributions:
 
 
 class Seen:
-    """A compiled walk over the logits [V] of one position. LogitsError for NaN, +inf, or nothing but -inf.
-
-    Their distribution is the softmax at `temperature` (None: another one), drawn with the noise of `state`.
+    """A compiled walk over the logits [V] of one position, at this address. Their distribution is the softmax at
+    `temperature` (None: another one), drawn with the noise of `state`. LogitsError for NaN, +inf, or nothing but -inf.
     """
 
-    def __init__(self, logits: Tensor, temperature: float | None, state: int | None = None) -> None:
-        self._logits, self._temperature = logits.numpy(), temperature
-        self.walk = walk(logits.data_ptr(), len(logits), GLANCE_IDS, state, temperature or 1.0)
+    def __init__(
+        self, logits: np.ndarray[Any, Any], address: int, temperature: float | None, state: int | None = None
+    ) -> None:
+        self._logits, self._temperature = logits, temperature
+        self.walk = walk(address, len(logits), GLANCE_IDS, state, temperature or 1.0)
         check_number(self.walk.mass)
 
     @property

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.rows import fetched, padded, put
+from sampling.rows import fetched, few, padded, put
 from sampling.types import Draft, Drafter, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.at_once import verify_at_once
 from sampling.verify.distributions import (
@@ -133,7 +133,7 @@ def walk_down(draft: Draft, keys: Tensor, distributions: LazyDistributions) -> t
             path.append(child_of[path[-1], token])
         paths.append([*path[1:], *[-1] * (depth + 1 - len(path))])
         tokens.append(token)
-    return torch.tensor(paths, dtype=torch.long), torch.tensor(tokens)
+    return few(paths), few(tokens)
 
 
 def children(parents: Tensor | None, count: int) -> Tensor:

@@ -32,7 +32,7 @@ PRODUCT, LOOK_UP, PASS, STEP = range(4)  # kinds of work
 COLUMNS, GROUP, TILE, FEW, TABLES, MOST_CHOSEN = 16, 32, 8, 4, 4, 32
 CODES = 2 * GROUP + 16  # bytes of a group of activations
 PICK = 16  # bytes of a row of an expert
-MOST, RIVALS, NOISE = 16, 256, 256
+MOST = 16
 WALKED = 16  # logits that a walk reads at a time
 HELD_UP = 1 / 3  # share of their time that threads may sleep at barriers before one thread is faster
 MOST_LOST = 0.02  # seconds that they may sleep beyond that; a run counts for half of it at most
@@ -63,6 +63,7 @@ class LookUp(ctypes.Structure):
 
 
 ROW = np.dtype([(name, np.int64) for name in ("id", "position", "sequence", "slot", "seen", "more", "count")])
+FIELDS, MORE = 7, 5  # of a row, and which of them is `more`
 
 
 class Expert(ctypes.Structure):
@@ -124,9 +125,6 @@ class Walk(ctypes.Structure):
         *_fields(_real, "inverse mass tempered unused"),
         ("ids", _whole * MOST),
         ("values", _real * MOST),
-        ("rivals", _whole * RIVALS),
-        ("quotients", _real * NOISE),
-        ("weights", _real * NOISE),
     )
 
 

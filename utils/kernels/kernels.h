@@ -139,7 +139,7 @@ typedef struct {
     Codes *entered, *theirs, *own;
 } Step;
 
-enum { MOST = 16, RIVALS = 256, NOISE = 256 };
+enum { MOST = 16 };
 
 /* The facts about one position's logits that a round needs. */
 typedef struct {
@@ -150,8 +150,6 @@ typedef struct {
     float inverse, mass, tempered, unused;
     int64_t ids[MOST];
     float values[MOST];
-    int64_t rivals[RIVALS];
-    float quotients[NOISE], weights[NOISE];
 } Walk;
 
 int64_t run(int64_t work, void *record, int64_t threads);

@@ -6,6 +6,7 @@
 #include "internal.h"
 #include <math.h>
 
+enum { RIVALS = 256, NOISE = 256 }; /* ids that may win a draw; logits at a time */
 static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
 static const double NEAR = 1e-4;                 /* relatively */
 static const float ABOVE_ALL = 1.0f - 0x1p-24f; /* no uniform number is larger, in 32 bits */
@@ -48,9 +49,10 @@ static void add_up(Walk *w) {
     w->mass = total(mass);
 }
 
-/* The same at temperature 1 and at the draw's; and who may win the race: of p / E it is enough for most ids that
-   u < E < u / (1 - u). */
-static void collect(Walk *w) {
+/* The same at temperature 1 and at the draw's; and the `rivals` who may win the race: of p / E it is enough for most ids
+   that u < E < u / (1 - u). */
+static void collect(Walk *w, int64_t *rivals) {
+    float quotients[NOISE], weights[NOISE];
     Reals top = splat(w->values[0]), mass = splat(0.0f), tempered = splat(0.0f);
     float best = 0.0f;
     uint64_t word = w->state;
@@ -61,31 +63,31 @@ static void collect(Walk *w) {
             Reals less = nth(w->logits, start + at) - top, weight = exponential(less * w->inverse);
             mass += exponential(less);
             tempered += weight;
-            store(w->weights + at, weight);
+            store(weights + at, weight);
         }
-        for (int64_t at = 0; at < size; at++) w->quotients[at] = (float)mixed(word + (uint64_t)(at + 1) * GOLDEN);
+        for (int64_t at = 0; at < size; at++) quotients[at] = (float)mixed(word + (uint64_t)(at + 1) * GOLDEN);
         word += (uint64_t)size * GOLDEN;
         Reals most = splat(0.0f), sure = splat(best);
         for (int64_t at = 0; at < size; at += WIDTH) {
-            Reals weight = load(w->weights + at), quotient = weight / load(w->quotients + at);
-            store(w->quotients + at, quotient);
+            Reals weight = load(weights + at), quotient = weight / load(quotients + at);
+            store(quotients + at, quotient);
             most = larger(most, quotient), sure = larger(sure, quotient - weight);
         }
         best = largest(sure);
         const float bound = best * (float)(1 - NEAR);
         if (largest(most) < bound) continue;
         for (int64_t at = 0; at < size; at++)
-            if (w->quotients[at] >= bound && w->rival_count < RIVALS) w->rivals[w->rival_count++] = start + at;
+            if (quotients[at] >= bound && w->rival_count < RIVALS) rivals[w->rival_count++] = start + at;
     }
     w->mass = total(mass), w->tempered = total(tempered);
 }
 
 /* The race among those who may win it; -1 where two are too near each other. */
-static void decide(Walk *w) {
+static void decide(Walk *w, const int64_t *rivals) {
     double first = -1.0, second = -1.0;
     w->drawn = -1;
     for (int64_t at = 0; at < w->rival_count; at++) {
-        const int64_t id = w->rivals[at];
+        const int64_t id = rivals[at];
         float noise = (float)uniform(w->state, id);
         noise = noise < ABOVE_ALL ? noise : ABOVE_ALL;
         const double less = (double)w->logits[id] - (double)w->values[0];
@@ -106,8 +108,9 @@ void walk(Walk *w) {
     } else if (!w->draws) {
         add_up(w);
     } else {
-        collect(w);
-        if (w->mass == w->mass) decide(w);
+        int64_t rivals[RIVALS];
+        collect(w, rivals);
+        if (w->mass == w->mass) decide(w, rivals);
     }
 }
 

@@ -6,6 +6,7 @@ into x; the last keeps x, which is the head's own state. Knows neither sessions 
 """
 
 import threading
+from array import array
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -103,7 +104,7 @@ class CompiledStep:
         own: Buffer,
         cache: FusedCache,
     ) -> Tensor:
-        """Feed one row's tokens from position `first` on: logits [n] of the last; their states go to `own`.
+        """Feed one row's tokens from position `first` on: logits [1, 1, n] of the last; their states go to `own`.
 
         `theirs` [S, G] are the target's states in any dtype, of which the first `valid` are known; after them the
         head's `own` [S, H] serve, of which `first` are known.
@@ -122,18 +123,19 @@ class CompiledStep:
             state = (THEIRS, their_address + step * (at - 1)) if at <= valid else (OWN, own_address + width * (at - 1))
             before.append(state if at else (NONE, 0))
         # in one array: the rows, then whose state stands before each token, then the addresses of these states
-        numbers = np.array([*fields, *(kind for kind, _ in before), *(address for _, address in before)], np.int64)
-        kinds = numbers.ctypes.data + fed * ROW.itemsize
+        numbers = array("q", [*fields, *(kind for kind, _ in before), *(address for _, address in before)])
+        rows = numbers.buffer_info()[0]
+        kinds = rows + fed * ROW.itemsize
         with self._one_at_a_time:
             cache.settle()
             cache.reserve(1, first + fed)
             self._prepare(fed, 1, first + fed, first + fed - begin)
-            logits, record = torch.empty(self._width), self._record.record
+            logits, record = torch.empty(1, 1, self._width), self._record.record
             record.kinds, record.states_before, record.states = kinds, kinds + 8 * fed, states.data_ptr()
             record.any_theirs, record.any_own = first + fed - 1 > 0 and first <= valid, first > valid
-            self._record.run_over(cache, (1, fed, 1), numbers.ctypes.data, logits, begin)
+            self._record.run_over(cache, (1, fed, 1), rows, logits, begin)
             cache.length = first + fed
-        return logits[: self._out]
+        return logits if self._width == self._out else logits[..., : self._out]
 
     def _begin(self, position: int) -> int:
         """The first slot, at the start of a block, that a token at `position` may see."""

@@ -75,7 +75,7 @@ class FeatureSession(FollowingSession):
             self._reset(1)
             raise
         self._nodes, self._views = None, [valid]
-        return self.cut(logits[None, None])
+        return self.cut(logits)
 
     @torch.inference_mode()
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no
 SOURCES = Path(build.__file__).parent
 STRUCTURES = ["Weight", "Input", "Product", "LookUp", "Expert", "Layer", "Pass", "Step", "Walk"]
 ENUMERATIONS = (
-    *("COLUMNS", "GROUP", "TILE", "FEW", "TABLES", "MOST_CHOSEN", "MOST", "RIVALS", "NOISE"),
+    *("COLUMNS", "GROUP", "TILE", "FEW", "TABLES", "MOST_CHOSEN", "MOST"),
     *("PRODUCT", "LOOK_UP", "PASS", "STEP"),
 )
 
