@@ -56,7 +56,8 @@ def likeliest_of_each(logits: Tensor, count: int) -> list[dict[int, float]]:
     if size >= _FEW and at_hand() and walkable(logits):
         address, step = logits.data_ptr(), 4 * logits.stride(0)
         return [_walked(address + step * row, size, count) for row in range(rows)]
-    values, places = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    logits = logits.float()
+    values, places = logits.topk(min(count, size), dim=-1)
     chances, where = fetched((values - logits.logsumexp(dim=-1, keepdim=True)).exp(), places)
     check_finite(chances)
     return [dict(zip(*row, strict=True)) for row in zip(where.long().tolist(), chances.tolist(), strict=True)]

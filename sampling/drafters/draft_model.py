@@ -201,7 +201,7 @@ class Model(Source):
 
     def _likeliest(self, logits: Tensor) -> list[list[Offer]]:
         """Return the likeliest tokens of each row of logits [M, n]."""
-        each, ids = likeliest_of_each(logits.float(), self._count), self._short_ids
+        each, ids = likeliest_of_each(logits, self._count), self._short_ids
         return [[(index if ids is None else ids[index], p) for index, p in probs.items()] for probs in each]
 
 
