@@ -209,6 +209,10 @@ class _Quantized(nn.Module):
         """A new dense copy of the weight."""
         return nn.Parameter(self.packed.dense(), requires_grad=False)
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
+
 
 class QuantizedLinear(_Quantized):
     """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out]. `narrow`: x in 8 bits, not in 16."""
