@@ -178,8 +178,6 @@ class KeyedSampler(Sampler):
 
     def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
         """Return the noise of each id's logit in the target's draw: temperature × (Gumbel noise less its mean)."""
-        if self.processor.greedy:
-            return [0.0] * len(ids)
         return [self.processor.temperature * (noise - _MEAN) for noise in self.noise(row, position, ids)]
 
     def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:

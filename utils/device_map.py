@@ -73,18 +73,13 @@ def device_map(
     devices: dict[str, Device] = infer_auto_device_map(
         model, max_memory=limits, no_split_module_classes=list(model._no_split_modules or ()), dtype=dtype
     )
-    devices |= {part: first for part in devices if any(inside(end, part) for end in kept)}
+    devices |= {part: first for part in devices if any(f"{end}.".startswith(f"{part}.") for end in kept) or not part}
     if sum(kept.values()) > room[first] or (scale < 1 and "disk" in devices.values()):
         total, have = scale * sizes[""] / 1e9, sum(size for device, size in room.items() if device not in COPIED) / 1e9
         raise UserError(
             f"{name} needs {total:.1f} GB, {have:.1f} GB are free: try --quantization nf4 or a smaller model"
         )
     return devices
-
-
-def inside(part: str, whole: str) -> bool:
-    """Return whether `part` is the name of the module `whole` or of a module in it."""
-    return part == whole or part.startswith(f"{whole}.") or not whole
 
 
 def main_device(model: Any) -> torch.device | None:

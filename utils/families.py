@@ -33,22 +33,19 @@ class Family:
 
     `norms`: their names in a layer, by their fields in the pass. `gain_above_one`: a norm's gain is 1 + w. `qk_norm`:
     the norm of queries and keys: "" none, "head" each head separately, "all" all heads together. `scaled_embeddings`:
-    by √hidden. `qkv_bias`: queries, keys and values always have one. `joined`: one map makes queries, keys and values,
-    another gate and up.
+    by √hidden. `joined`: one map makes queries, keys and values, another gate and up.
     """
 
     norms: Mapping[str, str] = field(default_factory=lambda: PRE)
     qk_norm: str = ""
     gain_above_one: bool = False
     scaled_embeddings: bool = False
-    qkv_bias: bool = False
     joined: bool = False
 
 
 LLAMA = Family()
 FAMILIES = {  # by the configuration's model_type
-    **dict.fromkeys(("llama", "mistral", "mixtral", "smollm3", "granite"), LLAMA),
-    **dict.fromkeys(("qwen2", "qwen2_moe"), Family(qkv_bias=True)),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe"), LLAMA),
     **dict.fromkeys(("qwen3", "qwen3_moe"), Family(qk_norm="head")),
     "phi3": Family(joined=True),
     "olmo2": Family(_POST, "all"),

@@ -46,8 +46,10 @@ class Window:
         whole = new if garbage else new.rstrip(REPLACEMENT)
         self._base += whole
         if whole == new:
+            if len(self._ids) > _WINDOW:
+                self._ids = self._last(self._ids, _CONTEXT)
+                self._base = self._complete(self._ids)
             self._settled = len(self._ids)
-            self._slide()
         return whole
 
     def rest(self) -> str:
@@ -71,12 +73,6 @@ class Window:
         ends = range(max(1, len(ids) - _SPLIT), len(ids))
         texts = [whole, *(self._decode(ids[:end]) for end in ends)]
         return max((text.rstrip(REPLACEMENT) for text in texts), key=len)
-
-    def _slide(self) -> None:
-        if len(self._ids) > _WINDOW:
-            self._ids = self._last(self._ids, _CONTEXT)
-            self._settled = len(self._ids)
-            self._base = self._complete(self._ids)
 
     def ahead(self, tokens: Iterable[int]) -> list[str]:
         """Return the texts of further tokens, one each, without committing them."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
@@ -61,17 +60,9 @@ def ban_repeats(scores: Tensor, n: int, prefixes: Sequence[Sequence[int]]) -> No
 
 def followers(prefix: Sequence[int], n: int) -> set[int]:
     """Return the ids after earlier occurrences of the prefix's last n - 1 tokens."""
-    tail = list(prefix[len(prefix) - n + 1 :])
-    if len(prefix) < n or not tail:
-        return set(prefix) if len(prefix) >= n else set()
-    ids: set[int] = set()
-    end = n - 2
-    with suppress(ValueError):
-        while True:
-            end = prefix.index(tail[-1], end, len(prefix) - 1) + 1
-            if list(prefix[end - n + 1 : end]) == tail:
-                ids.add(prefix[end])
-    return ids
+    size = n - 1
+    tail = prefix[len(prefix) - size :]
+    return {prefix[end] for end in range(size, len(prefix)) if prefix[end - size : end] == tail}
 
 
 def _flat_indices(scores: Tensor, ids: Iterable[Iterable[int]]) -> Tensor:

@@ -87,11 +87,6 @@ class FileTokenizer:
         added: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
         return added
 
-    def convert_ids_to_tokens(self, ids: Any) -> Any:
-        if isinstance(ids, int):
-            return self.backend_tokenizer.id_to_token(ids)
-        return [self.backend_tokenizer.id_to_token(int(token)) for token in ids]
-
     def apply_chat_template(self, messages: Any, chat_template: str | None = None, **options: Any) -> Any:
         """Return the chat as text. Templates with transformers' own words, and calls for ids, go to transformers."""
         template, own = chat_template or self.chat_template, {"tokenize", "add_generation_prompt"}

@@ -204,7 +204,7 @@ def _shared(loaded: LoadedPair) -> list[str]:
     template = "yes" if tokenizer.chat_template else "none, prompts are completed as they are"
     if loaded.target.encodes:
         template = "none, the encoder reads each prompt as it is"
-    stops = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(loaded.stop_ids))
+    stops = ", ".join(f"{tokenizer.decode([i])} ({i})" for i in sorted(loaded.stop_ids))
     fits = f"{loaded.drafter_kind} drafts in the target's own vocabulary"
     if any(model.vocabulary is not None for model in models):
         fits = "the drafts of another vocabulary are translated"

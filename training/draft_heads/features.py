@@ -164,10 +164,8 @@ def _lengths(texts: Sequence[Passage]) -> dict[str, Tensor]:
 
 def _shard_with(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
     """Return a shard with this mark that holds at least these layers."""
-    for file in sorted(folder.glob(f"{mark}*{_SUFFIX}")):
-        if set(map(str, layers)) <= set(file.name.removeprefix(mark).removesuffix(_SUFFIX).split("-")):
-            return file
-    return None
+    held = {file: file.name.removeprefix(mark).removesuffix(_SUFFIX) for file in folder.glob(f"{mark}*{_SUFFIX}")}
+    return next((file for file in sorted(held) if {*map(str, layers)} <= {*held[file].split("-")}), None)
 
 
 def _shard(model: Any, texts: Sequence[Passage], layers: Sequence[int], reads: tuple[int, ...]) -> dict[str, Tensor]:

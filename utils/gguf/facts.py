@@ -6,14 +6,10 @@ a file with keys of its architecture that neither knows, since it would silently
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from utils.errors import UserError
 from utils.gguf.header import TOKENS, GgufHeader
-
-Numbers = list[float]
 
 _CONTROL = 3  # among tokenizer.ggml.token_type
 _PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
@@ -61,30 +57,7 @@ _ENDS = (
 )
 
 
-class Header(NamedTuple):
-    """A GGUF file's metadata, and its rotary factors by the tensors' names."""
-
-    metadata: Mapping[str, Any]
-    factors: Mapping[str, Numbers]
-
-    @property
-    def architecture(self) -> str:
-        return str(self.metadata.get("general.architecture"))
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key under the architecture's name."""
-        return self.metadata.get(f"{self.architecture}.{key}", default)
-
-
-def facts_of(header: GgufHeader) -> Header:
-    """Return the metadata and the rotary factors of a file."""
-    named = [tensor for tensor in header.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
-    if other := next((tensor for tensor in named if tensor.kind != "F32"), None):
-        raise UserError(f"{other.file.name}: {other.name} is {other.kind}, where factors of positions are F32")
-    return Header(header.metadata, {tensor.name: tensor.read().view(np.float32).tolist() for tensor in named})
-
-
-def check_said(header: Header, name: str) -> None:
+def check_said(header: GgufHeader, name: str) -> None:
     """Raise UserError if the file `name` lacks a key for which transformers would fill in another model's value."""
     family, needed = header.architecture, {key for key, known in _mapped(header).items() if known} - _OPTIONAL
     if header.get("expert_count"):
@@ -127,7 +100,7 @@ def teach_families() -> None:
         reader.TENSOR_PROCESSORS[family] = reader.TENSOR_PROCESSORS["llama"]
 
 
-def complete(config: Any, header: Header) -> None:
+def complete(config: Any, header: GgufHeader) -> None:
     """Complete a transformers configuration from the file; UserError, in one line, for a key that it cannot express."""
     _check_known(config, header)
     heads = getattr(config, "num_attention_heads", None)
@@ -149,7 +122,7 @@ def complete(config: Any, header: Header) -> None:
     _set_rope(config, header, size)
 
 
-def _mapped(header: Header) -> Mapping[str, str | None]:
+def _mapped(header: GgufHeader) -> Mapping[str, str | None]:
     """Return the keys of the architecture that transformers knows → their names in its configuration."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
@@ -158,7 +131,7 @@ def _mapped(header: Header) -> Mapping[str, str | None]:
     return next((keys for name, keys in table.items() if name.replace("_", "") == plain), {})
 
 
-def _check_known(config: Any, header: Header) -> None:
+def _check_known(config: Any, header: GgufHeader) -> None:
     mapped = _mapped(header)
     known = {key for key, name in mapped.items() if name is not None} | _READ
     known |= {key for key, names in _ATTRIBUTES.items() if any(hasattr(config, name) for name in names)}
@@ -177,12 +150,13 @@ def _check_known(config: Any, header: Header) -> None:
         raise UserError(f"it has keys that this program does not know: {', '.join(unknown[:3])}{more}")
 
 
-def _set_rope(config: Any, header: Header, size: int) -> None:
+def _set_rope(config: Any, header: GgufHeader, size: int) -> None:
     """Set the rotary positions. A family that turns part of a head names the part in its configuration; layers with a
     window have a separate base."""
     rope = config.rope_parameters
+    factors = header.factors()
     bases = {key: header.get(key) for key in ("rope.freq_base", "rope.freq_base_swa")}
-    for name, values in {**{key: [base] for key, base in bases.items() if base is not None}, **header.factors}.items():
+    for name, values in {**{key: [base] for key, base in bases.items() if base is not None}, **factors}.items():
         if not all(isinstance(value, int | float) and 0 < value < math.inf for value in values):
             raise UserError(f"{name} is no base and no factor to turn positions by: {values[:3]}")
     full = rope.get("full_attention", rope)
@@ -195,19 +169,19 @@ def _set_rope(config: Any, header: Header, size: int) -> None:
         full = {}
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = _original(config, header)
-    full |= {"rope_theta": header.get("rope.freq_base", _PLAIN_BASE), **_scaling(config, header, turned // 2)}
+    full |= {"rope_theta": header.get("rope.freq_base", _PLAIN_BASE), **_scaling(config, header, factors, turned // 2)}
     if "full_attention" in rope:
         short = {"rope_type": "default", "rope_theta": header.get("rope.freq_base_swa", _PLAIN_BASE)}
         full = {"full_attention": full, "sliding_attention": short}
     config.rope_parameters = full
 
 
-def _original(config: Any, header: Header) -> int:
+def _original(config: Any, header: GgufHeader) -> int:
     """Return the context before it was extended."""
     return int(header.get("rope.scaling.original_context_length") or config.max_position_embeddings)
 
 
-def _scaling(config: Any, header: Header, pairs: int) -> dict[str, Any]:
+def _scaling(config: Any, header: GgufHeader, factors: Mapping[str, list[float]], pairs: int) -> dict[str, Any]:
     """Return the stretching of positions as transformers' rope parameters, for `pairs` pairs of dimensions.
 
     A frequency is base^(−2i/D), divided by its factor if the file has one for each; cos and sin are multiplied by the
@@ -221,7 +195,7 @@ def _scaling(config: Any, header: Header, pairs: int) -> dict[str, Any]:
     known = {"none", "linear", "yarn", "longrope"}
     if kind not in known:
         raise UserError(f"{header.architecture}.rope.scaling.type is '{kind}': known are {', '.join(sorted(known))}")
-    lists = {name.split(".")[0]: values for name, values in header.factors.items()}
+    lists = {name.split(".")[0]: values for name, values in factors.items()}
     for name, values in lists.items():
         if len(values) != pairs:
             raise UserError(f"{name} has {len(values)} factors, where heads have {pairs} pairs of dimensions to turn")
@@ -249,7 +223,7 @@ def _scaling(config: Any, header: Header, pairs: int) -> dict[str, Any]:
     return {**rules, **lengths, "attention_factor": attention}
 
 
-def end_ids(header: Header) -> list[int]:
+def end_ids(header: GgufHeader) -> list[int]:
     """Return the ids that end an answer: the file's ends of a text, a turn and a message, and known control tokens."""
     named = (header.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
     ids: set[int] = {token for token in named if token is not None}

@@ -51,6 +51,17 @@ class GgufHeader(NamedTuple):
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", "unnamed"))
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key under the architecture's name."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def factors(self) -> dict[str, list[float]]:
+        """Return the rotary factors by the tensors' names. UserError if they are of another type than F32."""
+        named = [tensor for tensor in self.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
+        if other := next((tensor for tensor in named if tensor.kind != "F32"), None):
+            raise UserError(f"{other.name} is {other.kind}, where factors of positions are F32")
+        return {tensor.name: tensor.read().view(np.float32).tolist() for tensor in named}
+
     @property
     def parameters(self) -> list[TensorInfo]:
         """The tensors but those that the configuration holds."""

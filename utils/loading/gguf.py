@@ -18,7 +18,7 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.families import UnfitError
-from utils.gguf.facts import check_said, complete, end_ids, facts_of, teach_families
+from utils.gguf.facts import check_said, complete, end_ids, teach_families
 from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, module_name, read_header, write_joined
 from utils.loading.accounting import check_loaded, check_tensors
 from utils.loading.cache import (
@@ -71,7 +71,11 @@ def converted(
     def fill(folder: Path) -> None:
         file = source()
         if weights:
-            _check_room(read_header(file), file.name, folder)
+            header, what = read_header(file), f"expanding {file.name} to float32"
+            joined = sum(part.stat().st_size for part in header.parts) if len(header.parts) > 1 else 0
+            instead = "leave out --quantization none, or take a smaller model"
+            check_memory(what, _EXPANDING * header.float32_bytes, instead)
+            check_disk(what, header.float32_bytes + joined, folder)
         _convert(file, folder, weights, progress, cancelled)
 
     entries = converted_entries(digest, weights)
@@ -83,14 +87,6 @@ def converted_entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, 
     """Return the cache entries that serve for the file with this sha256, and the source in their manifests."""
     origin: dict[str, object] = {"sha256": digest, "format": FORMAT}
     return [(cache_folder() / name / digest[:16], origin) for name in ("converted", "described")[: 2 - weights]]
-
-
-def _check_room(header: GgufHeader, name: str, folder: Path) -> None:
-    """Raise UserError if the expanded weights would fill the memory or the disk."""
-    what = f"expanding {name} to float32"
-    joined = sum(part.stat().st_size for part in header.parts) if len(header.parts) > 1 else 0
-    check_memory(what, _EXPANDING * header.float32_bytes, "leave out --quantization none, or take a smaller model")
-    check_disk(what, header.float32_bytes + joined, folder)
 
 
 def _convert(source: Path, folder: Path, weights: bool, progress: Progress, cancelled: Callable[[], bool]) -> None:
@@ -151,18 +147,17 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     from transformers import modeling_gguf_pytorch_utils as legacy
 
     header = read_header(source)
-    facts = facts_of(header)
     teach_families()
-    check_said(facts, source.name)
+    check_said(header, source.name)
     name, source = source.name, _whole(header, folder, weights)
     names = _watch(gguf, legacy, report)
     given: dict[str, Any] = {"gguf_file": source.name}
     config = transformers.AutoConfig.from_pretrained(str(source.parent), **given)
-    if config.model_type == "llama" and facts.get("expert_count"):
+    if config.model_type == "llama" and header.get("expert_count"):
         given_numbers = {key: value for key, value in config.to_dict().items() if key != "model_type"}
         config = transformers.MixtralConfig(**given_numbers)
     try:
-        complete(config, facts)
+        complete(config, header)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     if weights:
@@ -185,7 +180,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
         model.config.architectures = [type(model).__name__]
     vars(model.config).pop("quantization_config", None)
     if model.generation_config is not None:
-        model.generation_config.eos_token_id = end_ids(facts)
+        model.generation_config.eos_token_id = end_ids(header)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(source.parent), **given)
     _mend_tokenizer(tokenizer, source, model.config)
     tokenizer.save_pretrained(str(folder))

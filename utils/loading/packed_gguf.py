@@ -239,11 +239,15 @@ class PackedModel(nn.Module):
             if parent not in weights:
                 self._place(parent, nn.Module()).register_parameter(part, nn.Parameter(values, requires_grad=False))
         self._packed = [name for name, part in self.named_modules() if name and hasattr(part, "unpacked")]
-        tables = {kind: frequencies(rule, facts.turned) for kind, rule in rules_of(config).items()}
+        trunk: Any = self.get_submodule("model")
+        tables: dict[str, Any] = {kind: frequencies(rule, facts.turned) for kind, rule in rules_of(config).items()}
         if None in tables.values():
-            self.get_submodule("model").rotary_emb = self.whole.model.rotary_emb
-        else:
-            self.get_submodule("model").rotary_emb = _rotary(tables)  # type: ignore[assignment]
+            trunk.rotary_emb = self.whole.model.rotary_emb
+        else:  # under the names of transformers' module
+            trunk.rotary_emb = SimpleNamespace()
+            for kind, (frequency, scaling) in tables.items():
+                prefix = f"{kind}_" if kind else ""
+                vars(trunk.rotary_emb).update({f"{prefix}inv_freq": frequency, f"{prefix}attention_scaling": scaling})
         self.eval()
 
     def _place(self, name: str, part: nn.Module) -> nn.Module:
@@ -263,8 +267,8 @@ class PackedModel(nn.Module):
         return self.get_submodule(HEAD)
 
     @functools.cached_property
-    def _own(self) -> list[Any]:
-        """transformers' model, in a list: as an attribute it would be a part of this module."""
+    def whole(self) -> Any:
+        """transformers' model over the same layers; no part of this module."""
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -283,12 +287,7 @@ class PackedModel(nn.Module):
             model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
             if (self._folder / _GENERATION).is_file():
                 model.generation_config = GenerationConfig.from_pretrained(str(self._folder))
-        return [model.eval()]
-
-    @property
-    def whole(self) -> Any:
-        """transformers' model over the same layers."""
-        return self._own[0]
+        return model.eval()
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """transformers' own pass."""
@@ -297,15 +296,6 @@ class PackedModel(nn.Module):
     def unpacked(self) -> Any:
         """transformers' model with plain layers of the same numbers."""
         return unpacked_copy(self.whole)
-
-
-def _rotary(tables: Mapping[str, Any]) -> SimpleNamespace:
-    """Return rotary frequencies [D/2] and a factor by the kind of layer, under transformers' names."""
-    names = {kind: f"{kind}_" if kind else "" for kind in tables}
-    frequencies_of = {f"{names[kind]}inv_freq": inverse for kind, (inverse, _) in tables.items()}
-    return SimpleNamespace(
-        **frequencies_of, **{f"{names[kind]}attention_scaling": scaling for kind, (_, scaling) in tables.items()}
-    )
 
 
 def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tuple[PackedModel, str]:

@@ -42,18 +42,13 @@ class GlideSession(FollowingSession):
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         network = self.network
-        seen, turned = self._seen(positions, mask), self._turned(positions)
-        there = put(positions, self.device)
-        turned = there if turned is None else put(turned, self.device)
-        own = network.run(network.embed(ids), there, mask, self._cache, seen, turned)
+        seen, own_positions = self._seen(positions, mask), put(positions, self.device)
+        turned = own_positions  # the positions of the rotation
+        if self.offset:
+            prompt = torch.tensor([len(row) for row in self.initial])[:, None]
+            turned = put(positions + self.offset * (positions >= prompt), self.device)
+        own = network.run(network.embed(ids), own_positions, mask, self._cache, seen, turned)
         return network.answer(own, keep, self._hidden is not None)
-
-    def _turned(self, positions: Tensor) -> Tensor | None:
-        """Return the positions [B, T] of the rotation; None: the tokens' own."""
-        if not self.offset:
-            return None
-        prompt = torch.tensor([len(row) for row in self.initial])[:, None]
-        return positions + self.offset * (positions >= prompt)
 
     def _seen(self, positions: Tensor, mask: Tensor | None) -> Seen | None:
         """Return the part of the target's cache seen by queries at positions [B, T] on the host; None if the cache is

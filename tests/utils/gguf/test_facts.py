@@ -27,7 +27,7 @@ from tests.support.gguf_files import (
 from tests.support.quantized import keep_code
 from tests.support.refusals import refused
 from utils.catalogue.catalogue import ships_mtp
-from utils.gguf.facts import end_ids, facts_of
+from utils.gguf.facts import end_ids
 from utils.gguf.header import read_header
 from utils.loading.build import load_tokenizer, stop_ids
 from utils.loading.gguf import write_folder
@@ -352,4 +352,4 @@ def test_every_end_that_a_family_has_ends_an_answer_and_its_template_is_its_own(
 def test_ends_that_the_metadata_names_count_whatever_they_are_called(tmp_path: Path) -> None:
     model = random_model("mistral")
     file = write_gguf(tmp_path / "model.gguf", "mistral", model, roles={"eot": 7, "eom": 9})
-    assert end_ids(facts_of(read_header(file))) == [1, 7, 9]
+    assert end_ids(read_header(file)) == [1, 7, 9]

@@ -110,7 +110,7 @@ def test_layers_stand_in_order_whatever_the_files_order(tmp_path: Path) -> None:
     model: Any = PackedModel(config, FileConfig(), tmp_path, weights, vectors)
     found = [layer.self_attn.q_proj.packed for layer in model.model.layers]
     assert found == [weights[f"model.layers.{layer}.self_attn.q_proj"] for layer in range(11)]
-    assert "_own" not in vars(model)  # transformers' model was not needed
+    assert "whole" not in vars(model)  # transformers' model was not needed
     network, ids = FusedNetwork(model), torch.tensor([[5, 7, 9]])
     logits = network.forward(ids, torch.arange(3)[None], None, network.new_cache(1), 3)[0]
     with torch.no_grad():
