@@ -1,7 +1,7 @@
 """Encoder-decoder sessions and every drafter above them, on small random T5s in float64.
 
 After every round the cache's logits are those of the model without a cache; the encoder runs once an answer; sampled
-texts have the target's distribution. What a trained pair does in the console: tests/app/lanes/test_encoder_decoder.py.
+texts have the target's distribution. What a pair does in the console: tests/app/lanes/test_encoder_decoder.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,20 +41,20 @@ PROMPTS: Rows = [[5, 6, 7, 5, 6, END], [9, 8, END], [4] * 20 + [END]]
 NOTHING = Draft.empty(1)
 
 
-def t5(seed: int = 0, vocab: int = V, scale: float = 0.7, like: Any = None, noise: float = 0.0) -> Any:
+def t5(seed: int = 0, vocab: int = V, scale: float = 0.7, like: Any = None, noise: float = 0.0, **more: Any) -> Any:
     """A random T5 whose logits lie apart; `like`: the same with noise, which agrees often but not always."""
-    config = T5Config(
-        vocab_size=vocab,
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_layers=1,
-        num_decoder_layers=2,
-        num_heads=2,
-        relative_attention_num_buckets=8,
-        relative_attention_max_distance=16,
-        decoder_start_token_id=0,
-    )
+    usual: dict[str, Any] = {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 1,
+        "num_decoder_layers": 2,
+        "num_heads": 2,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 16,
+        "decoder_start_token_id": 0,
+    }
+    config = T5Config(vocab_size=vocab, **(usual | more))
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         model = T5ForConditionalGeneration(config).double().eval()
