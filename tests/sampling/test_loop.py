@@ -18,7 +18,7 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Limits, Rule, Sampler, Traits
 from tests.support.reference import greedy_answer
 from tests.support.refusals import refused
-from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
+from tests.support.runs import after, answers, decode, emitted, greedy, reasons, steps
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import ScriptedLM, TableLM, ToyLM, chain_lm
 from utils.logits_processors import make_processor
@@ -259,26 +259,16 @@ def test_rows_of_one_batch_may_meet_the_context_at_different_rounds() -> None:
 # -- interrupts and closing -----------------------------------------------------------------------
 
 
-class AfterLooks:
-    """An interrupt that comes at the given look and stays."""
-
-    def __init__(self, looks: int) -> None:
-        self.left = looks
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 @pytest.mark.parametrize("name", ["none", "perfect", "ngram", "right every other time"])
 def test_an_interrupt_between_rounds_keeps_what_there_is(name: str) -> None:
     for looks in range(8):
         target, drafter = says(), DRAFTERS[name]()
         session = target.open([PROMPT])
         options = {"length": 12, "gamma": 2, "session": session}
-        events = decode(target, [PROMPT], drafter, greedy(), interrupt=AfterLooks(looks), **options)
+        events = decode(target, [PROMPT], drafter, greedy(), interrupt=after(looks).__next__, **options)
         partial = emitted(events)[0]
         assert partial == SCRIPT[: len(partial)]
+        assert len(partial) < 12 or looks > 3
         assert reasons(events) == {0: "interrupted" if len(partial) < 12 else "length"}
         held = session.cached[0]
         assert held == (PROMPT + SCRIPT)[: len(held)]  # nothing but committed tokens
@@ -292,7 +282,7 @@ def test_an_interrupt_while_the_prompt_is_read() -> None:
     prompt = [8] * (5 * PIECE)
     target = says(prompt=prompt)
     session = target.open([prompt])
-    events = decode(target, [prompt], None, greedy(), length=3, session=session, interrupt=AfterLooks(2))
+    events = decode(target, [prompt], None, greedy(), length=3, session=session, interrupt=after(2).__next__)
     assert reasons(events) == {0: "interrupted"}
     assert emitted(events) == [[]]
     assert session.cached == [[8] * (2 * PIECE)]

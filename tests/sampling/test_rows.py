@@ -41,10 +41,3 @@ def test_long_sequences_that_part_near_the_end_in_the_middle_and_at_once(length:
         right[-1] = 8  # what comes behind the place has no say
         assert common_prefix(left, right) == place
         assert common_prefix(left, left[:place]) == place
-
-
-def test_nothing_in_common_and_all_in_common() -> None:
-    assert common_prefix([], []) == common_prefix([], [1]) == common_prefix([1], []) == 0
-    assert common_prefix([1] * 5000, [2] * 5000) == 0
-    assert common_prefix([1] * 5000, [1] * 5000) == 5000
-    assert common_prefix([1] * 5000, [1] * 4000) == 4000

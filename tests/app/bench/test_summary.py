@@ -52,12 +52,6 @@ ITEMS = [
 ]
 
 
-def test_a_speedup_is_the_median_of_the_repeats() -> None:
-    plain, spec = summarise(ITEMS, [PLAIN, FOUR])
-    assert spec["speedup"] == pytest.approx((30 / 15 + 30 / 14) / 2, abs=1e-4)
-    assert (plain["speedup"], spec["categories"]["rag"]["speedup"]) == (None, 2.0)
-
-
 def telling(variant: Variant, at: int | None, gap: float | None = None, **more: Any) -> Answer:
     """CALM, but for another token at `at`, where the target's two best logits lie `gap` apart."""
     ids = CALM if at is None else (*CALM[:at], 7, *CALM[at + 1 :])

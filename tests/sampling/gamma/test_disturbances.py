@@ -79,10 +79,11 @@ def test_a_machine_of_another_speed_is_followed_within_24_rounds(costs: Costs, s
     assert taken > 0.97 * most
 
 
-def test_a_drafter_that_stops_paying_is_dropped_within_32_rounds_and_taken_back_within_64() -> None:
+@pytest.mark.parametrize("costs", [Costs(), SEEDED])
+def test_a_drafter_that_stops_paying_is_dropped_within_32_rounds_and_taken_back_within_64(costs: Costs) -> None:
     for seed in range(5):
         world = World(0.8, 0.1, packed, seed=seed)
-        pace = Controller(costs=deepcopy(SEEDED))
+        pace = Controller(costs=deepcopy(costs))
         simulate(pace, world, 300)
         world.alpha = 0.0
         dropped = simulate(pace, world, 200)
@@ -154,9 +155,10 @@ def test_a_drafter_that_says_less_than_it_may_is_priced_by_what_it_says() -> Non
     assert sum(map(bool, late)) / len(late) > 0.9
 
 
-def test_a_whole_draft_is_at_least_one_token() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_controller_of_no_drafts_is_refused(whole: bool) -> None:
     with pytest.raises(ValueError, match="most must be at least 1, got 0"):
-        Controller(most=0, whole=True)
+        Controller(most=0, whole=whole)
 
 
 def test_an_earlier_measurement_that_falls_with_the_width_is_taken_as_one_that_does_not() -> None:

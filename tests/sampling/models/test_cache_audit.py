@@ -162,7 +162,6 @@ def test_interrupts_and_closed_generators(name: str, drafting: str) -> None:
     lm, prompt = CausalLM(model), text(6, 14)
     drafter, session = drafters(model)[drafting], lm.open([prompt])
     for looks in (0, 1, 3, 5):
-        flag = after(looks)
         events = list(
             generate(
                 lm,
@@ -171,7 +170,7 @@ def test_interrupts_and_closed_generators(name: str, drafting: str) -> None:
                 sampler(0.9, looks),
                 Limits(20),
                 session=session,
-                interrupt=lambda f=flag: next(f),
+                interrupt=after(looks).__next__,
             )
         )
         audit(session, model, [prompt + emitted(events)[0]])

@@ -55,14 +55,13 @@ def test_trees_of_drawn_children_are_exact(widths: tuple[int, ...], replacing: b
     assert error_of(make, len(widths), length=len(widths) + 2, law=law) < EXACT
 
 
-@pytest.mark.parametrize(("widths", "length"), [((2, 1, 1), 4), ((1, 2, 1), 4), ((1, 1, 2), 5)])
-def test_deep_trees_of_drawn_children_are_exact(widths: tuple[int, ...], length: int) -> None:
-    """Three levels; two of three tokens are possible."""
-    assert error_of(lambda: TreeDrafter(DRAFTER, widths), 3, length=length, law=NaiveLaw(top_k=2)) < EXACT
-
-
-def test_three_drawn_children_with_a_level_below_are_exact() -> None:
-    assert error_of(lambda: TreeDrafter(DRAFTER, (3, 1)), 2, length=3) < EXACT
+@pytest.mark.parametrize(
+    ("widths", "length", "top_k"), [((2, 1, 1), 4, 2), ((1, 2, 1), 4, 2), ((1, 1, 2), 5, 2), ((3, 1), 3, 0)]
+)
+def test_deep_trees_of_drawn_children_are_exact(widths: tuple[int, ...], length: int, top_k: int) -> None:
+    """Three levels where two of three tokens are possible, two levels with three children."""
+    law = NaiveLaw(top_k=top_k)
+    assert error_of(lambda: TreeDrafter(DRAFTER, widths), len(widths), length=length, law=law) < EXACT
 
 
 @pytest.mark.parametrize("stop", [{0}, {1, 2}])

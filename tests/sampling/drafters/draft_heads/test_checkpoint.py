@@ -20,6 +20,7 @@ from utils.errors import UserError
 from utils.kernels.quantized_linear import PackedWeight
 
 SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 def states(student: DraftHead, target: Any) -> Tensor:
@@ -74,9 +75,7 @@ def test_a_packed_table_is_taken_as_it_lies_and_never_made_dense(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make_target(hidden_size=64)
-    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
-    sizes: dict[str, Any] = {**shape, "num_key_value_heads": 1, "shared_embedding": True}
-    save_student(tmp_path, make_student("feature", target, short=SHORT, **sizes))
+    save_student(tmp_path, make_student("feature", target, short=SHORT, **WIDE, shared_embedding=True))
     put_weights(target, {"model.embed_tokens": PackedWeight.rounded(target.model.embed_tokens.weight, "q8")})
 
     def never_asked(weight: PackedWeight) -> Tensor:
@@ -90,8 +89,7 @@ def test_a_packed_table_is_taken_as_it_lies_and_never_made_dense(
 
 def test_matrices_in_four_bits_come_back_as_they_were_rounded(tmp_path: Path) -> None:
     target = make_target(hidden_size=64)
-    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
-    student = rounded(make_student("feature", target, short=SHORT, num_key_value_heads=1, **shape))
+    student = rounded(make_student("feature", target, short=SHORT, **WIDE))
     whole = save_student(tmp_path / "16", student)
     size = save_student(tmp_path / "4", student, {"bits": 4})
     assert size < 0.4 * whole
@@ -103,9 +101,8 @@ def test_matrices_in_four_bits_come_back_as_they_were_rounded(tmp_path: Path) ->
 
 def test_a_packed_targets_rows_are_the_heads_own(tmp_path: Path) -> None:
     target = make_target(hidden_size=64)
-    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
-    sizes: dict[str, Any] = {**shape, "num_key_value_heads": 1, "shared_embedding": True, "shared_head": True}
-    save_student(tmp_path, make_student("feature", target, short=SHORT, **sizes))
+    student = make_student("feature", target, short=SHORT, **WIDE, shared_embedding=True, shared_head=True)
+    save_student(tmp_path, student)
     put_weights(target, {"lm_head": PackedWeight.rounded(target.lm_head.weight, "q8")})
     assert torch.equal(load_student(tmp_path, target).lm_head.weight, target.lm_head.weight[SHORT])
 

@@ -1,6 +1,6 @@
 """The session of a feature drafter: one pass for what was committed, own states only where no target's are.
 
-Also what it asks of the target's session: hidden states, kept through forks and next turns.
+Also what drafters ask of the target's session: states, kept through forks and next turns.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Sampler
 from tests.support.runs import decode, steps
-from tests.support.students import close, fed, make_student, make_target, spread_logits, text
+from tests.support.students import STATES, close, fed, make_drafter, make_student, make_target, spread_logits, text
 from utils.logits_processors import make_processor
 
 NOTHING = Draft.empty(1)
@@ -60,16 +60,18 @@ def test_every_round_reads_the_new_tokens_with_their_true_states_in_one_pass(lay
         before = len(step.path)
 
 
-def test_states_follow_a_target_that_goes_back_and_on() -> None:
+@pytest.mark.parametrize("kind", ["glide", "feature", "eagle"])
+def test_states_follow_a_target_that_goes_back_and_on(kind: str) -> None:
+    """Another text in the target, as many tokens as before: nothing of the old one is left in the answers."""
     target = make_target()
-    student = make_student("feature", target, num_hidden_layers=2)
-    drafter, start = FeatureDrafter(student), text(4, 10)
-    held = CausalLM(target).open([start], hidden=True)
+    student = make_student(kind, target, num_hidden_layers=2)
+    drafter, start = make_drafter(student), text(4, 10)
+    held = CausalLM(target).open([start], hidden=STATES)
     drafter.start([start], held, held)
     for row in (start + text(5, 6), start + text(6, 6), start[:4] + text(7, 12), start + text(5, 3)):
         held.score([row[:-1]], NOTHING)
-        fresh = FeatureDrafter(student)
-        theirs = fed(target, [row], [len(row) - 1], hidden=True)
+        fresh = make_drafter(student)
+        theirs = fed(target, [row], [len(row) - 1], hidden=STATES)
         fresh.start([row], theirs, theirs)
         for more in ([], [3], [3, 4]):
             found, wanted = (one.sessions[0].score([row + more], NOTHING) for one in (drafter, fresh))

@@ -224,8 +224,7 @@ def test_stopped_and_closed_answers_leave_usable_sessions(kind: str) -> None:
     drafter, session = make_drafter(student), lm.open([prompt], hidden=STATES)
     fresh = decode(lm, [prompt], make_drafter(student), greedy(), length=15)
     for looks in (0, 1, 2, 4):
-        flag = after(looks)
-        stopped = decode(lm, [prompt], drafter, greedy(), length=15, session=session, interrupt=lambda f=flag: next(f))
+        stopped = decode(lm, [prompt], drafter, greedy(), length=15, session=session, interrupt=after(looks).__next__)
         assert isinstance(stopped[-1], Finished)
     for taken in (1, 3, 5):
         running = generate(lm, [prompt], drafter, greedy(), Limits(15), session=session)

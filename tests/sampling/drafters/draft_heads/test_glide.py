@@ -74,21 +74,6 @@ def test_every_round_starts_from_fully_informed_states(layers: int) -> None:
         before = len(step.path) if len(step.drafted) == 3 else None
 
 
-def test_states_follow_a_target_that_goes_back_and_on() -> None:
-    """Another text in the target, as many tokens as before: nothing of the old one is left in the answers."""
-    target = make_target()
-    student = make_student("glide", target, num_hidden_layers=2)
-    lm = GlideLM(student, 3)
-    start, held = text(4, 10), CausalLM(target).open([text(4, 10)])
-    session = lm.open([start], target=held)
-    for row in (start + text(5, 6), start + text(6, 6), start[:4] + text(7, 12), start + text(5, 3)):
-        held.score([row[:-1]], NOTHING)
-        for more in ([], [3], [3, 4]):
-            fresh = lm.open([row], target=fed(target, [row], [len(row) - 1]))
-            fresh.score([row], NOTHING)
-            close(session.score([row + more], NOTHING), fresh.score([row + more], NOTHING))
-
-
 def test_a_session_beside_another_target_is_not_taken_over() -> None:
     target, other = make_target(), make_target(seed=1)
     lm, ids = GlideLM(make_student("glide", target), 3), text(8, 6)

@@ -3,7 +3,7 @@ the untouched one does, or is refused in one line; it is never another head with
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +79,22 @@ def test_a_head_of_ours_is_the_same_or_refused(kind: str, tmp_path: Path) -> Non
 TAKEN = ("embed_tokens.weight", "lm_head.weight")
 
 
+def check_tensors(tensors: dict[str, Tensor], target: Any, write: Callable[[dict[str, Tensor], str], Path]) -> None:
+    """With each tensor changed the head that `write` puts into a folder is the same or refused."""
+    untouched = loaded(write(tensors, "whole"), target)
+    for number, (change, tensor, changed) in enumerate(changes(tensors)):
+        head = loaded(write(changed, f"{number}"), target)
+        taken = change == "drop" and tensor in TAKEN
+        assert isinstance(head, str) or taken or same(head, untouched), (change, tensor)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_published_head_is_the_same_or_refused(name: str, tmp_path: Path) -> None:
     target, case = large(), CASES[name]._replace(store="whole")
     config, tensors = published(case)
     config |= {"bias": case.bias} if case.style == "one" else {}
-    untouched = loaded(written(tmp_path / "whole", config, tensors, case), target)
-    for number, (change, tensor, changed) in enumerate(changes(tensors)):
-        head = loaded(written(tmp_path / f"{number}", config, changed, case), target)
-        taken = change == "drop" and tensor in TAKEN
-        assert isinstance(head, str) or taken or same(head, untouched), (change, tensor)
+    check_tensors(tensors, target, lambda changed, folder: written(tmp_path / folder, config, changed, case))
+    untouched = loaded(tmp_path / "whole", target)
     inner = config.get("transformer_layer_config", config)
     for change, key, changed in changes(dict(inner)):
         if key in ("rope_theta", "rope_scaling"):  # without them positions are those of the format's default
@@ -101,11 +107,7 @@ def test_a_published_head_is_the_same_or_refused(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", [*blocks.CASES][1::2])
 def test_a_block_head_is_the_same_or_refused(name: str, tmp_path: Path) -> None:
     target, (config, tensors) = blocks.target_of("Llama"), blocks.published(blocks.CASES[name])
-    untouched = loaded(blocks.written(tmp_path / "whole", config, tensors), target)
-    for number, (change, tensor, changed) in enumerate(changes(tensors)):
-        head = loaded(blocks.written(tmp_path / f"{number}", config, changed), target)
-        taken = change == "drop" and tensor in TAKEN
-        assert isinstance(head, str) or taken or same(head, untouched), (change, tensor)
+    check_tensors(tensors, target, lambda changed, folder: blocks.written(tmp_path / folder, config, changed))
 
 
 def test_an_embedding_that_was_trained_is_stored(tmp_path: Path) -> None:
