@@ -42,7 +42,7 @@ from statistics import fmean, median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from app.bench.measurement import Bench
+from app.bench.run import Bench
 from app.bench.summary import Timed, times
 from app.command_line.arguments import read_request
 from app.command_line.main import layers_of

@@ -1,17 +1,24 @@
-"""The plots of a benchmark's report: the table of figures that each shows, and the drawing made of that table.
+"""The plots of a benchmark's report: the table of figures that each shows, and the drawing made of that table, as SVG:
+one look for every picture, colours that colour-blind eyes tell apart, text as text.
 
-A plot for which the run measured nothing names the run that would fill it. Knows checked figures, no HTML.
+A plot for which the run measured nothing names the run that would fill it. matplotlib is imported with the first
+drawing; no window and no global figure. Knows checked figures, no HTML.
 """
 
 from __future__ import annotations
 
+import io
+import logging
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from colorsys import hsv_to_rgb
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from app.bench.summary import SummaryRow, variant_name
 from app.settings.types import named
-from utils.svg_plots import GREY, MARKERS, colours, svg
+from utils.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +26,26 @@ if TYPE_CHECKING:
 
 
 _WIDTH, _ROW, _MOST = 9.5, 0.2, 60.0  # inches: of a plot, of a line of it, of the highest plot
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's palette (2008) without its yellow, which is lost on white."""
+MARKERS = "osD^vP*X<>ph"
+GREY = "#767676"
+
+_STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": GREY,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.family": ["sans-serif"],
+    "font.size": 9.0,
+    "grid.color": "#dddddd",
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a name with dollar signs is no formula
+}
+_SILENT = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no description, so the same figures give the same text
+
 ALL = "all prompts"
 Value = float | None
 
@@ -54,8 +81,33 @@ def plots(rows: Rows) -> list[Plot]:
     return [_speedups(rows), _alphas(rows), _gammas(rows)]
 
 
-def _drawing(draw: Callable[[Figure], None], height: float, name: str) -> str:
-    return svg(draw, _WIDTH, min(height, _MOST), name)
+def colours(count: int) -> list[str]:
+    """Return a colour for each of `count` series, no two the same: the palette, or hues of alternating lightness."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    each = (hsv_to_rgb(index / count, 0.85, (0.85, 0.55)[index % 2]) for index in range(count))
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in each]
+
+
+def svg(draw: Callable[[Figure], None], height: float, name: str = "plot") -> str:
+    """Return the drawing of `draw` on a white figure as high as asked for (in inches), as an <svg> element.
+
+    Its ids begin with `name`, so that several may stand in one page. UserError where matplotlib is not installed.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it writes to stderr about its font cache
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("a plot needs matplotlib: pip install -r requirements.txt") from None
+    written, style = io.StringIO(), cast(Any, {**_STYLE, "svg.hashsalt": name})
+    with warnings.catch_warnings(), rc_context(style):
+        warnings.simplefilter("ignore")  # glyphs that its own font lacks: the reader's may have them
+        figure = Figure(figsize=(_WIDTH, min(height, _MOST)), layout="constrained")
+        draw(figure)
+        figure.savefig(written, format="svg", metadata=_SILENT)
+    drawing = written.getvalue()
+    return re.sub(r'\bid="|url\(#|href="#', rf"\g<0>{name}-", drawing[drawing.index("<svg") :])
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
@@ -105,7 +157,7 @@ def _speedups(every: Rows) -> Plot:
         _lines(figure, axes, [named(category) for category in (ALL, *categories)], words)
 
     height = max(1.2 + (1 + len(categories)) * max(0.32, 0.09 * len(rows)), 0.7 + _ROW * len(rows))
-    drawing = _drawing(draw, height, "speedups")
+    drawing = svg(draw, height, "speedups")
     return Plot(title, about, (ALL, *categories), table, drawing, missing)
 
 
@@ -135,7 +187,7 @@ def _alphas(every: Rows) -> Plot:
         axes.set_ylabel("alpha")
         _legend(figure, axes)
 
-    drawing = _drawing(draw, max(3.2, 0.7 + _ROW * len(rows)), "alpha")
+    drawing = svg(draw, max(3.2, 0.7 + _ROW * len(rows)), "alpha")
     return Plot(title, about, tuple(map(str, range(1, deepest + 1))), table, drawing)
 
 
@@ -175,7 +227,7 @@ def _gammas(every: Rows) -> Plot:
             axes.set_title(named(method))
         grid[0].set_ylim(bottom=0)  # all panels share it, and it keeps the top that the drawn ones need
 
-    drawing = _drawing(draw, 3.1 * -(-len(swept) // 3), "gamma")
+    drawing = svg(draw, 3.1 * -(-len(swept) // 3), "gamma")
     return Plot(title, about, ("measured", "least", "most", "expected"), table, drawing)
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from app.bench.plots import plots
 from app.bench.summary import ALARM, DISTURBED, MARKS, OTHER_TEXT, Row, SummaryRow, shown, times, variant_name
 from app.lanes.costs import BY, applying
-from app.screen.output import fitted, print_table, small_table
+from app.screen.output import fitted, print_table
 from app.screen.palette import Look
 from app.screen.rows import visible
 from app.settings.table import Settings
@@ -47,13 +47,13 @@ def show_tables(summary: Rows, settings: Settings, console: Console) -> None:
         title = f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}"
         print_table(console, title, _figures(compared, "speedups", settings, console))
     if categories := sorted({name for row in compared for name in row["categories"]}):
-        table = small_table(settings)
-        table.add_column("category", no_wrap=True)
-        for row in compared:
-            table.add_column(variant_name(row).replace(" ", "\n"), justify="right")
-        for name in categories:
-            table.add_row(name, *(times(row["categories"].get(name, {}).get("speedup")) for row in compared))
-        print_table(console, "\nspeed-up by category", table)
+        heads = [variant_name(row).replace(" ", "\n") for row in compared]
+        speedups = [[times(row["categories"].get(name, {}).get("speedup")) for row in compared] for name in categories]
+        cells = [
+            {"category": name, **dict(zip(heads, row, strict=True))}
+            for name, row in zip(categories, speedups, strict=True)
+        ]
+        print_table(console, "\nspeed-up by category", fitted(console, settings, cells))
 
 
 def _figures(rows: Rows, view: str, settings: Settings, console: Console) -> Table:

@@ -17,13 +17,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from app.bench.options import BENCH_FIELDS, bench_args
 from app.distill.options import DISTILL_FIELDS, distill_args
 from app.measure.elsewhere import CHECK_FIELDS, check_args
-from app.settings.table import CASCADE, FIELDS, MODELS, NGRAM, Field, ModelOptions, arguments, model_options
-from app.settings.types import Number, Switch, Whole, got, named
-from app.simulate.options import RECORD_FIELDS, SIMULATE_FIELDS, record_args, simulate_args
+from app.prompts.questions import PROMPT_FIELDS
+from app.settings.table import CASCADE, FIELDS, MODELS, NGRAM, Field, ModelOptions, arguments, by_name, model_options
+from app.settings.types import (
+    METHODS,
+    Choice,
+    LaneNames,
+    Names,
+    Number,
+    NumberList,
+    Switch,
+    Text,
+    Whole,
+    WholeList,
+    got,
+    named,
+)
 from utils.errors import UsageError, did_you_mean
+from utils.files import separate
 from utils.machine import version
 
 _LOOKS = ("color", "ascii", "quiet", "verbose")
@@ -74,20 +87,89 @@ class SubCommand:
 
 
 _PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
-_FILE = Word("file", "?", "FILE", "recorded answers: of record, as torch prints tensors, or a JSON map of ids")
+_RECORDED = Word("file", "?", "FILE", "recorded answers: of record, as torch prints tensors, or a JSON map of ids")
 _PAIR = Word("name", "*", "NAME", "a pair of the catalogue; or two words, a target and what drafts for it")
-REPLAY_FIELDS = {
-    "speed": Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once", "replay"),
-    "answer": Field("answer", Whole(1), None, "only this answer, counted from 1", "replay"),
-    "inspect": Field("inspect", Switch(), False, "walk over the last answer token by token", "replay"),
-}
+_FILE = Text("FILE", "a file", optional=True)
+_SECONDS = Number(0, 1e6)
+
+_BENCH = by_name(
+    *(PROMPT_FIELDS[name] for name in ("prompts", "ids", "turns")),
+    Field("methods", LaneNames(), (), "lanes to time (default: those of --compare)"),
+    Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto is one"),
+    Field("repeat", Whole(1, 1000), 3, "times each prompt is answered"),
+    PROMPT_FIELDS["limit"],
+    Field("out", _FILE, None, "write every figure to this JSON file; resumes a stopped run"),
+    Field("report", _FILE, None, "write tables and plots to this HTML file"),
+    Field("from", _FILE, None, "measure nothing: make the page of this file of --out"),
+    Field("check_identity", Switch(), False, "compare every output with plain decoding and transformers"),
+)
+_RECORD = by_name(
+    *PROMPT_FIELDS.values(),
+    Field("out", _FILE, None, "the recording, .jsonl"),
+    Field("costs", Switch(), False, "also record the time of passes over 1 to 17 tokens here"),
+    Field("best", Whole(1, 64), 3, "the target's likeliest ids to record at each token"),
+)
+_SIMULATE = by_name(
+    Field("methods", Names(METHODS), ("spec",), "drafters to try, as the lanes of bench; spec: that of --drafter"),
+    Field("gammas", WholeList(1, 64), (1, 2, 4, 8), "gammas to try"),
+    Field("t_draft", _SECONDS, None, "seconds of a drafted token (default: measured here)"),
+    Field(
+        "t_verify",
+        NumberList(0, 1e6, without_low=True),
+        (),
+        "seconds of a pass over 1, 2, … tokens (default: as recorded)",
+    ),
+    Field("prompts", _FILE, None, "the prompts of a recording that torch printed, row by row"),
+    Field(
+        "prompt_tokens",
+        Whole(0, 1_000_000),
+        help="tokens of each prompt in such rows; 0: rows, or a map's values, are answers alone",
+    ),
+    Field("arch", Choice(("auto", "causal", "seq2seq")), "auto", "the recorded model's kind, where no model tells"),
+    Field("end_id", Whole(0, 10_000_000), None, "id that ends an answer, where the recording tells none"),
+    Field("limit", Whole(1), None, "play the first N answers"),
+    Field("out", Text("F.json", "a file", optional=True), None, "write every figure to this JSON file"),
+)
+_REPLAY = by_name(
+    Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once"),
+    Field("answer", Whole(1), None, "only this answer, counted from 1"),
+    Field("inspect", Switch(), False, "walk over the last answer token by token"),
+)
+
+
+def bench_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
+    """Return the values or defaults; UsageError in one line. `source` is that of --from; no `methods`: of --compare."""
+    args = arguments(_BENCH, given)
+    args.source = vars(args).pop("from")
+    if args.source is not None:
+        if args.report is None:
+            raise UsageError("--from needs --report: the page to write")
+        separate({"--report": args.report}, [args.source])
+    return args
+
+
+def record_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
+    """Return the values or defaults; UsageError in one line."""
+    args = arguments(_RECORD, given)
+    if args.out is None:
+        raise UsageError("record needs --out: the file to write")
+    return args
+
+
+def simulate_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
+    """Return the values or defaults, and `file`; UsageError in one line."""
+    return _of_file(_SIMULATE, given, "simulate needs a file: the recording to play (infer.py record makes one)")
 
 
 def replay_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
     """Return the values or defaults, and `file`; UsageError in one line."""
+    return _of_file(_REPLAY, given, "replay needs a file that --log has written")
+
+
+def _of_file(fields: Mapping[str, Field], given: Mapping[str, Any], missing: str) -> Namespace:
     if not given.get("file"):
-        raise UsageError("replay needs a file that --log has written")
-    return arguments(REPLAY_FIELDS, given, file=Path(os.path.expanduser(given["file"])))
+        raise UsageError(missing)
+    return arguments(fields, given, file=Path(os.path.expanduser(given["file"])))
 
 
 def demo_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
@@ -107,14 +189,14 @@ COMMANDS: Mapping[str, SubCommand] = {
         "bench [--prompts F.jsonl|--from F.json] [options]",
         "time many prompts, methods and gammas; tables and plots",
         "app.bench.run:run_bench",
-        BENCH_FIELDS,
+        _BENCH,
         bench_args,
     ),
     "record": SubCommand(
         "record [--prompts F.jsonl] --out F.jsonl [options]",
         "record what a target answers, for simulate",
-        "app.simulate.record_target:run_record",
-        RECORD_FIELDS,
+        "app.simulate.run:run_record",
+        _RECORD,
         record_args,
         without=("record",),
     ),
@@ -122,11 +204,11 @@ COMMANDS: Mapping[str, SubCommand] = {
         "simulate FILE [--drafter D] [--gammas 1,2,4] [options]",
         "try drafters against a recorded target",
         "app.simulate.run:run_simulate",
-        SIMULATE_FIELDS,
+        _SIMULATE,
         simulate_args,
         "models",
         ("system", "chat", "template", NGRAM, CASCADE),
-        word=_FILE,
+        word=_RECORDED,
     ),
     "distill": SubCommand(
         "distill --out DIR [--stage S] [--student KIND] [options]",
@@ -141,7 +223,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         "replay FILE [--speed X] [options]",
         "show a session log again, without any model",
         "app.replay.player:replay",
-        REPLAY_FIELDS,
+        _REPLAY,
         replay_args,
         "looks",
         ("view", "drafts", "palette", "debug", "slow"),

@@ -16,7 +16,7 @@ from app.lanes.answers import Answer, answer_of, compared, comparisons_of, shown
 from app.lanes.costs import terms_of
 from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
-from app.replay.log_writer import LoggedMessage, log_writer_of
+from app.replay.session_log import LoggedMessage, log_writer_of
 from app.screen.output import load_engine, screen
 from app.screen.rows import visible
 from app.screen.terminal import Interrupts

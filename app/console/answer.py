@@ -16,7 +16,7 @@ from app.chat.saved import Answered
 from app.lanes.answers import shown_settings
 from app.lanes.costs import SEEN
 from app.lanes.race import Race, slowed
-from app.replay.log_writer import LoggedMessage
+from app.replay.session_log import LoggedMessage
 from app.screen.inspection import SaidToken, forced_in
 from app.screen.live import Pause, play, show, stepped, streaming, tracks_of, undrawn
 from app.screen.view import models_of

@@ -47,7 +47,7 @@ def one(kind: Kind, default: Any = ...) -> Read:
     """A value of this kind; `default` where nothing is given."""
 
     def read(name: str, rest: str) -> Any:
-        return default if default is not ... and not rest else Field(name, kind, None, "", "").read(rest)
+        return default if default is not ... and not rest else Field(name, kind).read(rest)
 
     return read
 

@@ -22,7 +22,7 @@ from rich.text import Text
 from app.chat.conversation import Conversation
 from app.console.about import header
 from app.lanes.pairing import catalogue
-from app.replay.log_writer import log_writer_of
+from app.replay.session_log import log_writer_of
 from app.screen.rows import visible
 from app.screen.terminal import SECOND_WITHIN, InPlace, Interrupts, page
 from app.screen.view import Surface

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.prompts.questions import PROMPT_FIELDS
-from app.settings.table import Field, arguments
+from app.settings.table import Field, arguments, by_name
 from app.settings.types import Choice, Number, NumberList, Text, Whole
 from sampling.drafters.draft_heads.config import BLOCKS
 from training.text.dialogues import KINDS
@@ -14,7 +14,6 @@ from utils.errors import UsageError
 
 SELF = "self"
 TEXT, TABLES, HEAD = STAGES = ("text", "tables", "head")
-_GROUP = "distill"
 _FILE, _FOLDER = Text("FILE", "a file", optional=True), Text("DIR", "a folder", optional=True)
 _ANY = "|".join(KINDS)
 _KINDS = Text(
@@ -22,20 +21,19 @@ _KINDS = Text(
     pattern=rf"all|\s*({_ANY})\s*(,\s*({_ANY})\s*)*",
 )
 
-STUDENTS = ("plain", "glide", "feature", "eagle3", "dflash", "dspark")
 _DATA = (
-    Field("data", Text("self|FILES", "self or files"), SELF, "files to learn from and to count, or self", _GROUP),
+    Field("data", Text("self|FILES", "self or files"), SELF, "files to learn from and to count, or self"),
     PROMPT_FIELDS["prompts"],
-    Field("kinds", _KINDS, "chat", "kinds of task of the user's turns in own text, in turn", _GROUP),
-    Field("answer_tokens", Whole(1, 65_536), 384, "longest answer written, in tokens", _GROUP),
-    Field("tokens", Whole(1), 200_000, "answer tokens to write or to take", _GROUP),
-    Field("temperatures", NumberList(0, 5), (0.0, 0.7, 1.0), "of the answers written, in turn", _GROUP),
-    Field("longest", Whole(16, 65_536), 512, "longest sequence, in tokens", _GROUP),
+    Field("kinds", _KINDS, "chat", "kinds of task of the user's turns in own text, in turn"),
+    Field("answer_tokens", Whole(1, 65_536), 384, "longest answer written, in tokens"),
+    Field("tokens", Whole(1), 200_000, "answer tokens to write or to take"),
+    Field("temperatures", NumberList(0, 5), (0.0, 0.7, 1.0), "of the answers written, in turn"),
+    Field("longest", Whole(16, 65_536), 512, "longest sequence, in tokens"),
 )
 _TABLES = (
-    Field("max_n", Whole(1, 16), 5, "tokens of the tables' longest context", _GROUP),
-    Field("max_mb", Number(0, 4000, without_low=True), 10.0, "the tables' largest file, in million bytes", _GROUP),
-    Field("choices", Whole(1, 8), 3, "most next tokens of a context in the tables", _GROUP),
+    Field("max_n", Whole(1, 16), 5, "tokens of the tables' longest context"),
+    Field("max_mb", Number(0, 4000, without_low=True), 10.0, "the tables' largest file, in million bytes"),
+    Field("choices", Whole(1, 8), 3, "most next tokens of a context in the tables"),
 )
 _SHAPE = (
     Field(
@@ -43,38 +41,37 @@ _SHAPE = (
         Choice(("plain", "glide", "feature", "eagle3", "dflash", "dspark")),
         "plain",
         "the kind of drafter",
-        _GROUP,
     ),
-    Field("layers", Whole(1, 100), 1, "its layers", _GROUP),
-    Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)", _GROUP),
-    Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)", _GROUP),
-    Field("intermediate", Whole(8, 1_000_000), None, "its MLP's width (default: the target's)", _GROUP),
-    Field("start", _FOLDER, None, "a trained drafter of this shape to train further", _GROUP),
-    Field("bits", Choice(("16", "4")), "16", "bits of the stored weights", _GROUP),
-    Field("short_list", Whole(0), 4096, "ids of its head, the most frequent ones; 0: all", _GROUP),
-    Field("head", Choice(("trained", "shared")), "trained", "its head: own rows, or the target's", _GROUP),
+    Field("layers", Whole(1, 100), 1, "its layers"),
+    Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)"),
+    Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)"),
+    Field("intermediate", Whole(8, 1_000_000), None, "its MLP's width (default: the target's)"),
+    Field("start", _FOLDER, None, "a trained drafter of this shape to train further"),
+    Field("bits", Choice(("16", "4")), "16", "bits of the stored weights"),
+    Field("short_list", Whole(0), 4096, "ids of its head, the most frequent ones; 0: all"),
+    Field("head", Choice(("trained", "shared")), "trained", "its head: own rows, or the target's"),
 )
 _TRAINING = (
-    Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature, eagle3)", _GROUP),
-    Field("lag", Whole(1, 64), 5, "largest lag of its view of the target, in tokens (glide)", _GROUP),
-    Field("block", Whole(2, 64), 8, "rows of a block: the last token and masks (dflash, dspark)", _GROUP),
-    Field("anchors", Whole(1, 4096), 24, "blocks of each sequence in a batch (dflash, dspark)", _GROUP),
-    Field("recency", Choice(("off", "on")), "off", "a learned preference for the latest keys (glide)", _GROUP),
-    Field("linear_start", Choice(("off", "on")), "off", "begin as the best linear map (feature)", _GROUP),
-    Field("held", Whole(1), 48, "sequences held out, at most a fifth", _GROUP),
-    Field("epochs", Number(0, 1000, without_low=True), 4.0, "times the data is learned from", _GROUP),
-    Field("lr", Number(0, 1, without_low=True), 0.003, "highest learning rate", _GROUP),
-    Field("batch_tokens", Whole(16), 1536, "tokens of a training batch", _GROUP),
-    Field("minutes", Number(0, 100_000, without_low=True), None, "end the training after this time", _GROUP),
-    Field("patience", Whole(1, 1000), 4, "evaluations without gain after which it stops", _GROUP),
+    Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature, eagle3)"),
+    Field("lag", Whole(1, 64), 5, "largest lag of its view of the target, in tokens (glide)"),
+    Field("block", Whole(2, 64), 8, "rows of a block: the last token and masks (dflash, dspark)"),
+    Field("anchors", Whole(1, 4096), 24, "blocks of each sequence in a batch (dflash, dspark)"),
+    Field("recency", Choice(("off", "on")), "off", "a learned preference for the latest keys (glide)"),
+    Field("linear_start", Choice(("off", "on")), "off", "begin as the best linear map (feature)"),
+    Field("held", Whole(1), 48, "sequences held out, at most a fifth"),
+    Field("epochs", Number(0, 1000, without_low=True), 4.0, "times the data is learned from"),
+    Field("lr", Number(0, 1, without_low=True), 0.003, "highest learning rate"),
+    Field("batch_tokens", Whole(16), 1536, "tokens of a training batch"),
+    Field("minutes", Number(0, 100_000, without_low=True), None, "end the training after this time"),
+    Field("patience", Whole(1, 1000), 4, "evaluations without gain after which it stops"),
 )
 _WHERE = (
-    Field("out", _FOLDER, None, "folder for text, tables and head; work in it is resumed", _GROUP),
-    Field("stage", Choice(STAGES), None, "make the text, the tables or the head alone (default: all three)", _GROUP),
-    Field("features", _FOLDER, None, "folder of the target's outputs, for several runs", _GROUP),
-    Field("batch", Whole(1, 4096), 32, "chats that are written at once", _GROUP),
+    Field("out", _FOLDER, None, "folder for text, tables and head; work in it is resumed"),
+    Field("stage", Choice(STAGES), None, "make the text, the tables or the head alone (default: all three)"),
+    Field("features", _FOLDER, None, "folder of the target's outputs, for several runs"),
+    Field("batch", Whole(1, 4096), 32, "chats that are written at once"),
 )
-DISTILL_FIELDS: Mapping[str, Field] = {field.name: field for field in (*_WHERE, *_DATA, *_TABLES, *_SHAPE, *_TRAINING)}
+DISTILL_FIELDS = by_name(*_WHERE, *_DATA, *_TABLES, *_SHAPE, *_TRAINING)
 DATA_NAMES, TABLES_NAMES, TRAINING_NAMES = (
     tuple(field.name for field in fields) for fields in (_DATA, _TABLES, (*_SHAPE, *_TRAINING))
 )

@@ -97,7 +97,7 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
 
         console.print(speed_table(engine, settings))
     if args.forecast:
-        from app.measure.forecast import forecast
+        from app.measure.plan import forecast
 
         with Interrupts() as interrupted:
             brings = forecast(engine, settings, interrupted)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.settings.table import Field, arguments
+from app.settings.table import Field, arguments, by_name
 from app.settings.types import METHODS, Choice, Names, Number, NumberList, WholeList
 from sampling.drafters.registry import HEADS, ROWS
 from utils.errors import UsageError
@@ -219,32 +219,24 @@ PROGRAMS: Mapping[str, Callable[[Recipe], tuple[list[str], str]]] = {
 
 # -- the flags of `check` ---------------------------------------------------------------------------
 
-_PLAN, _CHECK = "plan", "check"
 _HUGE = Number(0, 1e30, without_low=True)
 _SIZES = NumberList(0, 1e15, without_low=True)
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
-PLAN_FIELDS: Mapping[str, Field] = {
-    field.name: field
-    for field in (
-        Field("methods", Names(METHODS), ("spec",), "drafters of the pair to measure, as the lanes of bench", _PLAN),
-        Field(
-            "c", NumberList(0, 1000), (), "use these costs of a drafted token, in one-token passes of the target", _PLAN
-        ),
-        Field("target_params", _HUGE, None, "describe a target that is not loaded: its parameters", _PLAN),
-        Field("target_bytes", _HUGE, 2.0, "bytes of one of them", _PLAN),
-        Field("drafter_params", _SIZES, (), "parameters of the drafters to it", _PLAN),
-        Field("bandwidth", _HUGE, None, "bytes that the described machine reads a second", _PLAN),
-        Field("flops", _HUGE, None, "operations a second of that machine (default: no limit)", _PLAN),
-        Field("gammas", WholeList(1, 64), GAMMAS, "rows of the plan", _PLAN),
-        Field("alphas", NumberList(0, 1), ALPHAS, "columns of the plan", _PLAN),
-    )
-}
+PLAN_FIELDS = by_name(
+    Field("methods", Names(METHODS), ("spec",), "drafters of the pair to measure, as the lanes of bench"),
+    Field("c", NumberList(0, 1000), (), "use these costs of a drafted token, in one-token passes of the target"),
+    Field("target_params", _HUGE, None, "describe a target that is not loaded: its parameters"),
+    Field("target_bytes", _HUGE, 2.0, "bytes of one of them"),
+    Field("drafter_params", _SIZES, (), "parameters of the drafters to it"),
+    Field("bandwidth", _HUGE, None, "bytes that the described machine reads a second"),
+    Field("flops", _HUGE, None, "operations a second of that machine (default: no limit)"),
+    Field("gammas", WholeList(1, 64), GAMMAS, "rows of the plan"),
+    Field("alphas", NumberList(0, 1), ALPHAS, "columns of the plan"),
+)
 CHECK_FIELDS: Mapping[str, Field] = {
-    "for": Field(
-        "for", Choice(tuple(PROGRAMS)), None, "also predict, and print the command for another program", _CHECK
-    ),
+    "for": Field("for", Choice(tuple(PROGRAMS)), None, "also predict, and print the command for another program"),
     **PLAN_FIELDS,
 }
 

@@ -18,7 +18,7 @@ from string import ascii_uppercase
 from typing import IO, TYPE_CHECKING, Any
 
 from app.chat.conversation import Conversation, clean
-from app.settings.table import Field
+from app.settings.table import Field, by_name
 from app.settings.types import Text, Whole
 from utils.errors import UsageError
 from utils.files import read_text
@@ -312,25 +312,20 @@ DATASETS: Mapping[str, DataSet] = {
 
 
 NAMED = tuple(DATASETS)
-_PROMPTS = (
+PROMPT_FIELDS = by_name(  # of the commands that ask many
     Field(
         "prompts",
         Text("FILE|NAME", f"a file or one of {', '.join(NAMED)}", NAMED, optional=True),
-        None,
-        f"one JSON object a line, with prompt or turns; or {', '.join(NAMED)}",
-        "bench",
+        help=f"one JSON object a line, with prompt or turns; or {', '.join(NAMED)}",
     ),
     Field(
         "ids",
         Text("FILE", "a file", optional=True),
-        None,
-        "only the prompts whose question_id this file lists, one a line",
-        "bench",
+        help="only the prompts whose question_id this file lists, one a line",
     ),
-    Field("turns", Whole(1), None, "ask only the first N turns of each prompt", "bench"),
-    Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
+    Field("turns", Whole(1), help="ask only the first N turns of each prompt"),
+    Field("limit", Whole(1), help="take N prompts, spread over the categories"),
 )
-PROMPT_FIELDS: Mapping[str, Field] = {field.name: field for field in _PROMPTS}  # of the commands that ask many
 
 
 def selected(args: Any, data_dir: str = "") -> list[Question]:

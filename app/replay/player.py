@@ -226,7 +226,7 @@ def chosen(number: str | None) -> list[tuple[int, Step]]:
     every = list(enumerate(STEPS, start=1))
     if number is None:
         return every
-    return [every[Field("step", Whole(1, len(STEPS)), None, "", "").read(number, "demo N") - 1]]
+    return [every[Field("step", Whole(1, len(STEPS))).read(number, "demo N") - 1]]
 
 
 def slowness(settings: Settings, rate: float | None) -> float:

@@ -127,15 +127,18 @@ def small_table(settings: Settings) -> Table:
     return Table(box=lines, **narrow)
 
 
-def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], least: Sequence[str]) -> Table:
-    """Rows of cells by column; while they are too wide for the console the columns of `least` go, first to last."""
+def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], least: Sequence[str] = ()) -> Table:
+    """Return rows of cells by column, names first; while they are too wide for the console the columns of `least` go,
+    first to last.
+    """
     for gone in range(len(least) + 1):
         table = small_table(settings)
-        names = [name for name in rows[0] if name not in least[:gone]]
+        first, *names = (name for name in rows[0] if name not in least[:gone])
+        table.add_column(first, no_wrap=True)
         for name in names:
-            table.add_column(name, no_wrap=name == "method", justify="left" if name == "method" else "right")
+            table.add_column(name, justify="right")
         for row in rows:
-            table.add_row(*(row[name] for name in names))
+            table.add_row(*(row[name] for name in (first, *names)))
         endless = console.options.update(max_width=10_000)
         if Measurement.get(console, endless, table).maximum <= console.width:
             break

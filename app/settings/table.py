@@ -45,15 +45,15 @@ FILES = ("prompts", "out", "report", "from", "ids", "features", "start")
 
 @dataclass(frozen=True)
 class Field:
-    """One setting. `short` is the name of its console command if that differs from `name`; `also` names the flag that
-    is shown, beside the one that follows from `name`.
+    """One setting, or a flag of a sub-command, which needs no `group`. `short` is the name of its console command if
+    that differs from `name`; `also` names the flag that is shown, beside the one that follows from `name`.
     """
 
     name: str
     kind: Kind | Any  # or another reader of values with its methods
-    default: Any
-    help: str
-    group: str
+    default: Any = None
+    help: str = ""
+    group: str = ""
     short: str = ""
     also: str = ""
 
@@ -83,6 +83,11 @@ class Field:
     def show(self, value: Any) -> str:
         """Return the value as a user would type it, on one line."""
         return " ".join(self.kind.show(value).split())
+
+
+def by_name(*fields: Field) -> Mapping[str, Field]:
+    """Return the flags of a sub-command, by name."""
+    return {field.name: field for field in fields}
 
 
 def row(default: Any, kind: Any, help: str, group: str, **names: str) -> Any:

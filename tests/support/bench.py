@@ -4,7 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from app.bench.options import bench_args
+from app.command_line.arguments import bench_args
 
 
 def bench_with(prompts: Path | str | None = None, **given: Any) -> Namespace:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import app.bench.measurement
 import app.bench.run
 from app.bench.journal import Journal, about, difference
 from app.bench.run import run_bench
@@ -53,9 +52,9 @@ class World:
 
     def rule(self, patch: pytest.MonkeyPatch) -> None:
         """Put its answers in the place of real ones."""
-        patch.setattr(app.bench.measurement, "run_lane", self.run_lane)
+        patch.setattr(app.bench.run, "run_lane", self.run_lane)
         patch.setattr(app.bench.run, "load_engine", lambda *_: self.engine)
-        patch.setattr(app.bench.measurement, "WARM_UP", 3)  # so that warm-ups can be told from answers
+        patch.setattr(app.bench.run, "WARM_UP", 3)  # so that warm-ups can be told from answers
 
     def run_lane(self, lane: Any, prompt: list[int], decode: Any, *, terms: Terms, **_watching: Any) -> Answer:
         told = lane.settings

@@ -17,7 +17,7 @@ import app.distill.distill
 import training.draft_heads.train
 import training.text.synthesize
 from app.command_line.main import main
-from app.distill.draft_head import draft_head_for
+from app.distill.distill import draft_head_for
 from app.distill.options import DISTILL_FIELDS, distill_args
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings

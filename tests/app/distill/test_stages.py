@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.command_line.main import main
-from app.distill.draft_head import load_target
+from app.distill.distill import load_target
 from app.distill.options import distill_args
 from app.settings.table import ModelOptions, Settings
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
@@ -42,7 +42,7 @@ def test_kinds_are_a_list_or_all_of_them() -> None:
 def test_what_is_written_and_learned_comes_from_expanded_weights(
     asked: str, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.distill.draft_head.load_engine", lambda settings, options, stop: options)
+    monkeypatch.setattr("app.distill.distill.load_engine", lambda settings, options, stop: options)
     found: Any = load_target(Settings(), ModelOptions(quantization=asked), never)
     assert (found.quantization, found.drafter) == (given, "none")
 

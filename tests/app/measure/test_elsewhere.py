@@ -11,8 +11,7 @@ import pytest
 
 from app.command_line.main import main
 from app.measure.elsewhere import PROGRAMS, PUBLISHED, Recipe, written
-from app.measure.forecast import Forecast, Grown, forecast
-from app.measure.plan import Option
+from app.measure.plan import Forecast, Grown, Option, forecast
 from app.screen.output import load_engine
 from app.settings.table import Settings
 from tests.app.lanes.test_draft_heads import write_student

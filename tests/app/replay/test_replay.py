@@ -19,9 +19,8 @@ from rich.console import Console
 from app.command_line.main import main
 from app.lanes.costs import event_of
 from app.lanes.race import paced, timed
-from app.replay.log_writer import SessionLogWriter, opened
 from app.replay.player import Player
-from app.replay.session_log import LoggingDecoder, ReplayingDecoder, UnloggedError, read_log
+from app.replay.session_log import LoggingDecoder, ReplayingDecoder, SessionLogWriter, UnloggedError, opened, read_log
 from app.screen.live import Track, frame
 from app.screen.palette import Look
 from app.screen.view import Canvas

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import app.simulate.record_target
+import app.simulate.run
 from app.bench.run import run_bench
 from app.command_line.main import main
 from app.lanes.answers import run_lane
@@ -238,7 +238,7 @@ def test_an_interrupt_keeps_whole_answers(
         stats = replace(answer.stats, stop_reason="interrupted") if len(calls) == 2 else answer.stats
         return replace(answer, stats=stats)
 
-    monkeypatch.setattr(app.simulate.record_target, "run_lane", second_is_stopped)
+    monkeypatch.setattr(app.simulate.run, "run_lane", second_is_stopped)
     assert record(out) == 130
     assert f"interrupted: {out} keeps 1 answers, the same command resumes the run" in capsys.readouterr().err
     assert record(out) == 0
