@@ -411,11 +411,7 @@ def comparable(bench: Bench, greedy: bool) -> list[Variant]:
     if not bench.engine.invariant and target.precision != "float32":
         kind = f"{target.dtype_text}, {target.quantization}"
         raise UsageError(f"--check-identity needs the target in float32 or as one compiled pass, got {kind}")
-    variants = [
-        variant
-        for variant in bench.variants
-        if variant.method != "ar" and not may_differ(lane := bench.lane(variant), lane.settings)
-    ]
+    variants = [variant for variant in bench.variants if variant.method != "ar" and not may_differ(bench.lane(variant))]
     if not variants and not greedy:
         raise UsageError("--check-identity: no lane must equal ar when sampling (try ngram, or --coupling gumbel)")
     return variants

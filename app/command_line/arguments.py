@@ -22,13 +22,13 @@ from app.measure.elsewhere import CHECK_FIELDS, check_args
 from app.prompts.questions import PROMPT_FIELDS
 from app.settings.table import CASCADE, FIELDS, MODELS, NGRAM, Field, ModelOptions, arguments, by_name, model_options
 from app.settings.types import (
+    LANE_NAMES,
     METHODS,
+    SWITCH,
     Choice,
-    LaneNames,
     Names,
     Number,
     NumberList,
-    Switch,
     Text,
     Whole,
     WholeList,
@@ -94,19 +94,19 @@ _SECONDS = Number(0, 1e6)
 
 _BENCH = by_name(
     *(PROMPT_FIELDS[name] for name in ("prompts", "ids", "turns")),
-    Field("methods", LaneNames(), (), "lanes to time (default: those of --compare)"),
+    Field("methods", LANE_NAMES, (), "lanes to time (default: those of --compare)"),
     Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto is one"),
     Field("repeat", Whole(1, 1000), 3, "times each prompt is answered"),
     PROMPT_FIELDS["limit"],
     Field("out", _FILE, None, "write every figure to this JSON file; resumes a stopped run"),
     Field("report", _FILE, None, "write tables and plots to this HTML file"),
     Field("from", _FILE, None, "measure nothing: make the page of this file of --out"),
-    Field("check_identity", Switch(), False, "compare every output with plain decoding and transformers"),
+    Field("check_identity", SWITCH, False, "compare every output with plain decoding and transformers"),
 )
 _RECORD = by_name(
     *PROMPT_FIELDS.values(),
     Field("out", _FILE, None, "the recording, .jsonl"),
-    Field("costs", Switch(), False, "also record the time of passes over 1 to 17 tokens here"),
+    Field("costs", SWITCH, False, "also record the time of passes over 1 to 17 tokens here"),
     Field("best", Whole(1, 64), 3, "the target's likeliest ids to record at each token"),
 )
 _SIMULATE = by_name(
@@ -133,7 +133,7 @@ _SIMULATE = by_name(
 _REPLAY = by_name(
     Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once"),
     Field("answer", Whole(1), None, "only this answer, counted from 1"),
-    Field("inspect", Switch(), False, "walk over the last answer token by token"),
+    Field("inspect", SWITCH, False, "walk over the last answer token by token"),
 )
 
 
@@ -368,7 +368,7 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
 def _add(section: Any, known: Field, **more: Any) -> None:
     """Add one setting by all its flags, of which help shows one; of a switch the form that changes something."""
     text, flags, how = known.help.replace("%", "%%"), dict.fromkeys(known.flags), more
-    if isinstance(known.kind, Switch):
+    if known.kind is SWITCH:
         text = f"do not {text}" if known.default else text
         flags = {known.flags[0]: {"const": True}, f"--no-{known.flags[0][2:]}": {"const": False}}
         how = {"action": "store_const"}

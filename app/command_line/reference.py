@@ -13,7 +13,7 @@ from app.command_line.arguments import COMMANDS, OWN_FIELDS
 from app.console.slash_commands import TABLE
 from app.screen.output import markdown_table
 from app.settings.table import FIELDS, SETTING_FIELDS, Field
-from app.settings.types import Switch
+from app.settings.types import SWITCH
 from sampling.drafters.registry import table
 from utils.errors import UsageError, UserError
 from utils.files import read_text, write_text
@@ -28,7 +28,7 @@ def _default(known: Field) -> str:
 
 
 def _flag_row(group: str, known: Field) -> list[str]:
-    if isinstance(known.kind, Switch):
+    if known.kind is SWITCH:
         return [group, _code(known.flag), "", ("do not " if known.default else "") + known.help]
     return [group, _code(f"{known.flag} {known.kind.metavar}"), _code(_default(known)), known.help]
 

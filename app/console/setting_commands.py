@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.lanes.pairing import has_parts
 from app.settings.table import SETTING_FIELDS, Field, Settings
-from app.settings.types import Kind, Switch, got, one_of
+from app.settings.types import SWITCH, Kind, got, one_of
 from sampling.drafters.registry import ROWS
 from utils.errors import UsageError
 
@@ -133,7 +133,7 @@ def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState],
     """Return the command of a setting: alone it toggles a switch or prints the value, with a value it sets it; then it
     prints what `after` returns."""
     known = SETTING_FIELDS[name or word]
-    turns = isinstance(known.kind, Switch)
+    turns = known.kind is SWITCH
 
     def handler(state: ConsoleState, rest: str) -> None:
         if rest or turns:

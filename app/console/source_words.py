@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.console.setting_commands import Command, say_values, text, value
 from app.settings.table import SETTING_FIELDS, Field, Settings
-from app.settings.types import Switch, got
+from app.settings.types import SWITCH, got
 from utils.errors import UsageError, did_you_mean
 from utils.logits_processors import ARGUMENTS, PROCESSORS
 
@@ -26,7 +26,7 @@ def _toggle(word: str, lane: str) -> Command:
     def handler(state: ConsoleState, rest: str) -> None:
         lanes = state.settings.compare
         others, present = tuple(other for other in lanes if other != lane), lane in lanes
-        wanted = Field(f"/{word}", Switch()).read(rest, still=present) if rest else not present
+        wanted = Field(f"/{word}", SWITCH).read(rest, still=present) if rest else not present
         if not wanted and not others:
             raise UsageError(f"{lane} is the last lane and stays on (still {','.join(lanes)})")
         if wanted and not present:

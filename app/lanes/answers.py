@@ -47,19 +47,19 @@ BY_CONSTRUCTION = "identical by construction"
 Style = Literal["good", "bad", "alarm", "plain"]
 
 
-def rule_of(temperature: float, *, sampled: bool, coupling: str = "rejection", draft_sampling: str = "law") -> Rule:
-    """Return the rule of a lane. `sampled`: its drafter is a model (tables and n-grams are point masses)."""
-    if temperature == 0:
+def rule_of(lane: Any) -> Rule:
+    """Return the rule by which a lane's drafts are accepted (tables and n-grams are point masses)."""
+    settings = lane.settings
+    if settings.temperature == 0:
         return "argmax"
-    if not sampled or draft_sampling == "greedy":
+    if not lane.drawn_drafts or settings.draft_sampling == "greedy":
         return "match"
-    return "coupled" if coupling == "gumbel" else "ratio"
+    return "coupled" if settings.coupling == "gumbel" else "ratio"
 
 
-def may_differ(lane: Any, settings: Settings) -> bool:
+def may_differ(lane: Any) -> bool:
     """Return whether the lane's text may rightly differ from that of `ar` with the same seed."""
-    sampled = settings.temperature > 0 and settings.coupling == "rejection" and settings.draft_sampling == "law"
-    return lane.name in ("draft", "beam") or is_server(lane.name) or (lane.drawn_drafts and sampled)
+    return lane.name in ("draft", "beam") or is_server(lane.name) or rule_of(lane) == "ratio"
 
 
 def chance(rule: Rule, q: float, p: float) -> float | None:
@@ -208,7 +208,7 @@ def run_lane(
 
 def answer_of(lane: Lane, meter: Meter, decode: Callable[[list[int]], str], terms: Terms) -> Answer:
     """Return the answer of a lane whose events the meter has counted."""
-    return Answer(lane.name, tuple(meter.ids), decode(meter.ids), meter.stats, may_differ(lane, lane.settings), terms)
+    return Answer(lane.name, tuple(meter.ids), decode(meter.ids), meter.stats, may_differ(lane), terms)
 
 
 def agrees(plain: Answer, other: Answer) -> bool | None:
@@ -280,22 +280,25 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     """Compare an answer with plain decoding's; None without two answers that have tokens.
 
     A difference is an alarm where none may be and rounding does not explain it. A beam search looks for a better text
-    than plain decoding's, so that another text is no other draw. If a lane was stopped, the common length is compared.
+    than plain decoding's, so that another text is no other draw. If a lane was stopped, the common length is compared;
+    if a server gave an answer, whose ids are not of this tokenizer, the texts are.
     """
     if not plain.ids or not last.ids:
         return None
-    if is_server(plain.method) or is_server(last.method):
-        return _compare_texts(plain, last)
     stopped, precision = plain.interrupted or last.interrupted, plain.terms.precision
+    served = is_server(plain.method) or is_server(last.method)
     invariant = plain.terms.invariant and last.terms.invariant
     speed, style = speed_of(plain.stats, last.stats)
     speed += " (simulated)" if speed and is_simulated(last.method) else ""
     ending = ", stopped" if stopped else ""
-    at = difference(plain.ids, last.ids, prefix=stopped)
+    texts = (plain.text, last.text) if served else (plain.ids, last.ids)
+    at = difference(*texts, prefix=stopped)
     if at is None:
         same = "same output so far" if stopped else "same output"
         if invariant and not last.may_differ:
             same = BY_CONSTRUCTION
+    elif served:
+        same = f"the texts part at character {at + 1}"
     elif not last.may_differ:
         gap = gap_between(plain.stats, last.stats, at)
         parts = [f"differs at token {at + 1}{gap_text(gap, precision, invariant)}{ending}", speed]
@@ -307,17 +310,6 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
         up_to = "" if precision == "float32" or invariant else f" up to {precision} rounding"
         same = f"same distribution{up_to}, different draw"
     return Comparison(", ".join(filter(None, (speed, same))) + ending, style)
-
-
-def _compare_texts(first: Answer, other: Answer) -> Comparison:
-    """Compare two answers by their texts, as their ids are not of one tokenizer: a server gave one."""
-    speed, style = speed_of(first.stats, other.stats)
-    stopped = first.interrupted or other.interrupted
-    at = difference(first.text, other.text, prefix=stopped)
-    same = "same output so far" if stopped else "same output"
-    if at is not None:
-        same = f"the texts part at character {at + 1}"
-    return Comparison(", ".join(filter(None, (speed, same))) + (", stopped" if stopped else ""), style)
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from app.lanes.answers import plain_answer
@@ -139,19 +136,6 @@ _COPY = (
 _CHAIN = {"expand": "none", "max_new_tokens": 32}
 
 
-class Figures(NamedTuple):
-    """An answer of a step: the value that varies, the rates of plain decoding and of the lane beside it, and what
-    became of its drafts."""
-
-    value: str
-    plain: float | None
-    rate: float | None
-    speedup: float | None
-    per_pass: float | None
-    accepted: float | None
-    alpha: float | None
-
-
 @dataclass(frozen=True, eq=False)
 class Step:
     """One step: the question is put once for each of `plays`, under its settings.
@@ -247,7 +231,7 @@ def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | Non
             return False
         if shown := [figures_of(step, tracks) for tracks in answers]:
             place.say("")
-            place.say(table(step, shown, place.out, place.settings))
+            place.say(fitted(place.out, place.settings, shown, ["accepted", "alpha"]))
         place.say("")
         if index + 1 < len(steps):
             place.hint(f"Enter: step {number + 1} of {len(STEPS)}, {steps[index + 1][1].title}; Ctrl-C leaves")
@@ -256,31 +240,21 @@ def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | Non
     return True
 
 
-def figures_of(step: Step, tracks: Sequence[Track]) -> Figures:
-    """The last lane of an answer beside plain decoding."""
+def figures_of(step: Step, tracks: Sequence[Track]) -> dict[str, str]:
+    """Return the cells of an answer: the value that varies or the lane, its figures, plain decoding's rate."""
     lane = tracks[-1].lane
     last, plain = tracks[-1].answer(), plain_answer([track.answer() for track in tracks])
     timed = None if plain is None or plain is last or disturbed(plain.stats, last.stats) else plain
-    return Figures(
-        lane.settings.show(step.varied) if step.varied else lane.name,
-        None if plain is None else plain.stats.predicted_per_second,
-        last.stats.predicted_per_second,
-        None if timed is None else speedup(timed.stats, last.stats),
-        last.stats.tokens_per_pass,
-        last.stats.acceptance_rate,
-        last.stats.alpha,
-    )
-
-
-def table(step: Step, figures: Sequence[Figures], out: Console, settings: Settings) -> Table:
-    """The figures of each answer of a step, plain decoding's beside them."""
-    names = (step.varied or "lane", "plain tok/s", "tok/s", "speed-up", "tok/pass", "accepted", "alpha")
-    forms = ("", ".1f", ".1f", ".2f", ".2f", ".0%", ".2f")
-    rows = []
-    for each in figures:
-        values = zip(names, each, forms, strict=True)
-        rows.append({name: "-" if value is None else format(value, form) for name, value, form in values})
-    return fitted(out, settings, rows, ["accepted", "alpha"])
+    figures = {
+        "plain tok/s": (None if plain is None else plain.stats.predicted_per_second, ".1f"),
+        "tok/s": (last.stats.predicted_per_second, ".1f"),
+        "speed-up": (None if timed is None else speedup(timed.stats, last.stats), ".2f"),
+        "tok/pass": (last.stats.tokens_per_pass, ".2f"),
+        "accepted": (last.stats.acceptance_rate, ".0%"),
+        "alpha": (last.stats.alpha, ".2f"),
+    }
+    cells = {name: "-" if value is None else format(value, form) for name, (value, form) in figures.items()}
+    return {step.varied or "lane": lane.settings.show(step.varied) if step.varied else lane.name, **cells}
 
 
 def _slowly(tracks: Sequence[Track], place: Surface) -> bool:

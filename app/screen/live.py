@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from app.lanes.answers import Answer, Rule, comparisons_of, may_differ, rule_of
+from app.lanes.answers import Answer, comparisons_of, may_differ, rule_of
 from app.lanes.costs import Terms, kept, known, seen_before, terms_of
 from app.lanes.race import timed
 from app.screen.figures import PaneData, Round, State, StatsLines, note
@@ -39,6 +39,7 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
 
+Draw = Callable[..., None]  # draws the lanes as they stand, with rows below them if some are given
 FRAMES_A_SECOND = 12
 DRAWING = 0.03  # of the time between two frames, at most: what it shows is worked out in it
 
@@ -177,7 +178,7 @@ class Track:
 
     def answer(self) -> Answer:
         """The lane's result with its figures."""
-        ids, differs = tuple(self.meter.ids), may_differ(self.lane, self.lane.settings)
+        ids, differs = tuple(self.meter.ids), may_differ(self.lane)
         text = self.decode(list(ids)) if self._finished else self.text
         return Answer(self.lane.name, ids, text, self.meter.stats, differs, terms=self.terms)
 
@@ -247,12 +248,6 @@ def streaming(tracks: Sequence[Track], console: Console, settings: Settings, **m
         yield draw
 
 
-class Draw(Protocol):
-    """Draws the lanes as they stand, with rows below them."""
-
-    def __call__(self, below: Sequence[Row] = ()) -> None: ...
-
-
 def undrawn(below: Sequence[Row] = ()) -> None:
     """Draws nothing, where there is no terminal."""
 
@@ -287,21 +282,13 @@ def telling(tracks: Sequence[Track]) -> Track:
 
 def token_reader(track: Track) -> TokenReader:
     """A reader of a lane's rounds."""
-    return TokenReader(track.decode, track.lane.source_names, rule_in(track.lane), track.before)
+    return TokenReader(track.decode, track.lane.source_names, rule_of(track.lane), track.before)
 
 
 def tokens_of(track: Track) -> list[SaidToken]:
     """The tokens that a lane's rounds emitted."""
     reader = token_reader(track)
     return [token for step in track.steps for token in reader.read(step)]
-
-
-def rule_in(lane: Any) -> Rule:
-    """By which rule a lane's drafts are accepted."""
-    used = lane.settings
-    return rule_of(
-        used.temperature, sampled=lane.drawn_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
-    )
 
 
 def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Trace:
@@ -312,7 +299,7 @@ def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Tra
     shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
     exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
     steps = [*track.steps, *upcoming]
-    return Trace(steps, track.decode, look, lane.source_names, rule=rule_in(lane), exact=exact)
+    return Trace(steps, track.decode, look, lane.source_names, rule=rule_of(lane), exact=exact)
 
 
 KEYS = "any key: next phase  r: next round  q: run on"

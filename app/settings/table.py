@@ -20,15 +20,15 @@ from typing import Any, ClassVar, Self
 import pydantic
 
 from app.settings.types import (
+    DRAFTER_NAMES,
+    K_MATRIX,
+    LANE_NAMES,
+    SEED,
+    SWITCH,
     Choice,
-    DrafterNames,
     Kind,
-    KMatrix,
-    LaneNames,
     Number,
     RefusedError,
-    Seed,
-    Switch,
     Text,
     Whole,
     got,
@@ -216,11 +216,11 @@ class ModelOptions(_Record):
         None, _name("X", "a name"), "attention code of transformers (sdpa, eager …)", MODELS
     )
     graphs: bool = row(
-        False, Switch(), "replay short passes as CUDA graphs (Llama, Mistral, Qwen2 on an NVIDIA GPU)", MODELS
+        False, SWITCH, "replay short passes as CUDA graphs (Llama, Mistral, Qwen2 on an NVIDIA GPU)", MODELS
     )
     revision: str | None = row(None, _name("R", "a branch, tag or commit"), "revision of the target on the hub", MODELS)
-    trust_remote_code: bool = row(False, Switch(), "run code that comes with a model", MODELS)
-    offline: bool = row(False, Switch(), "never use the network", MODELS)
+    trust_remote_code: bool = row(False, SWITCH, "run code that comes with a model", MODELS)
+    offline: bool = row(False, SWITCH, "never use the network", MODELS)
 
 
 class Settings(_Record):
@@ -238,7 +238,7 @@ class Settings(_Record):
     )
     no_repeat_ngram: int = row(0, Whole(0, _MANY), "never repeat an n-gram of this length; 0: off", DECODING)
     max_new_tokens: int = row(128, Whole(1, _MANY), "longest answer, in tokens", DECODING, short="length")
-    seed: int = row(42, Seed(), "seed; random draws one", DECODING)
+    seed: int = row(42, SEED, "seed; random draws one", DECODING)
     coupling: str = row(
         "rejection",
         Choice(("rejection", "gumbel")),
@@ -264,40 +264,40 @@ class Settings(_Record):
     nodes: int = row(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING)
     glide_offset: int = row(0, Whole(0, 64), "added to the positions of what GLIDE drafts", DECODING)
     system: str = row("", Text(), "system prompt", DECODING)
-    chat: bool = row(True, Switch(), "use the model's chat template", DECODING)
+    chat: bool = row(True, SWITCH, "use the model's chat template", DECODING)
     template: str = row(AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING)
     ngram_n: int = row(3, Whole(2, 16), "longest n-gram looked up", NGRAM)
-    ngram_multi_level: bool = row(True, Switch(), "fall back to shorter n-grams", NGRAM)
+    ngram_multi_level: bool = row(True, SWITCH, "fall back to shorter n-grams", NGRAM)
     ngram_filler: int = row(3, Whole(1, 64), "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM)
-    ngram_stop_if_unknown: bool = row(True, Switch(), "stop drafting at an unknown n-gram", NGRAM)
-    ngram_reset: bool = row(True, Switch(), "forget the n-grams between answers", NGRAM)
+    ngram_stop_if_unknown: bool = row(True, SWITCH, "stop drafting at an unknown n-gram", NGRAM)
+    ngram_reset: bool = row(True, SWITCH, "forget the n-grams between answers", NGRAM)
     cascade: tuple[str, ...] = row(
-        (), DrafterNames(), "drafters of the lanes cascade and chain, large to small", CASCADE
+        (), DRAFTER_NAMES, "drafters of the lanes cascade and chain, large to small", CASCADE
     )
     k_matrix: tuple[tuple[int, ...], ...] = row(
-        (), KMatrix(), "tokens each drafter adds; first row: for the target", CASCADE
+        (), K_MATRIX, "tokens each drafter adds; first row: for the target", CASCADE
     )
     lenience: float = row(1.0, Number(1, _MANY), "leniency of the drafters' reviews; 1: none", CASCADE)
     num_beams: int = row(4, Whole(1, 64), "texts that the lane beam grows at a time", BEAM)
     beam_top_k: int = row(0, Whole(0, _MANY), "tokens each may go on with; 0: all that can count", BEAM)
     min_length: int = row(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM)
     length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM)
-    compare: tuple[str, ...] = row(("ar", "spec"), LaneNames(), "lanes; the last carries the chat", OUTPUT)
+    compare: tuple[str, ...] = row(("ar", "spec"), LANE_NAMES, "lanes; the last carries the chat", OUTPUT)
     view: str = row("auto", Choice(("auto", "side", "stack", "trace")), "how the lanes are laid out", OUTPUT)
     thinking: str = row(
         "fold", Choice(("show", "fold", "hide")), "a model's thinking: dim, as one line, or not at all", OUTPUT
     )
-    render: bool = row(True, Switch(), "draw Markdown and code of a finished answer", OUTPUT)
+    render: bool = row(True, SWITCH, "draw Markdown and code of a finished answer", OUTPUT)
     slow: float | str = row(
         1.0, Number(1, 1000, "step"), "factor by which the race is slowed; step: phase by phase", OUTPUT
     )
     color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT)
     palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT)
-    ascii: bool = row(False, Switch(), "draw with plain ASCII", OUTPUT)
-    quiet: bool = row(False, Switch(), "answers only", OUTPUT)
+    ascii: bool = row(False, SWITCH, "draw with plain ASCII", OUTPUT)
+    quiet: bool = row(False, SWITCH, "answers only", OUTPUT)
     data_dir: str = row("", Text("DIR", "a folder"), "folder of the data sets that have a name", OUTPUT)
-    verbose: bool = row(False, Switch(), "more detail, tracebacks of errors", OUTPUT)
-    debug: bool = row(False, Switch(), "show details of every round", OUTPUT)
+    verbose: bool = row(False, SWITCH, "more detail, tracebacks of errors", OUTPUT)
+    debug: bool = row(False, SWITCH, "show details of every round", OUTPUT)
     log_top: int = row(0, Whole(0, 16), "likeliest tokens of each position that files keep; 0: none", OUTPUT)
     record: str = row("", _FILE, "write everything decoded to this file, for replay", OUTPUT, also="log")
 

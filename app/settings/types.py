@@ -116,13 +116,13 @@ class Whole(Kind):
             super().__init__(number, words, "N")
 
 
-class Seed(Kind):
-    """A seed for the noise; `random` draws one now, so that the run can be repeated."""
-
-    def __init__(self) -> None:
-        drawn = BeforeValidator(lambda value: secrets.randbelow(2**31) if value == "random" else value)
-        words = f"a whole number from 0 to {SEED_LIMIT} or random"
-        super().__init__(Annotated[Whole(0).type, drawn], words, "N|random", ("random",))
+SEED = Kind(
+    Annotated[Whole(0).type, BeforeValidator(lambda value: secrets.randbelow(2**31) if value == "random" else value)],
+    f"a whole number from 0 to {SEED_LIMIT} or random",
+    "N|random",
+    ("random",),
+)
+"""A seed for the noise; `random` draws one now, so that the run can be repeated."""
 
 
 def _decimal(value: Any) -> Any:
@@ -181,13 +181,18 @@ class Choice(Kind):
         super().__init__(kind, words, every if len(every) <= SHOWN else "NAME", choices)
 
 
-class Switch(Kind):
-    """On or off; also yes/no, true/false, 1/0."""
-
-    def __init__(self) -> None:
-        read = BeforeValidator(lambda value: _SWITCH.get(value.lower()) if isinstance(value, str) else value)
-        kind = Annotated[bool, Strict(), read]
-        super().__init__(kind, "on or off", "on|off", ("on", "off"), lambda value: "on" if value else "off")
+SWITCH = Kind(
+    Annotated[
+        bool,
+        Strict(),
+        BeforeValidator(lambda value: _SWITCH.get(value.lower()) if isinstance(value, str) else value),
+    ],
+    "on or off",
+    "on|off",
+    ("on", "off"),
+    lambda value: "on" if value else "off",
+)
+"""On or off; also yes/no, true/false, 1/0."""
 
 
 class Text(Kind):
@@ -250,21 +255,20 @@ class Names(_List):
         super().__init__(Literal[choices], ", ".join(choices), choices)
 
 
-class LaneNames(_List):
-    """A comma list of different lanes; an oracle's acceptance and cost may follow its word, a server's is its URL."""
+def _lane(name: str) -> str:
+    """Return the name of a lane; an oracle's acceptance and cost may follow its word, a server's is its URL."""
+    if name in LANES or is_server(name):
+        return name
+    if not name.startswith("oracle:"):
+        raise ValueError
+    try:
+        return str(oracle_of(name))
+    except UsageError:
+        raise RefusedError(f"a comma list of lanes, of which an oracle is {ORACLE}") from None
 
-    def __init__(self) -> None:
-        def known(name: str) -> str:
-            if name in LANES or is_server(name):
-                return name
-            if not name.startswith("oracle:"):
-                raise ValueError
-            try:
-                return str(oracle_of(name))
-            except UsageError:
-                raise RefusedError(f"a comma list of lanes, of which an oracle is {ORACLE}") from None
 
-        super().__init__(Annotated[str, Strict(), AfterValidator(known)], f"{', '.join(LANES)}, server, URL", LANES)
+LANE_NAMES = _List(Annotated[str, Strict(), AfterValidator(_lane)], f"{', '.join(LANES)}, server, URL", LANES)
+"""A comma list of different lanes."""
 
 
 class WholeList(_List):
@@ -285,22 +289,29 @@ class NumberList(_List):
         )
 
 
-class DrafterNames(Kind):
-    """A comma list (or a sequence) of drafters: words, or names of models that the pair brings. Empty: the pair's."""
+_DRAFTERS = f"a comma list of {', '.join(MEMBERS)} or names of the pair's models, each once, large to small"
 
-    def __init__(self) -> None:
-        allowed = f"a comma list of {', '.join(MEMBERS)} or names of the pair's models, each once, large to small"
 
-        def named_well(names: tuple[str, ...]) -> tuple[str, ...]:
-            if not all(name and name.isprintable() and "," not in name for name in names):
-                raise ValueError
-            if (meant := next(filter(None, (unknown_member(name, MEMBERS) for name in names)), None)) is not None:
-                raise RefusedError(f"{allowed} (did you mean {meant}?)")
-            return _once(names)
+def _drafters(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(name and name.isprintable() and "," not in name for name in names):
+        raise ValueError
+    if (meant := next(filter(None, (unknown_member(name, MEMBERS) for name in names)), None)) is not None:
+        raise RefusedError(f"{_DRAFTERS} (did you mean {meant}?)")
+    return _once(names)
 
-        given = BeforeValidator(lambda value: () if value in ("", NONE, (), []) else _parts(value) or None)
-        kind = Annotated[tuple[str, ...], AfterValidator(named_well), given]
-        super().__init__(kind, allowed, "LIST", MEMBERS, lambda names: ",".join(names) or NONE)
+
+DRAFTER_NAMES = Kind(
+    Annotated[
+        tuple[str, ...],
+        AfterValidator(_drafters),
+        BeforeValidator(lambda value: () if value in ("", NONE, (), []) else _parts(value) or None),
+    ],
+    _DRAFTERS,
+    "LIST",
+    MEMBERS,
+    lambda names: ",".join(names) or NONE,
+)
+"""A comma list (or a sequence) of drafters: words, or names of models that the pair brings. Empty: the pair's."""
 
 
 def _matrix(value: Any) -> Matrix:
@@ -316,14 +327,11 @@ def _matrix(value: Any) -> Matrix:
         raise RefusedError(re.sub(r"^k_matrix must (be|hold) ", "", why)) from None
 
 
-class KMatrix(Kind):
-    """A K matrix as JSON text or as rows of numbers. Empty: the pair's."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            Annotated[Any, AfterValidator(_matrix)],
-            "rows of whole numbers like [[5,10],[0,10]], upper triangular",
-            "ROWS",
-            PUBLISHED,
-            lambda value: json.dumps(value, separators=(",", ":")) if value else NONE,
-        )
+K_MATRIX = Kind(
+    Annotated[Any, AfterValidator(_matrix)],
+    "rows of whole numbers like [[5,10],[0,10]], upper triangular",
+    "ROWS",
+    PUBLISHED,
+    lambda value: json.dumps(value, separators=(",", ":")) if value else NONE,
+)
+"""A K matrix as JSON text or as rows of numbers. Empty: the pair's."""

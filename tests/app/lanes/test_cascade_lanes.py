@@ -140,7 +140,7 @@ def test_lanes_of_a_two_model_cascade_give_plain_decodings_text(
 ) -> None:
     engine, settings = engines("two"), Settings(gamma=gamma, **SHORT, **more)
     lane = engine.lane(name, settings)
-    assert not may_differ(lane, settings)
+    assert not may_differ(lane)
     assert answer(engine, lane, settings).ids == answer(engine, engine.lane("ar", settings), settings).ids
 
 

@@ -5,6 +5,7 @@ of a cascade, in their order.
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 from app.lanes.answers import RULES, Rule, rule_of
 from app.screen.palette import Look
 from app.screen.trace import Trace
+from app.settings.table import Settings
 from sampling.events import Call, Step
 
 WORDS = {
@@ -155,17 +157,17 @@ def test_escape_sequences_are_inert_and_ascii_is_ascii() -> None:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "more", "rule"),
+    ("drawn_drafts", "changes", "rule"),
     [
-        (0.0, {"sampled": True}, "argmax"),
-        (0.8, {"sampled": False}, "match"),
-        (0.8, {"sampled": True}, "ratio"),
-        (0.8, {"sampled": True, "draft_sampling": "greedy"}, "match"),
-        (0.8, {"sampled": True, "coupling": "gumbel"}, "coupled"),
+        (True, {}, "argmax"),
+        (False, {"temperature": 0.8}, "match"),
+        (True, {"temperature": 0.8}, "ratio"),
+        (True, {"temperature": 0.8, "draft_sampling": "greedy"}, "match"),
+        (True, {"temperature": 0.8, "coupling": "gumbel"}, "coupled"),
     ],
 )
-def test_the_rule_of_a_lane(temperature: float, more: dict[str, object], rule: Rule) -> None:
-    assert rule_of(temperature, **more) == rule  # type: ignore[arg-type]
+def test_the_rule_of_a_lane(drawn_drafts: bool, changes: dict[str, object], rule: Rule) -> None:
+    assert rule_of(SimpleNamespace(drawn_drafts=drawn_drafts, settings=Settings(**changes))) == rule
 
 
 @settings(max_examples=60, deadline=None)
