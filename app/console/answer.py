@@ -5,6 +5,7 @@ Knows neither commands nor keys. The text printed at the end stays in the scroll
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -73,7 +74,8 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     if answer_log is not None and (problem := answer_log.end(seen, pauses)):
         state.say(Text(problem, style="bold yellow"))
     state.session = race.session
-    state.note_stop()
+    if state.stop():
+        state.stopped_at = time.monotonic()
     if not ids:
         return False
     record = chat.turns[plan.keep].record if plan.answer else {}

@@ -235,7 +235,7 @@ class ConsoleState(Surface):
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
         self.log = log_writer_of(layers.settings)
-        self._stopped_at = -SECOND_WITHIN  # when Ctrl-C last stopped an answer
+        self.stopped_at = -SECOND_WITHIN  # when Ctrl-C last stopped an answer
         self.refresh: Callable[[], None] = lambda: None
         self._collecting = threading.Lock()
 
@@ -319,15 +319,9 @@ class ConsoleState(Surface):
             try:
                 engine = self.pairs.collect()
                 if engine is not None:
-                    self.adopt(engine)
+                    self.take(self.layers, engine)
             except Exception as error:  # also one that nobody expects: the loading thread may be calling
                 self.fail(one_line(error))
-
-    def adopt(self, engine: PairEngine) -> None:
-        """Go on with these models; the conversation goes with them. UserError if it cannot."""
-        self._remember(engine)
-        self._go_on(self.layers, engine)
-        self._welcome(engine)
 
     def _welcome(self, engine: PairEngine) -> None:
         """Return the models that answer from now on, and a line about them."""
@@ -392,15 +386,9 @@ class ConsoleState(Surface):
             if self.latest is before and len(text) <= LONGEST_BACK:
                 self.next_line = text
 
-    def note_stop(self) -> bool:
-        """Whether Ctrl-C stopped what was going on; one more, soon, means to leave."""
-        if self.stop():
-            self._stopped_at = time.monotonic()
-        return self.stop()
-
     def just_stopped(self) -> bool:
         """Whether Ctrl-C stopped an answer so lately that another one means to leave."""
-        return time.monotonic() - self._stopped_at < SECOND_WITHIN
+        return time.monotonic() - self.stopped_at < SECOND_WITHIN
 
 
 def _runs(engine: PairEngine, settings: Settings) -> bool:

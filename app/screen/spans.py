@@ -23,7 +23,7 @@ from utils.catalogue.templates import Thinking
 from utils.growing_text import REPLACEMENT, Decode, Window
 
 if TYPE_CHECKING:
-    from markdown_it.token import Token
+    pass
 
 
 Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "plain"]
@@ -160,7 +160,7 @@ class BeamReader:
 
 
 def common(one: str, other: str) -> int:
-    """The length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     parting = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(parting, min(len(one), len(other)))
 
@@ -203,17 +203,6 @@ def thoughts(text: str, marks: Thinking, mode: str, before: str = "") -> list[Th
     return result
 
 
-def text_parts(text: str, stretches: Sequence[Thought], mode: str) -> Iterator[tuple[str, bool]]:
-    """The text as `mode` shows it, in parts; each with whether it is thinking."""
-    at = 0
-    for thought in stretches:
-        yield text[at : thought.start], False
-        if mode != HIDE:
-            yield text[thought.start : thought.end] if mode == SHOW else thought.line, True
-        at = thought.end
-    yield text[at:], False
-
-
 def span_parts(spans: Sequence[Span], stretches: Sequence[Thought], mode: str) -> tuple[Span, ...]:
     """The spans of a text as `mode` shows them."""
     parts, folded = list[Span](), set[Thought]()
@@ -248,7 +237,7 @@ def rendered(text: str) -> RenderableType | None:
     drawn = Markdown(visible(text), code_theme="ansi_dark", hyperlinks=False)
     # As rich parses it, but what looks like HTML is text, which rich would leave out.
     drawn.parsed = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).parse(drawn.markup)
-    tokens = list(_every(drawn.parsed))
+    tokens = [token for block in drawn.parsed for token in (block, *(block.children or ()))]
     if {token.type for token in tokens} <= _PLAIN:
         return None
     for token in tokens:
@@ -261,19 +250,14 @@ def answer_text(text: str, settings: Settings, *, live: bool, marks: Thinking | 
     """The answer as it is printed: on a terminal drawn as Markdown if it has any, else as it is; the thinking between
     `marks` dim, in a line or left out."""
     if marks is not None and (found := thoughts(text, marks, settings.thinking)):
-        parts = text_parts(text, found, settings.thinking)
         return Group(
             *(
-                Text(visible(part), style="dim") if dim else answer_text(part.strip("\n"), settings, live=live)
-                for part, dim in parts
-                if part.strip()
+                Text(visible(part.text), style="dim")
+                if part.dim
+                else answer_text(part.text.strip("\n"), settings, live=live)
+                for part in span_parts([Span(text, "plain")], found, settings.thinking)
+                if part.text.strip()
             )
         )
     drawn = rendered(text) if live and settings.render and not settings.ascii else None
     return drawn or Text(visible(text))
-
-
-def _every(tokens: Iterable[Token]) -> Iterator[Token]:
-    for token in tokens:
-        yield token
-        yield from token.children or ()

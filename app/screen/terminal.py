@@ -112,10 +112,6 @@ def await_key(stop: Callable[[], bool], seconds: float = math.inf, *, forget: bo
     return b""
 
 
-def unheard(*_: object) -> None:
-    """Ctrl-C while the program is leaving because of one."""
-
-
 class Interrupts:
     """A context in which Ctrl-C sets `stopped`; a second one within 2 s leaves with 130.
 
@@ -138,7 +134,7 @@ class Interrupts:
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
-            signal.signal(signal.SIGINT, unheard if self._leave else self._before)
+            signal.signal(signal.SIGINT, signal.SIG_IGN if self._leave else self._before)
 
     def _on_signal(self, *_: object) -> None:
         now = time.monotonic()
@@ -282,39 +278,6 @@ class Content(Protocol):
     @property
     def keys(self) -> Mapping[str, Action]: ...
     def rows(self, look: Look) -> list[Row]: ...  # at most look.height
-
-
-class Scroll:
-    """The part of rows that fits a height, moved by keys."""
-
-    def __init__(self) -> None:
-        self.top = 0
-        self._page = 1
-
-    def part(self, rows: list[Row], look: Look) -> list[Row]:
-        """At most `look.height` of the rows; where some are left out the last one says how many."""
-        height = look.height
-        if height is None or len(rows) <= height:
-            self.top = 0
-            return rows
-        self._page = max(1, height - 1)
-        self.top = max(0, min(self.top, len(rows) - self._page))
-        left = len(rows) - self.top - self._page
-        position = chunk(f"{self.top} rows above, {left} below", "faint")
-        return [*rows[self.top : self.top + self._page], *flow([position], look)[:1]]
-
-    def by(self, rows: int) -> None:
-        """Move by a number of rows."""
-        self.top = max(0, self.top + rows)
-
-    @property
-    def keys(self) -> dict[str, Action]:
-        return {
-            "up": lambda: self.by(-1),
-            "down": lambda: self.by(1),
-            "pageup": lambda: self.by(-self._page),
-            "pagedown": lambda: self.by(self._page),
-        }
 
 
 def drawn(content: Content, look: Look) -> list[Row]:

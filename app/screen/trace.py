@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from app.lanes.answers import RULES, Rule, chance
 from app.screen.palette import Look, tint
 from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, quoted, share
-from app.screen.terminal import Action, Scroll
+from app.screen.terminal import Action
 from sampling.events import Step
 from utils.errors import UserError
 from utils.growing_text import Decode, Window
@@ -309,19 +309,30 @@ def _of(name: str) -> str:
 
 
 class RoundPictures:
-    """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws."""
+    """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws, moved by keys where
+    it is higher than the screen.
+    """
 
     help = "n next round  p previous  up/down scroll  q leave"
 
     def __init__(self, make: Callable[[Look], Trace], number: int) -> None:
-        self.make, self.number, self.scroll = make, number, Scroll()
+        self.make, self.number = make, number
+        self._top, self._page = 0, 1  # the first row that is shown, and how many are
         self.last = len(make(Look()).steps) - 1
         if not 0 <= number <= self.last:
             raise UserError(f"there is no round {number}: the answer has rounds 0 to {self.last}")
 
     def rows(self, look: Look) -> list[Row]:
-        """The picture, as much of it as fits."""
-        return self.scroll.part(self.picture(look), look)
+        """The picture, as much of it as fits; where rows are left out the last one says how many."""
+        rows, height = self.picture(look), look.height
+        if height is None or len(rows) <= height:
+            self._top = 0
+            return rows
+        self._page = max(1, height - 1)
+        self._top = max(0, min(self._top, len(rows) - self._page))
+        left = len(rows) - self._top - self._page
+        position = chunk(f"{self._top} rows above, {left} below", "faint")
+        return [*rows[self._top : self._top + self._page], *flow([position], look)[:1]]
 
     def picture(self, look: Look) -> list[Row]:
         """The whole picture."""
@@ -329,10 +340,22 @@ class RoundPictures:
 
     def to(self, number: int) -> None:
         """Show another round; the first or last one instead of none."""
-        self.number, self.scroll.top = max(0, min(self.last, number)), 0
+        self.number, self._top = max(0, min(self.last, number)), 0
+
+    def scroll(self, rows: int) -> None:
+        """Move by a number of rows."""
+        self._top = max(0, self._top + rows)
 
     @property
     def keys(self) -> dict[str, Action]:
         forth, back = lambda: self.to(self.number + 1), lambda: self.to(self.number - 1)
         turns: dict[str, Action] = {"n": forth, "right": forth, "p": back, "left": back}
-        return {**turns, "home": lambda: self.to(0), "end": lambda: self.to(self.last), **self.scroll.keys}
+        return {
+            **turns,
+            "home": lambda: self.to(0),
+            "end": lambda: self.to(self.last),
+            "up": lambda: self.scroll(-1),
+            "down": lambda: self.scroll(1),
+            "pageup": lambda: self.scroll(-self._page),
+            "pagedown": lambda: self.scroll(self._page),
+        }

@@ -11,7 +11,7 @@ from app.console.state import ConsoleState
 from app.screen.figures import PaneData
 from app.screen.palette import Look
 from app.screen.panes import Pane
-from app.screen.spans import Span, span_parts, text_parts, thoughts
+from app.screen.spans import Span, span_parts, thoughts
 from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.thinking import BEGINS, STRIPS, TEXT, thinking_pair
@@ -93,7 +93,7 @@ def test_thinking_is_dim_and_keeps_its_colours() -> None:
 )
 def test_thinking_is_found_where_it_stands(marks: Thinking, before: str, text: str, shown: str) -> None:
     found = thoughts(text, marks, "hide", before)
-    assert "".join(part for part, dim in text_parts(text, found, "hide") if not dim) == shown
+    assert "".join(part.text for part in span_parts([Span(text, "plain")], found, "hide")) == shown
 
 
 # -- the console --------------------------------------------------------------------------------------
