@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.text import Text
 
 from app.chat.conversation import clean
-from app.console.about import welcome
 from app.console.answer import UNANSWERED, answer
 from app.console.chat_commands import saved
 from app.console.prompt import HungUpError, LeaveError, PromptReader, state_folder
@@ -82,6 +81,14 @@ def run_console(
     if state.pairs.leave() and out is None:
         leave_at_once(code)  # a thread is inside a library that cannot be called off
     return code
+
+
+def welcome(settings: Settings) -> str:
+    """Two lines for who starts the console: what the panes show, and what to do first."""
+    lanes = ", ".join(settings.compare)
+    panes = "Two panes show each answer: plainly, and with drafts."
+    first = panes if settings.compare == ("ar", "spec") else f"A pane for each lane: {lanes}."
+    return f"{first}\nTab: a first question. /help: the commands."
 
 
 def ended(state: ConsoleState, rescue: ChatRescue, code: int, error: Exception | None) -> int:

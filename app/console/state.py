@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.text import Text
 
 from app.chat.conversation import Conversation
-from app.console.about import header
 from app.lanes.pairing import catalogue
 from app.replay.session_log import log_writer_of
+from app.screen.live import look_of
 from app.screen.rows import visible
 from app.screen.terminal import SECOND_WITHIN, InPlace, Interrupts, page
-from app.screen.view import Surface
+from app.screen.view import Surface, heading, models_of
 from app.settings.table import Layers, ModelOptions, Settings
 from utils.errors import UserError
 from utils.progress import Remaining
@@ -327,7 +327,8 @@ class ConsoleState(Surface):
         """Return the models that answer from now on, and a line about them."""
         self.session = None
         if not self.settings.quiet:
-            self.say(header(engine, self.settings, self.out))
+            look = look_of(self.out, self.settings)
+            self.say(heading(models_of(engine), self.settings, look, engine.mean_drafted(self.settings)))
         for note in engine.notes:
             self.hint(note)
         self._say_if_plain()

@@ -7,7 +7,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from app.chat.saved import Answered
-from app.console.about import last_stats
+from app.console.chat_commands import last_stats
 from app.lanes.answers import Answer
 from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.console.about import info
+from app.console.chat_commands import facts
 from app.lanes.answers import BY_CONSTRUCTION, compare, comparisons_of, may_differ, parting, promise, run_lane
 from app.lanes.costs import terms_of
 from app.lanes.lane import PairEngine
@@ -73,8 +73,8 @@ def test_what_holds_is_said_for_the_dtype_in_use(pair: TinyPair, dtype: str, gap
     assert found.text == words
     assert (parted.kind == "near tie") == ("near tie" in words or "within" in words)
     chat = conversation(engine, settings)
-    assert f"\noutput   {promise(dtype)}\n" in info(engine, chat)
-    assert f" own up to {dtype} rounding: logits of passes of different width differ by up to " in info(engine, chat)
+    assert f"\noutput   {promise(dtype)}\n" in facts(engine, chat)
+    assert f" own up to {dtype} rounding: logits of passes of different width differ by up to " in facts(engine, chat)
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 8])
@@ -206,8 +206,8 @@ def test_the_default_pair_is_identical_by_construction_in_every_lane(
     assert all(str(getattr(compare(answers[0], answer), "text", "")).endswith(BY_CONSTRUCTION) for answer in answers)
     row = instruction_set()
     assert row is not None
-    assert f"\nkernels  compiled for {row.name}, the whole pass as one\n" in info(packed, chat)
-    assert f"\noutput   {promise('Q4_1', invariant=True)}\n" in info(packed, chat)
+    assert f"\nkernels  compiled for {row.name}, the whole pass as one\n" in facts(packed, chat)
+    assert f"\noutput   {promise('Q4_1', invariant=True)}\n" in facts(packed, chat)
 
 
 def test_where_nothing_is_compiled_the_default_is_float32_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_where_nothing_is_compiled_the_default_is_float32_and_says_why(monkeypat
     engine = load_engine(Settings(quiet=True), ModelOptions(device="cpu", drafter="none"), never)
     assert (engine.loaded.target.precision, engine.invariant) == ("float32", False)
     assert engine.notes == ("the weights of SmolLM2-135M-Instruct are expanded to float32 (ziglang is not installed)",)
-    told = info(engine, conversation(engine, Settings()))
+    told = facts(engine, conversation(engine, Settings()))
     assert "\nkernels  torch (ziglang is not installed)\n" in told
     assert f"\noutput   {promise('float32')}\n" in told
 
