@@ -107,12 +107,6 @@ def reviews_cell(row: Row) -> str:
     return ", ".join(f"{model} {count['accepted']}/{count['examined']}" for model, count in reviews) or "-"
 
 
-def swi_tables(summary: Rows) -> list[str]:
-    """Return every table of costs that applies to a row."""
-    known = {name for row in summary for name in applying(row["swi"])}
-    return [name for name in BY if name in known]
-
-
 _PAGE = Path(__file__).with_name("report.html")
 MEANINGS = {
     "predicted_per_second": "tokens a second after the first token: the mean of the repeats, ± their deviation",
@@ -195,7 +189,8 @@ def page(run: Run, name: str) -> str:
     figures = [row.model_dump() for row in run.summary]
     calling, heads = modelled(figures), {key: column.head("report") for key, column in shown("report").items()}
     columns = [key for key in heads if any(row[key] not in (None, []) for row in figures)]
-    tables, facts = swi_tables(calling), [*run.__pydantic_extra__.items()]
+    applied = {name for row in calling for name in applying(row["swi"])}
+    tables, facts = [name for name in BY if name in applied], [*run.__pydantic_extra__.items()]
     legend = [(heads[key], MEANINGS[key]) for key in columns]
     legend += [(mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in figures)]
     return template.render(

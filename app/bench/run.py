@@ -64,7 +64,9 @@ def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int
     """Run the benchmark (or the identity check), or make the page of an earlier one; return the exit code."""
     if args.source is not None:
         return report_of(args.source, settings, args)
-    _check_flags(settings, args)
+    for flag, given in {"report": args.report, "log": settings.record}.items():
+        if args.check_identity and given:
+            raise UsageError(f"--check-identity writes no page and no log: leave --{flag} out")
     questions = selected(args, settings.data_dir)
     written = {"--out": args.out, "--report": args.report}
     for flag, path in written.items():
@@ -85,13 +87,6 @@ def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int
     finally:
         if journal is not None:
             journal.close()
-
-
-def _check_flags(settings: Settings, args: Namespace) -> None:
-    """UsageError, before any work, for flags that exclude each other."""
-    for flag, given in {"report": args.report, "log": settings.record}.items():
-        if args.check_identity and given:
-            raise UsageError(f"--check-identity writes no page and no log: leave --{flag} out")
 
 
 WARM_UP = 16  # tokens

@@ -168,19 +168,19 @@ class Conversation:
             raise UserError(
                 "nothing to continue: the last answer ended by itself (cut or stopped answers can be continued)"
             )
-        prompt, begun = (list(last.prompt), last.answer) if self.single else (self.ids, ())
-        keep = len(self.turns) - 1
-        return self._fitting(Plan(last.user, prompt, keep, last.answer, last.regenerated, last.seed, begun))
+        return self._resumed(last, last.answer)
 
     def plan_force(self, position: int, token: int) -> Plan:
         """The last answer cut before its token number `position` (from 0) and continued from another token."""
         last = self._last("/inspect")
         if token in self.stop_ids:
             raise UserError("that token ends the answer: nothing can continue it")
-        answer = (*last.answer[:position], token)
+        return self._resumed(last, (*last.answer[:position], token), forced=True)
+
+    def _resumed(self, last: Turn, answer: tuple[int, ...], forced: bool = False) -> Plan:
         prompt, begun = (list(last.prompt), answer) if self.single else ([*last.prompt, *answer], ())
         keep = len(self.turns) - 1
-        return self._fitting(Plan(last.user, prompt, keep, answer, last.regenerated, last.seed, begun, forced=True))
+        return self._fitting(Plan(last.user, prompt, keep, answer, last.regenerated, last.seed, begun, forced))
 
     def _last(self, command: str) -> Turn:
         if not self.turns:

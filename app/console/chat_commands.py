@@ -26,7 +26,7 @@ from app.screen.figures import PaneData, StatsLines
 from app.screen.inspection import Force, Inspection, forced_hint
 from app.screen.live import look_of, rounds_of, telling
 from app.screen.palette import Look
-from app.screen.rows import Lines, fit, one_line, plural, visible
+from app.screen.rows import Lines, fit, in_short, one_line, plural, visible
 from app.screen.spans import answer_text, thoughts
 from app.screen.terminal import view
 from app.screen.trace import RoundPictures
@@ -362,17 +362,11 @@ def branches(state: ConsoleState, number: int | None) -> None:
 
 # -- /info and /stats ----------------------------------------------------------------------------
 
-_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
-
-
-def _count(number: float) -> str:
-    return next((f"{number / size:.3g}{unit}" for size, unit in _UNITS if number >= size), f"{number:.0f}")
-
 
 def _model(model: LoadedModel) -> str:
     context = limit_text(model.context).removesuffix(" tokens")
     return (
-        f"{model.name}: {_count(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {dtype_name(model)} "
+        f"{model.name}: {in_short(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {dtype_name(model)} "
         f"on {model.device}, context {context}, loaded in {model.seconds:.1f} s"
     )
 

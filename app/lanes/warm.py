@@ -140,7 +140,7 @@ def random_tokens(vocab_size: int, count: int, device: torch.device) -> tuple[to
 
 SECONDS = 1.0  # that passes may take in all; a large target is measured at fewer widths
 QUICK = 0.02  # seconds of a one-token pass up to which every width is measured, three times
-WIDTHS, FEW_WIDTHS = range(1, 17), (1, 2, 4, 8, 16)
+FEW_COUNTS = (1, 2, 4, 8, 16)
 PROMPT, ROUNDS, DRAFTED = 64, 8, 4  # tokens of the prompt; rounds with the drafter, and tokens drafted in each
 REMEMBERED = 5  # starts whose measurements are kept
 FILE = "costs.json"
@@ -161,7 +161,7 @@ def warm_up(engine: PairEngine) -> None:
 def _measured(engine: PairEngine) -> Measured:
     settings = Settings()
     drafter = engine.drafters.make(engine.loaded.drafts_by, settings.changed(gamma="auto"))
-    length = max(1, min(PROMPT, engine.context - WIDTHS[-1] - 1))
+    length = max(1, min(PROMPT, engine.context - COUNTS[-1] - 1))
     prompt: list[int] = random_tokens(engine.target.vocab_size, length, torch.device("cpu"))[0][0].tolist()
     plain = Measured(_passes(engine.open(prompt, hidden=drafter.traits.needs_hidden), prompt), None)
     c = _c(engine, drafter, prompt, settings, plain.costs(with_drafter=False))
@@ -181,7 +181,7 @@ def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
     run(1)
     quick = agreed(run(1) <= QUICK)  # processes that share the target run the same passes
     begun = time.monotonic()
-    for width in [*(WIDTHS if quick else FEW_WIDTHS)] * 3:
+    for width in [*(COUNTS if quick else FEW_COUNTS)] * 3:
         if agreed(time.monotonic() - begun > SECONDS) and len(seconds) > 1:
             break
         seconds[width] = min(run(width), seconds.get(width, float("inf")))

@@ -27,6 +27,7 @@ from app.lanes.lane import Lane, PairEngine, make_sampler
 from app.lanes.warm import COUNTS, Pass, passes, timed
 from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.screen.output import load_engine, screen, small_table
+from app.screen.rows import in_short
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.registry import HEADS
@@ -197,15 +198,8 @@ def _described(args: Namespace) -> list[Option]:
     costs = [("given", c) for c in args.c]
     if not costs:
         drafters = {size: roofline(size, *machine) for size in args.drafter_params}
-        costs = [(f"{_size(size)} parameters", drafter(1) / times(1)) for size, drafter in drafters.items()]
+        costs = [(f"{in_short(size)} parameters", drafter(1) / times(1)) for size, drafter in drafters.items()]
     return [Option(name, c, lambda n: times(n) / times(1), times(1)) for name, c in costs]
-
-
-def _size(parameters: float) -> str:
-    for unit, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if parameters >= factor:
-            return f"{parameters / factor:.3g}{unit}"
-    return f"{parameters:.3g}"
 
 
 def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> list[Option]:
@@ -337,14 +331,18 @@ class Forecast:
         if free is None or free > 0.9:
             return f"it {word}: a pass over several tokens costs nearly as many passes here, so no drafter would."
         if even is None or c >= DEAR:
-            return f"it {word}: a drafted token costs {c:.2g} of a pass. A cheaper drafter would: {_CHEAP}."
+            return (
+                f"it {word}: a drafted token costs {c:.2g} of a pass. A cheaper drafter would: ngram or tables, whose "
+                "drafts cost next to nothing."
+            )
         if self.share < SELDOM:
             return f"it {word}: it drafts in {self.share:.0%} of the rounds. {_LOOKUP}"
-        return f"it {word}: too few drafts are accepted (alpha {self.alpha:.2f}). {_CLOSER}"
+        return (
+            f"it {word}: too few drafts are accepted (alpha {self.alpha:.2f}). A drafter closer to the target would: "
+            "one of its family, or one trained for it (infer.py distill)."
+        )
 
 
-_CHEAP = "ngram or tables, whose drafts cost next to nothing"
-_CLOSER = "A drafter closer to the target would: one of its family, or one trained for it (infer.py distill)."
 _LOOKUP = "Text that repeats itself would do better with it; else tables (distill --stage tables) or a drafter model."
 
 

@@ -147,16 +147,30 @@ def given_prompt(prompt: str | None, stream: IO[str]) -> str:
     return text
 
 
-def read_questions(path: str | Path | None) -> list[Question]:
-    """Read the questions of a file (.jsonl, else a prompt a line), or the built-in ones. UsageError names the line."""
+Record = Mapping[str, Any]
+Entry = Callable[[Record], dict[str, Any] | None]
+
+
+def read_questions(path: str | Path | None, entry: Entry = dict) -> list[Question]:
+    """Read the questions of a file (.jsonl, else a prompt a line), or the built-in ones. UsageError names the line.
+
+    `entry` makes an object of a prompt file of a record, or None of one that is left out.
+    """
     if path is None:
         return list(BUILT_IN)
     file = Path(os.path.expanduser(path))
     questions = []
     for number, line in numbered_lines(file):
         where = f"{file}:{number}"
-        plain = file.suffix == ".txt"
-        questions.append(question_of({"prompt": line} if plain else parsed(line, where), where, number))
+        row = {"prompt": line} if file.suffix == ".txt" else parsed(line, where)
+        try:
+            data = entry(row)
+        except KeyError as error:
+            raise UsageError(f'{where}: needs "{error.args[0]}", has {", ".join(sorted(row)) or "nothing"}') from None
+        except (AttributeError, TypeError):
+            raise UsageError(f"{where}: subject and question must be text, choices a list") from None
+        if data is not None:
+            questions.append(question_of(data, where, number))
     if not questions:
         raise UsageError(f"{file} holds no prompts")
     return questions
@@ -240,9 +254,6 @@ def stratified(questions: Sequence[Question], limit: int | None) -> list[Questio
     return [questions[index] for index in sorted(rounds[:limit])]
 
 
-Record = Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class DataSet:
     """`files`: its names in the folder, of which the first that exists counts.
@@ -251,7 +262,7 @@ class DataSet:
     """
 
     files: tuple[str, ...]
-    entry: Callable[[Record], dict[str, Any] | None]
+    entry: Entry
 
 
 def _gsm8k(row: Record) -> dict[str, Any]:
@@ -351,19 +362,6 @@ def questions_of(prompts: str | Path | None, data_dir: str = "") -> list[Questio
         files = " or ".join(known.files)
         missing = f"no {files} in {folder}" if folder else f"no folder is given for its file {files}"
         raise UsageError(f"no data set {prompts}: {missing}; --data-dir or SPEC_DATA_DIR names the folder")
-    questions = []
-    for number, line in numbered_lines(file):
-        where = f"{file}:{number}"
-        row = parsed(line, where)
-        try:
-            entry = known.entry(row)
-        except KeyError as error:
-            raise UsageError(f'{where}: needs "{error.args[0]}", has {", ".join(sorted(row)) or "nothing"}') from None
-        except (AttributeError, TypeError):
-            raise UsageError(f"{where}: subject and question must be text, choices a list") from None
-        if entry is not None:
-            name = entry.get("question_id")  # without one a question is known by its number
-            questions.append(question_of({**entry, "question_id": number if name is None else name}, where, number))
-    if not questions:
-        raise UsageError(f"{file} holds no questions of {prompts}")
-    return questions
+    read = read_questions(file, known.entry)
+    # Without an id a question is known by its number.
+    return [each if each.question_id is not None else replace(each, question_id=each.line) for each in read]

@@ -149,7 +149,9 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
         best(controller.expected(controller.reach)),
         track.lane.settings.gamma,
     )
-    marks, reach = _notes(auto, used if isinstance(used, int) else None), controller.costs.reach
+    marks, reach = {auto: "auto"} | ({used: "this one"} if isinstance(used, int) else {}), controller.costs.reach
+    if used == auto:
+        marks = {auto: "this one, and auto"}
     notes = {gamma: [word] for gamma, word in marks.items()}
     if is_simulated(track.lane.name):
         alpha, cost = oracle_of(track.lane.name)
@@ -168,13 +170,6 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
     ]
     title = f"{track.lane.name}: expected speed-up by {look.glyph('gamma')}"
     return Bars(title, bars, look, _remarks(track, controller, answers[-1], look))
-
-
-def _notes(auto: int, used: int | None) -> dict[int, str]:
-    """Return the notes after the bars of these gammas."""
-    if used == auto:
-        return {auto: "this one, and auto"}
-    return {auto: "auto"} | ({} if used is None else {used: "this one"})
 
 
 def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> Controller:

@@ -215,3 +215,9 @@ def plural(count: int, word: str, ending: str = "s") -> str:
 def share(value: float) -> str:
     """A figure between 0 and 1 with two digits: .85, 1.00."""
     return f"{value:.2f}".removeprefix("0")
+
+
+def in_short(number: float) -> str:
+    """Return a large number in three digits and a unit: 1.54B."""
+    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+    return next((f"{number / size:.3g}{unit}" for size, unit in units if number >= size), f"{number:.0f}")

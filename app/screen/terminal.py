@@ -239,8 +239,6 @@ def size_in(environ: Mapping[str, str], name: str = "COLUMNS") -> int | None:
 
 def make_console(settings: Settings, **where: Any) -> Console:
     """Return the screen, or another file and width; --color outranks NO_COLOR and FORCE_COLOR, which rich reads."""
-    with contextlib.suppress(AttributeError, ValueError):
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     color = {"always": "256", "never": None}.get(settings.color, "auto")
     return Screen(color_system=color, no_color={"always": False, "never": True}.get(settings.color), **where)
 

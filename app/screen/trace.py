@@ -5,7 +5,7 @@ a line before the round's drafts: who reviewed whose drafts, and how many it pas
 the rule by which drafts were accepted.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from app.lanes.answers import RULES, Rule, chance
 from app.screen.palette import Look, tint
 from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, quoted, share
 from app.screen.terminal import Action
+from app.settings.types import one_of
 from sampling.events import Step
 from utils.errors import UserError
 from utils.growing_text import Decode, Window
@@ -237,7 +238,7 @@ class Trace(Drawn):
         if not drafted:
             texts = [f"{reviewer} had nothing to review,", took]
         else:
-            texts = [f"{reviewer} reviewed {_joined(map(_of, names))} {drafted}:", f"accepted {accepted},", took]
+            texts = [f"{reviewer} reviewed {one_of(map(_of, names), 'and')} {drafted}:", f"accepted {accepted},", took]
         texts[0] = " " * _STEP * level + texts[0]
         rows = flow([chunk(text, "faint", " ") for text in texts], self.look, _STEP * (level + 1))
         return rows + [row for review in step.inner for row in self._review(review, level + 1)]
@@ -297,11 +298,6 @@ class Trace(Drawn):
         if draft.chance is not None:
             return draft.chance if self._has_chance else None
         return chance("match" if draft.chosen and self._has_chance else self.rule, draft.q or 0.0, draft.p or 0.0)
-
-
-def _joined(words: Iterable[str]) -> str:
-    *before, last = words
-    return f"{', '.join(before)} and {last}" if before else last
 
 
 def _of(name: str) -> str:

@@ -57,10 +57,10 @@ def plain(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
-def one_of(words: Iterable[str]) -> str:
+def one_of(words: Iterable[str], joint: str = "or") -> str:
     """Return "a, b or c"."""
     *first, last = words
-    return f"{', '.join(first)} or {last}" if first else last
+    return f"{', '.join(first)} {joint} {last}" if first else last
 
 
 class RefusedError(ValueError):
