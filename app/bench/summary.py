@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from app.lanes.answers import NEAR_TIE, Answer, PartingKind, Variant, agrees, parting
-from app.lanes.costs import ignores_gamma, swi_of
+from app.lanes.costs import swi_of
 from app.prompts.questions import Question
 from app.settings.table import Settings
 from sampling.drafters.registry import is_simulated
@@ -70,7 +70,7 @@ def variants_of(engine: PairEngine, settings: Settings, args: Namespace) -> list
     for method in args.methods or settings.compare:
         lane = engine.lane(method, settings)
         gammas: Iterable[int | str | None] = dict.fromkeys(args.gammas) if lane.drafts else [None]
-        if ignores_gamma(lane):
+        if lane.drafts and not lane.takes_gamma:
             gammas = dict.fromkeys(gamma if gamma == "auto" else None for gamma in gammas)
         variants += [Variant(method, gamma) for gamma in gammas]
     return variants

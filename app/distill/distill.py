@@ -43,7 +43,6 @@ from training.tables.build import Passage, build, read_passages
 from training.text.dialogues import GivenPrompts, OwnChats, Source, Talk
 from training.text.synthesize import (
     ENDLESS,
-    Keep,
     TextWriter,
     passages,
     read_texts,
@@ -180,8 +179,7 @@ def _make(
     keep(out, {**target_facts(engine, options), "files": data_hash, "turns": turns, **chosen}, (*DATA_NAMES, *staged))
     if args.writes:
         tokens = args.tokens if args.prompts is None or args.limited else None
-        source, keeper = source_of(engine, settings, args), keeper_of(engine, options, args, text)
-        count = let_write(engine, source, text, tokens, settings, args, interrupt, keeper)
+        count = write_texts(engine, text, tokens, settings, options, args, interrupt)
         if interrupt() and (tokens is None or count < tokens):
             return f"{text} keeps {count:,} tokens"
     if args.stage == TABLES or (args.stage is None and not (out / NAME).is_file()):
@@ -305,23 +303,32 @@ def target_facts(engine: PairEngine, options: ModelOptions) -> dict[str, str]:
     }
 
 
-def let_write(
+def write_texts(
     engine: PairEngine,
-    source: Source,
     file: Path,
     tokens: int | None,
     settings: Settings,
+    options: ModelOptions,
     args: Namespace,
     interrupt: Any,
-    keep: Keep | None = None,
 ) -> int:
-    """Let the target write until `file` holds `tokens` tokens (None: as many as the source has); return their number.
+    """Let the target write chats, or answers to the given prompts, until `file` holds `tokens` tokens (None: as many as
+    there are answers); return their number.
 
-    `keep` receives the target's states of each line. UserError if nothing could be written because every prompt fills
-    the context.
+    With --features its states on the new text are kept in that folder. UserError if nothing could be written because
+    every prompt fills the context.
     """
+    tokenizer, limits, longest = engine.tokenizer, (args.answer_tokens, args.temperatures), _longest(engine, args)
+    before, begun, keep = written(file)[0], time.monotonic(), None
+    source: Source
+    if args.turns is None:
+        source = OwnChats(tokenizer, engine.stop_ids, *limits, args.tasks, settings.seed)
+    else:
+        source = GivenPrompts(tokenizer, args.turns, *limits, longest)
+    if args.features is not None:
+        texts = read_texts([file], engine.target.vocab_size, longest) if before else []
+        keep = Keeper(target_facts(engine, options), args.features, len(texts), longest)
     writer = TextWriter(engine.target, engine.stop_ids, source, settings.seed, args.batch, keep)
-    before, begun = written(file)[0], time.monotonic()
     with tqdm(
         desc="writing text",
         total=tokens,
@@ -341,25 +348,9 @@ def let_write(
     return count
 
 
-def keeper_of(engine: PairEngine, options: ModelOptions, args: Namespace, file: Path) -> Keeper | None:
-    """Return the keeper that writes the target's states of new text to the folder of --features; None without one."""
-    if args.features is None:
-        return None
-    before = read_texts([file], engine.target.vocab_size, _longest(engine, args)) if written(file)[0] else []
-    return Keeper(target_facts(engine, options), args.features, len(before), _longest(engine, args))
-
-
 def _longest(engine: PairEngine, args: Namespace) -> int:
     """Return the tokens of the longest sequence to learn from."""
     return min(int(args.longest), engine.context)
-
-
-def source_of(engine: PairEngine, settings: Settings, args: Namespace) -> Source:
-    """Return the chats that the target writes: its own, or answers to the given prompts."""
-    tokenizer, limits = engine.tokenizer, (args.answer_tokens, args.temperatures)
-    if args.turns is None:
-        return OwnChats(tokenizer, engine.stop_ids, *limits, args.tasks, settings.seed)
-    return GivenPrompts(tokenizer, args.turns, *limits, _longest(engine, args))
 
 
 def read(engine: PairEngine, args: Namespace, file: Path) -> Texts:

@@ -64,7 +64,7 @@ def terms_of(lane: Lane, engine: PairEngine) -> Terms:
     if is_server(lane.name):
         return Terms()
     names = tuple(lane.source_names) if lane.drafts else ()
-    gamma = lane.settings.gamma if lane.drafts and not ignores_gamma(lane) else None
+    gamma = lane.settings.gamma if lane.takes_gamma else None
     return Terms(
         lane.drafts,
         "auto" if lane.pace is not None else gamma,
@@ -73,11 +73,6 @@ def terms_of(lane: Lane, engine: PairEngine) -> Terms:
         engine.loaded.target.precision,
         engine.invariant,
     )
-
-
-def ignores_gamma(lane: Lane) -> bool:
-    """Return whether the lane drafts by its own plan (a cascade, a chain), whatever number gamma is."""
-    return lane.drafts and not lane.takes_gamma
 
 
 def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, Model]:

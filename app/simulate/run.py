@@ -29,7 +29,6 @@ from rich.console import Console
 from rich.table import Table
 
 from app.lanes.answers import Variant, order, run_lane, shown_settings
-from app.lanes.costs import ignores_gamma
 from app.lanes.lane import Lane, PairEngine
 from app.lanes.warm import measure_costs
 from app.prompts.questions import Question, conversation, fitting, selected
@@ -287,7 +286,8 @@ class Simulation:
 
     def _of(self, method: str) -> list[Variant]:
         lane = self._lane(Variant(method, self.args.gammas[0]), Limits(1))
-        return [Variant(method)] if ignores_gamma(lane) else [Variant(method, gamma) for gamma in self.args.gammas]
+        planned = lane.drafts and not lane.takes_gamma
+        return [Variant(method)] if planned else [Variant(method, gamma) for gamma in self.args.gammas]
 
     def _pass_seconds(self) -> tuple[Mapping[int, float], str | None]:
         if self.args.t_verify:
