@@ -113,8 +113,8 @@ class AnswerWriter:
 
 def report(answers: list[Answer], settings: Settings) -> None:
     """Write the figures and comparisons of the lanes to standard error."""
-    from app.screen.figures import PaneData, StatsLines, note
     from app.screen.live import look_of
+    from app.screen.panes import PaneData, StatsLines, note
 
     console = screen(settings, sys.stderr, _WIDTH)
     look = look_of(console, settings).sized()

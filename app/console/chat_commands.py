@@ -22,10 +22,10 @@ from app.console.state import load_another_drafter
 from app.lanes.answers import Answer, comparisons_of, promise
 from app.lanes.costs import Terms, cost_lines
 from app.lanes.pairing import choose_pair
-from app.screen.figures import PaneData, StatsLines
 from app.screen.inspection import Force, Inspection, forced_hint
 from app.screen.live import look_of, rounds_of, telling
 from app.screen.palette import Look
+from app.screen.panes import PaneData, StatsLines
 from app.screen.rows import Lines, fit, in_short, one_line, plural, visible
 from app.screen.spans import answer_text, thoughts
 from app.screen.terminal import view

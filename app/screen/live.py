@@ -21,10 +21,9 @@ from rich.text import Text
 from app.lanes.answers import Answer, comparisons_of, may_differ, rule_of
 from app.lanes.costs import Terms, kept, known, seen_before, terms_of
 from app.lanes.race import timed
-from app.screen.figures import PaneData, Round, State, StatsLines, note
 from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
-from app.screen.panes import Layout
+from app.screen.panes import Layout, PaneData, Round, State, StatsLines, note
 from app.screen.rows import Lines, Row, chunk, flow, plural, visible
 from app.screen.spans import BeamReader, Spanner, answer_text, committed_text, span_parts, thoughts
 from app.screen.terminal import InPlace, await_key

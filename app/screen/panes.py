@@ -1,23 +1,336 @@
-"""The lanes' texts in panes: side by side or stacked, within a given height.
+"""The lanes' figures as screen rows (stats lines, accepted by position, an answer over time, notes), and their texts in
+panes: side by side or stacked, within a given height.
 
-Every word shows what became of it: by style, or without colour by marks, {+x+} for the target's own
-token, {*x*} for a bonus and [-x-] for a rejected one. Accepted text is tinted by who proposed it, or without colour
-marked by a letter, {m:x}. Where the text is longer than the pane its end is shown. Knows no events, no ids and no
-figures but those in :class:`app.screen.figures.PaneData`.
+Seconds and rates are decoding time: they leave the prefill out, and a note says so. Every word shows what became of it:
+by style, or without colour by marks, {+x+} for the target's own token, {*x*} for a bonus and [-x-] for a rejected one.
+Accepted text is tinted by who proposed it, or without colour marked by a letter, {m:x}. Where the text is longer than
+the pane its end is shown. Knows no events and no token ids; figures that are undefined are not shown.
 """
 
+import math
 import re
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from app.screen.figures import PaneData, rate, title_of
 from app.screen.palette import Look, letters, tint
-from app.screen.rows import Drawn, Line, Piece, Row, fit, row_of, shared, width_of, wrap
+from app.screen.rows import (
+    Chunk,
+    Drawn,
+    Line,
+    Piece,
+    Row,
+    chunk,
+    fit,
+    flow,
+    plural,
+    row_of,
+    share,
+    shared,
+    width_of,
+    wrap,
+)
 from app.screen.spans import Span
+from sampling.drafters.registry import ROWS, is_simulated
+from sampling.stats.summary import Stats
 from utils.growing_text import NO_TEXT
+from utils.remote.server import address_of, is_url
+
+State = Literal["waiting", "prefill", "running", "done", "stopped"]
+
+TITLES = {
+    **{word: row.title for word, row in ROWS.items()},
+    "ar": "autoregressive",
+    "spec": "speculative",
+    "draft": "drafter alone",
+    "beam": "beam search",
+}
+LABELS = {"ar": "AR"}
+
+RATES_NOTE = "seconds and rates leave prefill out"
+_POSITIONS = 12
+_DIGITS = "0123456789"
+_LEAST = 6  # rounds that have room, or the rates are left out
+_SPANS = 8  # columns of the screen for each span of the rates
+
+
+class Round(NamedTuple):
+    """A round after the opening one: its seconds, the tokens it brought, and of its drafts those accepted."""
+
+    seconds: float
+    tokens: int
+    drafted: int
+    accepted: int
+
+
+def title_of(lane: str) -> str:
+    """The words over a lane's pane."""
+    if is_url(lane):
+        return f"server {address_of(lane)}"
+    return f"{lane} (simulated)" if is_simulated(lane) else TITLES.get(lane, lane)
+
+
+@dataclass(frozen=True, slots=True)
+class PaneData:
+    """One lane as it stands. `title` is the lane's name (ar, spec …) or any other words.
+
+    `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `limit`
+    is the most tokens the answer may have; `gamma` the mean tokens
+    that a round drafted, where that changes from round to round; `resting` c and alpha where drafts do not pay; `names`
+    who may have proposed a span, by its source; `slow` how many times
+    slower than it was it is shown; `seen` that its
+    drafts come from earlier answers, which have the text; `rounds` those after the opening one.
+    """
+
+    title: str
+    spans: Sequence[Span] = ()
+    stats: Stats | None = None
+    state: State = "waiting"
+    progress: str = ""
+    limit: int | None = None
+    gamma: float | None = None
+    resting: tuple[float, float | None] | None = None
+    names: tuple[str, ...] = ()
+    slow: float = 1.0
+    seen: bool = False
+    rounds: Sequence[Round] = ()
+
+    @property
+    def label(self) -> str:
+        """The short name in front of the figures."""
+        return address_of(self.title) if is_url(self.title) else LABELS.get(self.title, self.title)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens emitted so far."""
+        return self.stats.predicted_n if self.stats else 0
+
+    @property
+    def amount(self) -> str:
+        """How much was said so far."""
+        return f"{self.tokens} {unit(self.stats)}"
+
+    @property
+    def drafting(self) -> bool:
+        """Whether anything was drafted."""
+        return bool(self.stats and self.stats.draft_n)
+
+    @property
+    def telling(self) -> bool:
+        """Whether there is more to say than what every lane has."""
+        return self.drafting or bool(self.stats and (self.stats.beams or _reported(self.stats)))
+
+    @property
+    def tinted(self) -> bool:
+        """Whether accepted text is tinted by who proposed it."""
+        return len(self.names) > 1
+
+    @property
+    def status(self) -> str:
+        """Where the lane is, in a few words."""
+        if self.state in ("waiting", "prefill"):
+            return self.progress or ("waiting" if self.state == "waiting" else "reading prompt")
+        if self.state == "running" and self.slow > 1:
+            return f"{self.tokens}/{self.limit or '?'} {unit(self.stats)}, slow {self.slow:g}"
+        if self.state == "running":
+            counted = self.limit and unit(self.stats) == "tok"
+            tokens = f"{self.tokens} of {self.limit} tok" if counted else self.amount
+            return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma:.1f}"
+        cut = self.state == "done" and self.stats is not None and self.stats.stop_reason == "length"
+        return f"cut at {self.amount}" if cut else f"{self.state}, {self.amount}"
+
+
+def note(pane: PaneData, *, goes_on: bool = True) -> str:
+    """Why an answer is not whole ("cut at 128 tokens, /continue"), or ""; `goes_on`: it can be continued there."""
+    stats = pane.stats
+    amount = plural(pane.tokens, "token" if stats is None or stats.counts_tokens else "piece")
+    problem = stats.report.problem if stats is not None and stats.report is not None else ""
+    if pane.state == "stopped" or (stats and stats.stop_reason == "interrupted"):
+        return f"stopped at {amount}{problem and f': {problem}'}"
+    if stats is None or stats.stop_reason != "length":
+        return problem
+    full = pane.limit is not None and pane.tokens < pane.limit and not stats.pieces
+    more = ", the context is full" if full else ", /continue" if goes_on and not stats.pieces else ""
+    return f"cut at {amount}{more}"
+
+
+def unit(stats: Stats | None) -> str:
+    """Tokens, or pieces of text where a server did not say how many tokens they are."""
+    return "tok" if stats is None or stats.counts_tokens else "pieces"
+
+
+def rate(value: float | None) -> str:
+    """Tokens a second."""
+    return "- tok/s" if value is None else f"{value:.1f} tok/s"
+
+
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.1f} s"
+
+
+def _cells(stats: Stats) -> tuple[str, str, str, str]:
+    return (
+        f"{stats.predicted_n} {unit(stats)}",
+        f"{stats.predicted_ms / 1000:.2f} s",
+        rate(stats.predicted_per_second),
+        _milliseconds(stats.ttft_ms),
+    )
+
+
+def details(pane: PaneData, look: Look, first: str = "  ") -> list[Chunk]:
+    """What became of a lane's drafts, or what its beam search took, as chunks; empty if it did neither."""
+    texts = _outcome(pane, look)
+    role = "faint" if look.fancy else "plain"
+    return [chunk(text, role, first if not i else "  ") for i, text in enumerate(texts)]
+
+
+def _outcome(pane: PaneData, look: Look) -> list[str]:
+    stats = pane.stats
+    if stats is not None and (texts := _reported(stats)):
+        return texts
+    if stats is None or not (stats.beams or stats.draft_n):
+        return []
+    passes = plural(stats.target_passes, "pass", "es")
+    if stats.beams:
+        return [plural(stats.beams, "beam"), passes]
+    texts = [f"accepted {stats.draft_n_accepted}/{stats.draft_n} ({stats.draft_n_accepted / stats.draft_n:.0%})"]
+    if stats.alpha is not None:
+        texts.append(f"{look.glyph('alpha')} {share(stats.alpha)}")
+    if stats.tokens_per_pass is not None:
+        per_pass = f"{stats.tokens_per_pass:.2f} tok/pass"
+        texts += [f"{per_pass} over {passes}"] if look.fancy else [per_pass, passes]
+    if pane.seen:
+        texts.append("seen before")
+    return texts
+
+
+def _reported(stats: Stats) -> list[str]:
+    """Return a server's figures of its own drafts; empty where it gives none."""
+    if (report := stats.report) is None:
+        return []
+    texts = []
+    if report.accepted is not None:
+        of = f"/{report.drafted} ({report.accepted / report.drafted:.0%})" if report.drafted else ""
+        texts.append(f"accepted {report.accepted}{of}")
+    if report.passes and report.tokens:
+        texts.append(f"{(report.tokens - 1) / report.passes:.2f} tok/pass over {report.passes} passes")
+    return ["by the server:", *texts] if texts else []
+
+
+class StatsLines(Drawn):
+    """One line of figures a lane, in columns.
+
+    Without colour a drafting lane's line also has its acceptance figures.
+    """
+
+    def __init__(self, panes: Sequence[PaneData], look: Look) -> None:
+        self.panes, self.look = panes, look
+
+    def rows(self) -> list[Row]:
+        cells = [_cells(pane.stats) if pane.stats else None for pane in self.panes]
+        widths = [max((len(row[i]) for row in cells if row), default=0) for i in range(4)]
+        label = max((len(pane.label) for pane in self.panes), default=0)
+        rows: list[Row] = []
+        for pane, row in zip(self.panes, cells, strict=True):
+            name = chunk(pane.label.ljust(label), "faint" if self.look.fancy else "plain")
+            if row is None or not pane.tokens:
+                rows += flow([name, chunk(pane.status, "faint")], self.look, label + 2)
+                continue
+            tokens, seconds, speed, first = (text.rjust(width) for text, width in zip(row, widths, strict=True))
+            role = "strong" if pane.drafting and self.look.color else "plain"
+            figures = [chunk(text, role) for text in (tokens, seconds, speed, f"TTFT {first}")]
+            chunks = [name, *figures]
+            if not self.look.color:
+                chunks += details(pane, self.look, " | ")
+            rows += flow(chunks, self.look, label + 2)
+        return rows
+
+
+def positions(stats: Stats | None, look: Look, whose: str = "") -> list[Chunk]:
+    """Acceptance by draft position: accepted at j / examined at j, for every position examined; `whose` names the
+    lane where there are others.
+    """
+    alphas = stats.alpha_per_position if stats else ()
+    known = [(j, alpha) for j, alpha in enumerate(alphas, 1) if alpha is not None]
+    levels = look.glyph("levels")
+    chunks = [chunk(f"{whose} accepted by position".lstrip(), "faint")] if known else []
+    for j, alpha in known[:_POSITIONS]:
+        level = levels[round(alpha * (len(levels) - 1))] if levels else ""
+        chunks.append(Chunk(((f"{j} ", "faint"), (level, "accent"), (f"{alpha:.2f}", "faint"))))
+    if len(known) > _POSITIONS:
+        chunks.append(chunk(f"{look.glyph('ellipsis')} to {known[-1][0]}", "faint"))
+    return chunks
+
+
+# -- an answer over time, on one row ---------------------------------------------------------------
+
+TimeLine = tuple[str, Sequence[Round]]  # a lane's name and its rounds
+
+
+def rates(rounds: Sequence[Round], span: float) -> list[float]:
+    """Tokens a second in each span of time, the last of which may be shorter; a round's tokens come evenly in it."""
+    total = sum(each.seconds for each in rounds)
+    tokens = [0.0] * math.ceil(total / span - 1e-9)
+    start = 0.0
+    for each in rounds:
+        end = start + each.seconds
+        for index in range(int(start / span), min(len(tokens), int(end / span) + 1)):
+            overlap = min(end, (index + 1) * span) - max(start, index * span)
+            tokens[index] += each.tokens * overlap / each.seconds if each.seconds else 0.0
+        start = end
+    return [count / min(span, total - index * span) for index, count in enumerate(tokens)]
+
+
+def bars_key(look: Look) -> str:
+    """The meaning of a bar, or of a digit in its place."""
+    levels = look.glyph("levels")
+    if not levels:
+        return "a digit a round: accepted drafts"
+    return f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more"
+
+
+def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row]:
+    """The row of a drafting lane, beside plain decoding where that runs; none where there is no room or no round."""
+    name, rounds = drafting
+    head = f"{name} accepted "
+    speeds = _speeds(rounds, plain, look)
+    room = look.width - len(head) - width_of(speeds)
+    if room < _LEAST:
+        speeds, room = [], look.width - len(head)
+    if not rounds or room < _LEAST:
+        return []
+    levels = look.glyph("levels") or _DIGITS
+    bars = "".join(
+        levels[min(each.accepted, len(levels) - 1)] if each.drafted else look.glyph("none") for each in rounds
+    )
+    if len(bars) > room:
+        bars = look.glyph("ellipsis") + bars[len(look.glyph("ellipsis")) - room :]
+    return [row_of([(head, "faint"), (bars, "accent"), *speeds], look)]
+
+
+def _speeds(rounds: Sequence[Round], plain: TimeLine | None, look: Look) -> list[Piece]:
+    """The rates of the lane and of plain decoding, to one scale of time and one of height."""
+    lines = [("tok/s", rounds, "accent"), *([] if plain is None else [(*plain, "plain")])]
+    longest = max(sum(each.seconds for each in some) for _, some, _ in lines)
+    if not longest:
+        return []
+    span = longest / max(1, look.width // _SPANS)
+    values = [rates(some, span) for _, some, _ in lines]
+    most = max(max(some, default=0.0) for some in values)
+    levels = look.glyph("levels") or _DIGITS
+    pieces: list[Piece] = []
+    for (name, _, role), some in zip(lines, values, strict=True):
+        line = "".join(levels[round(value / most * (len(levels) - 1))] for value in some)
+        pieces += [(f"  {name} ", "faint"), (line, role)]
+    return [*pieces, (f"  {levels[-1]} {most:.0f}", "faint")]
+
+
+# -- the texts in panes -----------------------------------------------------------------------------
 
 Layout = Literal["auto", "side", "stack", "trace"]
 

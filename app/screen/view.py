@@ -16,9 +16,12 @@ from rich.console import Console
 from rich.text import Text
 
 from app.lanes.answers import Comparison
-from app.screen.figures import (
+from app.screen.palette import TINTS, Look, letters, tint
+from app.screen.panes import (
     RATES_NOTE,
+    Layout,
     PaneData,
+    SideBySide,
     StatsLines,
     TimeLine,
     bars_key,
@@ -28,8 +31,6 @@ from app.screen.figures import (
     timeline,
     title_of,
 )
-from app.screen.palette import TINTS, Look, letters, tint
-from app.screen.panes import Layout, SideBySide
 from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
 from app.settings.table import Settings

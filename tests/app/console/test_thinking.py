@@ -8,9 +8,8 @@ import pytest
 
 from app.chat.conversation import Conversation
 from app.console.state import ConsoleState
-from app.screen.figures import PaneData
 from app.screen.palette import Look
-from app.screen.panes import Pane
+from app.screen.panes import Pane, PaneData
 from app.screen.spans import Span, span_parts, thoughts
 from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines

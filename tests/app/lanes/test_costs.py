@@ -10,7 +10,7 @@ from app.chat.saved import Answered
 from app.console.chat_commands import last_stats
 from app.lanes.answers import Answer
 from app.lanes.costs import Terms, cost_lines
-from app.screen.figures import PaneData
+from app.screen.panes import PaneData
 from app.settings.table import Settings
 from sampling.stats.swi import Model
 from tests.sampling.stats.test_metrics import cascade_round, opening, step

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.screen.figures import PaneData, Round, TimeLine, bars_key, rates, timeline
 from app.screen.palette import Look
+from app.screen.panes import PaneData, Round, TimeLine, bars_key, rates, timeline
 from app.screen.spans import Span
 from app.screen.view import Frame
 from sampling.stats.summary import Stats

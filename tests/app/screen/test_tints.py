@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.style import Style
 from syrupy.assertion import SnapshotAssertion
 
-from app.screen.figures import PaneData
 from app.screen.palette import PALETTES, TINTS, Look, letters, tint
-from app.screen.panes import pieces_of
+from app.screen.panes import PaneData, pieces_of
 from app.screen.rows import Drawn
 from app.screen.spans import Span
 from app.screen.view import Frame, meanings

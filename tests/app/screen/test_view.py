@@ -12,10 +12,9 @@ from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.answers import Comparison
-from app.screen.figures import PaneData, StatsLines, note, positions
 from app.screen.live import play
 from app.screen.palette import PALETTES, Look
-from app.screen.panes import Pane, SideBySide, pieces_of
+from app.screen.panes import Pane, PaneData, SideBySide, StatsLines, note, pieces_of, positions
 from app.screen.rows import Chunks, Drawn, Row
 from app.screen.spans import Span
 from app.screen.view import Frame, heading, meanings
