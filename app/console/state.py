@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from app.chat.conversation import Conversation
-from app.lanes.pairing import catalogue
+from app.lanes.pairing import catalogue, drafter_words, load, load_options, with_drafter
 from app.replay.session_log import log_writer_of
 from app.screen.live import look_of
 from app.screen.rows import visible
@@ -85,7 +85,6 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
     progress("starting", None)
     from app.lanes.drafters import UnusableDrafterError
     from app.lanes.lane import PairEngine
-    from app.lanes.pairing import drafter_words, load, load_options, with_drafter
     from utils.loading.loading import load_drafter
 
     given = load_options(options)
@@ -104,7 +103,6 @@ def load_another_drafter(
 ) -> PairEngine:
     """The same target with another drafter."""
     from app.lanes.lane import PairEngine
-    from app.lanes.pairing import drafter_words, load_options, with_drafter
     from utils.loading.loading import load_drafter
 
     if engine.reads_text:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.settings.table import ModelOptions, Settings
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, LANES, MEMBERS, REVIEWERS, ROWS
+from utils.catalogue.catalogue import Catalogue, load_catalogue, ships_mtp
 from utils.catalogue.specs import (
     HEAD_KINDS,
     KnownNames,
@@ -28,7 +29,6 @@ from utils.processes import world
 from utils.remote.server import is_url
 
 if TYPE_CHECKING:
-    from utils.catalogue.catalogue import Catalogue
     from utils.loading.loaded import LoadedPair, LoadOptions
 
 
@@ -45,8 +45,6 @@ _PRESET_TYPES: dict[Any, Any] = {
 
 def catalogue_in(file: str | Path) -> Catalogue:
     """Read the catalogue in a file, with the words for drafters and the settings of this program."""
-    from utils.catalogue.catalogue import load_catalogue
-
     types = {
         name: _PRESET_TYPES.get(field.annotation, field.annotation) for name, field in Settings.model_fields.items()
     }
@@ -124,8 +122,6 @@ def with_drafter(pair: PairSpec, text: str) -> PairSpec:
 
 def has_parts(pair: PairSpec, word: str, cascade: Sequence[str] = ()) -> bool:
     """Return whether the pair, with this cascade or its own, has the parts of a drafter's row. Reads folders only."""
-    from utils.catalogue.catalogue import ships_mtp
-
     needs = ROWS[word].needs
     if needs in HEAD_KINDS:
         return os.path.isdir(pair.students.get(needs, ""))
@@ -153,12 +149,10 @@ def drafter_words(pair: PairSpec) -> Iterator[None]:
 
 def load(spec: PairSpec, options: LoadOptions, *job: Any) -> LoadedPair:
     """The pair in memory, or with its server at hand. Imports the loader."""
-    from utils.loading.loading import load_pair
+    from utils.loading.loading import load_pair, load_served
 
     if spec.target.url is None:
         return load_pair(spec, options, *job)
-    from utils.loading.loading import load_served
-
     return load_served(spec, options, *job)
 
 

@@ -22,13 +22,13 @@ from app.screen.output import load_progress, screen
 from app.screen.terminal import Interrupts
 from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
+from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import limit_text
 from utils.progress import never, silent
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
-    from utils.catalogue.specs import ModelSpec, PairSpec
     from utils.loading.loaded import LoadedModel, LoadedPair, LoadOptions
 
 
@@ -67,14 +67,13 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     with the reason where the pair cannot be loaded or does not fit, its own tables or draft head included.
     """
     from app.lanes.lane import PairEngine
+    from app.measure.plan import forecast, run_plan, speed_table
     from utils.loading.loading import load_pair
 
     by_word = args.forecast and options.pair is None
     if by_word and options.target in catalogue(options).pairs and not os.path.exists(str(options.target)):
         options = options.model_copy(update={"pair": options.target, "target": None})
     if args.plan:
-        from app.measure.plan import run_plan
-
         return run_plan(settings, options, args)
     spec, given = choose_pair(options), load_options(options)
     with load_progress(sys.stderr, quiet=settings.quiet) as progress, Interrupts() as interrupted:
@@ -93,12 +92,8 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     for line in [*lines, *(f"note: {note}" for note in loaded.notes)]:
         console.print(Text(line), soft_wrap=True)
     if args.speed:
-        from app.measure.plan import speed_table
-
         console.print(speed_table(engine, settings))
     if args.forecast:
-        from app.measure.plan import forecast
-
         with Interrupts() as interrupted:
             brings = forecast(engine, settings, interrupted)
         for line in ["nothing drafts: the speed is plain decoding's"] if brings is None else brings.lines():
@@ -149,7 +144,6 @@ def _table(*columns: str) -> Table:
 
 def _state(pair: PairSpec) -> str:
     """Return whether the pair can be loaded now, or after fetching, or the missing folder. Uses no network."""
-    from utils.catalogue.specs import CASCADES, head_kind_of
     from utils.loading.sources import is_here
 
     models: list[Any] = [pair.target]

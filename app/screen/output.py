@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from app.lanes.pairing import choose_pair, drafter_words, load, load_options
 from app.screen.terminal import make_console, size_in
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
@@ -49,8 +50,6 @@ def load_engine(
 ) -> PairEngine:
     """Load the pair that the options name, with its progress on standard error. UserError for a server as its target,
     unless `servers` will do."""
-    from app.lanes.pairing import choose_pair, drafter_words, load, load_options
-
     spec = choose_pair(options)  # a wrong pair is an error before torch is loaded
     if spec.target.url is not None and not servers:
         raise UserError(f"{spec.target.url} is a server: the console and run talk to one, this needs a model here")
@@ -92,7 +91,6 @@ def load_progress(stream: IO[str], *, quiet: bool) -> Iterator[Callable[[str, fl
 
 def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> tuple[Any, int]:
     """The target's tokenizer and how many ids it has; the weights are not loaded."""
-    from app.lanes.pairing import choose_pair, load_options
     from utils.loading.build import load_tokenizer
     from utils.loading.quiet import quiet_environment
     from utils.loading.sources import model_folder
