@@ -19,7 +19,7 @@ from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
 from app.chat.conversation import Turn
-from app.lanes.answers import Answer, compared, shown_settings
+from app.lanes.answers import Answer
 from app.lanes.costs import LoggedLane, event_of, settings_of
 from app.screen.inspection import SaidToken
 from app.screen.live import Track, look_of, panes, tokens_of
@@ -64,17 +64,6 @@ class Answered:
     def answers(self) -> list[Answer]:
         """The answer of each lane."""
         return [track.answer() for track in self.tracks]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `run --json` prints."""
-        answers = self.answers
-        return {
-            "pair": self.pair,
-            "prompt": self.turn.user,
-            "settings": shown_settings(self.settings),
-            "results": [answer.to_json() for answer in answers],
-            **compared(answers),
-        }
 
 
 def as_json(turns: Sequence[Turn], about: Mapping[str, Any]) -> str:

@@ -52,10 +52,6 @@ class Word(NamedTuple):
     help: str
 
 
-def _nothing(given: Mapping[str, Any], arguments: Sequence[str]) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class SubCommand:
     """One sub-command.
@@ -70,7 +66,7 @@ class SubCommand:
     about: str
     run: str = ""
     fields: Mapping[str, Field] = field(default_factory=dict)
-    own: Callable[[Mapping[str, Any], Sequence[str]], Any] = _nothing
+    own: Callable[[Mapping[str, Any], Sequence[str]], Namespace] | None = None
     level: Takes = "all"
     also: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
@@ -388,7 +384,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         raise UsageError(_removed(arguments[0]))
     words = list(arguments[1:] if explicit else arguments)
     end = words.index("--") if "--" in words else len(words)
-    parser = build_parser(command)
+    known, parser = COMMANDS[command], build_parser(command)
     values, unknown = parser.parse_known_intermixed_args(words[:end])
     given = vars(values)
     flags = {name: given[name] for name in FIELDS if name in given}
@@ -405,7 +401,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         environ=environ,
         prompt=" ".join(given["prompt"]) if given.get("prompt") else None,
         as_json=given.get("json", False),
-        own=COMMANDS[command].own(given, arguments),
+        own=None if known.own is None else known.own(given, arguments),
     )
 
 

@@ -54,10 +54,6 @@ _LONGEST_HEAD = 65_536  # bytes
 _BACK = 32  # ids that are taken off at most to find an earlier entry
 
 
-class UnloggedError(ValueError):
-    """Ids whose text was not noted."""
-
-
 class LoggingDecoder:
     """A `decode` that notes what it says."""
 
@@ -87,17 +83,17 @@ class LoggingDecoder:
 
 
 class ReplayingDecoder:
-    """A `decode` that says what was noted. Raises UnloggedError for any other ids."""
+    """A `decode` that says what was noted. Raises ValueError for any other ids."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[tuple[int, ...], str]] = []
         self._texts: dict[tuple[int, ...], str] = {}
 
     def learn(self, entries: Iterable[Entry]) -> None:
-        """Take in entries in the order in which they were noted; UnloggedError for one that builds on none."""
+        """Take in entries in the order in which they were noted; ValueError for one that builds on none."""
         for before, further, shared, text in entries:
             if not NOTHING <= before < len(self._entries):
-                raise UnloggedError(f"a text builds on text {before}, which is not there")
+                raise ValueError(f"a text builds on text {before}, which is not there")
             ids, known = ((), "") if before == NOTHING else self._entries[before]
             self._entries.append((ids + further, known[:shared] + text))
             self._texts.update(self._entries[-1:])
@@ -106,7 +102,7 @@ class ReplayingDecoder:
         try:
             return self._texts[tuple(ids)]
         except KeyError:
-            raise UnloggedError(f"the text of {len(ids)} tokens is not there") from None
+            raise ValueError(f"the text of {len(ids)} tokens is not there") from None
 
 
 class RunLine(BaseModel):
@@ -351,7 +347,7 @@ class LoggedMessage:
 
 
 class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
-    """A session log that is being written. `problem` says why writing stopped; it is empty again once shown."""
+    """A session log that is being written. `problem` says why writing stopped; it is empty again once it was said."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.problem = path, ""
@@ -381,11 +377,6 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         except (OSError, ValueError) as error:
             self.problem = f"the session log stopped, {error}"
             self.close()
-
-    def complaint(self) -> str:
-        """The problem, once."""
-        problem, self.problem = self.problem, ""
-        return f"{problem}; decoding continues" if problem else ""
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -460,7 +451,8 @@ class AnswerLog:
             lanes=[{"method": each.method, "ids": list(each.ids), "text": each.text} for each in answers],
         )
         self._writer.ended = time.monotonic()
-        return self._writer.complaint()
+        problem, self._writer.problem = self._writer.problem, ""
+        return f"{problem}; decoding continues" if problem else ""
 
 
 def log_writer_of(settings: Settings) -> SessionLogWriter | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.chat.saved import answered_of
+from app.lanes.answers import compared
 from app.replay.session_log import read_log
 from sampling.events import Step
 from tests.support.planted import plant
@@ -72,7 +73,7 @@ def test_a_speed_up_beyond_the_tokens_of_a_pass_is_said_to_be_disturbed(
     words = DISTURBED.format(per_pass(ran, 1, "ngram"))
     for line in ("one", "/stats"):
         assert f"\n{words}, same output" in ran.after(line)
-    figures = ran.state.answers[-1].to_json()
+    figures = compared(ran.state.answers[-1].answers)
     assert (figures["speedup"], figures["disturbed"]) == (None, True)
     assert "timing of the last answer disturbed" in ran.after("/plot gamma")
     assert "ngram: no speed-up (1 answer with disturbed timing left out)" in ran.after("/stats session")

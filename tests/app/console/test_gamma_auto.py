@@ -69,7 +69,7 @@ def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:
 
     def note(state: Any) -> None:
         seen.append([event.gamma for event in state.answers[-1].tracks[-1].events if isinstance(event, Step)])
-        assert state.answers[-1].to_json()["settings"]["gamma"] == "auto"
+        assert state.answers[-1].settings.gamma == "auto"
 
     ran = run_lines(catalogue, "/gamma auto", "one", note, "/trace", "/gamma 0", "/gamma 3")
     assert ran.after("/gamma auto").startswith("gamma = auto\n")

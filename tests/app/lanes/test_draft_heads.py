@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import app.lanes.drafters
 from app.command_line.main import main
-from app.lanes.answers import may_differ, run_lane
+from app.lanes.answers import compared, may_differ, run_lane
 from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
@@ -221,7 +221,7 @@ def test_the_console_changes_drafters_and_lanes_in_the_middle_of_a_chat(
     assert "drafter  glide drafter" in ran.after("/info")
     assert ran.after("/drafter") == "drafter = ngram\n"
     assert "feature" in ran.after("/trace")
-    assert [one.to_json()["same_output"] for one in ran.state.answers] == [True] * 9
+    assert [compared(one.answers)["same_output"] for one in ran.state.answers] == [True] * 9
     assert len(ran.state.said().turns) == 9
 
 
@@ -236,7 +236,7 @@ def test_a_folder_with_a_student_is_known_for_one(
     catalogue(tmp_path, pair, students, "ngram")
     ran = run_lines(tmp_path / "models.yaml", f"/drafter {students / 'glide'}", "hello", "/info")
     assert "drafter  glide drafter" in ran.after("/info")
-    assert ran.state.answers[0].to_json()["same_output"] is True
+    assert compared(ran.state.answers[0].answers)["same_output"] is True
 
 
 def test_a_pair_of_the_glide_method_runs_and_refuses_what_is_no_glide_drafter(
