@@ -23,10 +23,9 @@ from app.prompts.questions import PROMPT_FIELDS
 from app.settings.table import CASCADE, FIELDS, MODELS, NGRAM, Field, ModelOptions, arguments, by_name, model_options
 from app.settings.types import (
     LANE_NAMES,
-    METHODS,
+    METHOD_NAMES,
     SWITCH,
     Choice,
-    Names,
     Number,
     NumberList,
     Text,
@@ -106,7 +105,7 @@ _RECORD = by_name(
     Field("best", Whole(1, 64), 3, "the target's likeliest ids to record at each token"),
 )
 _SIMULATE = by_name(
-    Field("methods", Names(METHODS), ("spec",), "drafters to try, as the lanes of bench; spec: that of --drafter"),
+    Field("methods", METHOD_NAMES, ("spec",), "drafters to try, as the lanes of bench; spec: that of --drafter"),
     Field("gammas", WholeList(1, 64), (1, 2, 4, 8), "gammas to try"),
     Field("t_draft", _SECONDS, None, "seconds of a drafted token (default: measured here)"),
     Field(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from app.settings.table import Field, arguments, by_name
-from app.settings.types import METHODS, Choice, Names, Number, NumberList, WholeList
+from app.settings.types import METHOD_NAMES, Choice, Number, NumberList, WholeList
 from sampling.drafters.registry import HEADS, ROWS
 from utils.errors import UsageError
 
@@ -225,7 +225,7 @@ ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 PLAN_FIELDS = by_name(
-    Field("methods", Names(METHODS), ("spec",), "drafters of the pair to measure, as the lanes of bench"),
+    Field("methods", METHOD_NAMES, ("spec",), "drafters of the pair to measure, as the lanes of bench"),
     Field("c", NumberList(0, 1000), (), "use these costs of a drafted token, in one-token passes of the target"),
     Field("target_params", _HUGE, None, "describe a target that is not loaded: its parameters"),
     Field("target_bytes", _HUGE, 2.0, "bytes of one of them"),

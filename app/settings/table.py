@@ -140,7 +140,6 @@ class _Record(pydantic.BaseModel):
 
 _MANY = 1_000_000
 _QUANTIZATION = Choice(("auto", "none", "q4", "q8", "int8", "nf4", "fp4"))
-_DEVICE = r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
 
 
 def _name(metavar: str, allowed: str) -> Text:
@@ -148,8 +147,13 @@ def _name(metavar: str, allowed: str) -> Text:
 
 
 def _device(optional: bool) -> Text:
-    choices = ("auto", "cpu", "mps", "cuda")
-    return Text("D", "auto, cpu, mps, cuda or cuda:N", choices, optional=optional, pattern=_DEVICE)
+    return Text(
+        "D",
+        "auto, cpu, mps, cuda or cuda:N",
+        ("auto", "cpu", "mps", "cuda"),
+        optional=optional,
+        pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
+    )
 
 
 def _drafters() -> str:

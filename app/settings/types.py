@@ -248,11 +248,8 @@ class _List(Kind):
         super().__init__(kind, f"a comma list of {allowed}", "LIST", choices, show)
 
 
-class Names(_List):
-    """A comma list of different names out of `choices`."""
-
-    def __init__(self, choices: tuple[str, ...]) -> None:
-        super().__init__(Literal[choices], ", ".join(choices), choices)
+METHOD_NAMES = _List(Literal[METHODS], ", ".join(METHODS), METHODS)
+"""A comma list of different ways of drafting."""
 
 
 def _lane(name: str) -> str:
