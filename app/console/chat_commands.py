@@ -404,9 +404,9 @@ def last_stats(answered: Answered, console: Console, settings: Settings) -> Rend
     """Return the figures of the last answer and how its lanes compare, with where the time went."""
     look = look_of(console, settings).sized(height=None)
     panes, lines = [track.pane() for track in answered.tracks], list[str]()
-    for pane, track in zip(panes, answered.tracks, strict=True):
-        lines += [f"{pane.label}: {_times(track.meter.stats)}"]
-        lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(track.meter.stats, track.terms)]
+    for pane, given in zip(panes, answered.answers, strict=True):
+        lines += [f"{pane.label}: {_times(given.stats)}"]
+        lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(given.stats, given.terms)]
     return Group(
         Summary(panes, look, comparisons_of(answered.answers), legend=False),
         Text(visible("\n".join(lines)), style="dim"),

@@ -211,8 +211,8 @@ def test_the_default_pair_is_identical_by_construction_in_every_lane(
 
 
 def test_where_nothing_is_compiled_the_default_is_float32_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("utils.loading.packed_gguf.instruction_set", "app.screen.view.instruction_set"):
-        monkeypatch.setattr(module, lambda: None)
+    monkeypatch.setattr("utils.loading.packed_gguf.load", lambda *_: False)
+    monkeypatch.setattr("app.screen.view.instruction_set", lambda: None)
     for module in ("utils.loading.packed_gguf.why_not", "app.screen.view.why_not"):
         monkeypatch.setattr(module, lambda: "ziglang is not installed")
     engine = load_engine(Settings(quiet=True), ModelOptions(device="cpu", drafter="none"), never)
