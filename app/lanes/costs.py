@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AliasChoices, Field, TypeAdapter
 
 from app.settings.table import SETTING_FIELDS, Settings
-from sampling.beam import BeamPlan
 from sampling.events import KINDS, Event, Finished, Prefill, Step
 from sampling.stats.summary import TARGET, Stats
 from sampling.stats.swi import MEASURED, Model, every_swi
@@ -170,7 +169,7 @@ class LoggedLane:
     source_names: tuple[str, ...] = ()
     drawn_drafts: Annotated[bool, Field(validation_alias=AliasChoices("drawn_drafts", "law_drafts"))] = False
     auto: bool = False
-    beams: BeamPlan | None = None
+    beams: Any = None  # the plan of a beam search
     terms: Terms = field(default_factory=Terms)
     settings: Settings = field(default_factory=Settings)
 
