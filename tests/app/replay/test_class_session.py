@@ -19,8 +19,10 @@ def test_it_has_two_questions_a_round_in_steps_a_forced_token_and_a_simulated_la
     seen: list[str] = []
 
     def over() -> bool:
+        ended = not played.child.isalive()
+        played.read()  # its last lines too
         seen.extend(line for line in played.lines if line not in seen)
-        return not played.child.isalive()
+        return ended
 
     played.wait(over, 60)
     text = "\n".join(seen)
