@@ -19,12 +19,12 @@ def test_it_has_two_questions_a_round_in_steps_a_forced_token_and_a_simulated_la
     seen: list[str] = []
 
     def over() -> bool:
-        ended = not played.child.isalive()
-        played.read()  # its last lines too
         seen.extend(line for line in played.lines if line not in seen)
-        return ended
+        return not played.child.isalive()
 
     played.wait(over, 60)
+    played.read()
+    over()  # its last lines
     text = "\n".join(seen)
     questions = [line for line in dict.fromkeys(seen) if line.startswith("› ")]
     assert len(questions) == 2
