@@ -36,7 +36,7 @@ from sampling.drafters.draft_heads.config import BLOCKS, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.gamma.costs import pass_times
 from training.draft_heads.build import continued, new_draft_head, shape_for, start_linear
-from training.draft_heads.features import Examples, Keeper, StoredExamples, StreamedExamples, extract, load_shard
+from training.draft_heads.features import Examples, StoredExamples, StreamedExamples, extract, load_shard
 from training.draft_heads.report import GAMMAS, Report, expected, write_report
 from training.draft_heads.train import NAME, Training, TrainingJob, teacher_for
 from training.tables.build import Passage, build, read_passages
@@ -179,7 +179,7 @@ def _make(
     keep(out, {**target_facts(engine, options), "files": data_hash, "turns": turns, **chosen}, (*DATA_NAMES, *staged))
     if args.writes:
         tokens = args.tokens if args.prompts is None or args.limited else None
-        count = write_texts(engine, text, tokens, settings, options, args, interrupt)
+        count = write_texts(engine, text, tokens, settings, args, interrupt)
         if interrupt() and (tokens is None or count < tokens):
             return f"{text} keeps {count:,} tokens"
     if args.stage == TABLES or (args.stage is None and not (out / NAME).is_file()):
@@ -308,27 +308,22 @@ def write_texts(
     file: Path,
     tokens: int | None,
     settings: Settings,
-    options: ModelOptions,
     args: Namespace,
     interrupt: Any,
 ) -> int:
     """Let the target write chats, or answers to the given prompts, until `file` holds `tokens` tokens (None: as many as
     there are answers); return their number.
 
-    With --features its states on the new text are kept in that folder. UserError if nothing could be written because
-    every prompt fills the context.
+    UserError if nothing could be written because every prompt fills the context.
     """
-    tokenizer, limits, longest = engine.tokenizer, (args.answer_tokens, args.temperatures), _longest(engine, args)
-    before, begun, keep = written(file)[0], time.monotonic(), None
+    tokenizer, limits = engine.tokenizer, (args.answer_tokens, args.temperatures)
+    before, begun = written(file)[0], time.monotonic()
     source: Source
     if args.turns is None:
         source = OwnChats(tokenizer, engine.stop_ids, *limits, args.tasks, settings.seed)
     else:
-        source = GivenPrompts(tokenizer, args.turns, *limits, longest)
-    if args.features is not None:
-        texts = read_texts([file], engine.target.vocab_size, longest) if before else []
-        keep = Keeper(target_facts(engine, options), args.features, len(texts), longest)
-    writer = TextWriter(engine.target, engine.stop_ids, source, settings.seed, args.batch, keep)
+        source = GivenPrompts(tokenizer, args.turns, *limits, _longest(engine, args))
+    writer = TextWriter(engine.target, engine.stop_ids, source, settings.seed, args.batch)
     with tqdm(
         desc="writing text",
         total=tokens,

@@ -25,14 +25,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sampling.models.network import network_of
 from training.tables.build import Passage
-from training.text.synthesize import KEPT, cut
 from utils.files import write_bytes
 from utils.progress import Progress, never
 
 SHARD = 64  # sequences a file
 FED = 4096  # tokens a pass, padding included
+KEPT = torch.bfloat16  # states that are kept
 POOL = 32  # batches' worth of sequences that are sorted by length among themselves
-_SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,8 @@ def extract(
     """Run `model` over `texts`; return the shards' files, fewer than needed only when interrupted.
 
     `reads`: states between layers that are kept too. `facts` identify the model and all that changes its outputs. A
-    shard of an earlier run is taken if it has the same facts and texts and holds these layers, perhaps others too: one
-    folder serves draft heads of every kind and of several targets.
+    shard of an earlier run is taken if it has the same facts, texts, layers and states: one folder serves draft heads
+    of every kind and of several targets.
     Raises OSError where the disk is full; a shard appears whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,59 +112,12 @@ def extract(
         progress("running the target over the texts", first / len(texts))
         if interrupt():
             return files
-        mark = _mark({**facts, **({"reads": repr(reads)} if reads else {})}, part)
-        file = _shard_with(folder, mark, layers)
-        if file is None:
-            file = folder / f"{mark}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"
-            write_bytes(file, save(_shard(model, part, layers, reads)))
-        files.append(file)
+        content = [facts, [[text.ids, text.start] for text in part], sorted(layers), reads]
+        mark = hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()[:16]
+        files.append(folder / f"features-{mark}.safetensors")
+        if not files[-1].is_file():
+            write_bytes(files[-1], save(_shard(model, part, layers, reads)))
     return files
-
-
-class Keeper:
-    """Keeps the states of texts while they are written, in the shards that :func:`extract` looks for.
-
-    `before`: the sequences that the file of texts holds already; a shard that these begin is left to `extract`.
-    """
-
-    def __init__(self, facts: Mapping[str, str], folder: Path, before: int, longest: int) -> None:
-        self._facts, self._folder, self._skipped, self._longest = facts, folder, -before % SHARD, longest
-        self._texts: list[Passage] = []
-        self._states: list[Tensor] = []
-
-    def __call__(self, ids: Sequence[int], start: int, states: Tensor) -> None:
-        """Take the next line of the file and its states [T, H]. Raises OSError where the disk is full."""
-        text = cut(ids, start, self._longest)
-        if text is not None and self._skipped:
-            self._skipped -= 1
-        elif text is not None:
-            self._texts.append(text)
-            self._states.append(states[: self._longest])
-        if len(self._texts) == SHARD:
-            every = [token for text in self._texts for token in text.ids]
-            tensors = {"ids": torch.tensor(every, dtype=torch.int32), "hidden": _kept(torch.cat(self._states))}
-            self._folder.mkdir(parents=True, exist_ok=True)
-            file = self._folder / f"{_mark(self._facts, self._texts)}{_SUFFIX}"
-            write_bytes(file, save(tensors | _lengths(self._texts)))
-            self._texts, self._states = [], []
-
-
-def _mark(facts: Mapping[str, str], texts: Sequence[Passage]) -> str:
-    """Return the begin of the name of a shard of these texts."""
-    content = json.dumps([facts, [[text.ids, text.start] for text in texts]], sort_keys=True)
-    return f"features-{hashlib.sha256(content.encode('ascii')).hexdigest()[:16]}-"
-
-
-def _lengths(texts: Sequence[Passage]) -> dict[str, Tensor]:
-    """Return the lengths of a shard's sequences and the starts of their answers."""
-    lengths, starts = [len(text.ids) for text in texts], [text.start for text in texts]
-    return {"length": torch.tensor(lengths), "start": torch.tensor(starts)}
-
-
-def _shard_with(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
-    """Return a shard with this mark that holds at least these layers."""
-    held = {file: file.name.removeprefix(mark).removesuffix(_SUFFIX) for file in folder.glob(f"{mark}*{_SUFFIX}")}
-    return next((file for file in sorted(held) if {*map(str, layers)} <= {*held[file].split("-")}), None)
 
 
 def _shard(model: Any, texts: Sequence[Passage], layers: Sequence[int], reads: tuple[int, ...]) -> dict[str, Tensor]:
@@ -173,7 +125,8 @@ def _shard(model: Any, texts: Sequence[Passage], layers: Sequence[int], reads: t
     for batch in in_batches(sorted(range(len(texts)), key=lengths.__getitem__), lengths, FED):
         outputs |= zip(batch, _run(model, [texts[index] for index in batch], layers, reads), strict=True)
     tensors = {name: torch.cat([outputs[index][name] for index in range(len(texts))]) for name in outputs[0]}
-    return tensors | _lengths(texts)
+    starts = [text.start for text in texts]
+    return {**tensors, "length": torch.tensor(lengths), "start": torch.tensor(starts)}
 
 
 @torch.no_grad()

@@ -26,27 +26,23 @@ from utils.files import append, drop_half_line
 from utils.progress import never
 
 _STREAM = 16  # the noise's streams: this one for a chat's first continuation, the next for its second …
-KEPT = torch.bfloat16  # states that are kept
 _FRUITLESS = 200  # chats without an answer in a row, of an endless source
 ENDLESS = 1 << 60  # tokens: as many as there are prompts for
 SHORTEST = 8  # tokens; a shorter sequence teaches nothing
 
 Ended = tuple[int, list[Line]]
 """The number of a chat and its lines; none if it has no answer."""
-Keep = Callable[[Sequence[int], int, Tensor], None]
-"""Receives each line as its chat ends: ids, where the answer starts, the target's last hidden states [T, H]."""
 
 
 @dataclass(eq=False)
 class _Row:
-    """A chat that is being written; `answered`: the states of the ids at each answer's end."""
+    """A chat that is being written."""
 
     number: int
     chat: Chat
     ask: Ask = field(init=False)
     ids: list[int] = field(default_factory=list)
     continuations: int = -1  # before this one
-    answered: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)  # of a chat that is over
 
     def advance(self, answer: list[int] | None, capacity: int) -> bool:
@@ -68,7 +64,7 @@ class TextWriter:
     """A causal target that writes `batch` chats at once, and the ids that end a turn.
 
     On the CPU quantised weights in the compiled pass are the fastest, then float32 with packed ones
-    (utils.kernels.quantized_linear). With `keep` the target's states of every line are kept.
+    (utils.kernels.quantized_linear).
     """
 
     lm: LM
@@ -76,7 +72,6 @@ class TextWriter:
     source: Source
     seed: int = 42
     batch: int = 32
-    keep: Keep | None = None
 
     def chats(self, done: Container[int] = (), interrupt: Callable[[], bool] = never) -> Iterator[Ended]:
         """Yield each chat as it finishes, but those `done`.
@@ -102,22 +97,17 @@ class TextWriter:
                 fruitless = 0 if row.lines else fruitless + 1
                 if fruitless >= _FRUITLESS and self.source.endless:
                     raise UserError("the target's user turns do not end: give it files or prompts")
-                yield row.number, self._kept(row)
+                yield row.number, row.lines
             over.clear()
             if not active or interrupt():
                 return
             ids = [row.ids for row in active]
-            session = session or self.lm.open(ids, hidden=self.keep is not None)
+            session = session or self.lm.open(ids)
             logits = session.score(ids, Draft.empty(len(ids)))[:, 0]
-            # The last token of an answer has been fed too, so that every token has its state.
-            ended = [index for index, row in enumerate(active) if self._ended(row, capacity)]
-            self._draw(logits, active, ended)
-            rows = list(active)
-            for index in ended:
-                row = active[index]
-                if self.keep is not None:
-                    row.answered[tuple(row.ids)] = session.hidden()[index, : len(row.ids)].to(KEPT)
-                rows[index] = following(row, row.ids[len(row.ask.prompt) :])
+            self._draw(logits, active)
+            rows = [
+                following(row, row.ids[len(row.ask.prompt) :]) if self._ended(row, capacity) else row for row in active
+            ]
             active = [row for row in rows if row is not None]
             if 0 < len(active) < len(rows):
                 session.select(torch.tensor([index for index, row in enumerate(rows) if row is not None]))
@@ -131,28 +121,18 @@ class TextWriter:
                     return
                 yield _Row(number, chat)
 
-    def _kept(self, row: _Row) -> list[Line]:
-        """Return the lines of a chat; their states go to `keep`."""
-        if self.keep is not None:
-            for line in row.lines:
-                self.keep(line["ids"], line["start"], row.answered[tuple(line["ids"])])
-        return row.lines
-
     def _ended(self, row: _Row, capacity: int) -> bool:
         """Return whether the row's answer has its last token."""
         written = len(row.ids) - len(row.ask.prompt)
         full = written >= row.ask.limit or len(row.ids) >= capacity
-        return written > 0 and (full or row.ids[-1] in self.stop_ids)
+        return full or row.ids[-1] in self.stop_ids
 
-    def _draw(self, logits: Tensor, rows: Sequence[_Row], ended: Container[int]) -> None:
-        """Append a token to each row that has not ended."""
-        due = [index for index in range(len(rows)) if index not in ended]
-        if due:
-            chosen = [rows[index] for index in due]
-            temperatures = [row.ask.temperature for row in chosen]
-            keys = [stream_key(self.seed, _STREAM + row.continuations, row.number, len(row.ids)) for row in chosen]
-            for row, token in zip(chosen, draw(logits[due].float(), temperatures, keys), strict=True):
-                row.ids.append(token)
+    def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> None:
+        """Append a token to each row."""
+        temperatures = [row.ask.temperature for row in rows]
+        keys = [stream_key(self.seed, _STREAM + row.continuations, row.number, len(row.ids)) for row in rows]
+        for row, token in zip(rows, draw(logits.float(), temperatures, keys), strict=True):
+            row.ids.append(token)
 
 
 def draw(logits: Tensor, temperatures: list[float], keys: list[int]) -> list[int]:
