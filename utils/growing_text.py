@@ -42,7 +42,7 @@ class Window:
             self._ids = self._ids[self._settled :]
             self._settled, self._base = 0, ""
             new = self._decode(self._ids)
-        garbage = len(self._ids) - self._settled > _WAITING  # no character has so many bytes
+        garbage = len(self._ids) - self._settled > _WAITING  # more bytes than a character has
         whole = new if garbage else new.rstrip(REPLACEMENT)
         self._base += whole
         if whole == new:

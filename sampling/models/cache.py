@@ -1,4 +1,4 @@
-"""KV caches: buffers that grow, with crop / shift / select / fork; positions and masks of what is fed to them. Only
+"""KV caches: buffers that grow, with crop / shift / select / fork; positions and masks of the tokens fed. Only
 this file and recurrent.py import cache_utils.
 
 A slot is one position of the buffer. All rows share the number of filled slots; a session knows which slot holds which

@@ -41,7 +41,7 @@ class EncDecNetwork(ModelNetwork):
         super().__init__(model, config)
         self.context = context_of(decoder)
         self.layers: int = config.to_dict().get("num_decoder_layers") or decoder.num_hidden_layers
-        self._exact = exact or (Exact() if type(model).__name__ in PLACEABLE else probe(model, EncDecNetwork))
+        self.exact = exact or (Exact() if type(model).__name__ in PLACEABLE else probe(model, EncDecNetwork))
 
     def new_cache(self, rows: int) -> CrossCache:
         """An empty cache; `encoded` is for the encoder's states."""
@@ -76,7 +76,7 @@ class EncDecNetwork(ModelNetwork):
         from transformers.modeling_outputs import BaseModelOutput
 
         seen = cache.encoded.mask
-        if len(ids) > 1 and not self._exact.batches:
+        if len(ids) > 1 and not self.exact.batches:
             raise UserError(f"{type(self.model).__name__} decodes a single row at a time")
         encoded: Any = BaseModelOutput(cache.encoded.states)
         encoded.router_logits = None  # models with experts read it
@@ -112,11 +112,6 @@ class EncDecNetwork(ModelNetwork):
         right = attention.relative_attention_bias(bucket).permute(0, 3, 1, 2)
         by_slot = attention.compute_bias(new, cached + new, device=positions.device, past_seen_tokens=cached)
         return mask + cast(Tensor, right - by_slot).to(mask).masked_fill(mask < 0, 0.0)
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether a draft may be a tree."""
-        return self.maskable and self._exact.masks
 
 
 def lm_of(model: Any, name: str = "target", vocab_size: int | None = None) -> CausalLM:

@@ -1,7 +1,7 @@
 """Passes of fixed width over a preallocated cache, so that a device can replay them: shapes and addresses never change.
 
 A pass of T tokens runs as the next of WIDTHS, over the first `reach` slots of the cache: tokens beyond T are padding,
-whose slots the next pass writes again, and the mask hides what is not there. Longer passes and several rows run as the
+whose slots the next pass writes again, and the mask hides absent tokens. Longer passes and several rows run as the
 network itself runs them, over the same cache. How a pass is recorded the caller says.
 """
 
@@ -33,7 +33,7 @@ class FixedCache(SlotCache):
 
     @outside_inference_mode
     def prepare(self, like: Tensor, room: int) -> None:
-        """Make room for so many slots in buffers like this [1, heads, 0, D]."""
+        """Make room for `room` slots in buffers like this [1, heads, 0, D]."""
         for buffer in self.buffers:
             data = buffer.data
             if data is None or data.shape[2] < room:

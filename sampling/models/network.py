@@ -94,6 +94,7 @@ class ModelNetwork:
     """A transformers model's vocabulary, device and dtype, and whether it takes our masks."""
 
     reduced_ids, ragged = None, False
+    exact: Exact  # the kinds of pass that are known to be right
 
     def __init__(self, model: Any, config: Any) -> None:
         self.model, self.config = model, config
@@ -114,6 +115,11 @@ class ModelNetwork:
     def maskable(self) -> bool:
         """Whether its attention takes our masks."""
         return self.config._attn_implementation in _MASKABLE
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a draft may be a tree of any size, at any length."""
+        return self.maskable and self.exact.masks and self.exact.slots is None
 
     def check_maskable(self) -> str:
         """The model's name; UserError if its attention takes no mask for ragged rows."""
@@ -155,11 +161,6 @@ class TransformersNetwork(ModelNetwork):
         if self.recurrent:
             cache, token = RecurrentCache(config), torch.zeros(1, 1, dtype=torch.long, device=self.device)
             keep_states(model, cache, lambda: self._run(token, cache, {}))
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether a draft may be a tree of any size, at any length."""
-        return self.maskable and self.exact.masks and self.exact.slots is None
 
     def new_cache(self, rows: int) -> SlotCache:
         from sampling.models.recurrent import RecurrentCache

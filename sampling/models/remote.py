@@ -50,7 +50,7 @@ class RemoteLM(LM):
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> RemoteSession:
-        """A session of one row; UserError for several, and where hidden states are asked for."""
+        """A session of one row; UserError for several, and for wanted hidden states."""
         if self.scorer is None:
             raise UserError(f"{self.name} answers in text: its tokens cannot be scored")
         if hidden:

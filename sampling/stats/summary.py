@@ -151,18 +151,15 @@ class Stats:
             "calls": dict(self.calls),
             "call_ms": {model: round(spent, 3) for model, spent in self.call_ms.items()},
         }
-        if self.reviews:
-            counted = self.reviews.items()
-            figures["reviews"] = {model: {"accepted": passed, "examined": seen} for model, (passed, seen) in counted}
-        if self.openings > 1:
-            figures["openings"] = self.openings
-        if self.beams:
-            figures["beams"] = self.beams
-        if self.pieces:
-            figures["pieces"] = self.pieces
-        if self.report:
-            figures["report"] = self.report._asdict()
-        return figures
+        reviews = self.reviews.items()
+        optional = {
+            "reviews": {model: {"accepted": passed, "examined": seen} for model, (passed, seen) in reviews},
+            "openings": self.openings if self.openings > 1 else None,
+            "beams": self.beams,
+            "pieces": self.pieces,
+            "report": None if self.report is None else self.report._asdict(),
+        }
+        return figures | {name: value for name, value in optional.items() if value}
 
 
 def _added(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

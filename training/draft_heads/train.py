@@ -106,7 +106,7 @@ class Training:
         self.seconds = self.shown = 0.0  # `shown`: the loss, smoothed over the last steps
         self.curve: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
-        self._favourites: list[torch.Tensor] = []  # of what is held out, computed once
+        self._favourites: list[torch.Tensor] = []  # of the held-out batches, computed once
         self._orders: dict[int, list[list[int]]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()

@@ -81,7 +81,8 @@ def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
     except OSError as error:
         raise UsageError(f"cannot read the catalogue {file}: {' '.join(str(error).split())}") from error
     except YamlError as problem:
-        raise UsageError(f"{file}:{problem.line}: {_printable(problem.text)}") from problem
+        line, text = problem.args
+        raise UsageError(f"{file}:{line}: {_printable(text)}") from problem
     return _Reader(file, tree, known).catalogue()
 
 
@@ -221,11 +222,7 @@ def _shown(value: Any) -> str:
 
 
 class YamlError(Exception):
-    """A mistake in the text, at a line (counted from 1)."""
-
-    def __init__(self, line: int, text: str) -> None:
-        super().__init__(text)
-        self.line, self.text = line, text
+    """The line of a mistake, counted from 1, and a sentence on it."""
 
 
 @dataclass

@@ -358,27 +358,52 @@ def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     drafter, kind, members = pair.drafter, head_kind_of(pair.drafter), pair.cascade_names
     for key in pair.students.keys() - HEAD_KINDS:
         yield Problem(("students", key), f"unknown key '{key}'{did_you_mean(key, HEAD_KINDS)}")
-    if kind is not None and kind not in pair.students:
-        yield Problem(("drafter",), f"drafter {drafter} needs its folder in students, as {kind}: DIR")
-    if pair.method in TRAINED_METHODS and isinstance(drafter, str) and kind != pair.method:
-        yield Problem(("method",), f"method {pair.method} needs a {pair.method} drafter, got {drafter}")
-    if pair.method in OWN_METHODS and drafter != pair.method:
-        yield Problem(("drafter",), f"method {pair.method} is its own drafter: leave drafter out")
     method = next((word for word in CASCADES if word in (pair.method, drafter)), None)
-    if pair.cascade is not None and not members:
-        yield Problem(("cascade",), "cascade must name a drafter or more, large to small")
-    if method is not None and not members:
-        yield Problem(("method",), f"method {method} needs its drafters, as cascade: [DRAFTER, …]")
-    if method is not None and pair.k_matrix is None:
-        yield Problem(("method",), f"method {method} needs a k_matrix with a row for each drafter of its cascade")
+    trained = pair.method in TRAINED_METHODS and isinstance(drafter, str)
+    contradictions = [
+        (
+            kind is not None and kind not in pair.students,
+            "drafter",
+            f"drafter {drafter} needs its folder in students, as {kind}: DIR",
+        ),
+        (
+            trained and kind != pair.method,
+            "method",
+            f"method {pair.method} needs a {pair.method} drafter, got {drafter}",
+        ),
+        (
+            pair.method in OWN_METHODS and drafter != pair.method,
+            "drafter",
+            f"method {pair.method} is its own drafter: leave drafter out",
+        ),
+        (
+            pair.cascade is not None and not members,
+            "cascade",
+            "cascade must name a drafter or more, large to small",
+        ),
+        (
+            method is not None and not members,
+            "method",
+            f"method {method} needs its drafters, as cascade: [DRAFTER, …]",
+        ),
+        (
+            method is not None and pair.k_matrix is None,
+            "method",
+            f"method {method} needs a k_matrix with a row for each drafter of its cascade",
+        ),
+        (
+            pair.k_matrix is not None and pair.cascade is None,
+            "k_matrix",
+            "k_matrix needs a cascade: [DRAFTER, …] beside it",
+        ),
+    ]
+    yield from (Problem((key,), text) for holds, key, text in contradictions if holds)
     for key, model in (("drafter", drafter), *(("cascade", model) for model in pair.cascade_models)):
         if isinstance(model, ModelSpec) and model.url is not None:
             yield Problem((key,), f"{key}: a server cannot draft, got {model.url}")
     for index, name in enumerate(members):
         if (problem := _member_problem(pair, index, name, known, method)) is not None:
             yield Problem(("cascade", index), problem)
-    if pair.k_matrix is not None and pair.cascade is None:
-        yield Problem(("k_matrix",), "k_matrix needs a cascade: [DRAFTER, …] beside it")
     checks: dict[str, Callable[[Any], object]] = {
         "k_matrix": partial(check_fit, drafters=len(members)),
         "lenience": check_lenience,

@@ -28,7 +28,7 @@ def is_assistant(model: Any) -> bool:
 
 
 class _Chain(NamedTuple):
-    """What was computed behind the tokens that the target holds: the tokens read, logits [V] and a state [1, 1, H] of
+    """The results after the tokens that the target holds: the tokens read, logits [V] and a state [1, 1, H] of
     each."""
 
     held: list[int]
@@ -50,7 +50,7 @@ class AssistantSession(Session):
         return [len(row) - 1 for row in rows]
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, 1, V] logits behind each row. UserError for a draft: there is nothing to review with."""
+        """[B, 1, V] logits after each row. UserError for a draft: there is nothing to review with."""
         if draft.tokens.shape[1]:
             raise UserError(f"{self.lm.name} cannot review drafts: it reads what its target holds")
         return torch.stack([self._behind(index, row) for index, row in enumerate(rows)])[:, None, : self.vocab_size]
@@ -121,7 +121,7 @@ class AssistantLM(LM):
         return AssistantSession(self, prompt, target)
 
     def step(self, token: int, state: Tensor, seen: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Behind `token` beside a state [1, 1, H]: logits [V], and the state that stands beside the next token."""
+        """Read `token` beside a state [1, 1, H]: logits [V], and the state that stands beside the next token."""
         first = next(iter(seen.values()))[0]
         embedded = self._embed(torch.tensor([[token]], device=state.device)).to(state)
         out = self.model(

@@ -42,7 +42,7 @@ from utils.loading.sources import check_weights, weight_files
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 IDS = "lm_head.ids"  # of the reduced vocabulary
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_FOUR = ".q4_1"  # behind the name of a matrix in 4 bits
+_FOUR = ".q4_1"  # after the name of a matrix in 4 bits
 _LAYER = "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # only GLIDE heads have it
 

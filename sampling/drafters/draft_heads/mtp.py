@@ -3,7 +3,7 @@
 One layer of the target's own kind reads each token beside the target's state one position before: join[norm(embedding);
 norm(state)] → layer → norm → the target's head. So it drafts as an EAGLE head does (eagle.py): where the target's state
 is not there yet its own stands in. Both are states that a final norm has seen, as in transformers' `MtpModel` and in
-*speculators*' `mtp`. Two namings are read: Qwen's (`mtp.…`) and DeepSeek's and GLM's (the layer behind the last). Of
+*speculators*' `mtp`. Two namings are read: Qwen's (`mtp.…`) and DeepSeek's and GLM's (the layer after the last). Of
 several layers the first drafts every token. Embedding and head are the target's, though a file may repeat them.
 """
 
@@ -107,7 +107,7 @@ def load_layer(model: Any, folder: Path, device: torch.device, dtype: torch.dtyp
             files |= dict.fromkeys(opened.keys(), file)
     names = naming(files, model.get_decoder().config.num_hidden_layers)
     if names is None:
-        raise UserError(f"{folder.name} ships no multi-token prediction layer (mtp.… or a layer behind the last)")
+        raise UserError(f"{folder.name} ships no multi-token prediction layer (mtp.… or a layer after the last)")
     tensors: dict[str, Tensor] = {}
     for key, file in files.items():
         if (name := names.ours(key)) is not None:
@@ -246,6 +246,6 @@ class MtpLM(FeatureLM):
         CausalLM.__init__(self, own, "mtp", target.vocab_size)
 
 
-def build(pair: Parts, asked: DraftRequest) -> Proposer:
+def build(pair: Parts, request: DraftRequest) -> Proposer:
     """Build a drafter on the multi-token prediction layer of the pair's target."""
-    return of_head(pair.shipped("mtp", MtpLM), asked)
+    return of_head(pair.shipped("mtp", MtpLM), request)
