@@ -36,8 +36,9 @@ from sampling.stats.metrics import Meter
 from sampling.stats.summary import merge
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
 from tests.support import proofs
-from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, noisy, placed
+from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, placed
 from tests.support.students import make_target
+from tests.support.tiny import noisy_copy
 from utils.catalogue.specs import spec_from_argument
 from utils.device_map import Graphs
 from utils.errors import UserError
@@ -86,7 +87,7 @@ def in_few_bits(kind: str, device: torch.device, folder: Path) -> tuple[Proofs, 
         loaded = load_model(spec, folder / f"{vocab}", LoadOptions(), str(device), kind, silent, never)
         with torch.inference_mode():
             theirs, ours = dense(ids).logits, loaded.model(ids.to(device)).logits.float().cpu()
-        guess, rounded = (placed(noisy(dense, noise), device, torch.bfloat16) for noise in (0.1, 0.0))
+        guess, rounded = (placed(noisy_copy(dense, noise), device, torch.bfloat16) for noise in (0.1, 0.0))
         like = float(F.cosine_similarity(theirs.flatten(), ours.flatten(), dim=0))
         found.append((CausalLM(loaded.model), CausalLM(guess, "drafter"), CausalLM(rounded), like))
     (target, drafter, rounded_target, _), (few, guess_lm, _, _) = found
@@ -106,7 +107,7 @@ def recorded_proofs(device: torch.device, precision: str) -> Proofs:
     """The proofs of targets whose short passes are recorded, as graphs where the device has them."""
     capture: Any = Graphs() if device.type == "cuda" else lambda function: function
     dtype, models = getattr(torch, precision), (make_target(), make_target(6, seed=3))
-    guesses = [CausalLM(placed(noisy(model, 0.1), device, dtype), "drafter") for model in models]
+    guesses = [CausalLM(placed(noisy_copy(model, 0.1), device, dtype), "drafter") for model in models]
     target, few = (CausalLM(FixedNetwork(LlamaNetwork(placed(model, device, dtype)), capture)) for model in models)
     return Proofs(device, precision, SMALL, (target, few, guesses[0], guesses[1]))
 

@@ -22,9 +22,9 @@ from sampling.models.encoder_decoder import EncDecLM
 from sampling.types import LM, Drafter, FixedPace, Limits, Rows
 from tests.sampling.models.test_encoder_decoder import drafters, t5
 from tests.support.pretend_device import moved, pretending
-from tests.support.proofs import noisy
 from tests.support.runs import decode, sampler
 from tests.support.students import make_drafter, make_student, make_target
+from tests.support.tiny import noisy_copy
 from training.tables.build import Passage, arrays_of, count_levels
 from utils.errors import LogitsError
 
@@ -51,7 +51,7 @@ class RandomPair:
     ) -> None:
         self._dense = dense = make_target(dtype=torch.float64)
         self._place, self._short, self._heads = place, short, dict[str, Any]()
-        self.model = CausalLM((aside or place)(noisy(dense, 0.1).double()), "drafter")
+        self.model = CausalLM((aside or place)(noisy_copy(dense, 0.1).double()), "drafter")
         self.target = CausalLM(place(make_target(dtype=torch.float64)))
 
     def tables(self) -> StaticTables:

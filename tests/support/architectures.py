@@ -1,6 +1,5 @@
 """Small random models of every architecture of transformers, and whether their text here is that of `generate`."""
 
-import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from sampling.models.encoder_decoder import lm_of
 from sampling.models.probe import LARGEST, small
 from sampling.types import Drafter, Rows
 from tests.support.runs import answers, greedy
-from tests.support.tiny import tiny_tokenizer
+from tests.support.tiny import noisy_copy, tiny_tokenizer
 from utils.catalogue.specs import ModelSpec, PairSpec
 from utils.errors import UserError
 from utils.loading.loaded import LoadOptions
@@ -96,16 +95,6 @@ def generated(model: Any, prompt: list[int], length: int = LENGTH) -> list[int]:
     return list(out[0, begun:].tolist())
 
 
-def noisy(model: Any) -> Any:
-    """A copy that agrees often, but not always."""
-    twin = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(1)
-    for weight in twin.parameters():
-        if weight.dim() == 2:
-            weight.data += 0.03 * weight.std() * torch.randn(weight.shape, generator=generator)
-    return twin
-
-
 PROMPTS: Rows = [[20, 31, 44, 20, 31, 44, 20, 31], [50, 51, 52, 53, 50, 51, 52, 53, 50, 51, 60, 61, 50, 51]]
 
 
@@ -118,8 +107,8 @@ def differing(model: Any, reference: Any, ways: Sequence[str] = ("alone", "ngram
     drafters: dict[str, Callable[[], Drafter]] = {
         "alone": NoDrafter,
         "ngram": lambda: NgramDrafter(target.vocab_size, stop_if_unknown=False),
-        "model": lambda: ModelDrafter(lm_of(noisy(reference), "drafter")),
-        "tree": lambda: Proposer([Model(lm_of(noisy(reference), "drafter"))], tree=True, nodes=9),
+        "model": lambda: ModelDrafter(lm_of(noisy_copy(reference, 0.03), "drafter")),
+        "tree": lambda: Proposer([Model(lm_of(noisy_copy(reference, 0.03), "drafter"))], tree=True, nodes=9),
     }
     wrong = []
     for way in ways:

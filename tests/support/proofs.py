@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from app.lanes.answers import ROUNDING, difference
 from app.lanes.drafters import moved
@@ -28,6 +27,7 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Session, Verdict
 from tests.support.reference import chi_square_p
 from tests.support.students import make_drafter, make_student, make_target
+from tests.support.tiny import noisy_copy
 from utils.logits_processors import make_processor
 
 GAMMA = 4
@@ -56,18 +56,6 @@ def placed(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
-
-
-def noisy(model: Any, noise: float) -> Any:
-    """A copy with Gaussian noise of `noise` × each matrix's own spread: it agrees often, not always."""
-    with torch.random.fork_rng(devices=[]):
-        twin: Any = LlamaForCausalLM(model.config)
-    twin.load_state_dict(model.state_dict())
-    generator = torch.Generator().manual_seed(1)
-    for weight in twin.parameters():
-        if weight.dim() == 2:
-            weight.data += noise * weight.std() * torch.randn(weight.shape, generator=generator)
-    return twin.eval().requires_grad_(False)
 
 
 class PlantedDrafter(Drafter):
@@ -315,7 +303,7 @@ class Proofs:
         dtype = getattr(torch, self.precision)
         dense, small = make_target(), make_target(6, seed=3)
         self.head = moved(make_student("feature", dense), self.device, dtype, dense)
-        drafting = [CausalLM(placed(noisy(model, 0.1), self.device, dtype), "drafter") for model in (dense, small)]
+        drafting = [CausalLM(placed(noisy_copy(model, 0.1), self.device, dtype), "drafter") for model in (dense, small)]
         target, few = (CausalLM(placed(model, self.device, dtype)) for model in (dense, small))
         return target, few, *drafting
 

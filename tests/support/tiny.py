@@ -5,6 +5,7 @@ scaled up so that the two best logits lie far apart: greedy texts do not hang on
 know no language; their texts are noise and that is all these tests need.
 """
 
+import copy
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -88,14 +89,13 @@ def tiny_model(
     return model
 
 
-def noisy_copy(model: LlamaForCausalLM, noise: float, seed: int = 1) -> LlamaForCausalLM:
-    """The model with Gaussian noise of `noise` × each weight matrix's own spread added."""
-    twin = LlamaForCausalLM(model.config).float().eval()
-    twin.load_state_dict(model.state_dict())
+def noisy_copy(model: Any, noise: float, seed: int = 1) -> Any:
+    """The model with Gaussian noise of `noise` × each weight matrix's own spread: it agrees often, not always."""
+    twin = copy.deepcopy(model).float().eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for weight in twin.parameters():
         if weight.dim() == 2:
-            weight.data += noise * weight.std() * torch.randn(weight.shape, generator=generator)
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=generator)
     return twin
 
 

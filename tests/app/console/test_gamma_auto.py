@@ -4,42 +4,22 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from app.lanes.answers import run_lane
 from app.lanes.lane import PairEngine
-from app.prompts.questions import prompt_ids
 from app.screen.view import toolbar
 from app.settings.table import Settings
 from sampling.events import Step
 from sampling.gamma.controller import Controller
+from tests.app.lanes.test_lanes import ids_of
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
-from utils.progress import never
 
 AUTO: dict[str, Any] = {"gamma": "auto", "max_new_tokens": 40, "quiet": True}
-
-
-def ids_of(engine: PairEngine, name: str, settings: Settings) -> tuple[int, ...]:
-    lane = engine.lane(name, settings)
-    return run_lane(lane, prompt_ids(engine, "tell me", settings), engine.tokenizer.decode, interrupt=never).ids
 
 
 def test_the_toolbar_shows_the_gamma_of_the_last_round() -> None:
     assert "gamma auto  " in toolbar("p", Settings(gamma="auto"), "", 0, 0)
     assert "gamma auto(2.5)  " in toolbar("p", Settings(gamma="auto"), "", 0, 0, 2.5)
     assert "gamma 4  " in toolbar("p", Settings(), "", 0, 0, 3)
-
-
-@pytest.mark.parametrize(("name", "more"), [("spec", {}), ("ngram", {}), ("ngram", {"temperature": 0.8}),
-                                            ("spec", {"temperature": 0.8, "coupling": "gumbel"})])  # fmt: skip
-def test_auto_lanes_give_plain_decodings_text(engine: PairEngine, name: str, more: dict[str, Any]) -> None:
-    settings = Settings(**AUTO, **more)
-    for _ in range(2):  # the second answer goes on with what the first has learned
-        assert ids_of(engine, name, settings) == ids_of(engine, "ar", settings)
-    pace = engine.lane(name, settings).pace
-    assert pace is not None
-    assert pace.costs.references > 0, "it has learned from plain rounds"
 
 
 def test_a_pace_outlives_the_conversation_and_its_drafter(engine: PairEngine) -> None:
@@ -49,6 +29,7 @@ def test_a_pace_outlives_the_conversation_and_its_drafter(engine: PairEngine) ->
     first = engine.lane("spec", settings).pace
     ids_of(engine, "spec", settings)
     assert first is not None
+    assert first.costs.references > 0, "it has learned from plain rounds"
     assert engine.lane("spec", settings.changed(temperature=0.5)).pace is first
     assert engine.mean_drafted(settings) == first.mean_drafted
     assert engine.lane("spec", Settings(gamma=4)).pace is None

@@ -155,11 +155,6 @@ def test_help_all_has_a_line_for_each_command(tmp_path: Path) -> None:
     assert help_page(TABLE) in run_lines(catalogue, "/help all").text
 
 
-def test_familiar_words_do_what_they_do_elsewhere() -> None:
-    assert COMMANDS["/model"] is COMMANDS["/pair"]
-    assert COMMANDS["/?"] is COMMANDS["/help"]
-
-
 @pytest.mark.parametrize("word", ["exit", "quit", "  Exit "])
 def test_a_lone_word_leaves_and_in_a_sentence_it_is_a_message(tmp_path: Path, word: str) -> None:
     catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})

@@ -109,7 +109,13 @@ def test_rules_about_the_prefix_hold_in_every_lane(engine: PairEngine, name: str
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("ngram", {}), ("spec", {"coupling": "gumbel"}), ("spec", {"draft_sampling": "greedy"})],
+    [
+        ("ngram", {}),
+        ("spec", {"coupling": "gumbel"}),
+        ("spec", {"draft_sampling": "greedy"}),
+        ("ngram", {"gamma": "auto"}),
+        ("spec", {"gamma": "auto", "coupling": "gumbel"}),
+    ],
 )
 def test_point_mass_lanes_keep_the_text_of_the_seed_when_sampling(
     engine: PairEngine, name: str, changes: dict[str, str]

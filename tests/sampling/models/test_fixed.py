@@ -14,9 +14,9 @@ from sampling.models.causal import CausalLM
 from sampling.models.fixed import FixedNetwork
 from sampling.models.network import network_of
 from sampling.types import Draft
-from tests.support.proofs import noisy
 from tests.support.runs import answers, sampler
 from tests.support.students import close, make_drafter, make_student, make_target, text
+from tests.support.tiny import noisy_copy
 
 
 class Tape(TorchDispatchMode):
@@ -118,7 +118,7 @@ def test_a_cache_that_grows_or_is_copied_records_again(dense: Any) -> None:
 @pytest.mark.parametrize("kind", ["model", "tree", "feature"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_with_drafts_are_those_of_the_ordinary_pass(kind: str, temperature: float, dense: Any) -> None:
-    guess, student = noisy(dense, 0.1).double(), make_student("feature", dense, dtype=torch.float64)
+    guess, student = noisy_copy(dense, 0.1).double(), make_student("feature", dense, dtype=torch.float64)
 
     def drafter(model: Any) -> Any:
         if kind == "tree":

@@ -87,7 +87,7 @@ def some_ids(rows: int, count: int) -> Tensor:
     return torch.randint(0, SIZES["vocab_size"], (rows, count), generator=torch.Generator().manual_seed(1))
 
 
-def places(rows: int, start: int, count: int) -> Tensor:
+def places(rows: int, count: int, start: int = 0) -> Tensor:
     return torch.arange(start, start + count).expand(rows, -1)
 
 
@@ -97,13 +97,17 @@ def expected(oracle: PreTrainedModel, ids: Tensor, **more: Any) -> tuple[Tensor,
     return out.logits, out.hidden_states[-1]
 
 
-def fed(network: LlamaNetwork, ids: Tensor, pieces: list[int]) -> Tensor:
+def fed(
+    network: LlamaNetwork, ids: Tensor, pieces: list[int], positions: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
     """All logits [B, T, V] of ids fed in pieces."""
     cache, got, start = network.new_cache(ids.shape[0]), [], 0
+    positions = places(*ids.shape) if positions is None else positions
     for count in pieces:
-        new = ids[:, start : start + count]
-        got.append(network.forward(new, places(ids.shape[0], start, count), None, cache, count)[0])
-        start += count
+        end = start + count
+        seen = None if mask is None else mask[:, :, start:end, :end]
+        got.append(network.forward(ids[:, start:end], positions[:, start:end], seen, cache, count)[0])
+        start = end
     assert cache.length == start == ids.shape[1]
     return torch.cat(got, dim=1)
 
@@ -155,7 +159,7 @@ def test_a_packed_model_gives_the_same_logits(name: str, order: str) -> None:
 def test_only_the_kept_columns_are_returned(keep: int) -> None:
     oracle, network = make("llama")
     ids = some_ids(2, 9)
-    logits, states = network.forward(ids, places(2, 0, 9), None, network.new_cache(2), keep)
+    logits, states = network.forward(ids, places(2, 9), None, network.new_cache(2), keep)
     assert states is None
     assert logits.shape == (2, keep, SIZES["vocab_size"])
     close(logits, expected(oracle, ids)[0][:, -keep:])
@@ -164,11 +168,11 @@ def test_only_the_kept_columns_are_returned(keep: int) -> None:
 def test_hidden_states_are_those_the_head_is_applied_to() -> None:
     oracle, network = make("llama")
     ids = some_ids(2, 9)
-    logits, states = network.forward(ids, places(2, 0, 9), None, network.new_cache(2), 3, hidden=True)
+    logits, states = network.forward(ids, places(2, 9), None, network.new_cache(2), 3, hidden=True)
     assert states is not None
     close(states, expected(oracle, ids)[1])
     close(logits, oracle.lm_head(states[:, -3:]))
-    _, several = network.forward(ids, places(2, 0, 9), None, network.new_cache(2), 3, hidden=(2, -1, 0))
+    _, several = network.forward(ids, places(2, 9), None, network.new_cache(2), 3, hidden=(2, -1, 0))
     every = oracle(ids, output_hidden_states=True).hidden_states
     assert several is not None
     close(several, torch.cat([every[2], every[-1], every[0]], dim=-1))
@@ -178,42 +182,25 @@ def additive(seen: Tensor, lowest: float) -> Tensor:
     return torch.zeros(seen.shape).masked_fill_(~seen, lowest)[:, None]
 
 
+SEVEN = [row % 7 for row in range(20)]
+
+
 @pytest.mark.parametrize("lowest", [float("-inf"), torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("cached", [0, 20])
-def test_ragged_rows_equal_each_row_alone(lowest: float, cached: int) -> None:
-    oracle, network = make("llama")
-    ids, pads = some_ids(3, cached + 6), torch.tensor([0, 2, 5])
-    total = cached + 6
-    column = torch.arange(total)
-    seen = (column[None] >= pads[:, None])[:, None] & (column[None, :] <= column[:, None])[None]
-    seen |= torch.eye(total, dtype=torch.bool)[None]
-    positions = (column[None] - pads[:, None]).clamp(min=0)
-    cache = network.new_cache(3)
-    mask = additive(seen, lowest)
-    got = []
-    for start, end in [(0, cached), (cached, total)] if cached else [(0, total)]:
-        piece = mask[:, :, start:end, :end]
-        got.append(network.forward(ids[:, start:end], positions[:, start:end], piece, cache, end - start)[0])
-    logits = torch.cat(got, dim=1)
-    for row, pad in enumerate(pads.tolist()):
-        close(logits[row, pad:], expected(oracle, ids[row : row + 1, pad:])[0][0])
-
-
-@pytest.mark.parametrize("name", ["llama", "one kv head", "no groups"])
-def test_many_rows_fed_one_token_each_equal_each_row_alone(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "pads", "pieces"),
+    [
+        ("llama", [0, 2, 5], [6]),
+        ("llama", [0, 2, 5], [20, 6]),
+        *((name, SEVEN, [10, 1, 1, 1, 1]) for name in ("llama", "one kv head", "no groups")),
+    ],
+)
+def test_ragged_rows_equal_each_row_alone(name: str, pads: list[int], pieces: list[int], lowest: float) -> None:
     oracle, network = make(name)
-    ids, pads = some_ids(20, 14), torch.arange(20) % 7
-    column = torch.arange(14)
-    seen = (column[None] >= pads[:, None])[:, None] & (column[None, :] <= column[:, None])[None]
-    seen |= torch.eye(14, dtype=torch.bool)[None]
-    positions = (column[None] - pads[:, None]).clamp(min=0)
-    mask, cache = additive(seen, torch.finfo(torch.float32).min), network.new_cache(20)
-    got = []
-    for start, end in [(0, 10), *((at, at + 1) for at in range(10, 14))]:
-        piece = mask[:, :, start:end, :end]
-        got.append(network.forward(ids[:, start:end], positions[:, start:end], piece, cache, end - start)[0])
-    logits = torch.cat(got, dim=1)
-    for row, pad in enumerate(pads.tolist()):
+    ids, column, before = some_ids(len(pads), sum(pieces)), torch.arange(sum(pieces)), torch.tensor(pads)[:, None]
+    seen = (column[None] >= before)[:, None] & (column[None, :] <= column[:, None])[None]
+    seen |= torch.eye(len(column), dtype=torch.bool)[None]
+    logits = fed(network, ids, pieces, (column[None] - before).clamp(min=0), additive(seen, lowest))
+    for row, pad in enumerate(pads):
         close(logits[row, pad:], expected(oracle, ids[row : row + 1, pad:])[0][0])
 
 
@@ -229,14 +216,14 @@ def test_each_branch_of_a_tree_equals_its_path_alone() -> None:
     for node, path in enumerate(paths):
         seen[0, node, [12 + member for member in path]] = True
     cache = network.new_cache(1)
-    network.forward(prompt, places(1, 0, 12), None, cache, 1)
+    network.forward(prompt, places(1, 12), None, cache, 1)
     depths = torch.tensor([[11 + len(path) for path in paths]])
     logits, _ = network.forward(nodes, depths, additive(seen, float("-inf")), cache, 5)
     for node, path in enumerate(paths):
         alone = torch.cat((prompt, nodes[:, path]), dim=1)
         close(logits[0, node], expected(oracle, alone)[0][0, -1])
     cache.shift(torch.tensor([[0], [15], [14]]), 15)  # keep the path 0 → 1 → 3
-    after, _ = network.forward(some_ids(1, 1), places(1, 15, 1), None, cache, 1)
+    after, _ = network.forward(some_ids(1, 1), places(1, 1, 15), None, cache, 1)
     kept = torch.cat((prompt, nodes[:, [0, 1, 3]], some_ids(1, 1)), dim=1)
     close(after[0, -1], expected(oracle, kept)[0][0, -1])
 
@@ -245,7 +232,7 @@ def test_cached_keys_and_values_are_transformers_own() -> None:
     oracle, network = make("llama")
     ids = some_ids(2, 20)
     cache = network.new_cache(2)
-    network.forward(ids, places(2, 0, 20), None, cache, 1)
+    network.forward(ids, places(2, 20), None, cache, 1)
     with torch.no_grad():
         theirs = oracle(ids, use_cache=True).past_key_values
     for index in range(network.layers):

@@ -13,8 +13,9 @@ from sampling.loop import generate
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.recurrent import KEPT, recurrent_layers
 from sampling.types import Draft, FixedPace, Limits
-from tests.support.architectures import PROMPTS, architecture, differing, noisy
+from tests.support.architectures import PROMPTS, architecture, differing
 from tests.support.runs import emitted, greedy
+from tests.support.tiny import noisy_copy
 from utils.errors import UserError
 
 WAYS = {
@@ -83,7 +84,7 @@ def test_a_round_reads_again_only_what_was_accepted_and_keeps_no_more_states_tha
         return run(self, ids, *rest)
 
     monkeypatch.setattr(type(session.network), "forward", counting)
-    drafter = ModelDrafter(CausalLM(noisy(model_of(name)), "drafter"))
+    drafter = ModelDrafter(CausalLM(noisy_copy(model_of(name), 0.03), "drafter"))
     events = list(generate(lm, [PROMPTS[1]], drafter, greedy(), Limits(40), pace=FixedPace(4), session=session))
     steps = [event for event in events if hasattr(event, "drafted")]
     again = 0

@@ -17,14 +17,14 @@ from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft
 from tests.support import speculators
-from tests.support.architectures import END, PROMPTS, generated, noisy
+from tests.support.architectures import END, PROMPTS, generated
 from tests.support.mtp import SHIPPING, drafted, folder_of, loaded, shipped, target_of, tensors, with_tensors
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.refusals import refused
 from tests.support.runs import answers, decode, emitted, greedy
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.students import PrefixLM, close
-from tests.support.tiny import TinyPair
+from tests.support.tiny import TinyPair, noisy_copy
 from utils.logits_processors import make_processor
 
 QUICK = ("qwen3_5_text", "deepseek_v3")
@@ -91,7 +91,7 @@ def test_rows_beside_each_other_and_trees_say_what_each_row_says_alone() -> None
 @pytest.mark.parametrize("drafts", ["mtp", "model"])
 def test_sampled_text_of_a_hybrid_has_its_law(drafts: str) -> None:
     target = CausalLM(target_of("qwen3_5_text"))
-    lm: Any = MtpLM(target) if drafts == "mtp" else CausalLM(noisy(target_of("qwen3_5_text")), "drafter")
+    lm: Any = MtpLM(target) if drafts == "mtp" else CausalLM(noisy_copy(target_of("qwen3_5_text"), 0.03), "drafter")
     processor, found = make_processor(1.0, top_k=2), Counter[tuple[int, ...]]()
     for seed in range(300):
         sampler = KeyedSampler(processor, seed)
