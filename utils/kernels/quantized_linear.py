@@ -211,7 +211,7 @@ class _Quantized(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight
+        destination[prefix + "weight"] = self.dense()
 
 
 class QuantizedLinear(_Quantized):

@@ -226,6 +226,7 @@ def test_packing_leaves_the_numbers_and_never_unpacks(pair: SavedPair, monkeypat
         hide_weights(packed)
         copied = unpacked_copy(packed)
         assert sorted(copied.state_dict()) == sorted(plain.state_dict())
+        assert all(torch.equal(value, packed.state_dict()[name]) for name, value in plain.state_dict().items())
         close(copied(**named).logits, wanted)
         monkeypatch.setattr(PackedWeight, "dense", lambda _: pytest.fail("a packed weight was unpacked"))
         close(packed(**named).logits, wanted)
