@@ -26,7 +26,7 @@ def chats() -> list[str]:
     return found
 
 
-def counting_target(folder: Path, steps: int = 220, layers: int = 2) -> Path:
+def counting_target(folder: Path, steps: int = 220) -> Path:
     """Train the target and save it with its tokenizer; the same one every time."""
     tokenizer = tiny_tokenizer()
     rows = [tokenizer(chat, add_special_tokens=False)["input_ids"] for chat in chats()]
@@ -35,7 +35,7 @@ def counting_target(folder: Path, steps: int = 220, layers: int = 2) -> Path:
     wanted = ids.masked_fill(ids == 0, -100)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = LlamaForCausalLM(_shape(layers))
+        model = LlamaForCausalLM(_shape(2))
         optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.95))
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
         for _ in range(steps):
@@ -45,9 +45,22 @@ def counting_target(folder: Path, steps: int = 220, layers: int = 2) -> Path:
             loss.backward()
             optimizer.step()
             schedule.step()
+    return _saved(model, folder)
+
+
+def deepened(target: Path, folder: Path, layers: int = 7) -> Path:
+    """Save the target with further layers, whose random weights are so small that they change little."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = LlamaForCausalLM(_shape(layers))
+    model.load_state_dict(LlamaForCausalLM.from_pretrained(target).state_dict(), strict=False)
+    return _saved(model, folder)
+
+
+def _saved(model: LlamaForCausalLM, folder: Path) -> Path:
     model.generation_config.eos_token_id = 2
     model.eval().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
     return folder
 
 

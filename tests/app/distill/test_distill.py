@@ -22,7 +22,7 @@ from app.distill.options import DISTILL_FIELDS, distill_args
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import read_config
-from tests.support.distilling import counting_target
+from tests.support.distilling import counting_target, deepened
 from tests.support.places import largest_file
 from tests.support.tiny import VOCAB, tiny_pair, write_prompts
 from tests.support.warm import Warm
@@ -51,9 +51,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deep(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of as many layers as EAGLE-3 needs."""
-    return counting_target(tmp_path_factory.mktemp("deep") / "target", steps=140, layers=7)
+    return deepened(target, tmp_path_factory.mktemp("deep") / "target")
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_drafter_learns_its_target_and_drafts_for_it(
     kind, *more = kind.split()
     if kind != "plain":
         out = tmp_path / kind
-        longer = [*more, "--epochs", "16"] if kind == "feature" else more
+        longer = [*more, "--epochs", "10"] if kind == "feature" else more
         assert main(words(target, out, "--data", str(data), "--student", kind, *QUICK, *longer)) == 0
         printed = capsys.readouterr().out
         assert re.search(r"alpha by position 0\.\d\d .* costs c = \d+\.\d+ of", printed, re.DOTALL)
@@ -129,7 +129,7 @@ def test_an_eagle_3_head_learns_from_what_is_streamed_and_is_written_as_publishe
     deep: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "eagle3"
-    flags = ["--data", str(data), "--student", "eagle3", *QUICK, "--epochs", "16"]
+    flags = ["--data", str(data), "--student", "eagle3", *QUICK, "--epochs", "8"]
     assert main(words(deep, out, *flags)) == 0
     assert f"use it: python infer.py --target {deep} --drafter {out}\n" in capsys.readouterr().out
     assert not (out / "work").exists()
