@@ -49,15 +49,16 @@ class _Speed:
 
 
 class _Samples:
-    """The latest samples of one figure and their median; of two and three the least.
+    """The latest samples of one figure and their median; of two and three without an earlier measurement the least.
 
     An earlier measurement counts as `worth` samples, so that a first sample that is far off has little weight.
     """
 
-    __slots__ = ("_latest", "count", "median")
+    __slots__ = ("_few", "_latest", "count", "median")
 
     def __init__(self, *earlier: float, worth: int = EARLIER_PASSES) -> None:
         self._latest = deque(earlier * worth, KEPT)
+        self._few = 0 if earlier else 3
         self.count = 0
         self.median = earlier[0] if earlier else 0.0
 
@@ -65,7 +66,7 @@ class _Samples:
         self._latest.append(sample)
         self.count += 1
         ordered = sorted(self._latest)
-        self.median = ordered[(len(ordered) - 1) // 2 if len(ordered) > 3 else 0]
+        self.median = ordered[(len(ordered) - 1) // 2 if len(ordered) > self._few else 0]
 
 
 class Costs:

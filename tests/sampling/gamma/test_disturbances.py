@@ -168,3 +168,13 @@ def test_an_earlier_measurement_that_falls_with_the_width_is_taken_as_one_that_d
     for width in (2, 16, 5, 1):
         costs.add(width, 0, 0, 0.0, 0.002)
     assert costs.plain
+
+
+@pytest.mark.parametrize("moment", [0.7, 0.85, 1.15, 1.3])
+def test_a_moment_of_another_speed_changes_no_measured_cost_for_long(moment: float) -> None:
+    costs = Costs(0.3, {2: 1.1, 3: 1.33, 4: 1.6}, PLAIN)
+    for number in range(12):
+        speed = PLAIN * (moment if number < 4 else 1.0)
+        width, v = (3, 1.33) if number % 4 else (2, 1.1)
+        costs.add(width, 1, 0, 0.3 * speed, v * speed, 0.15 * speed)
+    assert costs.v(3) == pytest.approx([1.0, 1.1, 1.33], abs=0.02)
