@@ -61,14 +61,14 @@ class Measured:
         return self.passes[1]
 
     def beside(self, earlier: Sequence[Measured]) -> Measured:
-        """Return this measurement with every cost at most the median of earlier ones, in one-token passes.
+        """Return this measurement with every cost at most the second largest of earlier ones, in one-token passes.
 
-        The costs of one start go together: memory and products get faster and slower independently. Another program
-        makes a wide pass longer than it is; a cost that is too low is noticed within two rounds, since it is tried.
+        The costs of one start go together: memory and products get faster and slower independently, so wide passes cost
+        more in one hour than in the next. Another program makes them cost more still: one such start counts for nothing.
         """
 
         def usual(seconds: float, others: list[float]) -> float:
-            return self.plain * min(seconds / self.plain, statistics.median(others)) if others else seconds
+            return self.plain * min(seconds / self.plain, sorted(others)[-2:][0]) if others else seconds
 
         passes = {
             n: usual(seconds, [start.passes[n] / start.plain for start in earlier if n in start.passes])
