@@ -63,8 +63,9 @@ class Measured:
     def beside(self, earlier: Sequence[Measured]) -> Measured:
         """Return this measurement with every cost at most the second largest of earlier ones, in one-token passes.
 
-        The costs of one start go together: memory and products get faster and slower independently, so wide passes cost
-        more in one hour than in the next. Another program makes them cost more still: one such start counts for nothing.
+        The costs of one start go together: memory and products get faster and slower independently, so wide passes
+        cost more in one hour than in the next. Another program makes them cost more still: one such start counts for
+        nothing.
         """
 
         def usual(seconds: float, others: list[float]) -> float:
