@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -350,7 +350,7 @@ class PromptReader:
 
     def refresh(self) -> None:
         """Redraw the status line; may be called from any thread."""
-        if self.session.app.is_running:
+        with suppress(RuntimeError, AttributeError):  # the prompt may end, and its event loop with it, at any moment
             self.session.app.invalidate()
 
 

@@ -115,3 +115,11 @@ def test_ctrl_c_while_the_prompt_is_made_or_ends_tears_nothing(
         assert typed("one\rtwo\r") == read
         gc.collect()
     assert (presses, torn, [str(one.message) for one in warned], typed.told) == ([], [], [], [])
+
+
+def test_the_status_may_be_refreshed_while_the_prompt_ends(typed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(app: Any) -> None:
+        raise RuntimeError("no running event loop")  # as prompt_toolkit says it where the loop goes in between
+
+    monkeypatch.setattr(Application, "invalidate", ended)
+    typed.reader.refresh()
