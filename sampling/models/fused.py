@@ -25,13 +25,12 @@ from utils.families import LLAMA, Family, UnfitError, facts_of, head_size, rotat
 from utils.kernels.bindings import (
     CODES,
     FEW,
-    FIELDS,
     FLOATS,
     GROUP,
-    MORE,
     PASS,
     PICK,
     ROW,
+    ROW_FIELDS,
     STEP,
     TILE,
     Expert,
@@ -454,7 +453,8 @@ class FusedNetwork:
             fields += (min(max(token, 0), last), seen + len(more) - 1, 0, slot, seen, 8 * len(others), len(more))
             others += more
         slots = array("q", others)
-        fields[MORE::FIELDS] = [slots.buffer_info()[0] + offset for offset in fields[MORE::FIELDS]]
+        offsets = slice(ROW_FIELDS.index("more"), None, len(ROW_FIELDS))
+        fields[offsets] = [slots.buffer_info()[0] + offset for offset in fields[offsets]]
         rows = array("q", fields)
         wanted = () if states is None else states_of(hidden)
         with self._one_at_a_time:

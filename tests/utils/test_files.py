@@ -361,14 +361,19 @@ def test_files_are_told_apart_by_where_they_lead(tmp_path: Path, monkeypatch: py
     separate({"--out": "/dev/null", "--report": "/dev/null", "--log": "/dev/stdout"}, ["/dev/stdout"])
 
 
-def test_a_file_of_weights_has_a_mark_of_its_content_alone(tmp_path: Path) -> None:
-    file, twin = tmp_path / "w", tmp_path / "twin"
-    file.write_bytes(b"weights")
-    twin.write_bytes(b"weights")
-    first = hash_of([file])
+def test_a_change_anywhere_in_a_file_of_weights_is_seen_and_nothing_else_is(tmp_path: Path) -> None:
+    file, twin, content = tmp_path / "w", tmp_path / "twin", bytearray(range(1, 256)) * 8192
+    file.write_bytes(content)
+    twin.write_bytes(content)
+    first = hash_of([file], sampled=True)
     os.utime(file, (1, 1))
-    assert hash_of([file]) == first == hash_of([twin])
-    file.write_bytes(b"weightt")
-    assert hash_of([file]) != first
-    assert hash_of([]) == ""
-    refused(hash_of, [tmp_path / "none"], match="cannot read")
+    assert hash_of([file], sampled=True) == first == hash_of([twin], sampled=True)
+    for start in range(0, len(content), len(content) // 16):  # an eighth of it, as a layer is
+        changed = content.copy()
+        changed[start : start + len(content) // 8] = bytes(len(content[start : start + len(content) // 8]))
+        file.write_bytes(changed)
+        assert hash_of([file], sampled=True) != first
+    file.write_bytes(content + b"x")
+    assert hash_of([file], sampled=True) != first
+    assert hash_of([], sampled=True) == ""
+    refused(hash_of, [tmp_path / "none"], sampled=True, match="cannot read")

@@ -62,8 +62,8 @@ class LookUp(ctypes.Structure):
     _fields_ = (("weight", Weight), ("count", _whole), *_fields(_address, "ids y"))
 
 
-ROW = np.dtype([(name, np.int64) for name in ("id", "position", "sequence", "slot", "seen", "more", "count")])
-FIELDS, MORE = 7, 5  # of a row, and which of them is `more`
+ROW_FIELDS = ("id", "position", "sequence", "slot", "seen", "more", "count")
+ROW = np.dtype([(name, np.int64) for name in ROW_FIELDS])
 
 
 class Expert(ctypes.Structure):
