@@ -305,9 +305,17 @@ class PromptReader:
             self._end(EOFError())
 
     def _read_keys(self) -> list[KeyPress]:
-        """The keys that the terminal has for the prompt, with :meth:`_one_message` for those that were there before."""
-        source = self.session.app.input
+        """The keys that the terminal has for the prompt, with :meth:`_one_message` for those that were there before.
+
+        Ctrl-C ends a paste whose end the terminal did not send; all other keys would be its text for ever.
+        """
+        source: Any = self.session.app.input
         keys = pressed = self._read()
+        parser = source.vt100_parser
+        if parser._in_bracketed_paste and "\x03" in parser._paste_buffer:
+            parser._paste_buffer, key, rest = parser._paste_buffer.partition("\x03")
+            parser.feed(f"\x1b[201~{key}{rest}")
+            keys = pressed = keys + self._read()
         if not (self._waited and keys):
             return keys
         self._waited = False

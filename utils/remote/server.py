@@ -212,12 +212,19 @@ class ChatAnswer:
 
     def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Mapping[str, Any]) -> Iterator[str]:
         """Yield the pieces as they come."""
-        request = create(stream=True, stream_options={"include_usage": True}, **request_fields)
-        stream, ended = self._wait(runner, request), ""
-        while stream is not None:
-            chunk = self._wait(runner, anext(stream, None))
-            if chunk is None:
-                break
+        chunks, ended = asyncio.Queue[Any](), ""
+
+        async def read() -> None:
+            """Put the chunks into the queue. One task reads them all: a stream that no task is reading cannot be
+            closed in order."""
+            try:
+                async for chunk in await create(stream=True, stream_options={"include_usage": True}, **request_fields):
+                    chunks.put_nowait(chunk)
+            finally:
+                chunks.put_nowait(None)
+
+        reading = runner.get_loop().create_task(read())
+        while chunk := self._wait(runner, chunks.get()):
             self._report(chunk)
             for choice in chunk.choices or ():
                 delta = choice.delta
@@ -225,6 +232,8 @@ class ChatAnswer:
                 if more:
                     yield _whole(delta.content or "")
                 ended = choice.finish_reason or ended
+        if reading.done():
+            reading.result()
         if self.interrupt() and not ended:
             return
         if not ended:

@@ -96,6 +96,19 @@ def test_keys_and_pastes_delete_and_send_nothing_by_accident(console: Callable[.
     assert re.findall(r"\x1b\[\?2004[hl]", terminal.raw)[-1].endswith("l")  # as the terminal was
 
 
+def test_ctrl_c_ends_a_paste_whose_end_did_not_come(console: Callable[..., Terminal]) -> None:
+    terminal = console()
+    terminal.type(f"{PASTE_ON}one\rtwo\r")
+    terminal.quiet(0.2)
+    terminal.type("\x03")
+    terminal.enter("/gamma 3")
+    terminal.wait("gamma = 3", 20)
+    terminal.type("\x1b[A\x1b[A")  # the pasted lines are in the history, before the command
+    terminal.wait("… two", 20)
+    terminal.type("\x03\x04")
+    assert terminal.end() == 0
+
+
 def test_a_dumb_terminal_shows_whole_lines(console: Callable[..., Terminal]) -> None:
     terminal = console(columns=60, TERM="dumb")
     terminal.enter(FIRST)

@@ -23,6 +23,7 @@ from utils.progress import never, silent
 pytest.importorskip("fastapi", reason="the `serving` extra of transformers is not installed")
 
 READY, ANSWER = 240.0, 240.0  # seconds on a busy machine
+LONG = "Write a long story about a river and a boat."  # greedily more than 300 tokens
 SERVE = "from transformers.cli.transformers import main; main()"
 
 pytestmark = pytest.mark.exhaustive  # two servers of transformers start
@@ -97,7 +98,10 @@ def answered(terminal: Terminal, text: str) -> str:
 
 
 def streaming(terminal: Terminal, text: str) -> None:
-    """Send a message and wait until some of its answer is there."""
+    """Send a message that has a long answer to a new chat, and wait until some of it is there."""
+    before = terminal.mark()
+    terminal.enter("/clear")
+    terminal.wait(lambda: terminal.at_prompt and "conversation cleared" in terminal.raw[before:])
     terminal.enter(text)
     begun = re.compile(r"server (running, )?([5-9]|\d\d) pieces")
     terminal.wait(lambda: text in terminal.text and begun.search(terminal.text.rpartition(text)[2]) is not None, ANSWER)
@@ -124,7 +128,7 @@ def test_ctrl_c_in_mid_answer_keeps_what_came(chat: Terminal) -> None:
     chat.wait("compare = server")
     chat.enter("/length 300")
     chat.wait("max_new_tokens = 300")
-    streaming(chat, "Write the numbers from 1 to 300, one a line.")
+    streaming(chat, LONG)
     chat.interrupt()
     chat.wait("stopped at ", 30)
     chat.wait(lambda: chat.at_prompt)
@@ -135,7 +139,7 @@ def test_a_server_that_is_killed_in_mid_answer_is_one_line_and_the_chat_goes_on(
 ) -> None:
     dead, other = servers
     time.sleep(2.1)  # a Ctrl-C soon after another one leaves
-    streaming(chat, "Write the numbers from 1 to 200, one a line.")
+    streaming(chat, LONG)
     dead.kill()
     chat.wait(f"127.0.0.1:{dead.port} closed the connection", 30)
     chat.wait(lambda: chat.at_prompt)
@@ -150,4 +154,4 @@ def test_a_server_that_is_killed_in_mid_answer_is_one_line_and_the_chat_goes_on(
     assert "tok/s" in answered(chat, "Are you there?")
     chat.enter("/history")
     chat.wait("Are you there?")
-    assert all(text in chat.text + chat.raw for text in ("Name a colour.", "Write the numbers"))
+    assert all(text in chat.text + chat.raw for text in ("Name a colour.", LONG))

@@ -1,5 +1,6 @@
 """What a server sends, and every way in which one fails: a line each, and what came is kept."""
 
+import itertools
 import json
 import socket
 import threading
@@ -203,13 +204,27 @@ def endless() -> Iterator[ScriptedServer]:
         yield scripted
 
 
-def test_an_interrupt_closes_the_stream_and_keeps_what_came(endless: ScriptedServer) -> None:
-    texts: list[str] = []
-    answer = asked(Server(endless.url), lambda: len(texts) >= 3)
-    for text, _ in answer:
-        texts.append(text)
-    assert (texts, answer.reason, answer.report.problem) == (["on "] * 3, "interrupted", "")
+@pytest.mark.parametrize("looks", [3, 4, 5, 20])
+def test_an_interrupt_closes_the_stream_and_keeps_what_came(
+    endless: ScriptedServer, looks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked = itertools.count()
+    answer = asked(Server(endless.url), lambda: next(looked) >= looks)
+    texts = [text for text, _ in answer]
+    assert (set(texts) <= {"on "}, answer.reason, answer.report.problem) == (True, "interrupted", "")
+    assert looks < 20 or texts
     assert endless.left.wait(10)
+    assert not caplog.records  # asyncio reports a stream that could not be closed
+
+
+def test_an_answer_that_nobody_reads_on_closes_the_stream(
+    endless: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    pieces = iter(asked(Server(endless.url)))
+    assert next(pieces)[0] == "on "
+    pieces.close()
+    assert endless.left.wait(10)
+    assert not caplog.records
 
 
 def test_an_interrupt_does_not_wait_for_a_server_that_is_silent() -> None:
