@@ -55,10 +55,10 @@ class Word(NamedTuple):
 class SubCommand:
     """One sub-command.
 
-    `run` is "module:function", called with settings, options and the result of `own` on the given words and flags; if
-    it is empty app/command_line/main.py runs the command. `level` chooses the common flags: all, those of the models,
-    those of the catalogue's listing, or those of looks alone; `also` adds settings or groups of them, `without` removes
-    some.
+    `run` is "module:function", called with settings, options and the command's own values (:func:`own_values`); if it
+    is empty app/command_line/main.py runs the command. `needs`: the value that must be given, and its meaning. `level`
+    chooses the common flags: all, those of the models, those of the catalogue's listing, or those of looks alone;
+    `also` adds settings or groups of them, `without` removes some.
     """
 
     usage: str
@@ -70,7 +70,7 @@ class SubCommand:
     also: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     word: Word | None = None
-    switches: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, str] | None = None
 
     def takes(self, known: Field) -> bool:
         """Return whether it takes a common flag."""
@@ -125,6 +125,7 @@ _SIMULATE = by_name(
     Field("limit", Whole(1), None, "play the first N answers"),
     Field("out", Text("F.json", "a file", optional=True), None, "write every figure to this JSON file"),
 )
+_DEMO = by_name(Field("recorded", SWITCH, False, "play what was recorded with the default pair"))
 _REPLAY = by_name(
     Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once"),
     Field("answer", Whole(1), None, "only this answer, counted from 1"),
@@ -143,42 +144,13 @@ def bench_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
     return args
 
 
-def record_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
-    """Return the values or defaults; UsageError in one line."""
-    args = arguments(_RECORD, given)
-    if args.out is None:
-        raise UsageError("record needs --out: the file to write")
-    return args
-
-
-def simulate_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
-    """Return the values or defaults, and `file`; UsageError in one line."""
-    return _of_file(_SIMULATE, given, "simulate needs a file: the recording to play (infer.py record makes one)")
-
-
-def replay_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
-    """Return the values or defaults, and `file`; UsageError in one line."""
-    return _of_file(_REPLAY, given, "replay needs a file that --log has written")
-
-
-def _of_file(fields: Mapping[str, Field], given: Mapping[str, Any], missing: str) -> Namespace:
-    if not given.get("file"):
-        raise UsageError(missing)
-    return arguments(fields, given, file=Path(os.path.expanduser(given["file"])))
-
-
-def demo_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
-    """Return `step` as it was typed (None: all) and whether it is the recorded tour."""
-    return Namespace(step=given.get("step"), recorded=bool(given.get("recorded")))
-
-
 COMMANDS: Mapping[str, SubCommand] = {
     "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
     "run": SubCommand(
         "run [PROMPT|-] [--json] [options]",
         "answer one prompt; - or a pipe is one prompt",
+        fields=by_name(Field("json", SWITCH, False, "every figure, as one JSON object")),
         word=_PROMPT,
-        switches={"json": "every figure, as one JSON object"},
     ),
     "bench": SubCommand(
         "bench [--prompts F.jsonl|--from F.json] [options]",
@@ -192,18 +164,18 @@ COMMANDS: Mapping[str, SubCommand] = {
         "record what a target answers, for simulate",
         "app.simulate.run:run_record",
         _RECORD,
-        record_args,
         without=("record",),
+        needs=("out", "--out: the file to write"),
     ),
     "simulate": SubCommand(
         "simulate FILE [--drafter D] [--gammas 1,2,4] [options]",
         "try drafters against a recorded target",
         "app.simulate.run:run_simulate",
         _SIMULATE,
-        simulate_args,
-        "models",
-        ("system", "chat", "template", NGRAM, CASCADE),
+        level="models",
+        also=("system", "chat", "template", NGRAM, CASCADE),
         word=_RECORDED,
+        needs=("file", "a file: the recording to play (infer.py record makes one)"),
     ),
     "distill": SubCommand(
         "distill --out DIR [--stage S] [--student KIND] [options]",
@@ -213,40 +185,35 @@ COMMANDS: Mapping[str, SubCommand] = {
         distill_args,
         "models",
         ("seed", "data_dir"),
+        needs=("out", "--out: the folder to write"),
     ),
     "replay": SubCommand(
         "replay FILE [--speed X] [options]",
         "show a session log again, without any model",
         "app.replay.player:replay",
         _REPLAY,
-        replay_args,
-        "looks",
-        ("view", "drafts", "palette", "debug", "slow"),
+        level="looks",
+        also=("view", "drafts", "palette", "debug", "slow"),
         word=Word("file", "?", "FILE", "what --log has written"),
+        needs=("file", "a file that --log has written"),
     ),
     "demo": SubCommand(
         "demo [N] [--recorded] [options]",
         "a guided tour in six steps; --recorded needs no model",
         "app.console.demo:run_demo",
-        own=demo_args,
+        _DEMO,
         word=Word("step", "?", "N", "only this step"),
-        switches={"recorded": "play what was recorded with the default pair"},
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", "app.measure.check:list_pairs", level="catalogue"),
     "check": SubCommand(
         "check [NAME|TARGET DRAFTER] [--plan|--for P] [options]",
         "say whether a pair fits and its speed-up, or why not",
         "app.measure.check:check_pair",
-        fields=CHECK_FIELDS,
-        own=check_args,
-        level="models",
-        also=(NGRAM, CASCADE),
+        CHECK_FIELDS,
+        check_args,
+        "models",
+        (NGRAM, CASCADE),
         word=_PAIR,
-        switches={
-            "speed": "also time passes over 1 to 16 tokens",
-            "plan": "instead: the speed-up to expect over gamma and alpha, of the pair or of given costs",
-            "json": "with --plan: every figure, as one JSON object",
-        },
     ),
 }
 OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {name: row.fields for name, row in COMMANDS.items() if row.fields}
@@ -293,9 +260,8 @@ class Request:
     options: ModelOptions
     flags: Mapping[str, Any]
     environ: Mapping[str, str]
-    prompt: str | None = None
-    as_json: bool = False
-    own: Any = None
+    prompt: str | None
+    own: Namespace
 
 
 class _Parser(argparse.ArgumentParser):
@@ -354,8 +320,6 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
     section = parser.add_argument_group(command.capitalize())
     if (word := COMMANDS[command].word) is not None:
         section.add_argument(word.name, nargs=word.nargs, metavar=word.metavar, help=word.help)
-    for switch, text in COMMANDS[command].switches.items():
-        section.add_argument(f"--{switch}", action="store_true", help=text)
     for known in OWN_FIELDS.get(command, {}).values():
         _add(section, known, **({"nargs": "+"} if known.name in _MANY else {}))
 
@@ -383,7 +347,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         raise UsageError(_removed(arguments[0]))
     words = list(arguments[1:] if explicit else arguments)
     end = words.index("--") if "--" in words else len(words)
-    known, parser = COMMANDS[command], build_parser(command)
+    parser = build_parser(command)
     values, unknown = parser.parse_known_intermixed_args(words[:end])
     given = vars(values)
     flags = {name: given[name] for name in FIELDS if name in given}
@@ -399,9 +363,19 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         flags=flags,
         environ=environ,
         prompt=" ".join(given["prompt"]) if given.get("prompt") else None,
-        as_json=given.get("json", False),
-        own=None if known.own is None else known.own(given, arguments),
+        own=own_values(command, given, arguments),
     )
+
+
+def own_values(command: str, given: Mapping[str, Any], words: Sequence[str]) -> Namespace:
+    """Return the values of a sub-command's own flags and of its word. UsageError in one line."""
+    known = COMMANDS[command]
+    if known.needs is not None and not given.get(known.needs[0]):
+        raise UsageError(f"{command} needs {known.needs[1]}")
+    if known.own is not None:
+        return known.own(given, words)
+    file = given.get("file")
+    return arguments(known.fields, given, step=given.get("step"), file=file and Path(os.path.expanduser(file)))
 
 
 def _add_words(given: dict[str, Any], words: Sequence[str], command: str) -> None:

@@ -119,7 +119,8 @@ def _run(request: Request) -> int:
         piped = request.prompt in (None, "-")
         if piped and (sys.stdin is None or sys.stdin.closed):
             raise UsageError("no prompt: stdin is closed")
-        return run_once(settings, options, None if piped else request.prompt, request.as_json)
+        as_json = request.command == "run" and request.own.json
+        return run_once(settings, options, None if piped else request.prompt, as_json)
     from app.console.repl import run_console
 
     return run_console(settings, options, layers)

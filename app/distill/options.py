@@ -94,8 +94,6 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
     """
     plain = {name: value for name, value in given.items() if name != "data"}
     args = arguments(DISTILL_FIELDS, plain, command=shlex.join(["python", "infer.py", *words]))
-    if args.out is None:
-        raise UsageError("distill needs --out: the folder to write")
     args.data, args.limited = tuple(given.get("data", (SELF,))), "tokens" in given
     args.writes = args.data == (SELF,)
     if SELF in args.data and not args.writes:

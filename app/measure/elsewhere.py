@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from app.settings.table import Field, arguments, by_name
-from app.settings.types import METHOD_NAMES, Choice, Number, NumberList, WholeList
+from app.settings.types import METHOD_NAMES, SWITCH, Choice, Number, NumberList, WholeList
 from sampling.drafters.registry import HEADS, ROWS
 from utils.errors import UsageError
 
@@ -234,9 +234,12 @@ PLAN_FIELDS = by_name(
     Field("flops", _HUGE, None, "operations a second of that machine (default: no limit)"),
     Field("gammas", WholeList(1, 64), GAMMAS, "rows of the plan"),
     Field("alphas", NumberList(0, 1), ALPHAS, "columns of the plan"),
+    Field("json", SWITCH, False, "with --plan: every figure, as one JSON object"),
 )
 CHECK_FIELDS: Mapping[str, Field] = {
     "for": Field("for", Choice(tuple(PROGRAMS)), None, "also predict, and print the command for another program"),
+    "speed": Field("speed", SWITCH, False, "also time passes over 1 to 16 tokens"),
+    "plan": Field("plan", SWITCH, False, "instead: the speed-up to expect over gamma and alpha"),
     **PLAN_FIELDS,
 }
 
@@ -245,10 +248,10 @@ def _check_plan(args: Namespace, given: Mapping[str, Any]) -> None:
     """UsageError in one line for flags of --plan that exclude each other, or without --plan."""
     if not args.plan:
         flags = [PLAN_FIELDS[name].flag for name in PLAN_FIELDS if name in given]
-        if flags or given.get("json"):
-            raise UsageError(f"{(*flags, '--json')[0]} belongs to --plan: give that too")
+        if flags:
+            raise UsageError(f"{flags[0]} belongs to --plan: give that too")
         return
-    if args.program or given.get("speed"):
+    if args.program or args.speed:
         raise UsageError("--plan is a table by itself: leave --for and --speed out")
     if args.target_params is None:
         for name in ("drafter_params", "target_bytes", "bandwidth", "flops"):
@@ -270,8 +273,7 @@ def check_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace
 
     `plan`: whether to print the speed-up over gamma and alpha; `c` outranks every other source of drafting costs.
     """
-    switches = {"plan": given.get("plan"), "speed": given.get("speed"), "as_json": given.get("json")}
-    args = arguments(CHECK_FIELDS, given, **{name: bool(value) for name, value in switches.items()})
+    args = arguments(CHECK_FIELDS, given)
     args.program = vars(args).pop("for")
     args.forecast = args.program is not None or len(given.get("name") or ()) == 2
     _check_plan(args, given)

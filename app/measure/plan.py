@@ -148,7 +148,7 @@ def run_plan(settings: Settings, options: ModelOptions, args: Namespace) -> int:
             engine = load_engine(settings, options, interrupt)
         priced = measured(engine, settings, args.methods)
     surfaces = [surface(option, args.gammas, args.alphas) for option in priced]
-    if args.as_json:
+    if args.json:
         sys.stdout.write(json.dumps({"options": surfaces}, ensure_ascii=False, allow_nan=False) + "\n")
         return 0
     console = screen(settings, sys.stdout)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.command_line.arguments import replay_args
+from app.command_line.arguments import own_values
 from app.console.state import ConsoleState
 from app.replay.player import replay
 from app.screen.live import KEYS
@@ -213,7 +213,9 @@ def test_a_log_that_keeps_alternatives_is_inspected_without_a_model(
     )
     ran = run_lines(catalogue, *lines, layers=layers)
     settings = Settings(color="never")
-    assert replay(settings, ModelOptions(), replay_args({"file": tmp_path / "a.jsonl", "inspect": True})) == 0
+    assert (
+        replay(settings, ModelOptions(), own_values("replay", {"file": tmp_path / "a.jsonl", "inspect": True}, ())) == 0
+    )
     assert capsys.readouterr().out.split() == ran.after("/inspect").split()
     with pytest.raises(UserError, match="--log-top 5 keeps them"):
-        replay(settings, ModelOptions(), replay_args({"file": tmp_path / "b.jsonl", "inspect": True}))
+        replay(settings, ModelOptions(), second)
