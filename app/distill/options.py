@@ -117,8 +117,6 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
         )
     if args.features is not None and args.kind == "eagle":
         raise UsageError("--features: the target's outputs for --student eagle3 are streamed, not kept")
-    if args.heads is not None and args.hidden is not None and args.hidden % args.heads:
-        raise UsageError(f"--hidden {args.hidden} cannot be shared out over --heads {args.heads}")
     return args
 
 

@@ -8,7 +8,6 @@ right answers; a wrong line is named by its number.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,9 +18,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from app.chat.conversation import Conversation, clean
 from app.settings.table import Field, by_name
-from app.settings.types import Text, Whole
+from app.settings.types import Text, Whole, got
 from utils.errors import UsageError
-from utils.files import read_text
+from utils.files import object_in, read_text
 from utils.loading.loaded import NO_LIMIT
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def read_questions(path: str | Path | None, entry: Entry = dict) -> list[Questio
     questions = []
     for number, line in numbered_lines(file):
         where = f"{file}:{number}"
-        row = {"prompt": line} if file.suffix == ".txt" else parsed(line, where)
+        row = {"prompt": line} if file.suffix == ".txt" else object_in(line, where)
         try:
             data = entry(row)
         except KeyError as error:
@@ -198,27 +197,16 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
         if not name:
             continue
         if name in selected:
-            raise UsageError(f"{path}:{number}: question id {_short(name)} is listed twice")
+            raise UsageError(f"{path}:{number}: question id {got(name)} is listed twice")
         if len(same) != 1:
             have = f"{len(same) or 'none'} of the {len(questions)} prompts"
             raise UsageError(
-                f"{path}:{number}: {have} have question id {_short(name)}, not one (--prompts names their file)"
+                f"{path}:{number}: {have} have question id {got(name)}, not one (--prompts names their file)"
             )
         selected[name] = same[0]
     if not selected:
         raise UsageError(f"{path} holds no question ids")
     return list(selected.values())
-
-
-def parsed(line: str, where: str) -> dict[str, Any]:
-    """Return the JSON object of a line; UsageError begins with `where`."""
-    try:
-        data: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: no JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise UsageError(f'{where}: must be an object with "prompt" or "turns", got {_short(data)}')
-    return data
 
 
 def question_of(data: Mapping[str, Any], where: str, number: int) -> Question:
@@ -229,17 +217,12 @@ def question_of(data: Mapping[str, Any], where: str, number: int) -> Question:
     turns = data.get("turns", [data.get("prompt")])
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
         kind = "prompt must be text" if "prompt" in data else "turns must be a list of texts"
-        raise UsageError(f"{where}: {kind} and not empty, got {_short(data.get('prompt', turns))}")
+        raise UsageError(f"{where}: {kind} and not empty, got {got(data.get('prompt', turns))}")
     category, name = data.get("category"), data.get("question_id")
     if category is not None and not isinstance(category, str):
-        raise UsageError(f"{where}: category must be text, got {_short(category)}")
+        raise UsageError(f"{where}: category must be text, got {got(category)}")
     known = name if isinstance(name, int | str) else None
     return Question(tuple(clean(turn) for turn in turns), category, known, number)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def stratified(questions: Sequence[Question], limit: int | None) -> list[Question]:

@@ -7,7 +7,6 @@ step says what to look at, is played, and waits for Enter. Knows no format (app/
 """
 
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,8 +116,6 @@ class Player:
         if answer.opening.forced:
             self.place.hint(forced_hint(answer.decode(list(answer.opening.before)), len(answer.opening.before), look))
 
-
-_NAP = 0.05  # seconds after which a waiting show looks for Ctrl-C
 
 PACE = 10.0  # tokens a second at which plain decoding is shown: the eye can follow
 RECORDED = Path(__file__).with_name("demo.jsonl")
@@ -258,14 +255,13 @@ def figures_of(step: Step, tracks: Sequence[Track]) -> dict[str, str]:
 
 
 def _slowly(tracks: Sequence[Track], place: Surface) -> bool:
-    """The rounds, one a second on a terminal; False after Ctrl-C."""
+    """Show the rounds, on a terminal one a second or a key; return False after Ctrl-C."""
     place.say("")
     look = look_of(place.out, place.settings).sized(height=None)
     for part in rounds_of(telling(tracks), look).parts():
-        due = time.monotonic() + (1.0 if place.live else 0.0)
         place.say(part)
-        while not place.stop() and time.monotonic() < due:
-            time.sleep(_NAP)
+        if place.live:
+            await_key(place.stop, 1.0)
         if place.stop():
             return False
     return True

@@ -112,8 +112,6 @@ class RunLine(BaseModel):
     target: str
     drafter: str
     where: str = ""
-    program: str = ""
-    date: str = ""
 
 
 class OpeningLine(BaseModel):
@@ -221,10 +219,12 @@ class SessionLog:
         """Take in a line; UserError names file and line."""
         try:
             if line.strip():
-                self._take(number, parsed(line))
+                self._take(number, json.loads(line))
         except ValidationError as error:
             first = error.errors()[0]
             problem = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+        except json.JSONDecodeError:
+            problem = "is no JSON"
         except (UserError, ValueError) as error:
             problem = str(error)
         except (ArithmeticError, LookupError, TypeError, RecursionError) as error:
@@ -243,7 +243,6 @@ class SessionLog:
                 found.closing, self._open = ClosingLine.model_validate(row), None
                 found.decode.learn(found.closing.texts)
             case "recording":
-                check_version(row)
                 self.leave()
                 self._run = RunLine.model_validate(row)
             case "answer":
@@ -281,52 +280,30 @@ class SessionLog:
 
 
 def read_log(path: Path) -> SessionLog:
-    """The session log in a file; UserError names file and line."""
+    """Return the session log in a file, without a last line that has no end; UserError names file and line."""
     try:
-        first, *lines = path.read_bytes().split(b"\n")
-        check_head(first)
+        *lines, rest = path.read_bytes().split(b"\n")
+        check_head(lines[0] if lines else rest)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except UserError as error:
         raise UserError(f"{path}:1: {error}") from None
-    log, last = SessionLog(path), len(lines) + 1
-    for number, line in enumerate([first, *lines], start=1):
-        if number == last and not whole(line):
-            log.notes.append(f"{path} ends in the middle of line {number}: shown as far as it goes")
-        else:
-            log.read(number, line)
+    log = SessionLog(path)
+    for number, line in enumerate(lines, start=1):
+        log.read(number, line)
+    if rest:
+        log.notes.append(f"{path} ends in the middle of line {len(lines) + 1}: shown as far as it goes")
     log.leave()
     return log
 
 
-def parsed(line: bytes) -> Any:
-    """The JSON of a line; UserError for any other."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        raise UserError("is no JSON") from None
-
-
-def whole(line: bytes) -> bool:
-    """Whether a last line without its end is there as a whole, or not at all."""
-    try:
-        parsed(line)
-    except UserError:
-        return not line
-    return True
-
-
 def check_head(line: bytes) -> None:
-    """UserError unless the line opens a session log of this format."""
+    """Raise UserError unless the line opens a session log of this format."""
     row = None
-    with suppress(UserError):
-        row = parsed(line)
+    with suppress(ValueError, RecursionError):
+        row = json.loads(line)
     if not isinstance(row, dict) or row.get("kind") != "recording":
         raise UserError("it is no session log")
-    check_version(row)
-
-
-def check_version(row: dict[str, Any]) -> None:
     if row.get("version") != VERSION:
         program = f" by {row['program']}" if isinstance(row.get("program"), str) else ""
         raise UserError(f"it was written in format {row.get('version')!r}{program}, this program reads {VERSION}")

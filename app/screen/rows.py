@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from typing import NamedTuple
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.text import Text
@@ -122,16 +121,6 @@ class Drawn:
             yield Segment.line()
 
 
-class Chunks(Drawn):
-    """Chunks as rows of their own."""
-
-    def __init__(self, chunks: Sequence[Chunk], look: Look, indent: int = 0) -> None:
-        self.chunks, self.look, self.indent = chunks, look, indent
-
-    def rows(self) -> list[Row]:
-        return flow(self.chunks, self.look, self.indent)
-
-
 class Chunk(NamedTuple):
     """Some pieces that stay on one row, and what parts them from the chunk before on the same row."""
 
@@ -176,8 +165,7 @@ def fit(text: str, width: int, look: Look) -> str:
     if cell_len(text) <= width:
         return text
     mark = look.glyph("ellipsis")
-    ends = takewhile(lambda end: cell_len(text[:end] + mark) <= width, range(1, len(text) + 1))
-    return (text[: max(ends, default=0)].rstrip() + mark)[: max(0, width)]
+    return (set_cell_size(text, max(0, width - cell_len(mark))).rstrip() + mark)[: max(0, width)]
 
 
 def shared(needs: Sequence[int], height: int) -> list[int]:

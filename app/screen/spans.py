@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -21,10 +21,6 @@ from app.settings.table import Settings
 from sampling.events import BeamStep, BeamTree, Event, Finished, Step
 from utils.catalogue.templates import Thinking
 from utils.growing_text import REPLACEMENT, Decode, Window
-
-if TYPE_CHECKING:
-    pass
-
 
 Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "plain"]
 

@@ -31,7 +31,7 @@ from app.screen.panes import (
     timeline,
     title_of,
 )
-from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
+from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
 from app.settings.table import Settings
 from utils.catalogue.specs import CASCADES, head_kind_of
@@ -56,7 +56,7 @@ def models_of(engine: PairEngine) -> dict[str, str]:
     }
 
 
-def heading(models: Models, settings: Settings, look: Look, drafted: float | None = None) -> Chunks:
+def heading(models: Models, settings: Settings, look: Look, drafted: float | None = None) -> Lines:
     """The line over everything, what runs: target ← drafter, dtype and device, gamma, T, top-p, seed.
 
     `drafted` is how many tokens a round `auto` drafts.
@@ -76,7 +76,7 @@ def heading(models: Models, settings: Settings, look: Look, drafted: float | Non
         f"no {settings.no_repeat_ngram}-gram twice" if settings.no_repeat_ngram else "",
         f"seed {settings.seed}",
     ]
-    return Chunks([*names, *(chunk(text, "faint", "   ") for text in texts if text)], look, 2)
+    return Lines(flow([*names, *(chunk(text, "faint", "   ") for text in texts if text)], look, 2), look)
 
 
 def drafter_name(engine: PairEngine) -> str:

@@ -213,9 +213,10 @@ def test_a_log_that_keeps_alternatives_is_inspected_without_a_model(
     )
     ran = run_lines(catalogue, *lines, layers=layers)
     settings = Settings(color="never")
-    assert (
-        replay(settings, ModelOptions(), own_values("replay", {"file": tmp_path / "a.jsonl", "inspect": True}, ())) == 0
+    first, second = (
+        own_values("replay", {"file": tmp_path / name, "inspect": True}, ()) for name in ("a.jsonl", "b.jsonl")
     )
+    assert replay(settings, ModelOptions(), first) == 0
     assert capsys.readouterr().out.split() == ran.after("/inspect").split()
     with pytest.raises(UserError, match="--log-top 5 keeps them"):
         replay(settings, ModelOptions(), second)

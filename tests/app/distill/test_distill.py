@@ -307,7 +307,7 @@ def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp
         (["--student", "eagle3", "--head", "shared"], 2, "--head shared has no place in a published checkpoint"),
         (["--student", "eagle3", "--features", "f"], 2, "--features: the target's outputs for --student eagle3"),
         (["--student", "feature", "--lag", "2"], 2, "--lag belongs to --student glide, the student is feature"),
-        (["--hidden", "30", "--heads", "4"], 2, "--hidden 30 cannot be shared out over --heads 4"),
+        (["--hidden", "30", "--heads", "4"], 2, "--heads 4 does not divide the width 30"),
         (["--heads", "3"], 2, "--heads 3 does not divide the width 64"),
         (["--data", "none.jsonl"], 1, "cannot read none.jsonl"),
         (["--prompts", "none.jsonl"], 2, "no prompt file none.jsonl"),

@@ -8,7 +8,7 @@ import pytest
 from app.prompts.questions import Question, chosen, read_questions, stratified
 from tests.support.refusals import refused
 from tests.support.tiny import write_prompts
-from utils.errors import UsageError
+from utils.errors import UsageError, UserError
 
 QUESTIONS = [Question((f"question {name}",), None, name) for name in (11, 12, "a b", 12, None)]
 
@@ -29,7 +29,7 @@ def test_a_text_file_holds_a_prompt_a_line(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ("{broken", "no JSON"),
-        ("[1]", 'must be an object with "prompt" or "turns", got [1]'),
+        ("[1]", "must be a JSON object, got [1]"),
         ('{"question": "x", "answer": 2}', 'needs "prompt" or "turns" (one of them), has answer, question'),
         ('{"prompt": "x", "turns": ["y"]}', "one of them"),
         ('{"prompt": 3}', "prompt must be text and not empty, got 3"),
@@ -42,7 +42,7 @@ def test_a_text_file_holds_a_prompt_a_line(tmp_path: Path) -> None:
 def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str, told: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(f'{{"prompt": "fine"}}\n\n{line}\n')
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UserError) as caught:
         read_questions(path)
     assert str(caught.value).startswith(f"{path}:3: ")
     assert told in str(caught.value)
@@ -82,10 +82,10 @@ def test_the_listed_questions_are_asked_in_the_order_of_the_list(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("11\n13\n", ':2: none of the 5 prompts have question id "13", not one (--prompts names their file)'),
-        ("12\n", ':1: 2 of the 5 prompts have question id "12", not one (--prompts names their file)'),
-        ("None\n", ':1: none of the 5 prompts have question id "None", not one (--prompts names their file)'),
-        ("11\n# more\n11\n", ':3: question id "11" is listed twice'),
+        ("11\n13\n", ":2: none of the 5 prompts have question id 13, not one (--prompts names their file)"),
+        ("12\n", ":1: 2 of the 5 prompts have question id 12, not one (--prompts names their file)"),
+        ("None\n", ":1: none of the 5 prompts have question id 'None', not one (--prompts names their file)"),
+        ("11\n# more\n11\n", ":3: question id 11 is listed twice"),
         ("# nothing\n", " holds no question ids"),
     ],
 )

@@ -15,7 +15,7 @@ from app.lanes.answers import Comparison
 from app.screen.live import play
 from app.screen.palette import PALETTES, Look
 from app.screen.panes import Pane, PaneData, SideBySide, StatsLines, note, pieces_of, positions
-from app.screen.rows import Chunks, Drawn, Row
+from app.screen.rows import Drawn, Lines, Row, flow
 from app.screen.spans import Span
 from app.screen.view import Frame, heading, meanings
 from app.settings.table import Settings
@@ -78,7 +78,7 @@ class Screen(Drawn):
         return self.top.rows() + self.frame.rows()
 
 
-def top(look: Look, target: str, drafter: str, where: str = "", last: int | None = None, **changes: object) -> Chunks:
+def top(look: Look, target: str, drafter: str, where: str = "", last: int | None = None, **changes: object) -> Lines:
     return heading({"target": target, "drafter": drafter, "where": where}, Settings(**changes), look, last)
 
 
@@ -208,8 +208,8 @@ def test_header_names_what_runs() -> None:
     assert shown(top(Look(80), "SmolLM2", "")) == "SmolLM2   T 0   top-p 1   seed 42\n"  # a server
 
 
-def legend(look: Look) -> Chunks:
-    return Chunks(meanings(look), look)
+def legend(look: Look) -> Lines:
+    return Lines(flow(meanings(look), look), look)
 
 
 def test_legend_shows_each_kind_in_its_own_manner() -> None:
