@@ -9,7 +9,6 @@ error. Knows answers and their slots, no models and no figures.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -90,7 +89,7 @@ def open_journal(
     settings: Settings, options: ModelOptions, args: Namespace, questions: Sequence[Question]
 ) -> Journal | None:
     """Open the journal beside --out, with the answers of an earlier run of this command; None where none is kept."""
-    if args.out is None or args.check_identity:
+    if args.out is None:
         return None
     if stream_of(args.out) is not None:
         if not settings.quiet:
@@ -190,18 +189,12 @@ class Journal:
             self._write({"journal": VERSION, "run": self.run})
         self.machines.append(dict(machine))
         self._write({"part": dict(machine)})
-        self.sync()
 
     def add(self, slot: Slot, answer: Answer) -> None:
         """Enter an answer; from here on it outlives this process."""
         question, turn, repeat, variant = slot
         key = {"question": question, "turn": turn, "repeat": repeat, **vars(variant)}
         self._write({**key, "answer": asdict(answer)})
-
-    def sync(self) -> None:
-        """Make the entries outlive the machine."""
-        assert self._file is not None
-        os.fsync(self._file.fileno())
 
     def _write(self, row: Mapping[str, Any]) -> None:
         assert self._file is not None

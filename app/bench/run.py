@@ -45,7 +45,7 @@ from app.lanes.answers import (
     shown_settings,
 )
 from app.lanes.costs import terms_of
-from app.prompts.questions import Question, conversation, fitting, fitting_prompts, selected
+from app.prompts.questions import Question, conversation, fitting_prompts, selected, turns_of
 from app.replay.session_log import LoggedMessage, SessionLogWriter, log_writer_of
 from app.screen.output import answer_bar, load_engine, screen
 from app.screen.terminal import Interrupts
@@ -64,9 +64,9 @@ def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int
     """Run the benchmark (or the identity check), or make the page of an earlier one; return the exit code."""
     if args.source is not None:
         return report_of(args.source, settings, args)
-    for flag, given in {"report": args.report, "log": settings.record}.items():
+    for flag, given in {"out": args.out, "report": args.report, "log": settings.record}.items():
         if args.check_identity and given:
-            raise UsageError(f"--check-identity writes no page and no log: leave --{flag} out")
+            raise UsageError(f"--check-identity writes no file: leave --{flag} out")
     questions = selected(args, settings.data_dir)
     written = {"--out": args.out, "--report": args.report}
     for flag, path in written.items():
@@ -132,14 +132,8 @@ class Bench:
 
     def turns(self, number: int) -> Iterator[Item]:
         """Yield the prompts of a question; the next one is planned when the last has been answered."""
-        chat, question = conversation(self.engine, self.settings), self.questions[number]
-        for turn, text in enumerate(question.turns):
-            plan = chat.plan(text)
-            try:
-                fitting(plan.prompt, self.engine.context)
-            except UsageError as error:
-                self.skipped.append(f"prompt {question.line or question.question_id}, turn {turn + 1} skipped: {error}")
-                return
+        question = self.questions[number]
+        for turn, plan, chat in turns_of(self.engine, self.settings, question, self.skipped):
             item = Item(number, question, turn, plan.prompt)
             yield item
             answer = item.answers[0][self.reference]
@@ -202,8 +196,6 @@ class Bench:
                 if answer.interrupted:
                     return False
                 item.answers[-1][variant] = answer
-        if self.journal is not None:
-            self.journal.sync()
         return True
 
     def _answer(self, variant: Variant, item: Item, repeat: int, bar: Any) -> Answer:
@@ -371,14 +363,12 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
     lanes, tolerated = len(variants) + (reference is not None), 3 if bench.engine.invariant else 1
     report = Report(lanes, settings.max_new_tokens, tolerated)
     with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:
-        for number, question in enumerate(bar, start=1):
-            chat = conversation(bench.engine, settings)
-            try:
-                prompt = fitting(chat.plan(question.turns[0]).prompt, bench.engine.context)
-            except UsageError as error:
-                bar.write(f"prompt {question.line or number} skipped: {error}", file=sys.stderr)
+        for number, question in enumerate(bar):
+            item = next(bench.turns(number), None)
+            if item is None:
+                bar.write(bench.skipped[-1], file=sys.stderr)
                 continue
-            differences = compare(bench, question.line or number, prompt, variants, reference)
+            differences = compare(bench, question.line or number + 1, item.ids, variants, reference)
             if differences is None:
                 bench.interrupted = True
                 break
@@ -389,11 +379,6 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
     if not report.prompts and not bench.interrupted:
         raise UserError(f"nothing was compared: none of the {len(bench.questions)} prompts fits into the context")
     sys.stdout.write(f"{report}{'' if reference else ' (transformers not compared: sampled)'}\n")
-    out = bench.args.out
-    differing = [vars(each) | {"near_tie": each.near_tie} for each in report.differences]
-    identity = {**vars(report), "passed": report.passed, "differences": differing}
-    if out is not None and not write_result(out, {**bench.facts(), "identity": identity}):
-        sys.stderr.write(f"{out} holds a finished result and is kept\n")
     if bench.interrupted:
         sys.stderr.write("interrupted: the prompts after this were not compared\n")
         return INTERRUPTED

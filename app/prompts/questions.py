@@ -16,7 +16,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import IO, TYPE_CHECKING, Any
 
-from app.chat.conversation import Conversation, clean
+from app.chat.conversation import Conversation, Plan, clean
 from app.settings.table import Field, by_name
 from app.settings.types import Text, Whole, got
 from utils.errors import UsageError
@@ -115,6 +115,24 @@ def fitting(ids: list[int], context: int) -> list[int]:
     if len(ids) >= context:
         raise UsageError(f"the prompt is {len(ids):,} tokens, the context holds {context:,} with room for an answer")
     return ids
+
+
+def turns_of(
+    engine: PairEngine, settings: Settings, question: Question, skipped: list[str]
+) -> Iterator[tuple[int, Plan, Conversation]]:
+    """Yield number, plan and chat of each turn of a question; the caller commits the answer before it takes the next.
+
+    The first prompt that does not fit into the context ends the question: `skipped` gets a line about it.
+    """
+    chat = conversation(engine, settings)
+    for turn, text in enumerate(question.turns):
+        plan = chat.plan(text)
+        try:
+            fitting(plan.prompt, engine.context)
+        except UsageError as error:
+            skipped.append(f"prompt {question.line or question.question_id}, turn {turn + 1} skipped: {error}")
+            return
+        yield turn, plan, chat
 
 
 def prompt_ids(engine: PairEngine, text: str, settings: Settings) -> list[int]:

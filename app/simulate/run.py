@@ -31,7 +31,7 @@ from rich.table import Table
 from app.lanes.answers import Variant, order, run_lane, shown_settings
 from app.lanes.lane import Lane, PairEngine
 from app.lanes.warm import measure_costs
-from app.prompts.questions import Question, conversation, fitting, selected
+from app.prompts.questions import Question, conversation, selected, turns_of
 from app.screen.output import answer_bar, fitted, load_engine, screen
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
@@ -178,15 +178,8 @@ class TargetRecorder:
         """Answer every turn that was not answered before; an interrupted answer is dropped."""
         with answer_bar(sum(len(question.turns) for question in questions), self.settings) as bar:
             for question in questions:
-                chat = conversation(self.engine, self.settings)
-                for turn, text in enumerate(question.turns):
-                    plan = chat.plan(text)
-                    try:
-                        prompt = tuple(fitting(plan.prompt, self.engine.context))
-                    except UsageError as error:
-                        name = question.line or question.question_id
-                        self.skipped.append(f"prompt {name}, turn {turn + 1} skipped: {error}")
-                        break
+                for turn, plan, chat in turns_of(self.engine, self.settings, question, self.skipped):
+                    prompt = tuple(plan.prompt)
                     if prompt not in self.answers and not self._answer(question, turn, prompt):
                         return False
                     bar.update()
