@@ -22,14 +22,13 @@ from app.chat.conversation import Turn
 from app.lanes.answers import Answer
 from app.lanes.costs import LoggedLane, event_of, settings_of
 from app.screen.inspection import SaidToken
-from app.screen.live import Track, look_of, panes, tokens_of
+from app.screen.live import LaneViews, Track, look_of, panes, tokens_of
 from app.screen.rows import visible
-from app.screen.trace import read as read_round
 from app.screen.view import heading, question
 from app.settings.table import Settings
 from sampling.events import Reason
 from utils.errors import UserError
-from utils.growing_text import Decode, Window
+from utils.growing_text import Decode
 
 VERSION = 1
 _KEYS = {
@@ -165,13 +164,10 @@ def _answered(turn: Turn, record: Mapping[str, Any], before: tuple[int, ...], de
     tracks = []
     for saved in decoding.lanes:
         lane = replace(saved.lane, settings=settings)
-        track, window = Track(lane, decode, saved.prompt_n, settings.max_new_tokens, before, lane.terms), Window(decode)
+        views = LaneViews(Track(lane, decode, saved.prompt_n, settings.max_new_tokens, before, lane.terms))
         for event in map(event_of, saved.events):
-            track.feed(event)
-        track.pane()
-        for step in track.steps:
-            read_round(step, window)
-        tracks.append(track)
+            views.feed(event)
+        tracks.append(views.track)
     models = {name: str(text) for name, text in decoding.models.items()}
     return Answered(models["pair"], settings, turn, tracks, models)
 

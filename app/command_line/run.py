@@ -21,7 +21,6 @@ from app.screen.output import load_engine, screen
 from app.screen.rows import visible
 from app.screen.terminal import Interrupts
 from sampling.stats.metrics import Meter
-from utils.growing_text import Window
 from utils.processes import agreed, first
 from utils.progress import INTERRUPTED
 
@@ -85,22 +84,29 @@ class AnswerWriter:
     """
 
     def __init__(self, stream: IO[str], decode: Callable[[list[int]], str]) -> None:
-        self._stream, self._window, self._written = stream, Window(decode), ""
+        self._stream, self._decode = stream, decode
+        self._ids: list[int] = []
+        self._written = ""
         self._safe = not stream.isatty()
 
     def feed(self, event: Event) -> None:
         """Take an event and write the text that it added."""
-        for token in getattr(event, "emitted", ()):
-            self._put(self._window.push(token))
+        if emitted := getattr(event, "emitted", ()):
+            self._ids += emitted
+            self._write(self._decode(self._ids).rstrip("\ufffd"))
 
     def finish(self, text: str) -> None:
         """Write the rest of the whole text, and a closing newline."""
-        self._put(text[len(self._written) :] if text.startswith(self._written) else "")
+        self._write(text)
         self._put("" if self._written.endswith("\n") else "\n")
+
+    def _write(self, text: str) -> None:
+        if text.startswith(self._written):
+            self._put(text[len(self._written) :])
+            self._written = text
 
     def _put(self, text: str) -> None:
         if text:
-            self._written += text
             self._stream.write(text if self._safe else visible(text))
             self._stream.flush()
 

@@ -13,8 +13,7 @@ import shlex
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -28,7 +27,7 @@ from app.lanes.lane import PairEngine
 from app.lanes.pairing import choose_pair
 from app.lanes.warm import warm_up
 from app.prompts.questions import questions_of
-from app.screen.output import load_engine, target_tokenizer
+from app.screen.output import load_engine, load_progress, target_tokenizer
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config, target_rotary
@@ -55,7 +54,7 @@ from utils.errors import UsageError, UserError
 from utils.files import first_difference, hash_of, separate, writable, write_json
 from utils.loading.fit import fingerprint
 from utils.machine import cpu_name, keep_memory, machine
-from utils.progress import INTERRUPTED, Progress
+from utils.progress import INTERRUPTED
 
 RUN, WORK = "run.json", "work"
 TEXT_FILE, TABLES_FILE = "text.jsonl", "tables.bin"
@@ -103,26 +102,6 @@ def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
             setting = _IN_WORDS.get(name, f"--{name.replace('_', '-')} {before.get(name)}, now {now[name]}")
             raise UsageError(f"{out} holds a run with {setting}: give the same flags, or another --out")
     write_json(file, before | now)
-
-
-@contextmanager
-def progress_line(settings: Settings) -> Iterator[Progress]:
-    """Show stage and progress in a line on standard error, seldom where that is no terminal."""
-    with tqdm(
-        total=1,
-        bar_format="{desc} {percentage:.0f}%",
-        disable=settings.quiet,
-        file=sys.stderr,
-        mininterval=0.1 if sys.stderr.isatty() else 60,
-        miniters=0,
-        leave=False,
-    ) as bar:
-
-        def show(stage: str, fraction: float | None) -> None:
-            bar.set_description_str(stage, refresh=False)
-            bar.update((fraction or 0.0) - bar.n)
-
-        yield show
 
 
 def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
@@ -203,7 +182,7 @@ def _head(
     """Train the draft head and write report and card. If interrupted, return words for the kept work."""
     out, model = args.out, engine.loaded.target.model
     features = args.features or out / WORK / "features"
-    with progress_line(settings) as progress:
+    with load_progress(sys.stderr, quiet=settings.quiet) as progress:
         learned, held = split_texts(source, args.held, args)
         draft_head = draft_head_for(engine, args, learned, settings.seed)
         network = engine.target.network

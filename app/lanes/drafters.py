@@ -203,8 +203,6 @@ class PairDrafters:
 
     def _member(self, lane: str, name: str, settings: Settings) -> Drafter:
         """Build one drafter of a cascade, a separate instance; the matrix decides how much it drafts."""
-        if name == "model" and self.model is None:
-            raise UsageError(f"{lane}: model is the pair's drafter model, got {self._loaded.drafter_kind}")
         if name in MEMBERS:
             return self.build(DraftRequest(name, settings))
         return of_lm(self._named(lane, name), DraftRequest(name, settings), 0.0)

@@ -27,15 +27,14 @@ from pydantic import BaseModel, Field, ValidationError
 from app.chat.conversation import Turn
 from app.lanes.answers import shown_settings
 from app.lanes.costs import LoggedLane, event_of, kept, known, settings_of
-from app.screen.live import Pause, Track, token_reader, tracks_of
+from app.screen.live import LaneViews, Pause, Track, tracks_of
 from app.screen.spans import common
-from app.screen.trace import read as read_round
 from app.screen.view import models_of
 from app.settings.table import Settings
-from sampling.events import Event, Finished, Reason, Step, to_json
+from sampling.events import Event, Finished, Reason, to_json
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line
-from utils.growing_text import Decode, Window
+from utils.growing_text import Decode
 from utils.machine import version
 
 if TYPE_CHECKING:
@@ -142,23 +141,6 @@ class ClosingLine(BaseModel):
     seen: bool = False
     pauses: tuple[tuple[float, str], ...] = ()
     texts: tuple[Entry, ...] = ()
-
-
-class LaneViews:
-    """A lane as every view of it would be drawn, so that `decode` reads every text: it notes them, or misses one."""
-
-    def __init__(self, track: Track) -> None:
-        self.track = track
-        self._window, self._tokens = Window(track.decode), token_reader(track)
-
-    def feed(self, event: Event) -> None:
-        """Take in an event."""
-        self.track.feed(event)
-        self.track.pane()
-        if isinstance(event, Step):
-            read_round(event, self._window)
-            if event.positions:
-                self._tokens.read(event)
 
 
 @dataclass

@@ -27,13 +27,14 @@ from app.screen.panes import Layout, PaneData, Round, State, StatsLines, note
 from app.screen.rows import Lines, Row, chunk, flow, plural, visible
 from app.screen.spans import BeamReader, Spanner, answer_text, committed_text, span_parts, thoughts
 from app.screen.terminal import InPlace, await_key
-from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace
+from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace, read
 from app.screen.view import Frame, Surface
 from app.settings.table import Settings
 from sampling.events import Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
 from utils.errors import UserError
+from utils.growing_text import Window
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -288,6 +289,23 @@ def tokens_of(track: Track) -> list[SaidToken]:
     """The tokens that a lane's rounds emitted."""
     reader = token_reader(track)
     return [token for step in track.steps for token in reader.read(step)]
+
+
+class LaneViews:
+    """A lane as every view of it would be drawn: `decode` reads every text, and impossible events raise."""
+
+    def __init__(self, track: Track) -> None:
+        self.track = track
+        self._window, self._tokens = Window(track.decode), token_reader(track)
+
+    def feed(self, event: Event) -> None:
+        """Take in an event."""
+        self.track.feed(event)
+        self.track.pane()
+        if isinstance(event, Step):
+            read(event, self._window)
+            if event.positions:
+                self._tokens.read(event)
 
 
 def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Trace:

@@ -67,19 +67,23 @@ def load_engine(
 
 @contextmanager
 def load_progress(stream: IO[str], *, quiet: bool) -> Iterator[Callable[[str, float | None], None]]:
-    """Yield a function that shows loading in one line on a terminal; elsewhere it names long work once."""
+    """Yield a function that shows long work in one line on a terminal; elsewhere it names each stage of it once.
+
+    A stage keeps its name up to the first comma.
+    """
     live, remaining, shown = stream.isatty(), Remaining(), ""
 
     def show(stage: str, fraction: float | None) -> None:
         nonlocal shown
         if quiet:
             return
+        name = stage.partition(",")[0]
         if live:
-            stream.write(f"\r\x1b[K{stage}{remaining.text(stage, fraction)}")
-        elif fraction is not None and stage != shown:
-            stream.write(f"{stage}\n")
+            stream.write(f"\r\x1b[K{stage}{remaining.text(name, fraction)}")
+        elif fraction is not None and name != shown:
+            stream.write(f"{name}\n")
         stream.flush()
-        shown = stage
+        shown = name
 
     try:
         yield show

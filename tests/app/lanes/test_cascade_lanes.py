@@ -233,7 +233,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {"cascade": "drafter,tiny,maxgram"},
         "lane cascade: no model tiny is loaded for the cascade, have drafter, small",
     ),
-    ("two", "chain", {"cascade": "model,small,maxgram"}, "lane chain: model is the pair's drafter model, got cascade"),
+    ("two", "chain", {"cascade": "model,small,maxgram"}, "lane model needs a drafter model, pair 'two' has none"),
     (
         "unloaded",
         "cascade",
