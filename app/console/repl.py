@@ -11,7 +11,6 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -68,7 +67,7 @@ def run_console(
         reader.leave()
 
     unexpected: Exception | None = None
-    with ChatRescue(lambda: saved(state), leave) as rescue, contextlib.ExitStack() as last:
+    with Signals(leave) as signals, contextlib.ExitStack() as last:
         last.callback(lambda: state.log.close() if state.log is not None else None)
         try:
             with quiet_keys():  # keys typed while something is printed wait for the next prompt
@@ -77,7 +76,7 @@ def run_console(
             code = leaving.code if isinstance(leaving.code, int) else 0
         except Exception as error:
             code, unexpected = 1, error
-        code = ended(state, rescue, rescue.code or code, unexpected)
+        code = ended(state, signals.code or code, unexpected)
     if state.pairs.leave() and out is None:
         leave_at_once(code)  # a thread is inside a library that cannot be called off
     return code
@@ -91,13 +90,12 @@ def welcome(settings: Settings) -> str:
     return f"{first}\nTab: a first question. /help: the commands."
 
 
-def ended(state: ConsoleState, rescue: ChatRescue, code: int, error: Exception | None) -> int:
+def ended(state: ConsoleState, code: int, error: Exception | None) -> int:
     """Return the exit code; unless the user ended the console, save the conversation and say why it ended."""
     if code in (0, INTERRUPTED):
         return code
-    rescue.save()
+    line = save_chat(state)
     with contextlib.suppress(OSError):  # the terminal has gone
-        line = str(rescue)
         if error is not None:
             tell(state, error)
         if line:
@@ -184,23 +182,18 @@ def tell(state: ConsoleState, error: Exception) -> None:
 # -- a console that must end saves the conversation first -----------------------------------------
 
 
-class ChatRescue:
+class Signals:
     """A context in which TERM, HUP and QUIT end the console in order: with 128 + their number, after `leave()`.
 
-    `text` gives the conversation, or raises UserError if there is none. It is written as soon as a signal comes, which
-    Python tells between two operations, and again when the answer in hand has been stopped; further signals change
-    nothing. Signals ignored at the start (nohup) stay ignored.
+    Further signals change nothing. Signals ignored at the start (nohup) stay ignored.
     """
 
-    def __init__(self, text: Callable[[], str], leave: Callable[[], None]) -> None:
-        self._text, self._leave = text, leave
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
         self.code = 0  # of the signal that came
-        self.ending = False
-        self.file: Path | None = None
-        self.problem = ""
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> ChatRescue:
+    def __enter__(self) -> Signals:
         with contextlib.suppress(ValueError):  # no signals outside the main thread
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -209,37 +202,23 @@ class ChatRescue:
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():  # whoever sends another one shall still read our exit code
-            signal.signal(number, signal.SIG_IGN if self.ending else before)
+            signal.signal(number, signal.SIG_IGN if self.code else before)
 
     def _on_signal(self, number: int, _: object) -> None:
-        if self.ending:
-            return
-        self.ending, self.code = True, 128 + number
-        self.save()
-        self._leave()
+        if not self.code:
+            self.code = 128 + number
+            self._leave()
 
-    def save(self) -> None:
-        """Write the conversation, if there is one, to one file; every time to the same."""
-        self.ending = True
-        try:
-            text = self._text()
-        except UserError:
-            return
-        except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            return
-        try:
-            folder = state_folder() / "chats"
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = self.file or folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
-            write_text(file, text)
-        except Exception as error:
-            self.problem = str(error)
-        else:
-            self.file, self.problem = file, ""
 
-    def __str__(self) -> str:
-        """The last line; "" if there was nothing to save."""
-        if self.file is not None:
-            return f"the conversation was saved, continue with: /load {self.file}"
-        return f"error: the conversation could not be saved: {self.problem}" if self.problem else ""
+def save_chat(state: ConsoleState) -> str:
+    """Save the conversation, if there is one, in the state folder; return a line that names the file or the problem."""
+    if state.chat is None or not state.chat.turns:
+        return ""
+    folder = state_folder() / "chats"
+    file = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_text(file, saved(state))
+    except Exception as error:
+        return f"error: the conversation could not be saved: {error}"
+    return f"the conversation was saved, continue with: /load {file}"

@@ -36,7 +36,7 @@ from sampling.gamma.costs import pass_times
 from sampling.models.causal import CausalLM
 from sampling.stats.summary import Stats, merge
 from sampling.stats.theory import best_gamma, break_even, efficiency, expected_speedup, roofline
-from sampling.types import Budget, Limits
+from sampling.types import Budget, Draft, Limits
 from utils.errors import UsageError
 from utils.progress import Cancelled
 
@@ -81,19 +81,14 @@ def _times_table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table
 
 
 def _drafting(costs: dict[tuple[str, int], float], lane: Lane) -> list[str]:
-    """Return c by the drafter's own `propose`, and the cost of each position."""
-    own, counts = costs["target", 1], sorted(count for role, count in costs if role == "drafts")
+    """Return c by the drafter's own `propose`."""
     if not lane.drafts:
         return []
-    if not counts:
+    each = [seconds / count for (role, count), seconds in costs.items() if role == "drafts"]
+    if not each:
         return ["the drafter proposed nothing here: its cost is unknown"]
-    seconds = costs["drafts", counts[-1]] / counts[-1]
-    steps = [costs["drafts", count] - costs.get(("drafts", count - 1), 0.0) for count in counts]
-    by_position = ", ".join(f"{max(0.0, step) * 1e3:.3g}" for step in steps)
-    return [
-        f"a drafted token costs c = {seconds / own:.2g} of a one-token pass of the target: {seconds * 1e3:.3g} ms, "
-        f"by position {by_position} ms"
-    ]
+    c = each[0] / costs["target", 1]
+    return [f"a drafted token costs c = {c:.2g} of a one-token pass of the target: {each[0] * 1e3:.3g} ms"]
 
 
 def drafting_lane(engine: PairEngine, settings: Settings, context: int, method: str = "spec") -> tuple[Lane, list[int]]:
@@ -106,7 +101,7 @@ def drafting_lane(engine: PairEngine, settings: Settings, context: int, method: 
 
 
 def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
-    """Return the drafter's own `propose` after the opening round, for 1 … 4 drafts; {} if it drafts nothing."""
+    """Return the drafter's `propose` after the opening round, for the most of 1 … 4 drafts; {} if it drafts nothing."""
     if not lane.drafts:
         return {}
     opening = lane.run(prompt)
@@ -114,14 +109,12 @@ def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
     # Not the target's own token: a prompt that repeats itself has matches for a drafter that looks tokens up.
     rows = [[*prompt, len(prompt) % PERIOD]]
     sampler = make_sampler(lane.settings).drafting(torch.tensor([[0, len(rows[0])]]))
-    lengths = {
-        count: lane.drafter.propose(rows, Budget([count]), sampler).tokens.shape[1] for count in range(1, GAMMA + 1)
-    }
 
-    def run(count: int) -> object:
+    def run(count: int) -> tuple[Draft, object]:
         return lane.drafter.propose(rows, Budget([count]), sampler), opening  # held: the drafter reads its session
 
-    return {count: partial(run, count) for count, length in lengths.items() if length == count}
+    drafted = [count for count in range(1, GAMMA + 1) if run(count)[0].tokens.shape[1] == count]
+    return {count: partial(run, count) for count in drafted[-1:]}
 
 
 LIMIT = 64  # highest gamma considered
@@ -209,7 +202,7 @@ def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> 
     }
     for method in methods:
         proposed = proposals(*drafting_lane(engine, settings, CONTEXT, method=method))
-        turns |= {(method, n): run for n, run in list(proposed.items())[-1:]}
+        turns |= {(method, n): run for n, run in proposed.items()}
     laps = timed(turns, REPEATS, engine.loaded.target.device)
     seconds = {key: statistics.median(each) for key, each in laps.items()}
     plain = seconds["", 1]

@@ -22,7 +22,7 @@ from app.replay.session_log import LoggedAnswer, read_log
 from app.screen.inspection import Inspection, forced_hint
 from app.screen.live import Track, look_of, play, rounds_of, show, stepped, streaming, telling, tokens_of
 from app.screen.output import fitted
-from app.screen.rows import Lines
+from app.screen.rows import Lines, Row
 from app.screen.terminal import Interrupts, await_enter, await_key, is_live, make_console, quiet_keys, view
 from app.screen.view import Canvas, Surface, heading, question
 from app.settings.table import Field, ModelOptions, Settings
@@ -72,7 +72,7 @@ class Player:
 
     def __init__(self, place: Canvas, speed: float) -> None:
         self.place, self.speed = place, speed
-        self._shown = ""
+        self._shown = list[Row]()
 
     def play(self, answer: LoggedAnswer) -> bool:
         """Show one answer; False if Ctrl-C ended it."""
@@ -108,10 +108,9 @@ class Player:
         """Show the models and settings, where they have changed, and the question."""
         look = look_of(self.place.out, self.place.settings)
         line = heading(answer.head.model_dump(), answer.settings, look)
-        line_text = "".join(segment.text for row in line.rows() for segment in row)
-        if line_text != self._shown:
+        if line.rows() != self._shown:
             self.place.say(line)
-        self._shown = line_text
+        self._shown = line.rows()
         self.place.say(question(answer.opening.prompt, look))
         if answer.opening.forced:
             self.place.hint(forced_hint(answer.decode(list(answer.opening.before)), len(answer.opening.before), look))
