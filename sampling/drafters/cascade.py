@@ -19,15 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.drafters.draft_model import Model, ModelDrafter, scoring
-from sampling.drafters.drawing import ReducedSampler
+from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Step, by_row
 from sampling.rows import check_rows, padded, put
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Verdict, states_of
 from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import Review, review
-from sampling.vocabulary import spread
 from utils.catalogue.specs import Matrix, check_fit, check_lenience
 from utils.errors import UsageError, UserError
 from utils.timing import Stopwatch
@@ -217,64 +215,19 @@ class ChainDrafter(Composite):
 _ALL = 1 << 30  # only the room that is left cuts a review
 
 
-class Reviewer(Drafter):
-    """A model with its session, as a member of a cascade: reviews drafts and adds its own token.
-
-    `rule`: the target's rule for the tokens that it passes up; its own reviews go token by token.
-    """
-
-    def __init__(self, lm: LM, rule: Rule = Rule.DRAWN) -> None:
-        self.lm, self.model = lm, Model(lm)
-        self.traits = Traits((lm.name,), rule, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv)
-
-    @property
-    def sessions(self) -> tuple[Session, ...]:
-        return self.model.sessions
-
-    @property
-    def models(self) -> tuple[LM, ...]:
-        return (self.lm,)
-
-    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        self.model.start(prompt, prompt, target)
-
-    def select(self, rows: Tensor) -> None:
-        self.model.select(rows.tolist())
-
-    def review(
-        self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler, lenience: float
-    ) -> tuple[Review, RoundMetrics, Tensor | None]:
-        """Review the rows `going`; return the review, its metrics, and the ids covered (None: all).
-
-        `keys` are those of all rows. The other rows draw nothing: they would draw the same noise again later.
-        """
-        session = self.model.session
-        assert session is not None
-        score, ids = scoring(session, whole=sampler.needs_prefixes)
-        logits = score([row[: self.lm.context] for row in rows], draft)  # cut rows have no drafts, and are not reviewed
-        seen = draft
-        if ids is not None:
-            logits = F.pad(logits, (0, 1), value=-torch.inf)  # the last column: every id that is not covered
-            seen = _covered(draft, ids)
-            sampler = ReducedSampler(sampler, ids, session.vocab_size)
-        result = review(logits, seen, rows, keys, sampler, lenience, torch.tensor(going))
-        session.commit(result.verdict.path)
-        return result, RoundMetrics.of(result.verdict, seen), ids
-
-
 class CascadeDrafter(Composite):
     """A drafter in which `inner` drafts, and `reviewer` reviews once a proposal and adds its own token.
 
     Args:
-        reviewer: a model that can score drafts.
+        reviewer: a drafter whose model reviews. Its rule is the target's for the tokens that are passed up; its own
+            reviews go token by token.
         inner: any drafter; in a cascade of three again a chain of cascades.
         lenience: λ ≥ 1 of the review; the target's own review is exact with any.
     """
 
-    def __init__(self, reviewer: LM | Reviewer, inner: Drafter, lenience: float = 1.0) -> None:
-        self.reviewer = reviewer if isinstance(reviewer, Reviewer) else Reviewer(reviewer)
-        self.inner, self.lenience = inner, check_lenience(lenience)
-        super().__init__((self.reviewer, inner))
+    def __init__(self, reviewer: ModelDrafter, inner: Drafter, lenience: float = 1.0) -> None:
+        self.model, self.inner, self.lenience = reviewer.model, inner, check_lenience(lenience)
+        super().__init__((reviewer, inner))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """Return at most budget.max_depth[b] tokens, at least one if that is above 0: the inner drafts that pass, then
@@ -283,32 +236,29 @@ class CascadeDrafter(Composite):
         Distributions, if drafts have them, are those that the tokens really have. `trace` holds the review, a Step a
         row.
         """
-        reviewer, share = self.reviewer, len(rows)
-        depth = reviewer.model.fitting(rows, budget.max_depth)
+        model, share = self.model, len(rows)
+        depth = model.fitting(rows, budget.max_depth)
         if max(depth) <= 0:
             return Draft.empty(share)
         watch = Stopwatch()
-        keys = torch.tensor([[number, len(row)] for number, row in zip(reviewer.model.ids, rows, strict=True)])
+        keys = torch.tensor([[number, len(row)] for number, row in zip(model.ids, rows, strict=True)])
         going = [index for index, most in enumerate(depth) if most > 0]
         draft = self.inner.propose(rows, Budget([max(0, most - 1) for most in depth]), sampler.drafting(keys))
         draft_s = watch.lap()
-        result, metrics, ids = reviewer.review(rows, draft, keys, going, sampler, self.lenience)
-        calls = (*draft.calls, Call(reviewer.lm.name, 1, watch.lap()))
+        result = self.review(rows, draft, keys, going, sampler)
+        calls = (*draft.calls, Call(model.lm.name, 1, watch.lap()))
         grown, numbers = Growing(rows), self.numbered(self.inner)
         grown.calls += calls
-        assert reviewer.model.session is not None
-        emitted = _emitted(result, draft, ids, numbers, reviewer.model.session.vocab_size)
-        grown.append(emitted, range(len(self.traits.names)), depth)
-        tokens, inner = result.verdict.token.tolist(), by_row(draft.trace)
+        grown.append(_emitted(result, draft, numbers), range(len(self.traits.names)), depth)
+        metrics, inner = RoundMetrics.of(result.verdict, draft), by_row(draft.trace)
         each = tuple(call.shared(share) for call in calls)
         steps: list[Step] = []  # the reviews as nested rounds, for display
         for index in going:
-            row, token = reviewer.model.ids[index], tokens[index]
-            path = [node for node in result.verdict.path[index].tolist() if node >= 0]
+            row = model.ids[index]
             step = metrics.step(
                 index,
-                path,
-                token,
+                [node for node in result.verdict.path[index].tolist() if node >= 0],
+                int(result.verdict.token[index]),
                 row=row,
                 gamma=draft.tokens.shape[1],
                 calls=each,
@@ -317,26 +267,21 @@ class CascadeDrafter(Composite):
                 sample_s=0.0,
                 inner=tuple(inner.get(row, ())),
             )
-            drafted = tuple(drafted for drafted in draft.tokens[index].tolist() if drafted >= 0)
-            step = replace(step, drafted=drafted, token=token if ids is None else int(ids[token]))
             steps.append(renumbered(step, numbers))
         return replace(grown.draft(), trace=tuple(steps))
 
-
-def _covered(draft: Draft, ids: Tensor) -> Draft:
-    """Renumber the draft by the ids covered: token i is ids[i], len(ids) means any other id."""
-    count = len(ids)
-    tokens = put(draft.tokens, ids.device)
-    at = torch.searchsorted(ids, tokens.clamp(min=0)).clamp(max=count - 1)
-    known = torch.where(ids[at] == tokens, at, count)
-    probs = draft.probs
-    if probs is not None:
-        # The q of an id that is not covered never matters: the reviewer gives it no probability.
-        probs = F.pad(probs.to(ids.device).index_select(-1, ids), (0, 1), value=1.0)
-    return replace(draft, tokens=torch.where(tokens < 0, tokens, known), probs=probs)
+    def review(self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler) -> Review:
+        """Review the rows `going`, with the keys of all rows. The other rows draw nothing: they would draw the same
+        noise again later."""
+        session = self.model.session
+        assert session is not None
+        logits = session.score([row[: self.model.lm.context] for row in rows], draft)  # cut rows have no drafts
+        result = review(logits, draft, rows, keys, sampler, self.lenience, torch.tensor(going))
+        session.commit(result.verdict.path)
+        return result
 
 
-def _emitted(result: Review, draft: Draft, ids: Tensor | None, numbers: list[int], vocab_size: int) -> Draft:
+def _emitted(result: Review, draft: Draft, numbers: list[int]) -> Draft:
     """Return the tokens that a review passes up: accepted drafts, then the reviewer's own token, [B, N+1].
 
     Sources are numbered as the cascade does: 0 is the reviewer, `numbers` has the numbers of the inner ones.
@@ -344,20 +289,13 @@ def _emitted(result: Review, draft: Draft, ids: Tensor | None, numbers: list[int
     verdict = result.verdict
     places = torch.arange(draft.tokens.shape[1] + 1)[None]
     accepted = (verdict.path >= 0).sum(dim=1)[:, None]
-    own = verdict.token if ids is None else torch.where(verdict.token < 0, -1, ids.cpu()[verdict.token])
     drafted = F.pad(draft.tokens, (0, 1), value=-1)
-    tokens = torch.where(places < accepted, drafted, torch.where(places == accepted, own[:, None], -1))
+    tokens = torch.where(places < accepted, drafted, torch.where(places == accepted, verdict.token[:, None], -1))
     source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
     source = torch.where(places < accepted, torch.tensor([*numbers, 0])[F.pad(source, (0, 1))], 0)
-    probs = result.probs
-    if probs is not None and ids is not None:
-        probs = spread(probs[..., :-1], ids, vocab_size, 0.0)
     logits = verdict.logits.float()
-    at = put(tokens, logits.device).clamp(min=0)
-    if ids is not None:
-        at = torch.searchsorted(ids, at).clamp(max=len(ids) - 1)
-    raw = (logits.gather(2, at[..., None])[..., 0] - logits.logsumexp(dim=-1)).exp().cpu()
-    return Draft(tokens, probs, raw, source=source)
+    chosen = logits.gather(2, put(tokens, logits.device).clamp(min=0)[..., None])[..., 0]
+    return Draft(tokens, result.probs, (chosen - logits.logsumexp(dim=-1)).exp().cpu(), source=source)
 
 
 def cascade_of(drafters: Sequence[Drafter], matrix: Any, lenience: float = 1.0) -> ChainDrafter:
@@ -397,17 +335,19 @@ def _chain(stages: Sequence[Stage], k: Matrix, reviewer: int) -> ChainDrafter:
     return ChainDrafter([stage._replace(tokens=tokens) for stage, tokens in zip(stages, row, strict=True)])
 
 
-def _reviewer(drafter: Any) -> Reviewer:
-    """Return the reviewer of a model, or of a model drafter's model. UserError for a drafter that cannot review."""
-    if isinstance(drafter, ModelDrafter):
-        if not drafter.lm.reviews:
-            why = "it has no states but its target's" if drafter.lm.reads_hidden else "its tokens are not the target's"
-            raise UserError(f"{drafter.lm.name} cannot review drafts ({why}): only the last can be one")
-        return Reviewer(drafter.lm, drafter.traits.rule)
-    if not hasattr(drafter, "open"):
-        name = next(iter(getattr(drafter, "traits", Traits()).names), type(drafter).__name__)
-        raise UserError(f"{name} is no model and cannot review drafts: only the last drafter of a cascade may be one")
-    return Reviewer(drafter)
+def _reviewer(drafter: Any) -> ModelDrafter:
+    """Return a model drafter, of a model a new one. UserError for a drafter that cannot review."""
+    if not isinstance(drafter, ModelDrafter):
+        if not hasattr(drafter, "open"):
+            name = next(iter(getattr(drafter, "traits", Traits()).names), type(drafter).__name__)
+            raise UserError(
+                f"{name} is no model and cannot review drafts: only the last drafter of a cascade may be one"
+            )
+        return ModelDrafter(drafter)
+    if not drafter.lm.reviews:
+        why = "it has no states but its target's" if drafter.lm.reads_hidden else "its tokens are not the target's"
+        raise UserError(f"{drafter.lm.name} cannot review drafts ({why}): only the last can be one")
+    return drafter
 
 
 def build(pair: Parts, request: DraftRequest) -> ChainDrafter:

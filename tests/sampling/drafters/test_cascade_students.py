@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import sampling.models.cache
-from sampling.drafters.cascade import ChainDrafter, Reviewer, cascade_of
+from sampling.drafters.cascade import CascadeDrafter, ChainDrafter, cascade_of
+from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, FixedPace, Limits, Rows
-from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import Review
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
@@ -231,20 +230,20 @@ def test_the_count_sees_a_target_that_is_a_little_off() -> None:
 @pytest.mark.parametrize("case", ["plain < maxgram", "glide < maxgram", "glide < plain < maxgram"])
 def test_every_review_is_that_of_a_fresh_session(case: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a proposal too, where the reviewer has read tokens that nobody has committed."""
-    audited, real = Counter[str](), Reviewer.review
+    audited, real = Counter[str](), CascadeDrafter.review
 
-    def looked(self: Reviewer, rows: Rows, draft: Draft, *more: Any) -> tuple[Review, RoundMetrics, Tensor | None]:
+    def looked(self: CascadeDrafter, rows: Rows, draft: Draft, *more: Any) -> Review:
         session: Any = self.model.session
         found = real(self, rows, draft, *more)
-        fresh: Any = self.lm.open(rows, target=getattr(session, "target", None))
-        wanted, got = fresh.score_reduced(rows, draft), found[0].verdict.logits
+        fresh: Any = self.model.lm.open(rows, target=getattr(session, "target", None))
+        wanted, got = fresh.score(rows, draft), found.verdict.logits
         for place, tokens in enumerate(draft.tokens.tolist()):
             depth = 1 + sum(token >= 0 for token in tokens)
-            close(got[place, :depth, : wanted.shape[-1]], wanted[place, :depth])
-        audited[self.lm.name] += 1
+            close(got[place, :depth], wanted[place, :depth])
+        audited[self.model.lm.name] += 1
         return found
 
-    monkeypatch.setattr(Reviewer, "review", looked)
+    monkeypatch.setattr(CascadeDrafter, "review", looked)
     target = make_target(V, seed=10)
     for prompts in (PROMPTS[:1], [text(41, 3, V), text(42, 17, V), [6]]):
         decode(CausalLM(target), prompts, cascade(case, target, 3.0, layers), greedy(), length=24, gamma=64)
@@ -262,8 +261,8 @@ def test_after_every_round_a_reviewer_says_what_a_fresh_one_does(case: str, laye
         row += emitted([event])[0]
         beside = fed(target, [row], [len(row) - 1])
         for member in drafter.members:
-            if isinstance(member, Reviewer) and member.model.session is not None:
+            if isinstance(member, ModelDrafter) and member.session is not None:
                 fresh = member.lm.open([row], target=beside)
                 fresh.score([row[:-1]], Draft.empty(1))
-                close(member.model.session.fork().score([row], Draft.empty(1)), fresh.score([row], Draft.empty(1)))
+                close(member.session.fork().score([row], Draft.empty(1)), fresh.score([row], Draft.empty(1)))
     assert len(row) == len(prompt) + 24

@@ -116,7 +116,7 @@ DRAFTERS: dict[str, tuple[type, Rule, Callable[[Any], Drafter]]] = {  # of a tar
     ),
     "chain of points": (ChainDrafter, Rule.POINT, lambda target: chain_of([NgramDrafter(V), points()], [2, 2])),
     "chain": (ChainDrafter, Rule.DRAWN, lambda target: chain_of([model(), points()], [2, 2])),
-    "cascade": (CascadeDrafter, Rule.DRAWN, lambda target: CascadeDrafter(model().lm, points())),
+    "cascade": (CascadeDrafter, Rule.DRAWN, lambda target: CascadeDrafter(model(), points())),
     "cascade, blocks": (
         ChainDrafter,
         Rule.BLOCK,
@@ -136,7 +136,7 @@ def test_every_way_of_drafting_is_in_this_table() -> None:
             if isinstance(one, type) and one.__module__ == module.__name__ and callable(getattr(one, "propose", None))
         }
     bases = {one for one in ways if one.propose is sampling.types.Drafter.propose}
-    assert {one.__name__ for one in bases} == {"Composite", "NoDrafter", "Reviewer"}
+    assert {one.__name__ for one in bases} == {"Composite", "NoDrafter"}
     storages = {one for one in ways if issubclass(one, NgramDrafter)} - {NgramDrafter}
     assert {one.__name__ for one in storages} == {"NGramStorage", "OneLevelNGramStorage"}  # under other names
     ways -= {Oracle}  # is told the target's tokens: tests/sampling/drafters/test_oracle.py
