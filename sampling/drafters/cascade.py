@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +23,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Step, by_row
 from sampling.rows import check_rows, padded, put
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Verdict, states_of
+from sampling.verify.distributions import one_hot
 from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import Review, review
 from utils.catalogue.specs import Matrix, check_fit, check_lenience
@@ -94,9 +94,7 @@ class Growing:
     def __init__(self, rows: Rows) -> None:
         self.rows, self.calls = rows, list[Call]()
         self.tokens: Rows = [[] for _ in rows]
-        self._source: Rows = [[] for _ in rows]
-        self._prob: list[list[float]] = [[] for _ in rows]
-        self._pieces: list[tuple[Draft, Tensor]] = []  # node where[1] of row where[0] is at depth where[2]
+        self._pieces: list[tuple[Draft, Tensor, Tensor]] = []  # node where[1] of row where[0] is at depth where[2]
         self._trace: list[Step] = []
 
     @property
@@ -109,19 +107,14 @@ class Growing:
 
         `numbers[i]` is the number of the piece's source i here. Its calls and trace are added.
         """
-        source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
-        prob = torch.ones(draft.tokens.shape) if draft.draft_prob is None else draft.draft_prob
         gained, where = [], []
-        listed = zip(draft.tokens.tolist(), source.tolist(), prob.tolist(), strict=True)
-        for row, (tokens, sources, probs) in enumerate(listed):
+        for row, tokens in enumerate(draft.tokens.tolist()):
             present = [node for node, token in enumerate(tokens) if token >= 0][: max(0, cut[row])]
             where += [(row, node, len(self.tokens[row]) + index) for index, node in enumerate(present)]
             self.tokens[row] += [tokens[node] for node in present]
-            self._source[row] += [numbers[sources[node]] for node in present]
-            self._prob[row] += [probs[node] for node in present]
             gained.append(len(present))
         if where:
-            self._pieces.append((draft, torch.tensor(where).T))
+            self._pieces.append((draft, torch.tensor(numbers), torch.tensor(where).T))
         self.calls += draft.calls
         self._trace += [renumbered(step, numbers) for step in draft.trace]
         return gained
@@ -134,27 +127,21 @@ class Growing:
             known = spent.get(call.model, Call(call.model, 0, 0.0))
             spent[call.model] = Call(call.model, known.passes + call.passes, known.seconds + call.seconds)
         tokens = padded(self.tokens)
-        return Draft(
-            tokens=tokens,
-            probs=self._probs(tokens.shape[1]),
-            draft_prob=padded(self._prob, 1.0, np.float32),
-            source=padded(self._source, 0),
-            calls=tuple(spent.values()),
-            trace=tuple(self._trace),
-        )
-
-    def _probs(self, width: int) -> Tensor | None:
-        like = next((draft.probs for draft, _ in self._pieces if draft.probs is not None), None)
-        if like is None:
-            return None
-        probs = like.new_zeros(len(self.rows), width, like.shape[-1])
-        for draft, where in self._pieces:
-            rows, nodes, depths = where.to(like.device)
-            if draft.probs is None:
-                probs[rows, depths, draft.tokens.to(like.device)[rows, nodes]] = 1.0
-            else:
-                probs[rows, depths] = draft.probs[rows, nodes].to(like)
-        return probs
+        source, draft_prob = torch.zeros_like(tokens), torch.ones(tokens.shape)
+        like = next((draft.probs for draft, _, _ in self._pieces if draft.probs is not None), None)
+        probs = None if like is None else like.new_zeros(*tokens.shape, like.shape[-1])
+        for draft, numbers, where in self._pieces:
+            rows, nodes, depths = where
+            own = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
+            source[rows, depths] = numbers[own[rows, nodes]]
+            if draft.draft_prob is not None:
+                draft_prob[rows, depths] = draft.draft_prob[rows, nodes]
+            if probs is not None:
+                q = one_hot(draft.tokens.to(probs.device), probs) if draft.probs is None else draft.probs.to(probs)
+                rows, nodes, depths = where.to(probs.device)
+                probs[rows, depths] = q[rows, nodes]
+        calls = tuple(spent.values())
+        return Draft(tokens, probs, draft_prob, source=source, calls=calls, trace=tuple(self._trace))
 
 
 def renumbered(step: Step, numbers: Sequence[int]) -> Step:
@@ -247,10 +234,7 @@ class CascadeDrafter(Composite):
         draft_s = watch.lap()
         result = self.review(rows, draft, keys, going, sampler)
         calls = (*draft.calls, Call(model.lm.name, 1, watch.lap()))
-        grown, numbers = Growing(rows), self.numbered(self.inner)
-        grown.calls += calls
-        grown.append(_emitted(result, draft, numbers), range(len(self.traits.names)), depth)
-        metrics, inner = RoundMetrics.of(result.verdict, draft), by_row(draft.trace)
+        metrics, inner, numbers = RoundMetrics.of(result.verdict, draft), by_row(draft.trace), self.numbered(self.inner)
         each = tuple(call.shared(share) for call in calls)
         steps: list[Step] = []  # the reviews as nested rounds, for display
         for index in going:
@@ -268,7 +252,7 @@ class CascadeDrafter(Composite):
                 inner=tuple(inner.get(row, ())),
             )
             steps.append(renumbered(step, numbers))
-        return replace(grown.draft(), trace=tuple(steps))
+        return replace(_emitted(result, draft, numbers), calls=calls, trace=tuple(steps))
 
     def review(self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler) -> Review:
         """Review the rows `going`, with the keys of all rows. The other rows draw nothing: they would draw the same
