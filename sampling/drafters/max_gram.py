@@ -6,7 +6,6 @@ but the last; on a tie the earliest position counts. Up to k tokens after it are
 done once more after the copied tokens, and the rest is chained from bigrams; an id without a bigram ends the chain.
 """
 
-from array import array
 from bisect import bisect_left
 
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
@@ -15,20 +14,16 @@ from sampling.drafters.tables.lookup import Tables
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.types import Rows, Sampler, Session
 
-_BYTES = array("q").itemsize  # of an id
-
 
 def after_match(row: list[int], generated: int, most: int) -> list[int]:
     """Return up to `most` tokens after the earliest of the longest matches of the last `generated` tokens of a row; []
     if its last token never occurred before."""
-    data = array("q", row).tobytes()
+    text = "".join(map(chr, row))  # strings are searched fast, and no vocabulary has more ids than they have letters
 
     def end_of_match(size: int) -> int:
         """Return where the last `size` tokens first end before the row's end; 0: nowhere."""
-        index = data.find(data[-size * _BYTES :], 0, -_BYTES)
-        while index % _BYTES > 0 and index >= 0:  # these bytes begin inside an id
-            index = data.find(data[-size * _BYTES :], index + 1, -_BYTES)
-        return index // _BYTES + size if index >= 0 else 0
+        index = text.find(text[-size:], 0, -1)
+        return index + size if index >= 0 else 0
 
     longest = bisect_left(range(1, generated + 1), True, key=lambda size: not end_of_match(size))
     position = end_of_match(longest) if longest else len(row)

@@ -321,11 +321,6 @@ def row_of(word: str) -> DrafterRow:
     return ROWS[word.partition(":")[0]]
 
 
-def parts(word: str) -> tuple[DrafterRow, ...]:
-    """Return the rows of a word: one, or the two of a combination."""
-    return tuple(ROWS[part] for part in word.split("+"))
-
-
 def examples() -> list[str]:
     """Return the words of --drafter, with one combination as the example of all."""
     combined = [word for word in DRAFTERS if "+" in word]

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.network import TransformersNetwork
-from sampling.rows import common_prefix
 from sampling.types import LM, Draft, Hidden, Rows, Session
 from utils.errors import UserError
 from utils.loading.loaded import context_of
@@ -28,22 +27,23 @@ def is_assistant(model: Any) -> bool:
 
 
 class _Chain(NamedTuple):
-    """The results after the tokens that the target holds: the tokens read, logits [V] and a state [1, 1, H] of
-    each."""
+    """The results after the tokens that the target holds: the tokens read, and the last one's logits [V] and state
+    [1, 1, H]."""
 
     held: list[int]
     read: list[int]
-    logits: list[Tensor]
-    states: list[Tensor]
+    logits: Tensor
+    state: Tensor
 
 
 class AssistantSession(Session):
-    """B rows of an assistant beside the session of its target."""
+    """B rows of an assistant beside the session of its target. A row that does not go on where its last one ended is
+    read again from what the target holds."""
 
     def __init__(self, lm: AssistantLM, prompt: Rows, target: CausalSession) -> None:
         self.lm, self.initial, self.target, self.described = lm, prompt, target, lm.name
         self.vocab_size, self.device = target.vocab_size, lm.device
-        self._chains = [_Chain([], [], [], []) for _ in prompt]
+        self._chains: dict[int, _Chain] = {}  # by row
 
     def rollback(self, rows: Rows) -> list[int]:
         """Nothing has to be cropped."""
@@ -53,25 +53,21 @@ class AssistantSession(Session):
         """[B, 1, V] logits after each row. UserError for a draft: there is nothing to review with."""
         if draft.tokens.shape[1]:
             raise UserError(f"{self.lm.name} cannot review drafts: it reads what its target holds")
-        return torch.stack([self._behind(index, row) for index, row in enumerate(rows)])[:, None, : self.vocab_size]
+        return torch.stack([self._after(index, row) for index, row in enumerate(rows)])[:, None, : self.vocab_size]
 
     @torch.inference_mode()
-    def _behind(self, index: int, row: list[int]) -> Tensor:
+    def _after(self, index: int, row: list[int]) -> Tensor:
         count = max(1, min(self.target.held()[index], len(row) - 1))
         held, steps = row[:count], row[count:]
-        chain = self._chains[index]
-        if chain.held != held:
-            chain = self._chains[index] = _Chain(held, [], [], [])
-        known = common_prefix(chain.read, steps)
-        for made in (chain.read, chain.logits, chain.states):
-            del made[known:]
-        begun = self.target.hidden((-1,))[index : index + 1, count - 1 : count]
-        for token in steps[known:]:
-            logits, state = self.lm.step(token, chain.states[-1] if chain.states else begun, self._seen(index, count))
-            chain.read.append(token)
-            chain.logits.append(logits)
-            chain.states.append(state)
-        return chain.logits[-1]
+        chain = self._chains.get(index)
+        if chain is None or chain.held != held or chain.read != steps[: len(chain.read)]:
+            state = self.target.hidden((-1,))[index : index + 1, count - 1 : count]
+            chain = _Chain(held, [], state, state)
+        for end in range(len(chain.read) + 1, len(steps) + 1):
+            logits, state = self.lm.step(steps[end - 1], chain.state, self._seen(index, count))
+            chain = _Chain(held, steps[:end], logits, state)
+        self._chains[index] = chain
+        return chain.logits
 
     def _seen(self, index: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Keys and values [1, H_kv, count, D] of the target's first tokens, by the kind of layer."""
@@ -80,12 +76,12 @@ class AssistantSession(Session):
         return {kind: (k[own, :, :count].to(like), v[own, :, :count].to(like)) for kind, (k, v) in held.items()}
 
     def select(self, rows: Tensor) -> None:
-        self._chains = [_Chain([], [], [], []) for _ in rows.tolist()]
+        self._chains = {}
 
     def fork(self) -> Self:
         """An independent session."""
         twin = copy(self)
-        twin._chains = [_Chain([], [], [], []) for _ in self._chains]
+        twin._chains = {}
         return twin
 
 
