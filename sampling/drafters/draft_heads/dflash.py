@@ -263,9 +263,9 @@ class PEagleSession(BlockSession, FeatureSession):
         """Return [B, N+1, n] logits after each row and each mask of a draft."""
         return CausalSession.score_reduced(self, rows, draft)
 
-    def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
-        """Join tokens [B, T, H] at positions [B, T] with the target's state one position before, or the mask's."""
-        before, held = positions - 1, torch.tensor(self.target.held())
+    def _joined(self, embedded: Tensor, before: Tensor) -> Tensor:
+        """Join tokens [B, T, H] with the target's states in slots [B, T], or the mask's."""
+        held = torch.tensor(self.target.held())
         states = at(self.target.hidden(self.reads), before).to(embedded)
         mask = put((before >= held[:, None])[..., None], self.device)
         return self.network.join_target(embedded, torch.where(mask, self.network.mask_hidden, states))

@@ -14,7 +14,7 @@ Its session grows trees too (EAGLE-2, Li et al., arXiv 2406.16858): :meth:`Featu
 nodes in one pass.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,48 +89,42 @@ class FeatureSession(FollowingSession):
             self._settle()
             self._nodes, self._fed, self._chain = [[]], [[]], False
         length, known = len(self._tokens[0]), len(self._nodes[0])
-        above = put([length + parent for parent in parents[known:]], self.device)
+        positions, seen = places([length], [[]], torch.tensor(parents), length, 0, len(tokens))
+        above = torch.tensor([[length + parent for parent in parents[known:]]])
+        ids, mask = put([tokens[known:]], self.device), additive(seen[:, known:], self.network)
         try:
-            logits = self._level(tokens, torch.tensor(parents), above, known, length)
+            logits, own = self._run(ids, positions[:, known:], mask, len(parents) - known, above)
         except BaseException:
             self._reset(1)
             raise
-        self._nodes[0] += [(token, length + node) for node, token in enumerate(tokens[known:], start=known)]
-        return self.cut(logits)
-
-    def _level(self, tokens: list[int], parents: Tensor, above: Tensor, known: int, length: int) -> Tensor:
-        """Run the pass over the nodes from `known` on; their parents' states are in the slots `above` [M]."""
         assert self._hidden is not None
-        network = self.network
-        positions, seen = places([length], [[]], parents, length, 0, len(tokens))
-        if network.compiled is not None:
-            base, size = self._hidden.view(), self._hidden.view().stride(2)
-            states = base.data_ptr() + base.element_size() * size * above.numpy()
-            kinds, mask = np.full(len(above), OWN), additive(seen[:, known:], network)
-            ids = torch.tensor([tokens[known:]])
-            logits, own = network.compiled(ids, positions[:, known:], mask, self._cache, len(above), kinds, states)
-            self._hidden.append(own[:, None])
-            return cast(Tensor, logits[0])
-        embedded = network.embed(put([tokens[known:]], self.device))
-        joined = network.join_own(embedded, self._hidden.view()[:, 0].index_select(1, above))
-        there = put(positions[:, known:], self.device)
-        own = network.run(joined, there, additive(seen[:, known:], network), self._cache)
+        assert own is not None
         self._hidden.append(own[:, None])
-        return network.answer(own, own.shape[1])[0][0]
+        self._nodes[0] += [(token, length + node) for node, token in enumerate(tokens[known:], start=known)]
+        return self.cut(logits[0])
 
-    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
+    def _run(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int, above: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the pass; `above` [1, T]: the slots of the own states that nodes read; None: tokens read those of the
+        position before."""
         network = self.network
         if network.compiled is not None:
-            kinds, states, held = self._standing(positions.numpy() - 1)
+            if above is None:
+                kinds, states, held = self._standing(positions.numpy() - 1)
+            else:
+                assert self._hidden is not None
+                held = self._hidden.view()[:, 0]
+                kinds, states = np.full(keep, OWN), _addresses(held, np.zeros(1, np.int64), above.numpy()[0])
             result: tuple[Tensor, Tensor] = network.compiled(ids, positions, mask, self._cache, keep, kinds, states)
             del held  # the addresses point into it
             return result
-        joined = self._joined(network.embed(ids), positions)
+        joined = self._joined(network.embed(ids), positions - 1 if above is None else above)
         own = network.run(joined, put(positions, self.device), mask, self._cache)
         return network.answer(own, keep)[0], own
 
     def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Return the kind of the state at positions [B, T] (before −1: none) and its address, [B · T] each, and the
+        """Return the kind of the state at positions [B, T] (-1: none) and its address, [B · T] each, and the
         tensors that hold them."""
         theirs = self.target.hidden(self.reads).to("cpu", torch.float32)
         own = None if self._hidden is None or self._hidden.data is None else self._hidden.data[:, 0]
@@ -141,16 +135,16 @@ class FeatureSession(FollowingSession):
             states = np.where(kinds == OWN, _addresses(own, rows, before), states)
         return kinds.reshape(-1), states.reshape(-1), (theirs, own)
 
-    def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
-        """Join tokens [B, T, H] at positions [B, T] with the state one position before, the target's or its own."""
-        before, held = positions - 1, torch.tensor(self.target.held())[:, None]
+    def _joined(self, embedded: Tensor, before: Tensor) -> Tensor:
+        """Join tokens [B, T, H] with the states in slots [B, T]: the target's, or where it has none the head's own."""
+        held = torch.tensor(self.target.held())[:, None]
         theirs, own = (before >= 0) & (before < held), before >= held
         x = self.network.join_none(embedded)
         if bool(theirs.any()):
             joined = self.network.join_target(embedded, at(self.target.hidden(self.reads), before))
             x = torch.where(put(theirs[..., None], x.device), joined, x)
-        if bool(own.any()):
-            joined = self.network.join_own(embedded, at(self.hidden(), before))
+        if self._hidden is not None and bool(own.any()):
+            joined = self.network.join_own(embedded, at(self._hidden.view()[:, 0], before))
             x = torch.where(put(own[..., None], x.device), joined, x)
         return x
 

@@ -172,16 +172,12 @@ def _level(data: bytes, start: int, described: dict[str, Any]) -> TableArrays:
     size, count, offsets = int(described["size"]), int(described["entries"]), described["offsets"]
     if not 1 <= size <= MOST:
         raise ValueError(size)
-    kinds = ("<u4", _token_kind(described["token_bytes"]), "u1")
+    kinds = ("<u4", f"<u{described['token_bytes']}", "u1")
     keys, tokens, confidence = (
         np.frombuffer(data, dtype=kind, count=count, offset=start + int(offset))
         for kind, offset in zip(kinds, offsets, strict=True)
     )
     return TableArrays(size, keys, tokens, confidence)
-
-
-def _token_kind(count: int) -> str:
-    return {2: "<u2", 4: "<u4"}[count]
 
 
 def _aligned(offset: int) -> int:
@@ -198,7 +194,7 @@ def write_tables(path: str | Path, levels: Sequence[TableArrays], about: dict[st
     for level in levels:
         offsets = []
         for kind, values in zip(
-            ("<u4", _token_kind(token_bytes), "u1"), (level.keys, level.tokens, level.confidence), strict=True
+            ("<u4", f"<u{token_bytes}", "u1"), (level.keys, level.tokens, level.confidence), strict=True
         ):
             piece = values.astype(kind).tobytes()
             pieces.append(piece.ljust(_aligned(len(piece)), b"\0"))
@@ -229,7 +225,7 @@ def _published(file: Path, vocab_size: int | None) -> StaticTables:
         count = f"{len(listed)} ids, the target has {vocab_size}" if isinstance(listed, list) else "no list"
         raise UserError(f"the bigram table {file} does not fit: {count}")
     limit = len(listed) if vocab_size is None else vocab_size
-    wrong = next((i for i, n in enumerate(listed) if n is not None and not _is_next(n, limit)), None)
+    wrong = next((i for i, n in enumerate(listed) if n is not None and not (type(n) is int and -1 <= n < limit)), None)
     if wrong is not None:
         shown = json.dumps(listed[wrong])[:20]
         raise UserError(f"the bigram table {file} is damaged: entry {wrong} must be an id below {limit}, got {shown}")
@@ -239,7 +235,3 @@ def _published(file: Path, vocab_size: int | None) -> StaticTables:
     sure = np.full(len(seen), round(255 * _UNKNOWN_CONFIDENCE), dtype=np.uint8)
     header = {"format": "bigram list", "vocab_size": len(listed), "source": file.name}
     return StaticTables(header, [TableArrays(1, keys, tokens, sure)])
-
-
-def _is_next(value: Any, limit: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < limit

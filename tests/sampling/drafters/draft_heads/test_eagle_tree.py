@@ -167,10 +167,10 @@ def test_a_node_is_computed_as_a_chain_along_its_path_would(layers: int, length:
 def test_a_wrong_parent_state_mask_or_position_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import sampling.drafters.draft_heads.eagle as eagle
 
-    level, places = FeatureSession._level, eagle.places
+    run, places = FeatureSession._run, eagle.places
 
-    def mistaken(self: Any, tokens: Any, parents: Tensor, above: Tensor, known: int, here: int) -> Tensor:
-        return level(self, tokens, parents, above.roll(1), known, here)
+    def mistaken(self: Any, *given: Any) -> Any:
+        return run(self, *given[:4], *(above.roll(1) for above in given[4:]))
 
     def misplaced(*given: Any) -> tuple[Tensor, Tensor]:
         positions, seen = places(*given)
@@ -179,7 +179,7 @@ def test_a_wrong_parent_state_mask_or_position_is_seen(wrong: str, monkeypatch: 
         )
 
     if wrong == "the next node's parent":
-        monkeypatch.setattr(FeatureSession, "_level", mistaken)
+        monkeypatch.setattr(FeatureSession, "_run", mistaken)
     else:
         monkeypatch.setattr(eagle, "places", misplaced)
     target = make_target(8, seed=10)
