@@ -428,7 +428,6 @@ class RecordedSession(Session):
         answers = [lm.answer(row) for row in prompt]
         self._texts = [first + answer for first, answer in zip(self.initial, answers, strict=True)]
         self._best = [lm.best.get(tuple(row), []) for row in prompt]
-        self._begins = list(map(len, self.initial))
         self._cached: Rows = [[] for _ in prompt]
 
     def rollback(self, rows: Rows) -> list[int]:
@@ -448,7 +447,7 @@ class RecordedSession(Session):
         ]
         logits = torch.zeros(len(rows), count, self.lm.vocab_size)
         for index, (row, best) in enumerate(zip(rows, self._best, strict=True)):
-            first = len(row) - self._begins[index]
+            first = len(row) - len(self.initial[index])
             for column, depth in enumerate(depths):
                 ids = best[first + depth] if 0 <= first + depth < len(best) else ()
                 logits[index, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
@@ -459,13 +458,10 @@ class RecordedSession(Session):
         chosen = rows.tolist()
         self._texts = [self._texts[row] for row in chosen]
         self._best = [self._best[row] for row in chosen]
-        self._begins = [self._begins[row] for row in chosen]
         self._cached = [list(self._cached[row]) for row in chosen]
         self.initial = [self.initial[row] for row in chosen]
         self.source = self.source and [self.source[row] for row in chosen]
 
     def fork(self) -> RecordedSession:
         """Return an independent session with the same rows."""
-        twin = copy(self)
-        twin._cached = [list(row) for row in self._cached]
-        return twin
+        return copy(self)

@@ -1,6 +1,6 @@
 """Functions over a vocabulary: the largest value, the few largest, values of a reduced vocabulary spread over all ids.
 
-The results are those of `argmax` and `topk`; on a CPU numpy finds the largest several times as fast as torch.
+On a CPU numpy finds the largest several times as fast as torch.
 Knows shapes only: no distributions and no models.
 """
 
@@ -17,33 +17,21 @@ from utils.kernels.bindings import at_hand, walk, walkable
 from utils.logits_processors import check_finite, check_number
 
 MANY = 4096  # ids; for fewer torch is as fast, and a compiled walk gains nothing
-_FEW = 16  # largest values; for more `topk` is faster
+_FEW = 16  # largest values that a compiled walk finds
 _PARALLEL = 1 << 19  # values; for fewer waking a thread takes longer than its share of the work
 _DTYPES = (torch.float32, torch.float64)  # numpy has them too, and compares them fast
 
 
 def largest(values: Tensor) -> Tensor:
     """Return the index [...] of the largest of values [..., V], the first of equal ones."""
-    if not _quick(values):
+    if values.device.type != "cpu" or values.dtype not in _DTYPES or values.shape[-1] < MANY:
         return values.argmax(dim=-1)
     return torch.from_numpy(np.asarray(values.detach().numpy().argmax(axis=-1)))
 
 
 def best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return (values, indices) [..., count] of the largest of values [..., V], the largest first; all if V < count."""
-    if not _quick(values) or count > _FEW:
-        return values.topk(min(count, values.shape[-1]), dim=-1)
-    shape = (*values.shape[:-1], count)
-    left = values.detach().numpy().reshape(-1, values.shape[-1]).copy()
-    rows = np.arange(len(left))[:, None]
-    top, indices = np.empty((len(left), count), left.dtype), np.empty((len(left), count), np.int64)
-    for turn in range(count):
-        index = left.argmax(axis=-1)[:, None]
-        indices[:, turn : turn + 1], top[:, turn : turn + 1] = index, left[rows, index]
-        left[rows, index] = -np.inf
-    if np.isneginf(top).any():  # fewer than `count` are possible: masked values look like the impossible ones
-        return values.topk(count, dim=-1)
-    return torch.from_numpy(top.reshape(shape)), torch.from_numpy(indices.reshape(shape))
+    return values.topk(min(count, values.shape[-1]), dim=-1)
 
 
 def likeliest_of_each(logits: Tensor, count: int) -> list[dict[int, float]]:
@@ -83,10 +71,6 @@ def single_thread_if_small(values: int) -> Iterator[None]:
     finally:
         if threads > 1:
             torch.set_num_threads(threads)
-
-
-def _quick(values: Tensor) -> bool:
-    return values.device.type == "cpu" and values.dtype in _DTYPES and values.shape[-1] >= MANY
 
 
 def spread(values: Tensor, ids: Tensor | None, size: int, fill: float) -> Tensor:

@@ -5,7 +5,10 @@ that of a target pass over n tokens, both relative to a one-token target pass. P
 knows nothing of how they were measured. Source: Leviathan et al. 2023 (arXiv 2211.17192), section 3.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
+
+_STEPS = 1 << 40  # in which the least alpha that pays is searched
 
 
 def efficiency(alpha: float, gamma: int) -> float:
@@ -41,15 +44,9 @@ def break_even(c: float, v: Callable[[int], float] | None = None, limit: int = 6
     def pays(alpha: float) -> bool:
         return any(efficiency(alpha, gamma) >= spent for gamma, spent in costs)
 
-    if not pays(1.0):
-        return None
-    low, high = 0.0, 1.0  # S grows with alpha for every gamma, and so does the best one
-    if pays(low):
-        return low
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return high
+    # S grows with alpha for every gamma, and so does the best one.
+    step = bisect_left(range(_STEPS + 1), True, key=lambda step: pays(step / _STEPS))
+    return None if step > _STEPS else step / _STEPS
 
 
 def roofline(

@@ -33,7 +33,7 @@ class CoinNotes(SamplerView):
 
 
 class NodeSoftmax:
-    """The logits [V] after other node: `p` and `entropy` are those of their softmax at temperature 1."""
+    """The logits [V] after other node: `p` are the probabilities of their softmax, `entropy` that at temperature 1."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits, self.values = logits, logits.numpy()
@@ -47,10 +47,7 @@ class NodeSoftmax:
         self.entropy = (math.log(mass) - sum_of_logs / mass) / math.log(2)  # in bits
         self._masses = {1.0: mass}  # by temperature
 
-    def p(self, token: int) -> float:
-        return self.tempered(token, 1.0)
-
-    def tempered(self, token: int, temperature: float) -> float:
+    def p(self, token: int, temperature: float = 1.0) -> float:
         if temperature not in self._masses:
             self._masses[temperature] = float(np.exp((self.values - self.top) / temperature).sum())
         return math.exp((float(self.values[token]) - self.top) / temperature) / self._masses[temperature]
@@ -124,7 +121,7 @@ class PositionRecorder:
         if self.sampler.greedy:
             return [float(token == known.argmax) for token in tokens]
         if (temperature := self.sampler.tempered) is not None:
-            return [known.tempered(token, temperature) for token in tokens]
+            return [known.p(token, temperature) for token in tokens]
         with single_thread_if_small(known.values.size):
             probs: list[float] = verdict.at(torch.tensor([index]), torch.tensor([node]))[0][list(tokens)].tolist()
         return probs

@@ -79,17 +79,24 @@ def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
 def verify_points(
     draft: Draft, keys: Tensor, distributions: LazyDistributions, sampler: Sampler
 ) -> tuple[Tensor, Tensor]:
-    """Verify point masses: descend to the child that is drawn."""
-    if len(keys) == 1 or distributions.quick:
-        return walk_down(draft, keys, distributions)
-    tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
-
-    def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        kids, p = table[here + 1], distributions.at(active, here)
-        chosen, token = examine_points(p, tokens[active[:, None], kids].to(p.device), at, sampler)
-        return kids[torch.arange(len(kids)), chosen], token
-
-    return descend(draft, keys, examine)
+    """Verify point masses: walk down row by row to the child that is drawn, without tensors of a few elements."""
+    count = draft.tokens.shape[1]
+    parents, depth = above(draft.parents, count), max(depths_of(draft.parents, count), default=0)
+    paths, tokens = list[list[int]](), []
+    for index, (drafted, (row, start)) in enumerate(zip(draft.tokens.tolist(), keys.tolist(), strict=True)):
+        child_of: dict[tuple[int, int], int] = {}  # by parent and token
+        for node, (parent, token) in enumerate(zip(parents, drafted, strict=True)):
+            if token >= 0:
+                child_of.setdefault((parent, token), node)
+        path = [-1]  # the root, then accepted nodes
+        while True:
+            token = distributions.drawn(index, path[-1], (row, start + len(path) - 1))
+            if (path[-1], token) not in child_of:
+                break
+            path.append(child_of[path[-1], token])
+        paths.append([*path[1:], *[-1] * (depth + 1 - len(path))])
+        tokens.append(token)
+    return few(paths), few(tokens)
 
 
 def verify_drawn(
@@ -113,27 +120,6 @@ def verify_drawn(
         return kids[torch.arange(len(kids)), chosen], token
 
     return descend(draft, keys, examine)
-
-
-def walk_down(draft: Draft, keys: Tensor, distributions: LazyDistributions) -> tuple[Tensor, Tensor]:
-    """Do :func:`verify_points` row by row on the host, without tensors of one element. Path [B, depth], token [B]."""
-    count = draft.tokens.shape[1]
-    parents, depth = above(draft.parents, count), max(depths_of(draft.parents, count), default=0)
-    paths, tokens = list[list[int]](), []
-    for index, (drafted, (row, start)) in enumerate(zip(draft.tokens.tolist(), keys.tolist(), strict=True)):
-        child_of: dict[tuple[int, int], int] = {}  # by parent and token
-        for node, (parent, token) in enumerate(zip(parents, drafted, strict=True)):
-            if token >= 0:
-                child_of.setdefault((parent, token), node)
-        path = [-1]  # the root, then accepted nodes
-        while True:
-            token = distributions.drawn(index, path[-1], (row, start + len(path) - 1))
-            if (path[-1], token) not in child_of:
-                break
-            path.append(child_of[path[-1], token])
-        paths.append([*path[1:], *[-1] * (depth + 1 - len(path))])
-        tokens.append(token)
-    return few(paths), few(tokens)
 
 
 def children(parents: Tensor | None, count: int) -> Tensor:

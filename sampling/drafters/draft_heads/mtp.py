@@ -23,7 +23,6 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache, additive, as_transformers_cache
 from sampling.models.causal import CausalLM
 from sampling.models.network import TransformersNetwork
-from sampling.types import Hidden, KVCache
 from utils.errors import UserError
 from utils.kernels.quantized_linear import pack
 from utils.loading.accounting import check_tensors
@@ -170,12 +169,6 @@ class MtpNetwork:
     def new_cache(self, rows: int) -> SlotCache:
         """An empty cache."""
         return SlotCache(1)
-
-    def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """ValueError: it reads its target's states."""
-        raise ValueError("a multi-token prediction layer needs its target's states: open it with MtpLM")
 
     def embed(self, ids: Tensor) -> Tensor:
         """[B, T] long → [B, T, H]."""
