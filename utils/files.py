@@ -134,10 +134,10 @@ def drop_half_line(path: Path) -> None:
 # -- before hours of work ---------------------------------------------------------------------------
 
 
-def writable(path: Path, flag: str = "--out", *, folder: bool = False) -> None:
+def writable(path: str | Path, flag: str = "--out", *, folder: bool = False) -> None:
     """Raise UsageError if the file of `flag` cannot be written; `folder`: if files cannot be written to a folder there,
     which may not exist yet."""
-    real = Path(os.path.realpath(path))
+    real = Path(os.path.realpath(os.path.expanduser(path)))
     if stream_of(path) is not None and not folder:
         return
     beside = next(parent for parent in (real, *real.parents) if parent.exists()) if folder else real.parent
@@ -149,8 +149,9 @@ def writable(path: Path, flag: str = "--out", *, folder: bool = False) -> None:
         raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from None
 
 
-def separate(written: Mapping[str, str | Path | None], read: Iterable[str | Path | None] = ()) -> None:
-    """Raise UsageError if a flag of `written` names a file that is read, or that another flag writes.
+def check_outputs(written: Mapping[str, str | Path | None], read: Iterable[str | Path | None] = ()) -> None:
+    """Raise UsageError if a flag of `written` names a file that cannot be written, is read, or that another flag
+    writes.
 
     Links are followed; devices and pipes may be named several times.
     """
@@ -161,6 +162,8 @@ def separate(written: Mapping[str, str | Path | None], read: Iterable[str | Path
             continue
         if flag and target in taken:
             raise UsageError(f"{flag} {path} is {taken[target]}: name another")
+        if flag:
+            writable(path, flag)
         taken[target] = f"the file of {flag} as well" if flag else "the file to be read"
 
 

@@ -51,7 +51,7 @@ from app.screen.output import answer_bar, load_engine, screen
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UsageError, UserError
-from utils.files import separate, writable, write_result
+from utils.files import check_outputs, write_result
 from utils.machine import machine
 from utils.processes import agreed
 from utils.progress import INTERRUPTED, never, silent
@@ -68,12 +68,8 @@ def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int
         if args.check_identity and given:
             raise UsageError(f"--check-identity writes no file: leave --{flag} out")
     questions = selected(args, settings.data_dir)
-    written = {"--out": args.out, "--report": args.report}
-    for flag, path in written.items():
-        if path is not None:
-            writable(path, flag)
     prompts = args.prompts if isinstance(args.prompts, Path) else None  # else the name of a data set
-    separate({**written, "--log": settings.record}, [prompts, args.ids])
+    check_outputs({"--out": args.out, "--report": args.report, "--log": settings.record}, [prompts, args.ids])
     journal = open_journal(settings, options, args, questions)
     try:
         with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as recorder:

@@ -35,7 +35,7 @@ from app.settings.types import (
     named,
 )
 from utils.errors import UsageError, did_you_mean
-from utils.files import separate
+from utils.files import check_outputs
 from utils.machine import version
 
 _LOOKS = ("color", "ascii", "quiet", "verbose")
@@ -140,7 +140,7 @@ def bench_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
     if args.source is not None:
         if args.report is None:
             raise UsageError("--from needs --report: the page to write")
-        separate({"--report": args.report}, [args.source])
+        check_outputs({"--report": args.report}, [args.source])
     return args
 
 

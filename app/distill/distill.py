@@ -51,7 +51,7 @@ from training.text.synthesize import (
     written,
 )
 from utils.errors import UsageError, UserError
-from utils.files import first_difference, hash_of, separate, writable, write_json
+from utils.files import check_outputs, first_difference, hash_of, writable, write_json
 from utils.loading.fit import fingerprint
 from utils.machine import cpu_name, keep_memory, machine
 from utils.progress import INTERRUPTED
@@ -118,8 +118,8 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     with Interrupts() as interrupt:
         if args.stage == TABLES and not args.writes:
             tokenizer, _ = target_tokenizer(settings, options, interrupt)
-            separate({"--out": out / TABLES_FILE}, args.data)
             out.mkdir(parents=True, exist_ok=True)
+            check_outputs({"--out": out / TABLES_FILE}, args.data)
             build_tables(settings, options, args, tokenizer, out / TEXT_FILE, out / TABLES_FILE)
             return 0
         engine = load_target(settings, options, interrupt)

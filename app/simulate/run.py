@@ -43,7 +43,7 @@ from sampling.recorded import RecordedAnswer, RecordedAnswers, read_answers
 from sampling.stats.summary import Stats, merge, ratio
 from sampling.types import Draft, Limits, Rows, Verdict
 from utils.errors import UsageError, UserError
-from utils.files import append, drop_half_line, first_difference, separate, writable, write_result
+from utils.files import append, check_outputs, drop_half_line, first_difference, writable, write_result
 from utils.loading.fit import fingerprint
 from utils.machine import machine
 from utils.progress import INTERRUPTED
@@ -234,9 +234,7 @@ Figures = Sequence[Mapping[str, Any]]
 
 def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Play the recorded answers under every drafter and gamma; return the exit code."""
-    if args.out is not None:
-        writable(args.out)
-    separate({"--out": args.out}, [args.file, args.prompts])
+    check_outputs({"--out": args.out}, [args.file, args.prompts])
     with Interrupts() as interrupt:
         simulation = Simulation(load_recorded_pair(settings, options, args, interrupt), settings, args, interrupt)
         complete = simulation.run()

@@ -22,10 +22,10 @@ from utils.errors import UsageError, UserError
 from utils.files import (
     WriteError,
     append,
+    check_outputs,
     drop_half_line,
     hash_of,
     replacing,
-    separate,
     writable,
     write_bytes,
     write_result,
@@ -344,21 +344,23 @@ def test_files_are_told_apart_by_where_they_lead(tmp_path: Path, monkeypatch: py
     link.symlink_to("a")
     for same in ("a", "./a", link, tmp_path / "." / "a"):
         refused(
-            separate,
+            check_outputs,
             {"--out": same},
             ["b", None, file],
             match=r"^--out \S+ is the file to be read: name another$",
             kind=UsageError,
         )
         refused(
-            separate,
+            check_outputs,
             {"--out": file, "--log": None, "--report": same},
             match=r"^--report \S+ is the file of --out as well: name another$",
             kind=UsageError,
         )
-    refused(separate, {"--out": "new", "--log": "new"}, match="--log new is the file of --out as well", kind=UsageError)
-    separate({"--out": "new", "--report": "other"}, [file, file])
-    separate({"--out": "/dev/null", "--report": "/dev/null", "--log": "/dev/stdout"}, ["/dev/stdout"])
+    refused(
+        check_outputs, {"--out": "new", "--log": "new"}, match="--log new is the file of --out as well", kind=UsageError
+    )
+    check_outputs({"--out": "new", "--report": "other"}, [file, file])
+    check_outputs({"--out": "/dev/null", "--report": "/dev/null", "--log": "/dev/stdout"}, ["/dev/stdout"])
 
 
 def test_a_change_anywhere_in_a_file_of_weights_is_seen_and_nothing_else_is(tmp_path: Path) -> None:
