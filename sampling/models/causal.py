@@ -32,6 +32,7 @@ class CausalSession(Session):
     """
 
     source: Rows | None = None  # the prompt where it is no part of the rows
+    lm: Any  # that opened it
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: Hidden) -> None:
         self.network, self.initial, self.device = network, prompt, network.device
@@ -339,6 +340,7 @@ class CausalLM(LM):
 
     def beside(self, session: Own, target: Session | None) -> Own:
         """`session` with logits of the target's ids, or of the model's ids without a target."""
+        session.lm = self
         session.cover(self.vocab_size, self.vocab_size if target is None else target.vocab_size)
         return session
 

@@ -96,7 +96,7 @@ class DFlashSession(BlockSession, FollowingSession):
         new, before = ids.shape[1] - count, self._cache.length
         if new:
             fed = positions[:, :new]
-            network.remember(at(self.target.hidden(self.reads), fed), put(fed, self.device), self._cache)
+            network.remember(at(self.target.hidden(self.lm.reads), fed), put(fed, self.device), self._cache)
         if not count:
             return torch.zeros(len(ids), keep, network.width, device=ids.device, dtype=network.dtype), None
         seen = self._seen(positions, mask, new, before)
@@ -174,7 +174,7 @@ class DSparkSession(DFlashSession):
 
         If the last token's row yields no draft, its state comes before them, as in training.
         """
-        lead = self.states.shape[1] - self.drafts
+        lead = self.states.shape[1] - self.lm.block
         tokens = put([path[:lead] + path for path in paths], self.states.device)
         return tokens, self.states[put(places, self.states.device), : tokens.shape[1]]
 
@@ -243,7 +243,7 @@ class DFlash2Session(DFlashSession):
     by_path = True
 
     def logits_after(self, places: list[int], paths: Rows) -> Tensor:
-        states = self.states[:, -self.drafts :][put(places, self.states.device), len(paths[0]) - 1]
+        states = self.states[:, -self.lm.block :][put(places, self.states.device), len(paths[0]) - 1]
         last = put([path[-1] for path in paths], states.device)
         return self.network.selected(super().logits_after(places, paths), last, states)
 
@@ -266,7 +266,7 @@ class PEagleSession(BlockSession, FeatureSession):
     def _joined(self, embedded: Tensor, before: Tensor) -> Tensor:
         """Join tokens [B, T, H] with the target's states in slots [B, T], or the mask's."""
         held = torch.tensor(self.target.held())
-        states = at(self.target.hidden(self.reads), before).to(embedded)
+        states = at(self.target.hidden(self.lm.reads), before).to(embedded)
         mask = put((before >= held[:, None])[..., None], self.device)
         return self.network.join_target(embedded, torch.where(mask, self.network.mask_hidden, states))
 

@@ -64,7 +64,7 @@ class FeatureSession(FollowingSession):
             del tokens[self.settled(self._views[0]) :]
         done = min(common_prefix(tokens, row), len(row) - 1)
         self._crop([done])
-        theirs = self.target.hidden(self.reads)[0] if valid else None
+        theirs = self.target.hidden(self.lm.reads)[0] if valid else None
         try:
             while done < len(row):
                 end = min(len(row), max(done, valid) + 1)
@@ -126,7 +126,7 @@ class FeatureSession(FollowingSession):
     def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
         """Return the kind of the state at positions [B, T] (-1: none) and its address, [B · T] each, and the
         tensors that hold them."""
-        theirs = self.target.hidden(self.reads).to("cpu", torch.float32)
+        theirs = self.target.hidden(self.lm.reads).to("cpu", torch.float32)
         own = None if self._hidden is None or self._hidden.data is None else self._hidden.data[:, 0]
         valid, rows = np.array(self.target.held())[:, None], np.arange(len(before))[:, None]
         kinds = np.where(before < 0, NONE, np.where(before < valid, THEIRS, OWN))
@@ -141,7 +141,7 @@ class FeatureSession(FollowingSession):
         theirs, own = (before >= 0) & (before < held), before >= held
         x = self.network.join_none(embedded)
         if bool(theirs.any()):
-            joined = self.network.join_target(embedded, at(self.target.hidden(self.reads), before))
+            joined = self.network.join_target(embedded, at(self.target.hidden(self.lm.reads), before))
             x = torch.where(put(theirs[..., None], x.device), joined, x)
         if self._hidden is not None and bool(own.any()):
             joined = self.network.join_own(embedded, at(self._hidden.view()[:, 0], before))

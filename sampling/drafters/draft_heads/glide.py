@@ -12,7 +12,6 @@ computes accepted drafts again (see sampling/drafters/draft_heads/sessions.py).
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,14 +28,11 @@ from sampling.types import Hidden, Rows, Session
 
 
 class GlideSession(FollowingSession):
-    """B rows of a GLIDE head; `layers` has the target layer that each of its layers reads."""
-
-    layers: list[int]
-    offset: int
+    """B rows of a GLIDE head."""
 
     def settled(self, view: int) -> int:
         """One layer's K and V depend on the ids alone. With more, position p is settled if p ≤ view (0 if view > 0)."""
-        if len(self.layers) == 1:
+        if len(self.lm.layers) == 1:
             return 1 << 60
         return view + 1 if view else 0
 
@@ -44,9 +40,9 @@ class GlideSession(FollowingSession):
         network = self.network
         seen, own_positions = self._seen(positions, mask), put(positions, self.device)
         turned = own_positions  # the positions of the rotation
-        if self.offset:
+        if self.lm.offset:
             prompt = torch.tensor([len(row) for row in self.initial])[:, None]
-            turned = put(positions + self.offset * (positions >= prompt), self.device)
+            turned = put(positions + self.lm.offset * (positions >= prompt), self.device)
         own = network.run(network.embed(ids), own_positions, mask, self._cache, seen, turned)
         return network.answer(own, keep, self._hidden is not None)
 
@@ -56,7 +52,7 @@ class GlideSession(FollowingSession):
         valid = self.target.held()
         if (longest := max(valid)) == 0:
             return None
-        kv = [self.target.kv(layer)[:2] for layer in self.layers]
+        kv = [self.target.kv(layer)[:2] for layer in self.lm.layers]
         if positions.numel() == 1:  # the usual pass: one query
             count = min(max(int(positions), 1), longest)
             return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
@@ -102,22 +98,20 @@ class GlideLM(FollowingLM):
         vocab_size: int | None = None,
     ) -> None:
         super().__init__(student, name, vocab_size)
-        self._layers, self._offset = student.target_layers(target_layers), offset
+        self.layers, self.offset = student.target_layers(target_layers), offset
 
     def moved(self, offset: int) -> GlideLM:
         """Return an LM of the same network with another offset."""
         lm = copy.copy(self)
-        lm._offset = offset
+        lm.offset = offset
         return lm
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> FollowingSession:
         """Open a session; with an offset no cache is taken over, since the earlier answer is now part of the prompt."""
-        known = None if self._offset else previous
-        session: Any = super().open(prompt, previous=known, target=target, hidden=hidden)
-        session.layers, session.offset = self._layers, self._offset
-        return cast(GlideSession, session)
+        known = None if self.offset else previous
+        return super().open(prompt, previous=known, target=target, hidden=hidden)
 
 
 def build(pair: Parts, request: DraftRequest) -> Proposer:

@@ -24,10 +24,9 @@ from utils.errors import UserError
 
 
 class FollowingSession(CausalSession):
-    """B rows of a draft head beside the session of its target, of which it `reads` these states."""
+    """B rows of a draft head beside the session of its target."""
 
     network: StudentNetwork
-    reads: tuple[int, ...]
 
     def __init__(
         self, network: StudentNetwork, prompt: Rows, vocab_size: int, hidden: Hidden, target: CausalSession
@@ -61,17 +60,12 @@ class FollowingSession(CausalSession):
 
 
 class BlockSession(CausalSession):
-    """B rows of a model that drafts a block in one pass, by masks after each row.
+    """B rows of a model that drafts a block in one pass, by masks after each row."""
 
-    `mask`: the mask's id; `drafts`: the most tokens of a block.
-    """
-
-    mask: int
-    drafts: int
     by_path = False  # whether a draft's logits depend on the drafts before it
 
     def draftable(self, length: int) -> int | None:
-        return self.drafts
+        return cast(int, self.lm.block)
 
     def masks(self, count: int) -> int:
         """Return the number of masks for a block of `count` drafts; the row itself yields the first."""
@@ -79,8 +73,8 @@ class BlockSession(CausalSession):
 
     def block(self, rows: Rows, count: int) -> None:
         """Run the pass after each row; :meth:`logits_after` returns its distributions after a row and drafts."""
-        masks = torch.full((len(rows), self.masks(count)), self.mask)
-        self.logits = self.score_reduced(rows, Draft(masks))[:, -self.drafts :]
+        masks = torch.full((len(rows), self.masks(count)), self.lm.mask)
+        self.logits = self.score_reduced(rows, Draft(masks))[:, -self.lm.block :]
         self._settle([[] for _ in rows])
 
     def logits_after(self, places: list[int], paths: Rows) -> Tensor:
@@ -117,6 +111,11 @@ class FollowingLM(CausalLM):
         if config.kind in BLOCKS:
             self.mask, self.block = config.mask, config.drafts
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Return the states of its target that it reads."""
+        return states_of(self.reads_hidden)
+
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> FollowingSession:
@@ -128,7 +127,7 @@ class FollowingLM(CausalLM):
         if not isinstance(target, CausalSession) or target.source is not None:  # an encoder's states belong to no row
             kind = "none" if target is None else type(target).__name__
             raise UserError(f"{self.name} reads the cache of its target's session, got {kind}")
-        if {*states_of(self.reads_hidden)} - {*target.keeps_hidden}:
+        if {*self.reads} - {*target.keeps_hidden}:
             wanted = True if self.reads_hidden == (-1,) else self.reads_hidden
             raise UserError(f"{self.name} reads its target's hidden states: open the target with hidden={wanted}")
         if (
@@ -139,11 +138,8 @@ class FollowingLM(CausalLM):
             previous.target = target
             return self.beside(previous.again(prompt), target)
         kept = hidden if self.keeps is None else self.keeps
-        session: Any = self.session_type(self.network, prompt, self.vocab_size, kept, target)
-        session.reads = states_of(self.reads_hidden)
-        if self.block:
-            session.mask, session.drafts = self.mask, self.block
-        return cast(FollowingSession, self.beside(session, target))
+        session: FollowingSession = self.session_type(self.network, prompt, self.vocab_size, kept, target)
+        return self.beside(session, target)
 
 
 DRAFTS = 12  # tokens of a block at most, as its authors have it
@@ -157,15 +153,6 @@ class PardLM(CausalLM):
     def __init__(self, model: Any, mask: int, name: str = "drafter", vocab_size: int | None = None) -> None:
         super().__init__(model, name, vocab_size)
         self.mask, self.block = mask, DRAFTS
-
-    def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
-    ) -> BlockSession:
-        """Open a session as :meth:`CausalLM.open` does."""
-        session = super().open(prompt, previous=previous, target=target, hidden=hidden)
-        assert isinstance(session, BlockSession)
-        session.mask, session.drafts = self.mask, self.block
-        return session
 
 
 def mask_of(model: Any) -> int | None:
