@@ -50,7 +50,7 @@ class DrafterRow:
     `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether it is auto. `grows`: the kind of
     tree under `expand auto`. `lane`, `pair`: the word names a lane, is a value of `--drafter`. `member`: rank among the
     words of `--cascade`, large to small; 0 = not one. `reviews`: it may review others there. `first`: it may stand
-    before `+`. `short`: its name in a combination. `lm`: of a draft head, "module:class" of its LM.
+    before `+`. `short`: its name in a combination. `lm`: of a draft head, "module:name" of what makes its LM.
     """
 
     word: str
@@ -142,8 +142,9 @@ _ALONE = (
         "plain",
         "plain drafter",
         "a small model trained for the target",
-        "sampling.drafters.draft_heads.network:build",
+        "sampling.drafters.draft_model:build_head",
         needs="plain",
+        lm="sampling.drafters.draft_heads.network:plain_lm",
         settings=(*TREE, "gamma"),
         member=2,
         reviews=True,

@@ -100,18 +100,15 @@ def load_layer(model: Any, folder: Path, device: torch.device, dtype: torch.dtyp
 
     UserError if there is none, or in one line for tensors that are missing, too many or of another shape.
     """
-    files: dict[str, Path] = {}
+    stored: dict[str, Any] = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
-            files |= dict.fromkeys(opened.keys(), file)
-    names = naming(files, model.get_decoder().config.num_hidden_layers)
+            stored |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # no mapping
+    names = naming(stored, model.get_decoder().config.num_hidden_layers)
     if names is None:
         raise UserError(f"{folder.name} ships no multi-token prediction layer (mtp.… or a layer after the last)")
-    tensors: dict[str, Tensor] = {}
-    for key, file in files.items():
-        if (name := names.ours(key)) is not None:
-            with safe_open(file, "pt") as opened:
-                tensors[name] = opened.get_tensor(key)
+    ours = {names.ours(key): part for key, part in stored.items()}
+    tensors: dict[str, Tensor] = {name: part[:] for name, part in ours.items() if name is not None}
     layer = MtpLayer(model, any(".experts." in name for name in tensors))
     wanted = layer.state_dict()
     lacking = _fuse_experts(tensors, wanted)

@@ -18,9 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.modules import DraftHead, Rotary, lateness
-from sampling.drafters.draft_model import of_head
-from sampling.drafters.proposal import Proposer
-from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, rotate
@@ -293,7 +290,6 @@ def _rounded(linear: Any, kind: str = "q8") -> nn.Module:
     return QuantizedLinear(PackedWeight.rounded(linear.weight, kind))
 
 
-def build(pair: Parts, request: DraftRequest) -> Proposer:
-    """Build a drafter on the pair's plain draft head, a small model by itself."""
-    size = pair.target.vocab_size
-    return of_head(pair.head("plain", lambda head: CausalLM(StudentNetwork(head), "plain", size)), request)
+def plain_lm(student: DraftHead, name: str, vocab_size: int | None = None) -> CausalLM:
+    """Return a plain draft head, a small model by itself, as an LM."""
+    return CausalLM(StudentNetwork(student), name, vocab_size)
