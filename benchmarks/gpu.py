@@ -26,8 +26,7 @@ from app.lanes.warm import measure_costs
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.models.fixed import FixedNetwork
-from sampling.models.llama import LlamaNetwork
+from sampling.models.llama import FixedNetwork, LlamaNetwork
 from sampling.sampler import KeyedSampler
 from sampling.stats.metrics import Meter
 from sampling.types import Drafter, FixedPace, Limits

@@ -31,8 +31,7 @@ from sampling.types import (
     Traits,
     Verdict,
 )
-from sampling.verify.positions import PositionRecorder
-from sampling.verify.round_metrics import RoundMetrics
+from sampling.verify.round_metrics import PositionRecorder, RoundMetrics
 from sampling.verify.rules import rule_of, verify
 from utils.errors import UserError
 from utils.processes import agreed, first

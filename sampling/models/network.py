@@ -203,11 +203,11 @@ def network_of(model: Any) -> Network:
     """The fastest Network for `model`: itself if it is one, else a hand-written pass where one fits."""
     if hasattr(model, "new_cache"):
         return cast(Network, model)
-    from sampling.models import fixed, fused, llama
+    from sampling.models import fused, llama
 
     if fused.supports(model):
         return fused.FusedNetwork(model)
     if not llama.supports(model):
         return TransformersNetwork(model)
     capture = getattr(model, "capture", None)
-    return llama.LlamaNetwork(model) if capture is None else fixed.FixedNetwork(llama.LlamaNetwork(model), capture)
+    return llama.LlamaNetwork(model) if capture is None else llama.FixedNetwork(llama.LlamaNetwork(model), capture)

@@ -28,8 +28,7 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.loop import generate
 from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM, CausalSession
-from sampling.models.fixed import FixedNetwork
-from sampling.models.llama import LlamaNetwork
+from sampling.models.llama import FixedNetwork, LlamaNetwork
 from sampling.models.network import network_of
 from sampling.sampler import KeyedSampler
 from sampling.stats.metrics import Meter

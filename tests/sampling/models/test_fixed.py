@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.models.causal import CausalLM
-from sampling.models.fixed import FixedNetwork
+from sampling.models.llama import FixedNetwork
 from sampling.models.network import network_of
 from sampling.types import Draft
 from tests.support.runs import answers, sampler
