@@ -61,8 +61,6 @@ class GlideSession(FollowingSession):
         window = self.network.window if len(valid) > 1 else 0  # the network itself cuts the window of a single row
         fed = fed_columns(mask, positions).cpu()[:, None] if window else 0  # no padding
         first = ends + 1 - window - fed if window else torch.zeros_like(ends)
-        if slots == longest and bool((ends == slots).all()) and bool((first <= 0).all()):
-            return Seen(kv)
         slot = torch.arange(slots)
         hidden = (slot >= ends[..., None]) | (slot < first[..., None])
         blind = put((ends == 0)[..., None], self.device) if 0 in valid else None

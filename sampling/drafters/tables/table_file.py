@@ -88,10 +88,6 @@ class StaticTables:
             starts = np.searchsorted(level.keys, bounds).tolist()
             self._levels.append((starts, level.keys.data, level.tokens.data, level.confidence.data))
 
-    def __len__(self) -> int:
-        """Return the number of entries."""
-        return sum(len(keys) for _, keys, _, _ in self._levels)
-
     def below(self, end: int) -> StaticTables:
         """Return the same tables without next tokens from id `end` on."""
         tables = copy.copy(self)
