@@ -158,7 +158,7 @@ def check_outputs(written: Mapping[str, str | Path | None], read: Iterable[str |
     taken: dict[str, str] = {}
     for flag, path in [*(("", path) for path in read), *written.items()]:
         target = os.path.realpath(os.path.expanduser(path or ""))
-        if path is None or stream_of(target) is not None or stream_of(path) is not None:
+        if not path or stream_of(target) is not None or stream_of(path) is not None:
             continue
         if flag and target in taken:
             raise UsageError(f"{flag} {path} is {taken[target]}: name another")
