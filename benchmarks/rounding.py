@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     loaded = engine.loaded
     models: list[tuple[LoadedModel, ModelSpec, CausalLM]] = [(loaded.target, loaded.spec.target, engine.target)]
     if loaded.drafter is not None and isinstance(loaded.spec.drafter, ModelSpec):
-        models.append((loaded.drafter, loaded.spec.drafter, engine.drafter))
+        models.append((loaded.drafter, loaded.spec.drafter, engine.drafters.model))
     texts = [engine.tokenizer(turn)["input_ids"] for _, turns in PROMPTS for turn in turns]
     for model, spec, lm in models:
         sys.stdout.write(f"{compared(model, spec, lm, options, [ids[: lm.context] for ids in texts])}\n")

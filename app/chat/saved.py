@@ -142,7 +142,7 @@ def read_chat(path: Path) -> SavedChat:
 
 
 def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
-    """Return each decoding of a turn's answer, continuations included. UserError if they were not saved."""
+    """Return each decoding of a turn's answer, continuations included; none if they were not saved with these texts."""
     decodings = []
     try:
         before = tuple(map(int, turn.record.get("forced", ())))  # the beginning of a branch
@@ -152,9 +152,7 @@ def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
             decodings.append(answered)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, UserError):
         decodings = []
-    if not decodings or before != turn.answer:
-        raise UserError("the figures of this answer were not saved")
-    return decodings
+    return decodings if decodings and before == turn.answer else []
 
 
 def _answered(turn: Turn, record: Mapping[str, Any], before: tuple[int, ...], decode: Decode) -> Answered:

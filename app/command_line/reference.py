@@ -48,8 +48,7 @@ def flags() -> str:
     rows = [_flag_row(known.group, known) for known in FIELDS.values()]
     for command, fields in OWN_FIELDS.items():
         rows += [_flag_row(f"`{command}`", known) for known in fields.values()]
-    order = list(dict.fromkeys(row[0] for row in rows))
-    return markdown_table(("Group", "Flag", "Default", "Meaning"), sorted(rows, key=lambda row: order.index(row[0])))
+    return markdown_table(("Group", "Flag", "Default", "Meaning"), rows)
 
 
 def settings() -> str:

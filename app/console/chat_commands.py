@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from app.chat.conversation import Plan, Turn
+from app.chat.conversation import Plan
 from app.chat.saved import Answered, answered_of, as_json, as_text, draw, drawing, html, read_chat, svg
 from app.console.answer import UNANSWERED, answer
 from app.console.setting_commands import can_run, files
@@ -203,8 +203,8 @@ def save(state: ConsoleState, path: Path) -> None:
 
 def _page(state: ConsoleState, ending: str) -> str:
     """Return the conversation as a page."""
-    turns = [(turn, _answered(state, turn)) for turn in state.said().turns]
-    console = drawing()
+    chat, console = state.said(), drawing()
+    turns = [(turn, answered_of(turn, chat.text)) for turn in chat.turns]
     draw(console, turns, state.settings)
     return svg(console) if ending == ".svg" else html(console)
 
@@ -224,15 +224,6 @@ def _tokenizer(state: ConsoleState) -> str:
     return fingerprint(state.chat.tokenizer) + (" encoder" if state.chat.single else "")
 
 
-def _answered(state: ConsoleState, turn: Turn) -> list[Answered]:
-    """The decodings of a turn; none where its figures are not there, or its ids are another tokenizer's."""
-    assert state.chat is not None
-    try:
-        return answered_of(turn, state.chat.text)
-    except UserError:
-        return []
-
-
 def load(state: ConsoleState, path: Path) -> None:
     found = read_chat(path)
     engine, chat = state.engine(), state.conversation()
@@ -243,7 +234,7 @@ def load(state: ConsoleState, path: Path) -> None:
     state.layers = layers
     for turn in chat.turns:
         engine.drafters.answers.add(turn.prompt, turn.answer)
-    state.latest = next(reversed(_answered(state, chat.turns[-1])), None) if same else None
+    state.latest = next(reversed(answered_of(chat.turns[-1], chat.text)), None) if same else None
     state.page(_chat(state))
     instead = f" in place of {before} before" if before else ""
     said = f", system = {found.system}" if found.system else ""

@@ -45,7 +45,7 @@ _SEQUENCE = re.compile(
 )
 _NO_TEXT = re.compile("[\udc80-\udcff]")  # bytes that are no UTF-8
 
-Offer = Callable[[str], Iterable[Any]]  # the line up to the cursor → records with text, start, help
+Offer = Callable[[str], Iterable[Completion]]  # the line up to the cursor → what Tab offers
 
 _LINE_ENDS, _NEW_LINE = (Keys.ControlM, Keys.ControlJ), KeyPress(Keys.ControlJ, "\n")
 
@@ -68,8 +68,7 @@ class CommandCompleter(Completer):
         line = document.text_before_cursor
         if document.text and (not line.startswith("/") or line.startswith("//") or "\n" in line):
             return
-        for found in self._offer(line):
-            yield Completion(found.text, start_position=found.start - len(line), display_meta=found.help)
+        yield from self._offer(line)
 
 
 def complete(buffer: Buffer) -> None:
@@ -173,7 +172,7 @@ class PromptReader:
 
     def __init__(
         self,
-        offer: Callable[[str], Iterable[Any]],
+        offer: Offer,
         status: Callable[[], str],
         note: Callable[[str], None],
         tell: Callable[[Exception], None],

@@ -20,7 +20,7 @@ from app.chat.conversation import clean
 from app.console.answer import UNANSWERED, answer
 from app.console.chat_commands import saved
 from app.console.prompt import HungUpError, LeaveError, PromptReader, state_folder
-from app.console.slash_commands import COMMANDS, Completion, completions, dispatch
+from app.console.slash_commands import COMMANDS, completions, dispatch
 from app.console.state import ConsoleState, Loader, load_engine, one_line
 from app.lanes.pairing import choose_pair
 from app.screen.terminal import Interrupts, Screen, is_live, make_console, quiet_keys
@@ -106,9 +106,9 @@ def ended(state: ConsoleState, code: int, error: Exception | None) -> int:
 def prompt_reader(state: ConsoleState) -> PromptReader:
     """The prompt on a terminal."""
 
-    def offer(line: str) -> list[Completion]:
+    def offer(line: str) -> list[Any]:
         with contextlib.suppress(UserError):
-            return completions(line, len(line), state, COMMANDS)
+            return completions(line, state)
         return []
 
     plain = state.settings.ascii or not (state.out.encoding or "").lower().startswith("utf")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from prompt_toolkit.completion import Completion
 
 from app.console import chat_commands as chat
 from app.console import setting_commands as change
@@ -164,34 +166,26 @@ def dispatch(line: str, state: ConsoleState, commands: Mapping[str, Command]) ->
     return ""
 
 
-class Completion(NamedTuple):
-    """`text` replaces the line from column `start` up to the cursor."""
-
-    text: str
-    start: int
-    help: str
-
-
-def completions(line: str, cursor: int, state: ConsoleState, commands: Mapping[str, Command]) -> list[Completion]:
-    """Return completions at column `cursor` of `line`: in an empty chat a first question; inside a message none."""
-    typed = line[:cursor].lstrip()
-    start = cursor - len(typed)
+def completions(line: str, state: ConsoleState) -> list[Completion]:
+    """Return completions of the line up to the cursor: in an empty chat a first question; inside a message none."""
+    typed = line.lstrip()
     if not line and (state.chat is None or not state.chat.turns):
-        return [Completion(FIRST_QUESTION, 0, "a first question")]
+        return [Completion(FIRST_QUESTION, display_meta="a first question")]
     if not typed.startswith("/") or typed.startswith("//"):
         return []
     word, space, argument = typed.partition(" ")
     if not space:
-        return [Completion(name, start, c.help) for name, c in commands.items() if name.startswith(word)]
-    command = commands.get(word)
+        named = ((name, command.help) for name, command in COMMANDS.items() if name.startswith(word))
+        return [Completion(name, -len(word), display_meta=note) for name, note in named]
+    command = COMMANDS.get(word)
     if command is None or command.complete is None:
         return []
     argument = argument.lstrip()
     so_far = argument.rpartition(" ")[2] if command.many else argument
     if " " in so_far and not command.spaces:
         return []
-    offered = command.complete(state, so_far)
-    return [Completion(value, cursor - len(so_far), note) for value, note in offered if value.startswith(so_far)]
+    offered = ((value, note) for value, note in command.complete(state, so_far) if value.startswith(so_far))
+    return [Completion(value, -len(so_far), display_meta=note) for value, note in offered]
 
 
 # -- /help: text only, fits 60 columns --------------------------------------------------------

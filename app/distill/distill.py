@@ -74,11 +74,6 @@ class Texts:
     text: str
     sha256: str
 
-    @property
-    def tokens(self) -> int:
-        """The number of answer tokens."""
-        return sum(len(text.ids) - text.start for text in self.texts)
-
 
 def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
     """Record the settings of this run's stage (`names`, and those without a flag) in its folder.
@@ -218,7 +213,7 @@ def _head(
         "student": described(out, draft_head.config),
         "data": {
             "text": source.text,
-            "tokens": source.tokens,
+            "tokens": sum(len(text.ids) - text.start for text in source.texts),
             "sequences": len(learned),
             "held": len(held),
             "sha256": source.sha256,

@@ -295,11 +295,6 @@ class PairEngine:
         """The id that the target's decoder starts from, if it has one."""
         return getattr(self.target, "start_id", None)
 
-    @property
-    def drafter(self) -> LM | None:
-        """The pair's drafter, if it is a model that runs alone."""
-        return self.drafters.model
-
     def lanes(self, settings: Settings) -> list[Lane]:
         """Return the lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
         return [self.lane(name, settings) for name in settings.compare]
@@ -317,12 +312,13 @@ class PairEngine:
             self._check_greedy(name, settings)
         limits = self.limits(settings)
         if name == "draft":
-            if self.drafter is None:
+            model = self.drafters.model
+            if model is None:
                 kind = self.loaded.drafter_kind
                 if head_kind_of(kind) is not None:
                     raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
-            return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
+            return Lane(name, model, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
         if name == "beam":
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
             return Lane(name, self.target, NoDrafter(), settings, limits, beams=beams)
@@ -381,9 +377,9 @@ class PairEngine:
         self._own = None
 
     def _reopen(self, prompt: list[int], begun: Sequence[int]) -> Session:
-        assert self.drafter is not None
+        assert self.drafters.model is not None
         previous, self._own = self._own, None
-        self._own = go_on(self.drafter.open([prompt], previous=previous), begun)
+        self._own = go_on(self.drafters.model.open([prompt], previous=previous), begun)
         return self._own
 
     def _drafting(self, name: str, settings: Settings) -> _Kept:

@@ -53,8 +53,8 @@ def speed_table(
     Takes some 20 s for the default pair, a minute for slow ones; prints nothing.
     """
     networks = {"target": engine.target.network}
-    if isinstance(engine.drafter, CausalLM):
-        networks["drafter"] = engine.drafter.network
+    if isinstance(engine.drafters.model, CausalLM):
+        networks["drafter"] = engine.drafters.model.network
     turns: dict[tuple[str, int], Pass] = {}
     for role, network in networks.items():
         turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}

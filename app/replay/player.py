@@ -101,7 +101,7 @@ class Player:
         else:
             play(answer.events, tracks)
         if not place.stop():
-            show(tracks, answer.turn(tracks).text, place)
+            show(tracks, answer.text(tracks), place)
         return not place.stop()
 
     def _head(self, answer: LoggedAnswer) -> None:

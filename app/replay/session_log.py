@@ -24,7 +24,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from app.chat.conversation import Turn
 from app.lanes.answers import shown_settings
 from app.lanes.costs import LoggedLane, event_of, kept, known, settings_of
 from app.screen.live import LaneViews, Pause, Track, tracks_of
@@ -172,12 +171,9 @@ class LoggedAnswer:
     def lanes(self) -> list[LoggedLane]:
         return [replace(lane, settings=self.settings) for lane in self.opening.lanes]
 
-    def turn(self, tracks: Sequence[Track]) -> Turn:
-        """What was said, by the tracks when all has happened."""
-        last = tracks[-1]
-        text = last.text if self.closing is None else self.closing.text
-        ids = (*self.opening.before, *last.meter.ids)
-        return Turn(self.opening.prompt, self.opening.prompt_ids, ids, text, last.reason)
+    def text(self, tracks: Sequence[Track]) -> str:
+        """Return the answer's text, by the tracks when all has happened."""
+        return tracks[-1].text if self.closing is None else self.closing.text
 
 
 @dataclass

@@ -124,11 +124,6 @@ class PaneData:
         return self.drafting or bool(self.stats and (self.stats.beams or _reported(self.stats)))
 
     @property
-    def tinted(self) -> bool:
-        """Whether accepted text is tinted by who proposed it."""
-        return len(self.names) > 1
-
-    @property
     def status(self) -> str:
         """Where the lane is, in a few words."""
         if self.state in ("waiting", "prefill"):

@@ -63,11 +63,6 @@ class Spanner:
         self.spans: list[Span] = []  # so far; characters that are not complete yet are waiting
         self._last: Kind = self._own
 
-    @property
-    def text(self) -> str:
-        """The answer so far, without rejected and discarded drafts."""
-        return committed_text(self.spans)
-
     def feed(self, event: Event) -> None:
         """Take in one event."""
         if isinstance(event, Step):
@@ -110,7 +105,7 @@ class Spanner:
         whole = self._decode([*self._context, *self.ids])
         if self._context:
             whole = whole[len(self._decode(self._context).rstrip(REPLACEMENT)) :]
-        if whole == self.text:
+        if whole == committed_text(self.spans):
             return
         settled: list[Span] = []
         for span in self.spans:

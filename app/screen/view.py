@@ -152,7 +152,7 @@ Proposers = tuple[tuple[int, str], ...]  # (source, name) of those whose accepte
 
 def _proposers(pane: PaneData) -> Proposers:
     sources = {span.source for span in pane.spans if span.kind == "accepted"}
-    return tuple((i, name) for i, name in enumerate(pane.names) if i in sources and pane.tinted)
+    return tuple((i, name) for i, name in enumerate(pane.names) if i in sources and len(pane.names) > 1)
 
 
 def _accepted(panes: Sequence[PaneData]) -> list[Chunk]:

@@ -52,8 +52,10 @@ def named(word: str) -> str:
     return _cut(word if word.isprintable() else repr(word)[1:-1])
 
 
-def plain(value: float) -> str:
-    """Return a number without a needless ".0": 1.0 → 1, 0.9 → 0.9."""
+def plain(value: float | str) -> str:
+    """Return a number without a needless ".0": 1.0 → 1, 0.9 → 0.9; a word as it is."""
+    if isinstance(value, str):
+        return value
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
@@ -156,14 +158,10 @@ class Number(Kind):
             outside = f"{begin} and {'below' if without_high else 'at most'} {plain(high)}"
         allowed = f"a number{',' if outside.startswith('at') else ''} {outside}"
         kind: Any = Annotated[float, Strict(), Limits(**limits), rounded, BeforeValidator(_decimal)]
-        if not word:
+        if word:
+            super().__init__(Literal[word] | kind, f"{allowed} or {word}", f"X|{word}", (word,), plain)
+        else:
             super().__init__(kind, allowed, "X", show=plain, outside=outside)
-            return
-
-        def shown(value: float | str) -> str:
-            return value if isinstance(value, str) else plain(value)
-
-        super().__init__(Literal[word] | kind, f"{allowed} or {word}", f"X|{word}", (word,), shown)
 
 
 class Choice(Kind):

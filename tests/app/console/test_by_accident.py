@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.chat.saved import read_chat
-from app.console.slash_commands import COMMANDS, completions
+from app.console.slash_commands import completions
 from app.console.state import ConsoleState
 from tests.support.screen import PASTE_OFF, PASTE_ON, Terminal
 from tests.support.scripted import catalogue_of, run_lines
@@ -164,9 +164,7 @@ def test_tab_offers_only_what_the_pair_can_run(catalogue: Path) -> None:
 
     def look(state: ConsoleState) -> None:
         for line in ("/compare ", "/set compare=", "/drafter "):
-            offered[line] = [
-                found.text.removeprefix("compare=") for found in completions(line, len(line), state, COMMANDS)
-            ]
+            offered[line] = [found.text.removeprefix("compare=") for found in completions(line, state)]
         for word in (*offered["/compare "], *offered["/set compare="]):
             assert state.engine().lane(word, state.settings)
 

@@ -382,7 +382,7 @@ def test_help_on_a_setting_tells_range_and_values() -> None:
 
 def test_the_words_of_the_sources_work_and_are_on_no_list() -> None:
     console = ScriptedConsole()
-    listed = {one.text for one in completions("/", 1, console, COMMANDS)}
+    listed = {one.text for one in completions("/", console)}
     assert set(SOURCE_WORDS) & {*listed, *COMMANDS, *help_page(TABLE).split()} == set()
     for name, command in SOURCE_WORDS.items():
         assert help_of(name, console, COMMANDS).startswith(command.usage)

@@ -129,7 +129,7 @@ def test_sampled_answers_have_the_targets_law(engines: dict[str, PairEngine], pa
     exact = exact_law(Oracle(pair.target, question(412)), [0], law, 4, [END])
     found = sample_counts(
         engine.target,  # type: ignore[arg-type]
-        lambda: ModelDrafter(engine.drafter),
+        lambda: ModelDrafter(engine.drafters.model),
         lambda seed: make_sampler(settings.changed(seed=seed)),
         prompt=question(412),
         samples=5_000,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.screen.spans import Span, Spanner
+from app.screen.spans import Span, Spanner, committed_text
 from sampling.events import Finished, Prefill, Step
 from utils.growing_text import NO_TEXT, REPLACEMENT
 
@@ -81,7 +81,7 @@ def test_each_kind_of_token_becomes_a_span_in_reading_order() -> None:
         Span(" on", "discarded"),
         Span(" toward", "target"),
     ]
-    assert spanner.text == "A river is toward"
+    assert committed_text(spanner.spans) == "A river is toward"
     assert spanner.ids == [1, 2, 3, 6]
 
 
@@ -107,9 +107,9 @@ def test_a_character_split_over_tokens_shows_whole_in_the_colour_of_the_token_th
 def test_incomplete_bytes_wait_and_show_once_at_the_end() -> None:
     head = in_bytes("x日")[:-1]
     spanner = fed(*(step([], 0, token) for token in head))
-    assert spanner.text == "x"
+    assert committed_text(spanner.spans) == "x"
     spanner.feed(end("interrupted"))
-    assert spanner.text == "x" + REPLACEMENT == decode(head)
+    assert committed_text(spanner.spans) == "x" + REPLACEMENT == decode(head)
 
 
 def test_a_rejected_draft_reads_as_it_would_have_in_its_place() -> None:
@@ -120,13 +120,13 @@ def test_a_rejected_draft_reads_as_it_would_have_in_its_place() -> None:
     assert [span.text for span in spanner.spans] == ["x", "日", "日"]
     spanner = fed(step([], 0, a), step([other[0], other[1]], 0, b), step([], 0, c), end())
     assert [span.text for span in spanner.spans if span.kind == "rejected"] == [REPLACEMENT]
-    assert spanner.text == "日"
+    assert committed_text(spanner.spans) == "日"
 
 
 def test_a_rejected_stop_token_is_seen() -> None:
     spanner = fed(step([], 0, encode("A")[0]), step([0], 0, encode(" b")[0]), end())
     assert [span.text for span in spanner.spans if span.kind == "rejected"] == [NO_TEXT]
-    assert NO_TEXT not in spanner.text
+    assert NO_TEXT not in committed_text(spanner.spans)
 
 
 def test_discarded_drafts_are_read_after_the_rejected_one() -> None:
@@ -156,10 +156,10 @@ def rounds(data: st.DataObject, ids: list[int], size: int) -> list[Step]:
 
 def check_exact(data: st.DataObject, ids: list[int], size: int, with_decode: Decode) -> None:
     spanner = fed(*rounds(data, ids, size), with_decode=with_decode)
-    before = spanner.text
+    before = committed_text(spanner.spans)
     spanner.feed(end())
-    assert spanner.text == with_decode(ids)
-    assert spanner.text.startswith(before)
+    assert committed_text(spanner.spans) == with_decode(ids)
+    assert committed_text(spanner.spans).startswith(before)
     neighbours = zip(spanner.spans, spanner.spans[1:], strict=False)
     assert all((a.kind, a.source) != (b.kind, b.source) for a, b in neighbours)
     assert all(span.text for span in spanner.spans)
@@ -178,7 +178,7 @@ def test_committed_spans_are_exactly_the_decoded_answer_for_any_ids(data: st.Dat
 def test_committed_spans_are_exactly_the_decoded_answer_for_any_text(data: st.DataObject, text: str) -> None:
     ids = data.draw(st.sampled_from([encode, in_bytes]))(text)
     check_exact(data, ids, tiny().get_vocab_size(), decode)  # type: ignore[attr-defined]
-    assert fed(*(step([], 0, token) for token in ids), end()).text == text
+    assert committed_text(fed(*(step([], 0, token) for token in ids), end()).spans) == text
 
 
 @settings(max_examples=60, deadline=None)
@@ -205,7 +205,7 @@ def test_a_tokenizer_that_strips_the_first_space_and_falls_back_to_bytes_is_read
     tokens = st.integers(0, 5) | st.integers(0, 255).map(lambda byte: byte + 6)
     ids = data.draw(st.lists(tokens, min_size=1, max_size=40))
     spanner = fed(*rounds(data, ids, 262), end(), with_decode=sentence)
-    assert spanner.text == sentence(ids)
+    assert committed_text(spanner.spans) == sentence(ids)
 
 
 @pytest.fixture(scope="module")

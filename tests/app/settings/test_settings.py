@@ -379,8 +379,8 @@ def test_tab_goes_through_the_list_and_offers_published_matrices() -> None:
 
 
 def test_tab_knows_the_models_of_the_pairs_cascade() -> None:
-    from app.console.slash_commands import COMMANDS, completions
+    from app.console.slash_commands import completions
 
     console = ScriptedConsole(cascade="llama-160m,maxgram")
     line = "/set cascade=l"
-    assert [found.text for found in completions(line, len(line), console, COMMANDS)] == ["cascade=llama-160m"]
+    assert [found.text for found in completions(line, console)] == ["cascade=llama-160m"]

@@ -104,7 +104,7 @@ def test_our_own_kinds_are_made_at_load_and_run_as_one_pass(tmp_path):
     assert pair.target.bytes < pair.drafter.bytes < plain.drafter.bytes / 3
     engine = PairEngine(pair)
     assert isinstance(engine.target.network, FusedNetwork)
-    assert isinstance(engine.drafter.network, FusedNetwork)
+    assert isinstance(engine.drafters.model.network, FusedNetwork)
     assert engine.target.network.cache_dtype == torch.float32
     settings = Settings(compare=("ar", "spec"), max_new_tokens=40)
     texts = [

@@ -48,7 +48,7 @@ def drafted(model: Any, assistant: Any, row: list[int], count: int) -> list[torc
 
 
 def test_the_logits_are_those_of_transformers_own_loop(engine: PairEngine) -> None:
-    lm: Any = engine.drafter
+    lm: Any = engine.drafters.model
     assert isinstance(lm, AssistantLM)
     held, session = engine.target.open([ROW], hidden=True), None
     for length in (9, 10, 24):  # beyond the window of 12 as well
@@ -71,6 +71,6 @@ def test_greedy_text_is_that_of_generate(engine: PairEngine, gamma: int) -> None
 
 
 def test_what_does_not_fit_is_one_line(engine: PairEngine) -> None:
-    lm: Any = engine.drafter
+    lm: Any = engine.drafters.model
     refused(lm.open, [ROW], match="reads its target's session: it cannot run alone")
     refused(AssistantLM, lm.model, CausalLM(make_target(40)), match="of a Gemma 4 target, which this one is not")
