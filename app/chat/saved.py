@@ -110,7 +110,7 @@ class SavedChat(BaseModel):
     version: Literal[1]
     system: str = ""
     tokenizer: str | None = None
-    saved: list[_SavedTurn] = Field(alias="turns")
+    saved: list[_SavedTurn] = Field(alias="turns", min_length=1)
 
     @property
     def turns(self) -> list[Turn]:
@@ -125,10 +125,7 @@ def read_chat(path: Path) -> SavedChat:
             raise UserError("holds no conversation that /save wrote")
         if data.get("version") != VERSION:
             raise UserError(f"has format {data.get('version')!r:.20}, this program reads {VERSION}")
-        chat = SavedChat.model_validate(data)
-        if not chat.saved:
-            raise UserError("holds no turn")
-        return chat
+        return SavedChat.model_validate(data)
     except OSError as error:
         problem = f"cannot read {path}: {error.strerror or error}"
     except ValidationError as error:

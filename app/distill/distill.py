@@ -112,7 +112,7 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         args.turns = [question.turns for question in questions_of(args.prompts, settings.data_dir)]
     with Interrupts() as interrupt:
         if args.stage == TABLES and not args.writes:
-            tokenizer, _ = target_tokenizer(settings, options, interrupt)
+            tokenizer = target_tokenizer(settings, options, interrupt)
             out.mkdir(parents=True, exist_ok=True)
             check_outputs({"--out": out / TABLES_FILE}, args.data)
             build_tables(settings, options, args, tokenizer, out / TEXT_FILE, out / TABLES_FILE)

@@ -134,18 +134,19 @@ class Track:
         return last if isinstance(last, Finished) else None
 
     def pane(self) -> PaneData:
-        """The lane as it stands, for the screen."""
+        """Return the lane as it stands, for the screen; `gamma` is the mean of what rounds drafted under `auto`."""
+        auto, stats = getattr(self.lane, "pace", None) is not None, self.meter.stats
         return PaneData(
             self.lane.name,
             tuple(self.spanner.spans),
-            self.meter.stats,
+            stats,
             self._state,
             self._progress or self.waiting,
             self.limit,
-            gamma=self._gamma(),
+            gamma=stats.draft_n / stats.target_passes if auto and stats.target_passes else None,
             resting=self._resting(),
             names=tuple(getattr(self.lane, "source_names", ())),
-            seen=seen_before(self.meter.stats, self.terms),
+            seen=seen_before(stats, self.terms),
             rounds=self._rounds,
             slow=getattr(getattr(self.lane, "settings", None), "times_slower", 1.0),
         )
@@ -157,11 +158,6 @@ class Track:
             return pane
         found = thoughts(self.text, self.thinking, settings.thinking, self.decode(list(self.before)))
         return replace(pane, spans=span_parts(pane.spans, found, settings.thinking))
-
-    def _gamma(self) -> float | None:
-        """Mean tokens that a round of this answer drafted under `gamma auto`; None where gamma is fixed."""
-        passes = self.meter.stats.target_passes
-        return self.meter.stats.draft_n / passes if passes and getattr(self.lane, "pace", None) is not None else None
 
     def _resting(self) -> tuple[float, float | None] | None:
         """Return c and alpha of this answer if `gamma auto` stopped drafting in it; no alpha if it never drafted."""

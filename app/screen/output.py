@@ -93,8 +93,8 @@ def load_progress(stream: IO[str], *, quiet: bool) -> Iterator[Callable[[str, fl
             stream.flush()
 
 
-def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> tuple[Any, int]:
-    """The target's tokenizer and how many ids it has; the weights are not loaded."""
+def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> Any:
+    """Return the target's tokenizer; the weights are not loaded."""
     from utils.loading.build import load_tokenizer
     from utils.loading.quiet import quiet_environment
     from utils.loading.sources import model_folder
@@ -107,7 +107,7 @@ def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Calla
         )
     if tokenizer is None:
         raise UserError(f"{target.name} has no tokenizer files: they are needed")
-    return tokenizer, max(tokenizer.get_vocab().values()) + 1
+    return tokenizer
 
 
 def screen(settings: Settings, stream: TextIO, width: int = _WIDTH) -> Console:

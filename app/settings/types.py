@@ -225,7 +225,7 @@ def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _joined(values: Any) -> str:
-    return ",".join(map(str, values))
+    return ",".join(map(plain, values))
 
 
 class _List(Kind):
@@ -238,12 +238,11 @@ class _List(Kind):
         choices: tuple[str, ...] = (),
         *,
         once: bool = True,
-        show: Callable[[Any], str] = _joined,
     ) -> None:
         kind: Any = Annotated[tuple[each, ...], BeforeValidator(_parts), Limits(min_length=1)]
         if once:
             kind, allowed = Annotated[kind, AfterValidator(_once)], f"{allowed}, each once"
-        super().__init__(kind, f"a comma list of {allowed}", "LIST", choices, show)
+        super().__init__(kind, f"a comma list of {allowed}", "LIST", choices, _joined)
 
 
 METHOD_NAMES = _List(Literal[METHODS], ", ".join(METHODS), METHODS)
@@ -275,13 +274,11 @@ class WholeList(_List):
 
 
 class NumberList(_List):
-    """A comma list of numbers between `low` and `high`, which may repeat unless `once`."""
+    """A comma list of numbers between `low` and `high`, which may repeat."""
 
-    def __init__(self, low: float, high: float, *, without_low: bool = False, once: bool = False) -> None:
+    def __init__(self, low: float, high: float, *, without_low: bool = False) -> None:
         each = Number(low, high, without_low=without_low)
-        super().__init__(
-            each.type, f"numbers {each.outside}", once=once, show=lambda values: ",".join(map(plain, values))
-        )
+        super().__init__(each.type, f"numbers {each.outside}", once=False)
 
 
 _DRAFTERS = f"a comma list of {', '.join(MEMBERS)} or names of the pair's models, each once, large to small"

@@ -104,7 +104,7 @@ def _starts(
         if options.drafter is None:
             raise UsageError("--prompts needs a tokenizer: --pair, --target or --drafter names a model that has one")
         options = options.changed(target=options.drafter, drafter=None)
-    tokenizer, _ = target_tokenizer(settings, options, cancelled)
+    tokenizer = target_tokenizer(settings, options, cancelled)
     layout: dict[str, Any] = {"system": settings.system, "chat": settings.chat, "template": settings.template}
     chat = Conversation(tokenizer, frozenset(), NO_LIMIT, **layout)
     plain = [[list(tokenizer(text, add_special_tokens=also)["input_ids"]) for also in (True, False)] for text in texts]
