@@ -16,6 +16,7 @@ from app.screen.inspection import SaidToken
 from app.screen.live import Track
 from app.screen.palette import HEAT, Look
 from app.screen.rows import Drawn, Piece, Row, chunk, flow, plural, row_of, share, wrap
+from app.screen.view import gamma_text
 from sampling.drafters.registry import is_simulated, oracle_of
 from sampling.events import Step
 from sampling.gamma.controller import GAMMA_MAX, Controller, best
@@ -218,15 +219,8 @@ def _measured(track: Track, plain: Stats) -> list[str]:
         return []
     if disturbed(plain, own):
         return [f"timing of the last answer disturbed: faster than {tokens:.2f} tok/pass allows"]
-    return [f"measured in the last answer: {factor:.2f}x at gamma {_used(track)}"]
-
-
-def _used(track: Track) -> str:
-    """Gamma as it was set; of `auto` with the mean of what its rounds drafted, as `bench` has it."""
-    used, rounds = track.lane.settings.gamma, track.steps[1:]
-    if used != "auto" or not rounds:
-        return str(used)
-    return f"auto ({sum(len(step.drafted) for step in rounds) / len(rounds):.1f} drafted a round)"
+    used = gamma_text(track.lane.settings, track.pane().gamma)
+    return [f"measured in the last answer: {factor:.2f}x at gamma {used}"]
 
 
 PROBABILITY, ENTROPY = "p", "entropy"

@@ -54,8 +54,8 @@ PLAIN_ROUNDS = [make_step(0, 0, 0) for _ in range(20)]
 THREE = rounds(3, [3, 0, 1, 3] * 5)
 
 
-def both(gamma: int | str = 3, steps: Sequence[Step] = tuple(THREE)) -> Any:
-    return answered(track(lane("ar", None, drafter=object()), PLAIN_ROUNDS), track(lane("spec", gamma), steps))
+def both(gamma: int | str = 3, steps: Sequence[Step] = tuple(THREE), pace: Controller | None = None) -> Any:
+    return answered(track(lane("ar", None, drafter=object()), PLAIN_ROUNDS), track(lane("spec", gamma, pace), steps))
 
 
 def shown(bars: Bars, look: Look) -> list[str]:
@@ -104,9 +104,12 @@ def test_a_lane_under_gamma_auto_tells_what_its_own_pace_has_learned() -> None:
 
 
 def test_gamma_auto_is_told_by_what_was_drafted_not_by_what_it_allowed() -> None:
-    allowed = [replace(step, gamma=9) for step in rounds(2, [1] * 40)]
-    drawn = gamma_bars([both("auto", allowed)], LOOKS["60"])
-    assert drawn.remarks[-1].endswith("at gamma auto (2.0 drafted a round)")
+    allowed, pace = [replace(step, gamma=9) for step in rounds(2, [1] * 40)], Controller()
+    for step in allowed:
+        pace.budget([0])
+        pace.observe([step])
+    drawn = gamma_bars([both("auto", allowed, pace)], LOOKS["60"])
+    assert drawn.remarks[-1].endswith("at gamma auto(2.0)")
 
 
 def test_a_disturbed_timing_has_no_speed_up() -> None:
