@@ -215,11 +215,11 @@ class _Run:
         self.opening = False
         self._select([index for index, outcome in enumerate(outcomes) if outcome.reason is None])
         overhead_s = watch.lap() / share
-        lengths, drafter = keys[:, 1].tolist(), self.drafter if max(budget.max_depth) > 0 else None
+        drafter = self.drafter if max(budget.max_depth) > 0 else None
         for index, (step, gamma, outcome) in enumerate(zip(steps, wanted.max_depth, outcomes, strict=True)):
             step = replace(step, gamma=gamma, overhead_s=overhead_s)
             if self.recorder is not None:
-                step = self.recorder.noted(step, index, lengths[index], drafter, draft, verdict)
+                step = self.recorder.noted(step, index, int(keys[index, 1]), drafter, draft, verdict)
             yield step
             if outcome.reason is not None:
                 yield Finished(step.row, outcome.reason)

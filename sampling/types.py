@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any, Protocol, cast
 
 import torch
@@ -40,7 +41,7 @@ Hidden = bool | tuple[int, ...]
 input of its head. True means (−1,), False none."""
 
 
-Room = Callable[[int, int], Tensor]  # rows, numbers of each → [rows, numbers] to be written to
+Room = Callable[[int, int], int]  # rows, numbers of each → the address of memory for them, in float32
 
 
 def states_of(*hidden: Hidden) -> tuple[int, ...]:
@@ -91,13 +92,14 @@ class Draft:
     probs: Tensor | None = None  # [B, N, V] float: the distribution that each node was drawn from; None = point masses
     draft_prob: Tensor | None = None  # [B, N] the drafter's own probability of each node at temperature 1; None: 1
     parents: Tensor | None = None  # [N] long, -1 = root; None = a chain
-    source: Tensor | None = None  # [N] or [B, N] index into the drafter's `traits.names`
+    source: Tensor | None = None  # [B, N] indices into the drafter's `traits.names`
     calls: tuple[Call, ...] = ()
     trace: tuple[Step, ...] = ()
     promised: float = 0.0  # accepted tokens expected of a tree's paths; 0: unknown
     seconds: float | None = None  # a simulated drafter's price of drafting, instead of its measured time
 
     @staticmethod
+    @cache
     def empty(rows: int) -> Draft:
         """Return a draft of no nodes for `rows` rows."""
         return Draft(torch.empty((rows, 0), dtype=torch.long))

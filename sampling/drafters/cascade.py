@@ -132,7 +132,7 @@ class Growing:
         probs = None if like is None else like.new_zeros(*tokens.shape, like.shape[-1])
         for draft, numbers, where in self._pieces:
             rows, nodes, depths = where
-            own = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
+            own = torch.zeros_like(draft.tokens) if draft.source is None else draft.source
             source[rows, depths] = numbers[own[rows, nodes]]
             if draft.draft_prob is not None:
                 draft_prob[rows, depths] = draft.draft_prob[rows, nodes]
@@ -275,7 +275,7 @@ def _emitted(result: Review, draft: Draft, numbers: list[int]) -> Draft:
     accepted = (verdict.path >= 0).sum(dim=1)[:, None]
     drafted = F.pad(draft.tokens, (0, 1), value=-1)
     tokens = torch.where(places < accepted, drafted, torch.where(places == accepted, verdict.token[:, None], -1))
-    source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
+    source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source
     source = torch.where(places < accepted, torch.tensor([*numbers, 0])[F.pad(source, (0, 1))], 0)
     logits = verdict.logits.float()
     chosen = logits.gather(2, put(tokens, logits.device).clamp(min=0)[..., None])[..., 0]

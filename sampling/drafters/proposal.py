@@ -492,7 +492,7 @@ class Proposer(Drafter):
         for source in self.sources:
             source.observe(texts, paths, draft, verdict)
         calls, self._calls = self._calls, []
-        if len(rows) != 1 or not drafted or [node.token for node in drafted[0]] != draft.tokens[0].tolist():
+        if len(rows) != 1 or not drafted or [[node.token for node in drafted[0]]] != draft.tokens.tolist():
             return
         accepted = [drafted[0][node] for node in paths[0]]
         self._learn_after_drafted(drafted[0], accepted)

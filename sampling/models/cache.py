@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,11 +41,11 @@ class Buffer:
         data[:, :, start:end] = new
         return data[:, :, :end]
 
-    def room(self, count: int, size: int) -> Tensor:
-        """Add `count` slots to a single row and head: a view [count, size] for the caller to write into."""
-        end = self.length + count
-        data = self._with_room(torch.empty(1, 1, 1, size) if self.data is None else self.data, end)
-        return data[0, 0, end - count : end]
+    def room(self, count: int, size: int) -> int:
+        """Add `count` slots to a single row and head; the address of [count, size] float32 for the caller to write."""
+        start = self.length
+        data = self._with_room(torch.empty(1, 1, 1, size) if self.data is None else self.data, start + count)
+        return data.data_ptr() + 4 * size * start
 
     def place(self, new: Tensor, slots: Tensor, rows: Tensor, of: int) -> None:
         """Write `new` [N, 1, T, D] to these rows [N] of `of`, each to its own slots [N, T]."""
@@ -92,6 +92,23 @@ class Buffer:
 
     def fork(self) -> Buffer:
         return Buffer(None if self.data is None else self._grown(self.data, self.length), self.length)
+
+
+class RowStates(NamedTuple):
+    """A row's states in float32 on the host: the address of the first token's, the bytes of each token's, their tensor.
+
+    The tensor may begin with a later token.
+    """
+
+    address: int = 0
+    step: int = 0
+    held: Tensor | None = None
+
+    @staticmethod
+    def of(held: Tensor, first: int = 0) -> RowStates:
+        """Return the states `held` [..., S, G], contiguous, of tokens `first` and later ones."""
+        step = 4 * held.shape[-1]
+        return RowStates(held.data_ptr() - step * first, step, held)
 
 
 def joined(states: list[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
-from sampling.models.cache import Buffer, SlotCache, additive, joined, places
+from sampling.models.cache import Buffer, RowStates, SlotCache, additive, joined, places
 from sampling.models.network import LengthTables, network_of
 from sampling.rows import common_prefix, put
 from sampling.types import LM, Draft, Hidden, KVCache, Network, Rows, Session, above, states_of
@@ -305,6 +305,13 @@ class CausalSession(Session):
             return states
         each = states.chunk(len(kept), dim=-1)
         return joined([each[kept.index(state)] for state in wanted])
+
+    def states_of_row(self, wanted: tuple[int, ...], first: int) -> RowStates:
+        """The wanted states of a single row from token `first` on; copied only where they lie otherwise."""
+        held = None if self._hidden is None else self._hidden.data
+        if held is None or wanted != self.keeps_hidden or held.dtype != torch.float32 or held.device.type != "cpu":
+            return RowStates.of(self.hidden(wanted)[0, first:].to("cpu", torch.float32).contiguous(), first)
+        return RowStates.of(held)
 
 
 class CausalLM(LM):

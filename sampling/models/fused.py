@@ -420,7 +420,8 @@ class FusedNetwork:
         with self._one_at_a_time:
             cache.reserve(count if sequences is None else cache.rows, end)
             rows, seen = self._record.rows(tokens, depths, mask, slots, numbers)
-            logits = self._run(rows.ctypes.data, (count, fed, keep), seen, last, cache, wanted, states)
+            address = None if states is None else states.data_ptr()
+            logits = self._run(rows.ctypes.data, (count, fed, keep), seen, last, cache, wanted, address)
             cache.length = end
         return logits, states
 
@@ -473,9 +474,10 @@ class FusedNetwork:
         last: int,
         cache: FusedCache,
         wanted: tuple[int, ...],
-        states: Tensor | None,
+        states: int | None,
     ) -> Tensor:
-        """Run the pass over the rows at the address `rows`: logits [B, keep, n]; the wanted states go to `states`.
+        """Run the pass over the rows at the address `rows`: logits [B, keep, n]; the wanted states go to the address
+        `states`.
 
         `sizes`: sequences B, rows fed of each and the last rows kept; `seen`: the most slots that a row sees; `last`:
         the last position.
@@ -483,7 +485,7 @@ class FusedNetwork:
         count, fed, keep = sizes
         logits, record = torch.empty(count, keep, self._width), self._record.record
         size = 4 * self._hidden
-        addresses = {} if states is None else {layer: states.data_ptr() + size * at for at, layer in enumerate(wanted)}
+        addresses = {} if states is None else {layer: states + size * at for at, layer in enumerate(wanted)}
         if self._keeps_layers or any(layer >= 0 for layer in wanted):
             for index, layer in enumerate(self._table):
                 layer.states = addresses.get(index)

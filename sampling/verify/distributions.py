@@ -7,12 +7,11 @@ as drafting.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
-from operator import mul
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,7 +36,6 @@ class LazyDistributions:
         self._known: dict[tuple[int, int], Tensor] = {}
         self._glances: dict[tuple[int, int], Seen] = {}
         self._walks = at_hand() and logits.shape[-1] >= MANY and walkable(logits)
-        self._numbers = logits.numpy() if self._walks else np.empty(0)
         self.quick = self._walks and (sampler.greedy or sampler.tempered is not None)
 
     def all(self) -> Tensor:
@@ -86,8 +84,7 @@ class LazyDistributions:
         return self._glances.get((row, node))
 
     def _seen(self, row: int, node: int, temperature: float | None, state: int | None = None) -> Seen:
-        address = self._logits.data_ptr() + sum(map(mul, self._numbers.strides, (row, node + 1)))
-        seen = self._glances[row, node] = Seen(self._numbers[row, node + 1], address, temperature, state)
+        seen = self._glances[row, node] = Seen(self._logits, row, node, temperature, state)
         return seen
 
     def _processed(self, places: list[tuple[int, int]]) -> Tensor:
@@ -100,15 +97,17 @@ class LazyDistributions:
 
 
 class Seen:
-    """A compiled walk over the logits [V] of one position, at this address. Their distribution is the softmax at
+    """A compiled walk over the float32 logits [B, N+1, V] of one position. Their distribution is the softmax at
     `temperature` (None: another one), drawn with the noise of `state`. LogitsError for NaN, +inf, or nothing but -inf.
     """
 
     def __init__(
-        self, logits: np.ndarray[Any, Any], address: int, temperature: float | None, state: int | None = None
+        self, logits: Tensor, row: int, node: int, temperature: float | None, state: int | None = None
     ) -> None:
-        self._logits, self._temperature = logits, temperature
-        self.walk = walk(address, len(logits), GLANCE_IDS, state, temperature or 1.0)
+        by_row, by_node, _ = logits.stride()
+        self._held, self._temperature = logits, temperature
+        self._address = logits.data_ptr() + 4 * (by_row * row + by_node * (node + 1))
+        self.walk = walk(self._address, logits.shape[-1], GLANCE_IDS, state, temperature or 1.0)
         check_number(self.walk.mass)
 
     @property
@@ -120,7 +119,8 @@ class Seen:
     def chances(self, ids: Sequence[int]) -> list[float]:
         """Return the probabilities of these ids at temperature 1."""
         top, mass = self.walk.values[0], self.walk.mass
-        return [math.exp(float(self._logits[token]) - top) / mass for token in ids]
+        logits = (ctypes.c_float.from_address(self._address + 4 * token).value for token in ids)
+        return [math.exp(logit - top) / mass for logit in logits]
 
     def likeliest(self) -> list[tuple[int, float]]:
         """Return a few ids and their processed probabilities; [] where these are unknown."""

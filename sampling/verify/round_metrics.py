@@ -40,7 +40,7 @@ class RoundMetrics:
         """Return the metrics of the positions at which a row stood: a tree has many more."""
         rows, count = draft.tokens.shape
         tokens, parents = draft.tokens.tolist(), list(above(draft.parents, count))
-        source = [[0] * count] * rows if draft.source is None else draft.source.expand(rows, count).tolist()
+        source = [[0] * count] * rows if draft.source is None else draft.source.tolist()
         draft_p = [[1.0] * count] * rows if draft.draft_prob is None else draft.draft_prob.tolist()
         stood = [[-1, *(node for node in path if node >= 0)] for path in verdict.path.tolist()]
         children: dict[int, list[int]] = {}

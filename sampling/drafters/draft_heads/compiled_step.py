@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
-from sampling.models.cache import Buffer
+from sampling.models.cache import Buffer, RowStates
 from sampling.models.fused import BLOCK, FusedCache, PassRecord
 from utils.kernels.bindings import ROW, Step
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
@@ -99,23 +99,19 @@ class CompiledStep:
         self,
         tokens: list[int],
         first: int,
-        theirs: Tensor | None,
+        theirs: RowStates,
         valid: int,
         own: Buffer,
         cache: FusedCache,
     ) -> Tensor:
         """Feed one row's tokens from position `first` on: logits [1, 1, n] of the last; their states go to `own`.
 
-        `theirs` [S, G] are the target's states in any dtype, of which the first `valid` are known; after them the
-        head's `own` [S, H] serve, of which `first` are known.
+        `theirs` are the target's states [S, G], of which the first `valid` are known; after them the head's `own`
+        [S, H] serve, of which `first` are known.
         """
         fed, begin, width = len(tokens), self._begin(first), 4 * self._hidden
         states = own.room(fed, self._hidden)
-        own_address, their_address, step = states.data_ptr() - width * first, 0, 0
-        if theirs is not None:
-            known = theirs[max(0, first - 1) : valid].to("cpu", torch.float32)  # held until the pass is over
-            step = 4 * known.stride(0)
-            their_address = known.data_ptr() - step * max(0, first - 1)
+        own_address, their_address, step = states - width * first, theirs.address, theirs.step
         fields: list[int] = []  # of each token the fields of ROW: id, position, sequence, slot, seen, more, count
         before = list[tuple[int, int]]()
         for at, token in enumerate(tokens, start=first):
@@ -131,7 +127,7 @@ class CompiledStep:
             cache.reserve(1, first + fed)
             self._prepare(fed, 1, first + fed, first + fed - begin)
             logits, record = torch.empty(1, 1, self._width), self._record.record
-            record.kinds, record.states_before, record.states = kinds, kinds + 8 * fed, states.data_ptr()
+            record.kinds, record.states_before, record.states = kinds, kinds + 8 * fed, states
             record.any_theirs, record.any_own = first + fed - 1 > 0 and first <= valid, first > valid
             self._record.run_over(cache, (1, fed, 1), rows, logits, begin)
             cache.length = first + fed

@@ -23,7 +23,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter
-from sampling.models.cache import additive, places
+from sampling.models.cache import RowStates, additive, places
 from sampling.rows import common_prefix, put
 from sampling.types import Draft, Hidden, Rows
 from utils.errors import UserError
@@ -64,12 +64,13 @@ class FeatureSession(FollowingSession):
             del tokens[self.settled(self._views[0]) :]
         done = min(common_prefix(tokens, row), len(row) - 1)
         self._crop([done])
-        theirs = self.target.hidden(self.lm.reads)[0] if valid else None
+        theirs = self.target.states_of_row(self.lm.reads, max(0, done - 1)) if valid else RowStates()
         try:
             while done < len(row):
                 end = min(len(row), max(done, valid) + 1)
-                logits = self.network.compiled.of_one_row(row[done:end], done, theirs, valid, hidden, self._cache)
-                tokens += row[done:end]
+                new = row[done:end]
+                logits = self.network.compiled.of_one_row(new, done, theirs, valid, hidden, self._cache)
+                tokens += new
                 done = end
         except BaseException:
             self._reset(1)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.models.cache import Buffer
+from sampling.models.cache import Buffer, RowStates
 from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedCache
 from sampling.types import Draft
@@ -114,7 +114,7 @@ def test_what_lies_beyond_the_window_is_not_looked_at() -> None:
     def last(tokens: list[int]) -> Tensor:
         cache, own = step.new_cache(), Buffer()
         for first, end in ((0, 60), (60, 119), (119, 120)):
-            logits = step.of_one_row(tokens[first:end], first, states, 120, own, cache)
+            logits = step.of_one_row(tokens[first:end], first, RowStates.of(states), 120, own, cache)
         return logits
 
     row = text(8, 120)
