@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
-from sampling.drafters.draft_heads.dflash import DFlash2LM, DFlashLM, DSparkLM, PEagleLM
+from sampling.drafters.draft_heads.dflash import BlockLM
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
@@ -103,17 +103,14 @@ def make_student(
     return student.to(dtype).eval().requires_grad_(False)
 
 
-LMS: dict[str, Any] = {"peagle": PEagleLM, "dflash": DFlashLM, "dspark": DSparkLM, "dflash2": DFlash2LM}
-
-
 def make_drafter(student: DraftHead, target_layers: int = 3) -> ModelDrafter:
     """The drafter of a draft head, whatever its kind."""
     if student.config.kind == "glide":
         return ModelDrafter(GlideLM(student, target_layers))
-    if student.config.kind in FeatureLM.kinds:
+    if student.config.kind in FeatureLM.parts:
         return FeatureDrafter(student, student.config.kind)
     if student.config.kind in BLOCKS:
-        return ModelDrafter(LMS[student.config.kind](student))
+        return ModelDrafter(BlockLM(student))
     return ModelDrafter(CausalLM(StudentNetwork(student), "plain"))
 
 

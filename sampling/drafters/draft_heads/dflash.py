@@ -21,7 +21,7 @@ the first draft, each mask's row the next one; the masks' rows leave the cache.
 Shapes: B rows, C positions of context that are new, R rows of a block, H the head's width, n ids of its output layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.config import BlockConfig
-from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession, at
+from sampling.drafters.draft_heads.eagle import FeatureSession, at
 from sampling.drafters.draft_heads.modules import Convolution, DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import BlockSession, FollowingLM, FollowingSession
@@ -124,15 +124,6 @@ class DFlashSession(BlockSession, FollowingSession):
         return masks
 
 
-class DFlashLM(FollowingLM):
-    """A DFlash head as an LM."""
-
-    kinds = ("dflash",)
-    reviews = False
-    network_type = BlockNetwork
-    session_type = DFlashSession
-
-
 class DSparkNetwork(BlockNetwork):
     """The pass of a DSpark head."""
 
@@ -188,14 +179,6 @@ class DSparkSession(DFlashSession):
         return None if chances is None else cast("list[float]", chances.tolist())
 
 
-class DSparkLM(DFlashLM):
-    """A DSpark head as an LM."""
-
-    kinds = ("dspark",)
-    network_type = DSparkNetwork
-    session_type = DSparkSession
-
-
 class Around:
     """A convolution before a sublayer and after it; the coefficients of both follow from the sublayer's input."""
 
@@ -248,14 +231,6 @@ class DFlash2Session(DFlashSession):
         return self.network.selected(super().logits_after(places, paths), last, states)
 
 
-class DFlash2LM(DFlashLM):
-    """A DFlash2 head as an LM."""
-
-    kinds = ("dflash2",)
-    network_type = DFlash2Network
-    session_type = DFlash2Session
-
-
 class PEagleSession(BlockSession, FeatureSession):
     """B rows of a P-EAGLE head."""
 
@@ -271,9 +246,13 @@ class PEagleSession(BlockSession, FeatureSession):
         return self.network.join_target(embedded, torch.where(mask, self.network.mask_hidden, states))
 
 
-class PEagleLM(FeatureLM):
-    """A P-EAGLE head as an LM."""
+class BlockLM(FollowingLM):
+    """A head that drafts a block in one pass, as an LM."""
 
-    kinds = ("peagle",)
-    session_type = PEagleSession
-    keeps = False
+    parts: Mapping[str, tuple[Any, Any]] = {
+        "peagle": (StudentNetwork, PEagleSession),
+        "dflash": (BlockNetwork, DFlashSession),
+        "dspark": (DSparkNetwork, DSparkSession),
+        "dflash2": (DFlash2Network, DFlash2Session),
+    }
+    reviews = False

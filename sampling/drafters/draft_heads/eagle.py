@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
+from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.cache import RowStates, additive, places
@@ -153,11 +154,10 @@ class FeatureSession(FollowingSession):
 class FeatureLM(FollowingLM):
     """An EAGLE head as an LM: its sessions feed tokens with states."""
 
-    kinds: tuple[str, ...] = ("feature", "eagle")
+    parts = dict.fromkeys(("feature", "eagle"), (StudentNetwork, FeatureSession))
     reviews = False
     reads_hidden: Hidden = (-1,)
     keeps = True
-    session_type = FeatureSession
 
 
 class FeatureDrafter(ModelDrafter):

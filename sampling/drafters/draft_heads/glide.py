@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.network import Seen, fed_columns
+from sampling.drafters.draft_heads.network import Seen, StudentNetwork, fed_columns
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
@@ -82,10 +82,9 @@ class GlideLM(FollowingLM):
         UserError: a draft head of another kind; `open` without a target's session that can be read.
     """
 
-    kinds = ("glide",)
+    parts = dict.fromkeys(("glide",), (StudentNetwork, GlideSession))
     reads_kv = True
     keeps = None
-    session_type = GlideSession
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from sampling.drafters.draft_heads.eagle import FeatureLM
+from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession
 from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
@@ -215,6 +215,8 @@ def _seen(positions: Tensor, mask: Tensor | None, cached: int) -> Tensor:
 
 class MtpLM(FeatureLM):
     """The multi-token prediction layer of `target`. UserError if it has none that can be read."""
+
+    session_type = FeatureSession
 
     def __init__(self, target: CausalLM) -> None:
         network: Any = target.network

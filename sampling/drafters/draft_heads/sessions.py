@@ -9,6 +9,7 @@ row it reads masks; each is a row of an ordinary causal pass, so that their numb
 of its target: one model drafts for all targets with its vocabulary.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -91,21 +92,21 @@ class BlockSession(CausalSession):
 class FollowingLM(CausalLM):
     """A draft head that reads its target, as an LM; a base of its kinds. `vocab_size` as in :class:`CausalLM`.
 
-    `keeps`: whether its sessions keep the head's own states; None: as the caller wants them.
+    `parts`: its kinds, each with its network and its session. `keeps`: whether its sessions keep the head's own states;
+    None: as the caller wants them.
     """
 
-    kinds: tuple[str, ...] = ()
-    network_type = StudentNetwork
-    session_type: Any
+    parts: Mapping[str, tuple[Any, Any]] = {}
     keeps: bool | None = False
     network: Any
 
     def __init__(self, student: DraftHead, name: str = "", vocab_size: int | None = None) -> None:
         config: Any = student.config
-        name = name or self.kinds[0]
-        if config.kind not in self.kinds:
-            raise UserError(f"{name} needs a {self.kinds[0]} draft head, got a {config.kind} one")
-        super().__init__(self.network_type(student), name, vocab_size)
+        name = name or config.kind
+        if config.kind not in self.parts:
+            raise UserError(f"{name} needs a draft head of {' or '.join(self.parts)}, got a {config.kind} one")
+        network, self.session_type = self.parts[config.kind]
+        super().__init__(network(student), name, vocab_size)
         if config.reads:
             self.reads_hidden = config.reads
         if config.kind in BLOCKS:
