@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sampling.drafters.draft_heads.checkpoint import load_student
+from sampling.drafters.draft_heads.dflash import BlockLM
 from tests.support import speculators
-from tests.support.students import LMS, make_target, text
+from tests.support.students import make_target, text
 from utils.catalogue.catalogue import head_kind
 
 V, G, HEAD, LAYERS = 40, 24, 8, 8
@@ -192,7 +193,7 @@ def loaded(folder: Path, name: str, target: Any) -> Any:
     case = CASES[name]
     place = written(folder, *published(case))
     assert head_kind(place) == case.kind
-    return LMS[case.kind](load_student(place, target))
+    return BlockLM(load_student(place, target))
 
 
 def reference(name: str, family: str) -> dict[int, Tensor]:
