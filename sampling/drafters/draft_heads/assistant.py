@@ -50,9 +50,7 @@ class AssistantSession(Session):
         return [len(row) - 1 for row in rows]
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, 1, V] logits after each row. UserError for a draft: there is nothing to review with."""
-        if draft.tokens.shape[1]:
-            raise UserError(f"{self.lm.name} cannot review drafts: it reads what its target holds")
+        """[B, 1, V] logits after each row; `draft` is empty."""
         return torch.stack([self._after(index, row) for index, row in enumerate(rows)])[:, None, : self.vocab_size]
 
     @torch.inference_mode()

@@ -27,7 +27,6 @@ from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.cache import RowStates, additive, places
 from sampling.rows import common_prefix, put
 from sampling.types import Draft, Hidden, Rows
-from utils.errors import UserError
 
 
 class FeatureSession(FollowingSession):
@@ -38,12 +37,8 @@ class FeatureSession(FollowingSession):
         return view + 1
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
-        """Return [B, 1, n] logits after each row, in several passes if a row is more than a token ahead of its target.
-
-        Raises UserError for a draft: an EAGLE head cannot review.
-        """
-        if draft.tokens.shape[1]:
-            raise UserError("an EAGLE head cannot review drafts: it has no states but its target's")
+        """Return [B, 1, n] logits after each row, in several passes if a row is more than a token ahead of its target;
+        `draft` is empty."""
         if len(rows) == 1 and self.network.compiled is not None:
             return self._score_row(rows[0])
         cached, valid = self.rollback(rows), self.target.held()

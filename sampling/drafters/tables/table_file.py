@@ -186,20 +186,18 @@ def write_tables(path: str | Path, levels: Sequence[TableArrays], about: dict[st
     The file appears whole or not at all.
     """
     token_bytes = 2 if about["vocab_size"] <= 1 << 16 else 4
-    described, pieces, offset = [], [], 0
+    described, body = [], bytearray()
     for level in levels:
         offsets = []
         for kind, values in zip(
             ("<u4", f"<u{token_bytes}", "u1"), (level.keys, level.tokens, level.confidence), strict=True
         ):
-            piece = values.astype(kind).tobytes()
-            pieces.append(piece.ljust(_aligned(len(piece)), b"\0"))
-            offsets.append(offset)
-            offset += len(pieces[-1])
+            offsets.append(len(body))
+            body += values.astype(kind).tobytes()
+            body += bytes(_aligned(len(body)) - len(body))
         described.append(
             {"size": level.size, "entries": len(level.keys), "token_bytes": token_bytes, "offsets": offsets}
         )
-    body = b"".join(pieces)
     header = {"format": FORMAT, **about, "crc32": zlib.crc32(body), "levels": described, "bytes": 0}
     room = _aligned(_HEAD + len(json.dumps(header)) + 20)  # the total's digits have room, blanks fill the rest
     header["bytes"] = room + len(body)
