@@ -105,18 +105,14 @@ def verify_drawn(
     """Verify drawn children, each in its turn; point masses are distributions with all mass on one id."""
     tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
 
-    def drawn_from(active: Tensor, nodes: Tensor, x: Tensor, p: Tensor) -> Tensor:
-        if draft.probs is None:
-            return one_hot(x, p)
-        where = draft.probs.device
-        return draft.probs[active.to(where), nodes.clamp(min=0).to(where)].to(p)
-
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         kids, p = table[here + 1], distributions.at(active, here)
-        x = tokens[active[:, None], kids].to(p.device)
-        turns = range(kids.shape[1] - 1 if bool((x >= 0).any()) else 0)
-        ways = [drawn_from(active, kids[:, turn], x[:, turn], p) for turn in turns]
-        chosen, token = examine_drawn(p, ways, x, at, sampler)
+        x = tokens[active[:, None], kids[:, :-1]].to(p.device)
+        q = one_hot(x, p)
+        if draft.probs is not None:
+            where = draft.probs.device
+            q = draft.probs[put(active[:, None], where), put(kids[:, :-1].clamp(min=0), where)].to(p)
+        chosen, token = examine_drawn(p, q.unbind(1), x, at, sampler)
         return kids[torch.arange(len(kids)), chosen], token
 
     return descend(draft, keys, examine)
@@ -155,17 +151,15 @@ def descend(draft: Draft, keys: Tensor, examine: Examine, going: Tensor | None =
 def examine_points(
     p: Tensor, x: Tensor, keys: Tensor, sampler: Sampler, also: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Examine point masses x [M, C], -1 = none: one is accepted if drawn from p [M, V], or, if single, by `also` [M].
+    """Examine a point mass x [M], -1 = none, of each row: it is accepted if drawn from p [M, V], or by `also` [M].
 
-    → the accepted child [M], -1 = none, on the host; and the drawn tokens of the rows that end at this depth, in order.
+    → the accepted child [M], 0 or -1 = none, on the host; and the drawn tokens of the rows that end here, in order.
     """
     drawn = sampler.draw(p, keys[:, :2])
-    hit = (x == drawn[:, None]) & (x >= 0)
+    hit = (x == drawn) & (x >= 0)
     if also is not None:
-        hit |= also[:, None]
-    chosen = torch.where(hit.any(dim=1), hit.int().argmax(dim=1), -1)
-    if p.device.type != "cpu":
-        chosen, drawn = (part.long() for part in fetched(chosen, drawn))
+        hit |= also
+    chosen, drawn = (part.long() for part in fetched(hit.long() - 1, drawn))
     return chosen, drawn[chosen < 0]
 
 
@@ -274,7 +268,7 @@ def review(
         x = tokens[where, depth] if depth < count else torch.full_like(where, -1)
         if emitted is None:
             also = passes[where, depth] if passes is not None and depth < count else None
-            chosen, token = examine_points(p, x[:, None], at, sampler, also)
+            chosen, token = examine_points(p, x, at, sampler, also)
         else:
             drawn = draft.probs is not None and depth < count
             q = draft.probs[where, depth].to(p.dtype) if drawn else one_hot(x, p)  # type: ignore[index]
