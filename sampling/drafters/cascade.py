@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.drafters.draft_model import ModelDrafter
+from sampling.drafters.draft_model import ModelDrafter, scoring
+from sampling.drafters.drawing import ReducedSampler
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Step, by_row
 from sampling.rows import check_rows, padded, put
@@ -26,6 +27,7 @@ from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Sess
 from sampling.verify.distributions import one_hot
 from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import Review, review
+from sampling.vocabulary import spread
 from utils.catalogue.specs import Matrix, check_fit, check_lenience
 from utils.errors import UsageError, UserError
 from utils.timing import Stopwatch
@@ -232,17 +234,16 @@ class CascadeDrafter(Composite):
         going = [index for index, most in enumerate(depth) if most > 0]
         draft = self.inner.propose(rows, Budget([max(0, most - 1) for most in depth]), sampler.drafting(keys))
         draft_s = watch.lap()
-        result = self.review(rows, draft, keys, going, sampler)
-        calls = (*draft.calls, Call(model.lm.name, 1, watch.lap()))
-        metrics, inner, numbers = RoundMetrics.of(result.verdict, draft), by_row(draft.trace), self.numbered(self.inner)
-        each = tuple(call.shared(share) for call in calls)
+        result, metrics, ids = self.review(rows, draft, keys, going, sampler)
+        calls, numbers = (*draft.calls, Call(model.lm.name, 1, watch.lap())), self.numbered(self.inner)
+        each, inner = tuple(call.shared(share) for call in calls), by_row(draft.trace)
         steps: list[Step] = []  # the reviews as nested rounds, for display
         for index in going:
-            row = model.ids[index]
+            row, token = model.ids[index], int(result.verdict.token[index])
             step = metrics.step(
                 index,
                 [node for node in result.verdict.path[index].tolist() if node >= 0],
-                int(result.verdict.token[index]),
+                token if ids is None else int(ids[token]),
                 row=row,
                 gamma=draft.tokens.shape[1],
                 calls=each,
@@ -252,20 +253,43 @@ class CascadeDrafter(Composite):
                 inner=tuple(inner.get(row, ())),
             )
             steps.append(renumbered(step, numbers))
-        return replace(_emitted(result, draft, numbers), calls=calls, trace=tuple(steps))
+        assert model.session is not None
+        emitted = _emitted(result, draft, ids, numbers, model.session.vocab_size)
+        return replace(emitted, calls=calls, trace=tuple(steps))
 
-    def review(self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler) -> Review:
-        """Review the rows `going`, with the keys of all rows. The other rows draw nothing: they would draw the same
-        noise again later."""
-        session = self.model.session
+    def review(
+        self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler
+    ) -> tuple[Review, RoundMetrics, Tensor | None]:
+        """Review the rows `going`; return the review, its metrics, and the ids covered (None: all).
+
+        `keys` are those of all rows. The other rows draw nothing: they would draw the same noise again later.
+        """
+        session, seen = self.model.session, draft
         assert session is not None
-        logits = session.score([row[: self.model.lm.context] for row in rows], draft)  # cut rows have no drafts
-        result = review(logits, draft, rows, keys, sampler, self.lenience, torch.tensor(going))
+        score, ids = scoring(session, whole=sampler.needs_prefixes)
+        logits = score([row[: self.model.lm.context] for row in rows], draft)  # cut rows have no drafts
+        if ids is not None:
+            logits = F.pad(logits, (0, 1), value=-torch.inf)  # the last column: every id that is not covered
+            seen, sampler = _covered(draft, ids), ReducedSampler(sampler, ids, session.vocab_size)
+        result = review(logits, seen, rows, keys, sampler, self.lenience, torch.tensor(going))
         session.commit(result.verdict.path)
-        return result
+        return result, replace(RoundMetrics.of(result.verdict, seen), tokens=draft.tokens.tolist()), ids
 
 
-def _emitted(result: Review, draft: Draft, numbers: list[int]) -> Draft:
+def _covered(draft: Draft, ids: Tensor) -> Draft:
+    """Renumber the draft by the ids covered: token i is ids[i], len(ids) means any other id."""
+    count = len(ids)
+    tokens = put(draft.tokens, ids.device)
+    at = torch.searchsorted(ids, tokens.clamp(min=0)).clamp(max=count - 1)
+    known = torch.where(ids[at] == tokens, at, count)
+    probs = draft.probs
+    if probs is not None:
+        # The q of an id that is not covered never matters: the reviewer gives it no probability.
+        probs = F.pad(probs.to(ids.device).index_select(-1, ids), (0, 1), value=1.0)
+    return replace(draft, tokens=torch.where(tokens < 0, tokens, known), probs=probs)
+
+
+def _emitted(result: Review, draft: Draft, ids: Tensor | None, numbers: list[int], vocab_size: int) -> Draft:
     """Return the tokens that a review passes up: accepted drafts, then the reviewer's own token, [B, N+1].
 
     Sources are numbered as the cascade does: 0 is the reviewer, `numbers` has the numbers of the inner ones.
@@ -273,13 +297,20 @@ def _emitted(result: Review, draft: Draft, numbers: list[int]) -> Draft:
     verdict = result.verdict
     places = torch.arange(draft.tokens.shape[1] + 1)[None]
     accepted = (verdict.path >= 0).sum(dim=1)[:, None]
+    own = verdict.token if ids is None else torch.where(verdict.token < 0, -1, ids.cpu()[verdict.token])
     drafted = F.pad(draft.tokens, (0, 1), value=-1)
-    tokens = torch.where(places < accepted, drafted, torch.where(places == accepted, verdict.token[:, None], -1))
+    tokens = torch.where(places < accepted, drafted, torch.where(places == accepted, own[:, None], -1))
     source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source
     source = torch.where(places < accepted, torch.tensor([*numbers, 0])[F.pad(source, (0, 1))], 0)
+    probs = result.probs
+    if probs is not None and ids is not None:
+        probs = spread(probs[..., :-1], ids, vocab_size, 0.0)
     logits = verdict.logits.float()
-    chosen = logits.gather(2, put(tokens, logits.device).clamp(min=0)[..., None])[..., 0]
-    return Draft(tokens, result.probs, (chosen - logits.logsumexp(dim=-1)).exp().cpu(), source=source)
+    at = put(tokens, logits.device).clamp(min=0)
+    if ids is not None:
+        at = torch.searchsorted(ids, at).clamp(max=len(ids) - 1)
+    raw = (logits.gather(2, at[..., None])[..., 0] - logits.logsumexp(dim=-1)).exp().cpu()
+    return Draft(tokens, probs, raw, source=source)
 
 
 def cascade_of(drafters: Sequence[Drafter], matrix: Any, lenience: float = 1.0) -> ChainDrafter:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import sampling.models.cache
 from sampling.drafters.cascade import CascadeDrafter, ChainDrafter, cascade_of
@@ -18,6 +19,7 @@ from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, FixedPace, Limits, Rows
+from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import Review
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
@@ -232,14 +234,16 @@ def test_every_review_is_that_of_a_fresh_session(case: str, layers: int, monkeyp
     """In the middle of a proposal too, where the reviewer has read tokens that nobody has committed."""
     audited, real = Counter[str](), CascadeDrafter.review
 
-    def looked(self: CascadeDrafter, rows: Rows, draft: Draft, *more: Any) -> Review:
+    def looked(
+        self: CascadeDrafter, rows: Rows, draft: Draft, *more: Any
+    ) -> tuple[Review, RoundMetrics, Tensor | None]:
         session: Any = self.model.session
         found = real(self, rows, draft, *more)
         fresh: Any = self.model.lm.open(rows, target=getattr(session, "target", None))
-        wanted, got = fresh.score(rows, draft), found.verdict.logits
+        wanted, got = fresh.score_reduced(rows, draft), found[0].verdict.logits
         for place, tokens in enumerate(draft.tokens.tolist()):
             depth = 1 + sum(token >= 0 for token in tokens)
-            close(got[place, :depth], wanted[place, :depth])
+            close(got[place, :depth, : wanted.shape[-1]], wanted[place, :depth])
         audited[self.model.lm.name] += 1
         return found
 
