@@ -18,7 +18,7 @@ from sampling.types import Rows, Sampler, Session
 def after_match(row: list[int], generated: int, most: int) -> list[int]:
     """Return up to `most` tokens after the earliest of the longest matches of the last `generated` tokens of a row; []
     if its last token never occurred before."""
-    text = "".join(map(chr, row))  # strings are searched fast, and no vocabulary has more ids than they have letters
+    text = "".join(chr(token % 0x110000) for token in row)  # strings are searched fast, and have that many letters
 
     def end_of_match(size: int) -> int:
         """Return where the last `size` tokens first end before the row's end; 0: nowhere."""
