@@ -220,8 +220,8 @@ def test_three_tokens_and_three_more_have_the_law_of_six(monkeypatch: pytest.Mon
     assert chi_square_p(joint_counts(drafter, target, [3, 3], 3_000), law) < TOO_RARE
 
 
-def cascaded(matrix: list[list[int]], *drafters: Drafter) -> Callable[[], Drafter]:
-    return lambda: cascade_of([*drafters, PointDrafter(FLAT, points)], matrix, 2.0)
+def cascaded(matrix: list[list[int]], *seeds: int) -> Callable[[], Drafter]:
+    return lambda: cascade_of([*map(toy, seeds), PointDrafter(FLAT, points)], matrix, 2.0)
 
 
 def toy(seed: int) -> ModelDrafter:
@@ -232,9 +232,9 @@ DRAWING: dict[str, Callable[[], Drafter]] = {  # all that draw, or toss coins, b
     "model": lambda: toy(1),
     "blocks": lambda: ModelDrafter(toy(1).lm, rule=Rule.BLOCK),
     "tree": lambda: TreeDrafter(TableLM(FLAT, 1, dtype=torch.float32), (3, 2, 1)),
-    "cascade": cascaded([[4, 0], [0, 3]], toy(1)),
-    "cascade in a cascade": cascaded([[6, 0, 0], [0, 4, 0], [0, 0, 2]], toy(1), toy(2)),
-    "cascades one behind the other": cascaded([[4, 4, 2], [0, 3, 1], [0, 0, 2]], toy(1), toy(2)),
+    "cascade": cascaded([[4, 0], [0, 3]], 1),
+    "cascade in a cascade": cascaded([[6, 0, 0], [0, 4, 0], [0, 0, 2]], 1, 2),
+    "cascades one behind the other": cascaded([[4, 4, 2], [0, 3, 1], [0, 0, 2]], 1, 2),
     "cascade of models": lambda: cascade_of([toy(1), toy(2), toy(3)], [[5, 3, 2], [0, 3, 1], [0, 0, 2]], 1.5),
     "chain": lambda: chain_of([toy(1), toy(2), PointDrafter(FLAT, points)], [2, 2, 2]),
 }
