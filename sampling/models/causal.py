@@ -308,6 +308,7 @@ class CausalSession(Session):
 
     def states_of_row(self, wanted: tuple[int, ...], first: int) -> RowStates:
         """The wanted states of a single row from token `first` on; copied only where they lie otherwise."""
+        self._settle()
         held = None if self._hidden is None else self._hidden.data
         if held is None or wanted != self.keeps_hidden or held.dtype != torch.float32 or held.device.type != "cpu":
             return RowStates.of(self.hidden(wanted)[0, first:].to("cpu", torch.float32).contiguous(), first)
