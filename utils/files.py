@@ -1,15 +1,16 @@
 """Files that are written whole or not at all. No other module replaces a file.
 
-A regular file is written in a temporary folder beside it and takes its place in one step. Symbolic links are followed
-and stay; mode and, where that is allowed, owner are kept; a new file obeys the umask; a write-protected file is not
-replaced. A device, a pipe, or a descriptor of this process (/dev/stdout) is written through once the content is
-complete. Creates no folders.
+A regular file is written in a temporary folder beside it and takes its place in one step; the next file written there
+removes such folders of killed processes. Symbolic links are followed and stay; mode and, where that is allowed, owner
+are kept; a new file obeys the umask; a write-protected file is not replaced. A device, a pipe, or a descriptor of this
+process (/dev/stdout) is written through once the content is complete. Creates no folders.
 """
 
 import hashlib
 import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,7 +57,9 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         if before is not None:
             content = f"{content}, the old content stays"
             os.close(os.open(target, os.O_WRONLY))  # a write-protected file is left alone
-        with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=os.path.dirname(target)) as folder:
+        beside = os.path.dirname(target)
+        _sweep(beside)
+        with tempfile.TemporaryDirectory(prefix=f".{os.getpid()}-", suffix=".partial", dir=beside) as folder:
             temporary = os.path.join(folder, os.path.basename(target))
             with open(temporary, "w+b") as file:
                 yield file
@@ -71,6 +74,16 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         raise
     except OSError as error:
         raise WriteError(path, error, content) from error
+
+
+def _sweep(beside: str) -> None:
+    """Remove the temporary folders of killed processes."""
+    import psutil
+
+    for left in Path(beside).glob(".*-*.partial"):
+        process = left.name[1:].partition("-")[0]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def stream_of(path: str | Path) -> str | int | None:

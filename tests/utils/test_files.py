@@ -84,6 +84,34 @@ def test_a_signal_at_any_moment_leaves_the_old_content_or_the_new(tmp_path: Path
             assert file.read_bytes() in (b"a" * 3000, b"b" * 3000)
 
 
+WRITING = (
+    "import sys, time; from utils.files import replacing\n"
+    "with replacing(sys.argv[1]) as out: out.write(b'half'); out.flush(); print('begun', flush=True); time.sleep(60)"
+)
+
+
+def test_the_next_file_removes_what_a_killed_process_was_writing_and_not_what_a_living_one_writes(
+    tmp_path: Path,
+) -> None:
+    killed, living = (
+        subprocess.Popen([sys.executable, "-c", WRITING, tmp_path / name], cwd=ROOT, stdout=subprocess.PIPE)
+        for name in ("killed", "living")
+    )
+    for process in (killed, living):
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+    assert len(list(tmp_path.iterdir())) == 2
+    killed.kill()
+    killed.wait()
+    write_bytes(tmp_path / "next", b"whole")
+    left, _ = sorted(tmp_path.iterdir())
+    assert (left / "living").read_bytes() == b"half"
+    living.kill()
+    living.wait()
+    write_bytes(tmp_path / "next", b"whole again")
+    assert names(tmp_path) == ["next"]
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
 def test_a_new_file_obeys_the_umask_and_an_old_one_keeps_its_mode(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)

@@ -219,7 +219,7 @@ def test_a_killed_training_goes_on_and_ends_where_it_would_have(
         error,
     )
     assert (tmp_path / "killed" / "checkpoint.pt").read_bytes() == weights
-    assert not list((tmp_path / "killed").glob("*.partial"))
+    assert not list((tmp_path / "killed").glob("*.partial"))  # nor what the killed process was writing
     # The same command goes on, and comes to what one run comes to.
     assert main(line) == 0
     assert main(words(target, tmp_path / "whole", "--data", str(data), *LONGER)) == 0
