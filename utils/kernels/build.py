@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -116,10 +117,13 @@ def library(folder: Path | None, row: InstructionSet, report: Callable[[], None]
         with suppress(OSError):  # not writable, a full disk, or a folder whose files must not be executed
             if not kept.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(f"{kept}.lock"), tempfile.TemporaryDirectory(dir=folder, prefix="kernels-") as scratch:
+                with FileLock(f"{kept}.lock"):
+                    for left in folder.glob(f"{kept.stem}-*"):  # by a process that was killed
+                        shutil.rmtree(left, ignore_errors=True)
                     if not kept.is_file():  # another process may have compiled it meanwhile
                         report()
-                        os.replace(compile_library(Path(scratch) / kept.name, row.cpu), kept)
+                        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{kept.stem}-") as scratch:
+                            os.replace(compile_library(Path(scratch) / kept.name, row.cpu), kept)
             return ctypes.CDLL(str(kept))
     report()
     try:

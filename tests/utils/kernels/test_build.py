@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,25 @@ def test_a_second_start_takes_what_the_first_compiled(tmp_path: Path) -> None:
     assert first > 1
     assert loaded(tmp_path, reports) == first
     assert reports == ["compiling"]
+    assert {file.suffix for file in tmp_path.iterdir()} <= {".so", ".dll", ".lock"}
+
+
+KILLED = (
+    "import sys; from pathlib import Path; from utils.kernels.build import instruction_set, library;"
+    "library(Path(sys.argv[1]), instruction_set())"
+)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_start_after_one_that_was_killed_as_it_compiled_leaves_the_library_alone(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED, tmp_path], start_new_session=True, cwd=SOURCES.parents[1])
+    until = time.monotonic() + 60
+    while not any(file.is_dir() for file in tmp_path.iterdir()):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert loaded(tmp_path, []) > 1
     assert {file.suffix for file in tmp_path.iterdir()} <= {".so", ".dll", ".lock"}
 
 
