@@ -57,9 +57,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         if before is not None:
             content = f"{content}, the old content stays"
             os.close(os.open(target, os.O_WRONLY))  # a write-protected file is left alone
-        beside = os.path.dirname(target)
-        _sweep(beside)
-        with tempfile.TemporaryDirectory(prefix=f".{os.getpid()}-", suffix=".partial", dir=beside) as folder:
+        with scratch_folder(os.path.dirname(target)) as folder:
             temporary = os.path.join(folder, os.path.basename(target))
             with open(temporary, "w+b") as file:
                 yield file
@@ -76,14 +74,15 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         raise WriteError(path, error, content) from error
 
 
-def _sweep(beside: str) -> None:
-    """Remove the temporary folders of killed processes."""
+def scratch_folder(where: str | Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a temporary folder in `where`, from which those of killed processes are removed. Raises OSError."""
     import psutil
 
-    for left in Path(beside).glob(".*-*.partial"):
+    for left in Path(where).glob(".*-*.partial"):
         process = left.name[1:].partition("-")[0]
         if process.isdecimal() and not psutil.pid_exists(int(process)):
             shutil.rmtree(left, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=f".{os.getpid()}-", suffix=".partial", dir=where)
 
 
 def stream_of(path: str | Path) -> str | int | None:

@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from utils.files import scratch_folder
 
 OFF = "SPEC_KERNELS"  # "torch": no kernels; a name of the table: that row, if the processor has it
 FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fPIC", "-Wall", "-Wextra", "-g0")
@@ -117,13 +118,10 @@ def library(folder: Path | None, row: InstructionSet, report: Callable[[], None]
         with suppress(OSError):  # not writable, a full disk, or a folder whose files must not be executed
             if not kept.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(f"{kept}.lock"):
-                    for left in folder.glob(f"{kept.stem}-*"):  # by a process that was killed
-                        shutil.rmtree(left, ignore_errors=True)
+                with FileLock(f"{kept}.lock"), scratch_folder(folder) as scratch:
                     if not kept.is_file():  # another process may have compiled it meanwhile
                         report()
-                        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{kept.stem}-") as scratch:
-                            os.replace(compile_library(Path(scratch) / kept.name, row.cpu), kept)
+                        os.replace(compile_library(Path(scratch) / kept.name, row.cpu), kept)
             return ctypes.CDLL(str(kept))
     report()
     try:
