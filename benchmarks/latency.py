@@ -146,7 +146,7 @@ def drafting(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable
     rows = [[place % shape.vocab_size for place in range(CONTEXT)]]
     session = drafter.lm.open(rows)
     drafter.start(rows, session, session)
-    sampler = KeyedSampler(make_processor(0.0)).drafting(torch.tensor([[0, CONTEXT]]))
+    sampler = KeyedSampler(make_processor(0.0)).drafting([[0, CONTEXT]])
     return lambda: drafter.propose(rows, Budget([DRAFTS]), sampler)
 
 

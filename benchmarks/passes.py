@@ -64,7 +64,7 @@ def main() -> None:
         for count in (1, FEW):
             row.append(200 + turn % 50)
             drafted = rest[: count - 1]
-            draft = Draft(torch.tensor([drafted], dtype=torch.long).reshape(1, -1))
+            draft = Draft.of([drafted])
             here = times.setdefault((f"{count} tokens", "here"), [])
             here.append(timed(lambda draft=draft: session.score([row], draft)))
             session.commit(torch.full((1, 1), -1))

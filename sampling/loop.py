@@ -7,6 +7,7 @@ closing it at any time leaves the caches consistent.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -14,13 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampling.events import Call, Event, Finished, Prefill, Reason, by_row
-from sampling.rows import check_rows, few, first_rows
+from sampling.events import Call, Event, Finished, Prefill, Reason, Step, by_row
+from sampling.rows import check_rows, first_rows
 from sampling.types import (
     LM,
     Budget,
     Draft,
     Drafter,
+    DraftTree,
     FixedPace,
     GammaController,
     Limits,
@@ -31,10 +33,11 @@ from sampling.types import (
     Traits,
     Verdict,
 )
-from sampling.verify.round_metrics import PositionRecorder, RoundMetrics
-from sampling.verify.rules import rule_of, verify
+from sampling.verify.distributions import HostDistributions
+from sampling.verify.round_metrics import PositionRecorder, facts_on, step_of, with_facts
+from sampling.verify.rules import Keys, rule_of, verify
 from utils.errors import UserError
-from utils.processes import agreed, first
+from utils.processes import agreed, first, world
 from utils.progress import never
 from utils.timing import Stopwatch, synchronize
 
@@ -83,11 +86,12 @@ def generate(
     room = room_of(lm, rows, limits)
     check_rows(drafter.traits, prompt)
     ids, ends = list(range(len(rows))), [min(len(row) + limits.max_new_tokens, room) for row in rows]
-    rule = rule_of(drafter, sampler)
+    alone, rule = world().size == 1, rule_of(drafter, sampler)
     if not first():
         drafter = _Silent()
-    recorder = PositionRecorder(sampler, rule, alternatives) if alternatives and first() else None
-    run = _Run(lm, session, drafter, sampler, rule, pace or FixedPace(4), limits.stop, rows, ids, ends, recorder)
+    propose = (Propose if alone else _SharedPropose)(drafter, sampler)
+    decide = (Decide if alone else _SharedDecide)(sampler, rule, alternatives)
+    run = _Run(lm, session, drafter, propose, decide, pace or FixedPace(4), limits.stop, rows, ids, ends)
     return _decoded(run, prompt, interrupt)
 
 
@@ -138,14 +142,88 @@ def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never)
         yield Prefill(done, total, watch.lap())
 
 
+class Decide:
+    """How an answer's drafts are verified: by one rule, with one sampler. `alternatives`: see :func:`generate`."""
+
+    def __init__(self, sampler: Sampler, rule: Rule, alternatives: int = 0) -> None:
+        self.sampler, self.rule = sampler, rule
+        self.recorder = PositionRecorder(sampler, rule, alternatives) if alternatives and first() else None
+
+    def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Keys) -> Verdict:
+        """Return the verdict on a draft under the target's logits [B, N+1, V]."""
+        sampler = self.sampler if self.recorder is None else self.recorder.begin()
+        return verify(logits, draft, rows, keys, sampler, self.rule)
+
+
+class _SharedDecide(Decide):
+    """The same where several processes share the target: the first one decides."""
+
+    def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Keys) -> Verdict:
+        own = super().__call__(logits, draft, rows, keys) if first() else None
+        path, token = agreed(([], []) if own is None else (own.path, own.token))
+        return own or Verdict(path, token, HostDistributions(logits, draft, rows, self.sampler), logits)
+
+
+class Propose:
+    """How drafts are made: by one drafter, within a budget."""
+
+    def __init__(self, drafter: Drafter, sampler: Sampler) -> None:
+        self.drafter, self.sampler = drafter, sampler
+
+    def __call__(self, rows: Rows, budget: Budget, keys: Keys) -> Draft:
+        """Return the round's draft, of no nodes where nothing may be drafted."""
+        if max(budget.max_depth) <= 0:
+            return Draft.empty(len(rows))
+        return self.drafter.propose(rows, budget, self.sampler.drafting(keys))
+
+
+class _SharedPropose(Propose):
+    """The same where several processes share the target: the first one drafts, the others get its trees."""
+
+    def __call__(self, rows: Rows, budget: Budget, keys: Keys) -> Draft:
+        draft = super().__call__(rows, budget, keys) if first() else Draft.empty(len(rows))
+        trees = agreed(draft.trees)
+        return draft if first() else Draft(trees)
+
+
 class _Silent(Drafter):
     """A drafter that drafts nothing, for processes other than the first."""
 
     traits = Traits(())
 
 
-class _Outcome(NamedTuple):
-    """The gain of one row in a round: accepted nodes (cut at a stop), own token, its reason to end."""
+class Clock:
+    """The seconds of a round by part: `with clock("draft"): …`; what no part counts is "overhead"."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device, self._part = device, ""
+        self.seconds = {"draft": 0.0, "verify": 0.0, "sample": 0.0, "overhead": 0.0}
+        self._since = time.perf_counter()
+
+    def __call__(self, part: str) -> Clock:
+        self._part = part
+        return self
+
+    def _lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self.seconds[part] += now - self._since
+        self._since = now
+
+    def __enter__(self) -> None:
+        self._lap("overhead")
+
+    def __exit__(self, *_: object) -> None:
+        if self._part == "verify":
+            synchronize(self._device)
+        self._lap(self._part)
+
+    def stop(self) -> None:
+        """Count the time until now, and none after it."""
+        self._lap("overhead")
+
+
+class _Gain(NamedTuple):
+    """What a round brought a row: accepted nodes (cut at a stop), its own token, and why the row ends, if it does."""
 
     path: list[int]
     token: int | None
@@ -159,109 +237,104 @@ class _Run:
     lm: LM
     session: Session
     drafter: Drafter
-    sampler: Sampler
-    rule: Rule  # the same in all rounds
+    propose: Propose
+    decide: Decide
     controller: GammaController
     stop: frozenset[int]
     rows: Rows
     ids: list[int]
     ends: list[int]
-    recorder: PositionRecorder | None = None
     opening: bool = True
 
     def round(self, waited: float) -> Iterator[Event]:
-        """Draft, score, verify, commit. One Step a row, and a Finished for each that ended."""
-        watch = Stopwatch()  # drafts and verdicts reach the host before a lap, so only the pass has to be waited for
-        share = len(self.rows)
-        wanted = Budget([0] * share) if self.opening else self.controller.budget(self.ids)
-        room = list(map(self._room, self.rows, self.ends))
-        budget = wanted
-        if max(wanted.max_depth) > min(room):
-            budget = replace(wanted, max_depth=list(map(min, wanted.max_depth, room)))
-        keys = few([[number, len(row)] for number, row in zip(self.ids, self.rows, strict=True)])
-        draft = self._draft(budget, keys)
-        took = watch.lap()
-        draft_s = (took if draft.seconds is None else draft.seconds) + waited
-        logits = self.session.score(self.rows, draft)
-        synchronize(self.lm.device)
-        verify_s = watch.lap()
-        verdict = self._verdict(logits, draft, keys)
-        metrics = RoundMetrics.of(verdict, draft)
-        sample_s = watch.lap()
-        self.drafter.observe(self.rows, draft, verdict)
-        draft_s += watch.lap()
+        """Draft, score, verify, commit. One Step a row, and a Finished for each that ended. `waited`: seconds that the
+        drafter has taken before."""
+        clock = Clock(self.lm.device)
+        keys = [(number, len(row)) for number, row in zip(self.ids, self.rows, strict=True)]
+        wanted, budget = self._budgets()
+        with clock("draft"):
+            draft = self.propose(self.rows, budget, keys)
+        with clock("verify"):
+            logits = self.session.score(self.rows, draft)
+        with clock("sample"):
+            verdict = self.decide(logits, draft, self.rows, keys)
+        if draft.seconds is not None:
+            clock.seconds["draft"] = draft.seconds
+        with clock("draft"):
+            self.drafter.observe(self.rows, draft, verdict)
         self.session.commit(verdict.path)
-        gained = zip(self.rows, self.ends, metrics.tokens, verdict.path.tolist(), verdict.token.tolist(), strict=True)
-        outcomes = [self._commit(*row) for row in gained]
-        calls = tuple(call.shared(share) for call in (*draft.calls, Call(self.lm.name, 1, verify_s)))
-        inner = by_row(draft.trace)
-        steps = [
-            metrics.step(
-                index,
-                outcome.path,
-                outcome.token,
-                row=row,
-                gamma=depth,  # the budget after limits: the controller learns that a limit is not silence
-                calls=calls,
-                draft_s=draft_s / share,
-                verify_s=verify_s / share,
-                sample_s=sample_s / share,
-                inner=tuple(inner.get(row, ())),
-            )
-            for index, (row, depth, outcome) in enumerate(zip(self.ids, budget.max_depth, outcomes, strict=True))
-        ]
+        gains = list(map(self._extended, self.rows, self.ends, draft.trees, verdict.path, verdict.token))
+        clock.seconds["draft"] += waited
+        steps = self._steps(draft, gains, budget, clock.seconds)
         if not self.opening:
             self.controller.observe(steps, draft.promised)
         self.opening = False
-        self._select([index for index, outcome in enumerate(outcomes) if outcome.reason is None])
-        overhead_s = watch.lap() / share
+        self._keep([index for index, gain in enumerate(gains) if gain.reason is None])
+        clock.stop()
         drafter = self.drafter if max(budget.max_depth) > 0 else None
-        for index, (step, gamma, outcome) in enumerate(zip(steps, wanted.max_depth, outcomes, strict=True)):
-            step = replace(step, gamma=gamma, overhead_s=overhead_s)
-            if self.recorder is not None:
-                step = self.recorder.noted(step, index, int(keys[index, 1]), drafter, draft, verdict)
+        overhead_s = clock.seconds["overhead"] / len(steps)
+        for index, (step, gamma, gain) in enumerate(zip(steps, wanted.max_depth, gains, strict=True)):
+            facts = facts_on(verdict, index, [-1, *gain.path])
+            step = with_facts(step, draft.trees[index], facts, gamma=gamma, overhead_s=overhead_s)
+            if self.decide.recorder is not None:
+                step = self.decide.recorder.noted(step, index, keys[index][1], drafter, draft, verdict)
             yield step
-            if outcome.reason is not None:
-                yield Finished(step.row, outcome.reason)
+            if gain.reason is not None:
+                yield Finished(step.row, gain.reason)
+
+    def _budgets(self) -> tuple[Budget, Budget]:
+        """Return the round's budget as the controller wants it, and cut to the room that is left."""
+        wanted = Budget([0] * len(self.rows)) if self.opening else self.controller.budget(self.ids)
+        room = list(map(self._room, self.rows, self.ends))
+        if max(wanted.max_depth) <= min(room):
+            return wanted, wanted
+        return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)))
 
     def _room(self, row: list[int], end: int) -> int:
         """Return the most tokens that may be drafted: remaining − 1, since the target's own token needs room."""
         most, reach = end - len(row) - 1, self.session.draftable(len(row))
         return most if reach is None else min(most, reach)
 
-    def _draft(self, budget: Budget, keys: Tensor) -> Draft:
-        """Return the round's draft; of several processes the first drafts, and the others get ids and parents."""
-        draft = Draft.empty(len(self.rows))
-        if first() and max(budget.max_depth) > 0:
-            draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
-        tokens, parents = agreed((draft.tokens, draft.parents))
-        return draft if first() else Draft(tokens, parents=parents)
-
-    def _verdict(self, logits: Tensor, draft: Draft, keys: Tensor) -> Verdict:
-        """Return the verdict; of several processes the first one verifies."""
-        sampler = self.sampler if self.recorder is None else self.recorder.begin()
-        verdict = verify(logits, draft, self.rows, keys, sampler, self.rule) if first() else None
-        path, token = agreed((verdict.path, verdict.token) if verdict else (logits, logits))
-        return verdict or Verdict(path, token, logits, logits)
-
-    def _commit(self, row: list[int], end: int, drafted: list[int], nodes: list[int], token: int) -> _Outcome:
-        """Append a row's gain: the accepted `nodes` (-1 padded) of its drafts and its own token.
+    def _extended(self, row: list[int], end: int, tree: DraftTree, nodes: list[int], token: int) -> _Gain:
+        """Append a row's gain to it: the accepted `nodes` of its draft and its own token.
 
         The earliest stop ends it; no token after a stop is emitted. Drafts beyond the budget get no more room either.
         """
-        path = [node for node in nodes if node >= 0][: end - len(row)]
+        path = nodes[: end - len(row)]
         for count, node in enumerate(path, start=1):
-            row.append(drafted[node])
-            if drafted[node] in self.stop:
-                return _Outcome(path[:count], None, "eos")
+            row.append(tree.tokens[node])
+            if tree.tokens[node] in self.stop:
+                return _Gain(path[:count], None, "eos")
         if len(row) >= end:
-            return _Outcome(path, None, "length")
+            return _Gain(path, None, "length")
         row.append(token)
         if token in self.stop:
-            return _Outcome(path, token, "eos")
-        return _Outcome(path, token, "length" if len(row) >= end else None)
+            return _Gain(path, token, "eos")
+        return _Gain(path, token, "length" if len(row) >= end else None)
 
-    def _select(self, active: list[int]) -> None:
+    def _steps(self, draft: Draft, gains: list[_Gain], budget: Budget, seconds: dict[str, float]) -> list[Step]:
+        """Return each row's Step, with its share of the time, as the controller learns from it."""
+        share = len(self.rows)
+        calls = tuple(call.shared(share) for call in (*draft.calls, Call(self.lm.name, 1, seconds["verify"])))
+        inner = by_row(draft.trace)
+        return [
+            step_of(
+                tree,
+                gain.path,
+                gain.token,
+                chosen=draft.probs is None,
+                row=row,
+                gamma=depth,  # the budget after limits: the controller learns that a limit is not silence
+                calls=calls,
+                draft_s=seconds["draft"] / share,
+                verify_s=seconds["verify"] / share,
+                sample_s=seconds["sample"] / share,
+                inner=tuple(inner.get(row, ())),
+            )
+            for row, tree, gain, depth in zip(self.ids, draft.trees, gains, budget.max_depth, strict=True)
+        ]
+
+    def _keep(self, active: list[int]) -> None:
         """Keep only the rows with these indices."""
         if len(active) == len(self.rows):
             return

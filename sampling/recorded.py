@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.rows import common_prefix
-from sampling.types import LM, Draft, Hidden, Rows, Session, depths_of
+from sampling.types import LM, Draft, Hidden, Rows, Session
 from utils.errors import UserError
 from utils.files import object_in, read_text
 
@@ -439,16 +439,16 @@ class RecordedSession(Session):
     def score(self, rows: Rows, draft: Draft) -> Tensor:
         """Return [B, N+1, V]: the recorded token of each position has all the mass."""
         self._cached = [list(row) for row in rows]
-        count = draft.tokens.shape[1] + 1
-        depths = [0, *depths_of(draft.parents, count - 1)]
+        count = draft.width + 1
+        trees = [[0, *tree.depths, *[0] * (count - 1 - len(tree.depths))] for tree in draft.trees]
         said = [
             [text[at] if at < len(text) else self.lm.end_id for at in (len(row) + depth for depth in depths)]
-            for row, text in zip(rows, self._texts, strict=True)
+            for row, text, depths in zip(rows, self._texts, trees, strict=True)
         ]
         logits = torch.zeros(len(rows), count, self.lm.vocab_size)
         for index, (row, best) in enumerate(zip(rows, self._best, strict=True)):
             first = len(row) - len(self.initial[index])
-            for column, depth in enumerate(depths):
+            for column, depth in enumerate(trees[index]):
                 ids = best[first + depth] if 0 <= first + depth < len(best) else ()
                 logits[index, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
         logits.scatter_(2, torch.tensor(said)[..., None], PEAK)

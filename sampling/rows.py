@@ -68,10 +68,12 @@ def few(values: Sequence[Any], dtype: DTypeLike = np.int64) -> Tensor:
     return torch.from_numpy(np.array(values, dtype))
 
 
-def padded(rows: Sequence[Sequence[float]], fill: float = -1, dtype: DTypeLike = np.int64) -> Tensor:
-    """Return rows of at most N values as [B, N], padded with `fill`."""
-    width = max(map(len, rows))
-    return few([[*row, *[fill] * (width - len(row))] for row in rows], dtype)
+def padded(
+    rows: Sequence[Sequence[float]], fill: float = -1, width: int | None = None, dtype: DTypeLike = np.int64
+) -> Tensor:
+    """Return rows of at most `width` values (None: the longest row's) as [B, width], padded with `fill`."""
+    width = max(map(len, rows)) if width is None else width
+    return few([[*row, *[fill] * (width - len(row))] for row in rows], dtype).view(len(rows), width)
 
 
 def put(values: Tensor | Sequence[Any], device: torch.device | None) -> Tensor:

@@ -172,8 +172,8 @@ class KeyedSampler(Sampler):
         states = stream_states(self.seed, _COIN, keys)
         return cast(list[float], _numbers(states, 1, torch.device("cpu"))[:, 0].tolist())
 
-    def drafting(self, starts: Tensor) -> DraftingSampler:
-        """Return the drafter's sampler in the round that begins at these (row, committed length) [B, 2]."""
+    def drafting(self, starts: Sequence[Sequence[int]]) -> DraftingSampler:
+        """Return the drafter's sampler in the round that begins at these (row, committed length)."""
         return DraftingSampler(self, starts)
 
     def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
@@ -239,13 +239,15 @@ class SamplerView(_Anything):  # type: ignore[misc]
 class DraftingSampler(SamplerView):
     """The drafter's view of a :class:`KeyedSampler` in one round: the same distribution, other noise unless coupled.
 
-    `starts` [B, 2]: row and committed length at the round's start. A round of a cascade inside it is a view within
+    `starts`: rows and committed lengths at the round's start. A round of a cascade inside it is a view within
     this view (`outer`): lengths only grow while a round drafts, so no two nested rounds begin at the same length.
     """
 
     _sampler: KeyedSampler
 
-    def __init__(self, sampler: KeyedSampler, starts: Tensor, outer: DraftingSampler | None = None) -> None:
+    def __init__(
+        self, sampler: KeyedSampler, starts: Sequence[Sequence[int]], outer: DraftingSampler | None = None
+    ) -> None:
         super().__init__(sampler)
         self._starts, self._outer = starts, outer
 
@@ -261,7 +263,7 @@ class DraftingSampler(SamplerView):
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         return self._sampler.coin(prob, self._within(keys))
 
-    def drafting(self, starts: Tensor) -> DraftingSampler:
+    def drafting(self, starts: Sequence[Sequence[int]]) -> DraftingSampler:
         """Return the view of a round inside this one."""
         return DraftingSampler(self._sampler, starts, self)
 
@@ -274,4 +276,4 @@ class DraftingSampler(SamplerView):
     def _start_lengths(self) -> dict[int, tuple[int, ...]]:
         """By row; computed at the first draw."""
         outer = None if self._outer is None else self._outer._start_lengths
-        return {row: (length,) if outer is None else (*outer[row], length) for row, length in self._starts.tolist()}
+        return {row: (length,) if outer is None else (*outer[row], length) for row, length in self._starts}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -84,15 +84,60 @@ class Budget:
     opportunity_cost: float | None = None  # tokens emitted in the time of the drafter's model; None: unknown
 
 
+@dataclass(slots=True)
+class DraftTree:
+    """One row's draft, on the host: N nodes, parents before children. A chain is the tree of width one.
+
+    `children[0]` are those of the root, `children[n + 1]` those of node n.
+    """
+
+    tokens: list[int]
+    parents: list[int]  # -1: the root, the last committed token
+    depths: list[int]  # tokens on the path to each node, its own included
+    children: list[list[int]]
+    source: list[int]  # indices into the drafter's `traits.names`
+    draft_prob: list[float]  # the source's own probability of each node at temperature 1
+
+    @staticmethod
+    def of(
+        tokens: list[int],
+        parents: list[int] | None = None,
+        source: list[int] | None = None,
+        draft_prob: list[float] | None = None,
+    ) -> DraftTree:
+        """Return the tree of these nodes; without `parents` a chain, of source 0 and probability 1 by default."""
+        count = len(tokens)
+        source, draft_prob = source or [0] * count, draft_prob or [1.0] * count
+        if parents is None:
+            children = [[node] for node in range(count)]
+            return DraftTree(
+                tokens, [*range(-1, count - 1)], [*range(1, count + 1)], [*children, []], source, draft_prob
+            )
+        depths, children = list[int](), [[] for _ in range(count + 1)]
+        for node, parent in enumerate(parents):
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+            children[parent + 1].append(node)
+        return DraftTree(tokens, parents, depths, children, source, draft_prob)
+
+    @property
+    def is_chain(self) -> bool:
+        """Return whether every node follows the one before it."""
+        return not self.depths or self.depths[-1] == len(self.depths)
+
+    def path_tokens(self, path: Sequence[int]) -> list[int]:
+        """Return the tokens of these nodes."""
+        return [self.tokens[node] for node in path]
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The proposal of a drafter for one round. -1 marks an absent node; an empty draft has N = 0."""
+    """The proposal of a drafter for one round: a tree for each row, empty where nothing is drafted.
 
-    tokens: Tensor  # [B, N] long
+    N is the number of nodes of the largest tree.
+    """
+
+    trees: Sequence[DraftTree]
     probs: Tensor | None = None  # [B, N, V] float: the distribution that each node was drawn from; None = point masses
-    draft_prob: Tensor | None = None  # [B, N] the drafter's own probability of each node at temperature 1; None: 1
-    parents: Tensor | None = None  # [N] long, -1 = root; None = a chain
-    source: Tensor | None = None  # [B, N] indices into the drafter's `traits.names`
     calls: tuple[Call, ...] = ()
     trace: tuple[Step, ...] = ()
     promised: float = 0.0  # accepted tokens expected of a tree's paths; 0: unknown
@@ -102,29 +147,52 @@ class Draft:
     @cache
     def empty(rows: int) -> Draft:
         """Return a draft of no nodes for `rows` rows."""
-        return Draft(torch.empty((rows, 0), dtype=torch.long))
+        return Draft([DraftTree([], [], [], [[]], [], []) for _ in range(rows)])
+
+    @staticmethod
+    def of(tokens: Rows, probs: Tensor | None = None, parents: list[int] | None = None) -> Draft:
+        """Return the draft of these tokens: chains, or trees of one shape."""
+        return Draft([DraftTree.of(row, parents) for row in tokens], probs)
+
+    @property
+    def width(self) -> int:
+        """Return N."""
+        return max([len(tree.tokens) for tree in self.trees])
+
+    @property
+    def tokens(self) -> Rows:
+        """Return the tokens of each row."""
+        return [tree.tokens for tree in self.trees]
+
+
+class Facts(Protocol):
+    """The facts of a position's logits (sampling/verify/facts.py)."""
+
+    likeliest: list[
+        tuple[int, float]
+    ]  # a few ids, the likeliest first, with their probabilities in the draw; [] unknown
+
+    @property
+    def gap(self) -> float: ...  # between the two largest logits
+    def p(self, token: int) -> float: ...  # at temperature 1
+
+
+class Distributions(Protocol):
+    """The verifier's processed distributions at the root and after each node of a draft."""
+
+    def all(self) -> Tensor: ...  # [B, N+1, V]
+    def at(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor: ...  # [M, V] of rows after nodes (-1: the root)
+    def facts(self, row: int, node: int) -> Facts | None: ...  # of the logits there; None where they are not cheap
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The verifier's decision on a draft."""
 
-    path: Tensor  # [B, A] long: accepted nodes from the root, -1 padded
-    token: Tensor  # [B] long: the verifier's own token (correction or bonus)
-    distributions: Any  # [B, N+1, V], or LazyDistributions (sampling/verify/distributions.py), computed when used
-    logits: Tensor  # [B, N+1, V] raw
-
-    @property
-    def probs(self) -> Tensor:
-        """Return [B, N+1, V], the verifier's processed distributions at the root and after each node; :meth:`at` is
-        cheaper for a few of them."""
-        known = self.distributions
-        return known if isinstance(known, Tensor) else cast(Tensor, known.all())
-
-    def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
-        """Return [M, V], the distributions of rows [M] after nodes [M] (-1: the root)."""
-        known = self.distributions
-        return known[rows, nodes + 1] if isinstance(known, Tensor) else cast(Tensor, known.at(rows, nodes))
+    path: Rows  # of each row the accepted nodes from the root
+    token: list[int]  # of each row the verifier's own token (correction or bonus); -1: the row was not examined
+    distributions: Distributions
+    logits: Tensor  # [B, N+1, V] raw, where the model left them
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +266,8 @@ class Session(Protocol):
 
     def rollback(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
     def score(self, rows: Rows, draft: Draft) -> Tensor: ...  # [B, N+1, V]; an empty draft gives [B, 1, V]
-    def commit(self, path: Tensor) -> None:
-        """Commit these draft nodes, [B, A]; a session that keeps nothing of a draft does nothing."""
+    def commit(self, path: Rows) -> None:
+        """Commit these nodes of each row's draft; a session that keeps nothing of a draft does nothing."""
         return
 
     def select(self, rows: Tensor) -> None: ...  # [B'] expand / reorder / drop rows
@@ -291,8 +359,8 @@ class Sampler(Protocol):
         Keys on the host, [M, 4]: row, position, committed length at the round's start, turn among siblings.
         """
 
-    def drafting(self, starts: Tensor) -> Sampler:
-        """Return the drafter's view in the round that begins at `starts` [B, 2] (row, committed length): with separate
+    def drafting(self, starts: Sequence[Sequence[int]]) -> Sampler:
+        """Return the drafter's view in the round that begins at `starts` (row, committed length): with separate
         noise, or the target's under gumbel coupling. A view returns the view of a round inside its round."""
 
     def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
@@ -371,16 +439,3 @@ class FixedPace:
 
     def observe(self, steps: list[Step], promised: float) -> None:
         return None
-
-
-def above(parents: Tensor | None, count: int) -> Sequence[int]:
-    """Return the parent of each node; `parents` None means a chain."""
-    return range(-1, count - 1) if parents is None else cast(list[int], parents.tolist())
-
-
-def depths_of(parents: Tensor | None, count: int) -> list[int]:
-    """Return the number of tokens on the path to each node, itself included."""
-    depths: list[int] = []
-    for parent in above(parents, count):
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return depths

@@ -175,7 +175,7 @@ def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
 
     def run(width: int) -> float:
         watch = Stopwatch(session.device)
-        session.score([prompt], Draft(torch.tensor([prompt[:1] * (width - 1)], dtype=torch.long)))
+        session.score([prompt], Draft.of([prompt[:1] * (width - 1)]))
         return watch.lap()
 
     session.score([prompt], Draft.empty(1))  # reads the prompt

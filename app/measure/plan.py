@@ -108,12 +108,12 @@ def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
     next(event for event in opening if isinstance(event, Step))
     # Not the target's own token: a prompt that repeats itself has matches for a drafter that looks tokens up.
     rows = [[*prompt, len(prompt) % PERIOD]]
-    sampler = make_sampler(lane.settings).drafting(torch.tensor([[0, len(rows[0])]]))
+    sampler = make_sampler(lane.settings).drafting([(0, len(rows[0]))])
 
     def run(count: int) -> tuple[Draft, object]:
         return lane.drafter.propose(rows, Budget([count]), sampler), opening  # held: the drafter reads its session
 
-    drafted = [count for count in range(1, GAMMA + 1) if run(count)[0].tokens.shape[1] == count]
+    drafted = [count for count in range(1, GAMMA + 1) if run(count)[0].width == count]
     return {count: partial(run, count) for count in drafted[-1:]}
 
 

@@ -23,10 +23,23 @@ from sampling.drafters.drawing import ReducedSampler
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Step, by_row
 from sampling.rows import check_rows, padded, put
-from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Verdict, states_of
+from sampling.types import (
+    LM,
+    Budget,
+    Draft,
+    Drafter,
+    DraftTree,
+    Rows,
+    Rule,
+    Sampler,
+    Session,
+    Traits,
+    Verdict,
+    states_of,
+)
 from sampling.verify.distributions import one_hot
-from sampling.verify.round_metrics import RoundMetrics
-from sampling.verify.rules import Review, review
+from sampling.verify.round_metrics import facts_on, step_of, with_facts
+from sampling.verify.rules import Keys, Review, review
 from sampling.vocabulary import spread
 from utils.catalogue.specs import Matrix, check_fit, check_lenience
 from utils.errors import UsageError, UserError
@@ -96,7 +109,9 @@ class Growing:
     def __init__(self, rows: Rows) -> None:
         self.rows, self.calls = rows, list[Call]()
         self.tokens: Rows = [[] for _ in rows]
-        self._pieces: list[tuple[Draft, Tensor, Tensor]] = []  # node where[1] of row where[0] is at depth where[2]
+        self._source: Rows = [[] for _ in rows]
+        self._draft_prob: list[list[float]] = [[] for _ in rows]
+        self._pieces: list[tuple[Draft, list[tuple[int, int, int]]]] = []  # row, node there, depth here
         self._trace: list[Step] = []
 
     @property
@@ -109,14 +124,16 @@ class Growing:
 
         `numbers[i]` is the number of the piece's source i here. Its calls and trace are added.
         """
-        gained, where = [], []
-        for row, tokens in enumerate(draft.tokens.tolist()):
-            present = [node for node, token in enumerate(tokens) if token >= 0][: max(0, cut[row])]
-            where += [(row, node, len(self.tokens[row]) + index) for index, node in enumerate(present)]
-            self.tokens[row] += [tokens[node] for node in present]
-            gained.append(len(present))
+        gained, where = list[int](), list[tuple[int, int, int]]()
+        for row, (tree, most) in enumerate(zip(draft.trees, cut, strict=True)):
+            count = min(len(tree.tokens), max(0, most))
+            where += [(row, node, len(self.tokens[row]) + node) for node in range(count)]
+            self.tokens[row] += tree.tokens[:count]
+            self._source[row] += [numbers[source] for source in tree.source[:count]]
+            self._draft_prob[row] += tree.draft_prob[:count]
+            gained.append(count)
         if where:
-            self._pieces.append((draft, torch.tensor(numbers), torch.tensor(where).T))
+            self._pieces.append((draft, where))
         self.calls += draft.calls
         self._trace += [renumbered(step, numbers) for step in draft.trace]
         return gained
@@ -128,22 +145,22 @@ class Growing:
         for call in self.calls:
             known = spent.get(call.model, Call(call.model, 0, 0.0))
             spent[call.model] = Call(call.model, known.passes + call.passes, known.seconds + call.seconds)
-        tokens = padded(self.tokens)
-        source, draft_prob = torch.zeros_like(tokens), torch.ones(tokens.shape)
-        like = next((draft.probs for draft, _, _ in self._pieces if draft.probs is not None), None)
-        probs = None if like is None else like.new_zeros(*tokens.shape, like.shape[-1])
-        for draft, numbers, where in self._pieces:
-            rows, nodes, depths = where
-            own = torch.zeros_like(draft.tokens) if draft.source is None else draft.source
-            source[rows, depths] = numbers[own[rows, nodes]]
-            if draft.draft_prob is not None:
-                draft_prob[rows, depths] = draft.draft_prob[rows, nodes]
-            if probs is not None:
-                q = one_hot(draft.tokens.to(probs.device), probs) if draft.probs is None else draft.probs.to(probs)
-                rows, nodes, depths = where.to(probs.device)
-                probs[rows, depths] = q[rows, nodes]
-        calls = tuple(spent.values())
-        return Draft(tokens, probs, draft_prob, source=source, calls=calls, trace=tuple(self._trace))
+        parts = zip(self.tokens, self._source, self._draft_prob, strict=True)
+        trees = [DraftTree.of(tokens, None, source, prob) for tokens, source, prob in parts]
+        return Draft(trees, self._probs(), tuple(spent.values()), tuple(self._trace))
+
+    def _probs(self) -> Tensor | None:
+        like = next((draft.probs for draft, _ in self._pieces if draft.probs is not None), None)
+        if like is None:
+            return None
+        probs = like.new_zeros(len(self.tokens), max(map(len, self.tokens)), like.shape[-1])
+        for draft, where in self._pieces:
+            rows, nodes, depths = put(where, probs.device).unbind(1)
+            if draft.probs is None:
+                probs[rows, depths] = one_hot(put(padded(draft.tokens), probs.device)[rows, nodes], probs)
+            else:
+                probs[rows, depths] = draft.probs.to(probs)[rows, nodes]
+        return probs
 
 
 def renumbered(step: Step, numbers: Sequence[int]) -> Step:
@@ -230,37 +247,39 @@ class CascadeDrafter(Composite):
         if max(depth) <= 0:
             return Draft.empty(share)
         watch = Stopwatch()
-        keys = torch.tensor([[number, len(row)] for number, row in zip(model.ids, rows, strict=True)])
+        keys = [(number, len(row)) for number, row in zip(model.ids, rows, strict=True)]
         going = [index for index, most in enumerate(depth) if most > 0]
         draft = self.inner.propose(rows, Budget([max(0, most - 1) for most in depth]), sampler.drafting(keys))
         draft_s = watch.lap()
-        result, metrics, ids = self.review(rows, draft, keys, going, sampler)
+        result, seen, ids = self.review(rows, draft, keys, going, sampler)
         calls, numbers = (*draft.calls, Call(model.lm.name, 1, watch.lap())), self.numbered(self.inner)
         each, inner = tuple(call.shared(share) for call in calls), by_row(draft.trace)
         steps: list[Step] = []  # the reviews as nested rounds, for display
         for index in going:
-            row, token = model.ids[index], int(result.verdict.token[index])
-            step = metrics.step(
-                index,
-                [node for node in result.verdict.path[index].tolist() if node >= 0],
+            row, token, path = model.ids[index], result.verdict.token[index], result.verdict.path[index]
+            step = step_of(
+                draft.trees[index],
+                path,
                 token if ids is None else int(ids[token]),
+                chosen=draft.probs is None,
                 row=row,
-                gamma=draft.tokens.shape[1],
+                gamma=draft.width,
                 calls=each,
                 draft_s=draft_s / share,
                 verify_s=each[-1].seconds,
                 sample_s=0.0,
                 inner=tuple(inner.get(row, ())),
             )
+            step = with_facts(step, seen.trees[index], facts_on(result.verdict, index, [-1, *path]))
             steps.append(renumbered(step, numbers))
         assert model.session is not None
         emitted = _emitted(result, draft, ids, numbers, model.session.vocab_size)
         return replace(emitted, calls=calls, trace=tuple(steps))
 
     def review(
-        self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler
-    ) -> tuple[Review, RoundMetrics, Tensor | None]:
-        """Review the rows `going`; return the review, its metrics, and the ids covered (None: all).
+        self, rows: Rows, draft: Draft, keys: Keys, going: list[int], sampler: Sampler
+    ) -> tuple[Review, Draft, Tensor | None]:
+        """Review the rows `going`; return the review, the draft in its ids, and the ids covered (None: all).
 
         `keys` are those of all rows. The other rows draw nothing: they would draw the same noise again later.
         """
@@ -271,22 +290,20 @@ class CascadeDrafter(Composite):
         if ids is not None:
             logits = F.pad(logits, (0, 1), value=-torch.inf)  # the last column: every id that is not covered
             seen, sampler = _covered(draft, ids), ReducedSampler(sampler, ids, session.vocab_size)
-        result = review(logits, seen, rows, keys, sampler, self.lenience, torch.tensor(going))
+        result = review(logits, seen, rows, keys, sampler, self.lenience, going)
         session.commit(result.verdict.path)
-        return result, replace(RoundMetrics.of(result.verdict, seen), tokens=draft.tokens.tolist()), ids
+        return result, seen, ids
 
 
 def _covered(draft: Draft, ids: Tensor) -> Draft:
     """Renumber the draft by the ids covered: token i is ids[i], len(ids) means any other id."""
-    count = len(ids)
-    tokens = put(draft.tokens, ids.device)
-    at = torch.searchsorted(ids, tokens.clamp(min=0)).clamp(max=count - 1)
-    known = torch.where(ids[at] == tokens, at, count)
+    place = {token: index for index, token in enumerate(ids.tolist())}
     probs = draft.probs
     if probs is not None:
         # The q of an id that is not covered never matters: the reviewer gives it no probability.
         probs = F.pad(probs.to(ids.device).index_select(-1, ids), (0, 1), value=1.0)
-    return replace(draft, tokens=torch.where(tokens < 0, tokens, known), probs=probs)
+    trees = [replace(tree, tokens=[place.get(token, len(ids)) for token in tree.tokens]) for tree in draft.trees]
+    return replace(draft, trees=trees, probs=probs)
 
 
 def _emitted(result: Review, draft: Draft, ids: Tensor | None, numbers: list[int], vocab_size: int) -> Draft:
@@ -294,23 +311,20 @@ def _emitted(result: Review, draft: Draft, ids: Tensor | None, numbers: list[int
 
     Sources are numbered as the cascade does: 0 is the reviewer, `numbers` has the numbers of the inner ones.
     """
-    verdict = result.verdict
-    places = torch.arange(draft.tokens.shape[1] + 1)[None]
-    accepted = (verdict.path >= 0).sum(dim=1)[:, None]
-    own = verdict.token if ids is None else torch.where(verdict.token < 0, -1, ids.cpu()[verdict.token])
-    drafted = F.pad(draft.tokens, (0, 1), value=-1)
-    tokens = torch.where(places < accepted, drafted, torch.where(places == accepted, own[:, None], -1))
-    source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source
-    source = torch.where(places < accepted, torch.tensor([*numbers, 0])[F.pad(source, (0, 1))], 0)
-    probs = result.probs
+    verdict, covered = result.verdict, None if ids is None else ids.tolist()
+    probs, logits = result.probs, verdict.logits.float()
     if probs is not None and ids is not None:
         probs = spread(probs[..., :-1], ids, vocab_size, 0.0)
-    logits = verdict.logits.float()
-    at = put(tokens, logits.device).clamp(min=0)
-    if ids is not None:
-        at = torch.searchsorted(ids, at).clamp(max=len(ids) - 1)
-    raw = (logits.gather(2, at[..., None])[..., 0] - logits.logsumexp(dim=-1)).exp().cpu()
-    return Draft(tokens, probs, raw, source=source)
+    columns, trees = list[list[int]](), list[DraftTree]()
+    for tree, path, token in zip(draft.trees, verdict.path, verdict.token, strict=True):
+        own = [] if token < 0 else [token if covered is None else covered[token]]
+        tokens = [*tree.path_tokens(path), *own]
+        columns.append(tokens if ids is None else torch.searchsorted(ids.cpu(), torch.tensor(tokens)).tolist())
+        trees.append(DraftTree.of(tokens, None, [*(numbers[tree.source[node]] for node in path), *[0] * len(own)]))
+    at = put(padded(columns, 0, logits.shape[1]), logits.device).clamp(max=logits.shape[-1] - 1)
+    raw = (logits.gather(2, at[..., None])[..., 0] - logits.logsumexp(dim=-1)).exp().tolist()
+    trees = [replace(tree, draft_prob=each[: len(tree.tokens)]) for tree, each in zip(trees, raw, strict=True)]
+    return Draft(trees, None if probs is None else probs[:, : max(len(tree.tokens) for tree in trees)])
 
 
 def cascade_of(drafters: Sequence[Drafter], matrix: Any, lenience: float = 1.0) -> ChainDrafter:

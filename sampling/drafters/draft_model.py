@@ -309,11 +309,11 @@ class ModelDrafter(Proposer):
         return self.model.session
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Return chains of at most budget.max_depth[b] tokens: tokens [B, N], probs [B, N, V] unless point masses."""
+        """Return chains of at most budget.max_depth[b] tokens; probs [B, N, V] unless point masses."""
         chain, model = super().propose(rows, budget, sampler), self.model
         if not model.columns:
             return chain
-        return replace(chain, probs=model.drawing.probs(model.columns[: chain.tokens.shape[1]]))
+        return replace(chain, probs=model.drawing.probs(model.columns[: chain.width]))
 
 
 class Respelled(Model):

@@ -58,7 +58,7 @@ class ReducedSampler(SamplerView):
         drawn = self._sampler.draw(spread(probs[:, : len(self._ids)], self._ids, self._vocab_size, 0.0), keys)
         return torch.searchsorted(self._ids, drawn)
 
-    def drafting(self, starts: Tensor) -> ReducedSampler:
+    def drafting(self, starts: Sequence[Sequence[int]]) -> ReducedSampler:
         return ReducedSampler(self._sampler.drafting(starts), self._ids, self._vocab_size)
 
 

@@ -9,13 +9,14 @@ decoding's. Knows no text.
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
 from sampling.drafters.registry import DraftRequest, Parts, oracle_of
 from sampling.events import Event, Step
 from sampling.rows import first_rows
-from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
+from sampling.types import Budget, Draft, Drafter, DraftTree, Rows, Rule, Sampler, Session, Traits
 
 Plain = Callable[[Rows, Session], Iterable[Event]]  # decodes rows plainly in this session
 
@@ -48,12 +49,12 @@ class Oracle(Drafter):
         (row,), depth = rows, budget.max_depth[0]
         right = self._next(row, depth)
         if not right:
-            return Draft(torch.empty((1, 0), dtype=torch.long), seconds=0.0)
+            return replace(Draft.empty(1), seconds=0.0)
         keys = torch.tensor([[0, len(row) + offset, len(row), 0] for offset in range(len(right))])
         hits = sampler.coin(torch.full((len(right),), self.alpha), keys).tolist()
         tokens = [token if hit else self._other(token, row) for token, hit in zip(right, hits, strict=True)]
         seconds = self.cost * len(tokens) * statistics.median(self._passes)
-        return Draft(torch.tensor([tokens]), draft_prob=torch.full((1, len(tokens)), self.alpha), seconds=seconds)
+        return Draft([DraftTree.of(tokens, draft_prob=[self.alpha] * len(tokens))], seconds=seconds)
 
     def _next(self, row: list[int], depth: int) -> list[int]:
         """Return the target's next tokens after the row, at most `depth`; none after its answer's end."""

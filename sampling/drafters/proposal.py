@@ -27,17 +27,17 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from sampling.events import Call, Proposal
 from sampling.gamma.ratios import RETRY, Ratios, RunningRatio
-from sampling.rows import few, first_rows, lead, padded, prepended
+from sampling.rows import first_rows, lead, prepended
 from sampling.types import (
     LM,
     Budget,
     Draft,
     Drafter,
+    DraftTree,
     NodeCosts,
     Rows,
     Rule,
@@ -288,6 +288,24 @@ def pooled(
     ]
 
 
+def tree_of(nodes: list[Node]) -> DraftTree:
+    """Return the draft of these nodes."""
+    index: dict[Node | None, int] = {}
+    children: list[list[int]] = [[]]
+    tree = DraftTree([], [], [], children, [], [])
+    for number, node in enumerate(nodes):
+        index[node] = number
+        parent = index.get(node.parent, -1)
+        tree.tokens.append(node.token)
+        tree.parents.append(parent)
+        tree.depths.append(node.depth)
+        tree.source.append(node.source)
+        tree.draft_prob.append(node.prob)
+        children[parent + 1].append(number)
+        children.append([])
+    return tree
+
+
 class ModelCall(NamedTuple):
     """A level at which the model ran: the probability that the others left open, and their first token by node."""
 
@@ -464,35 +482,23 @@ class Proposer(Drafter):
     # -- the draft and its outcome ----------------------------------------------------------------
 
     def _draft(self, growths: list[Growth], costs: NodeCosts | None) -> Draft:
-        drafted = [growth.kept for growth in growths]
-        promised, parents = 0.0, None
+        drafted, promised = [growth.kept for growth in growths], 0.0
         if len(drafted) == 1 and self.traits.tree:
             paths = [node.path for node in drafted[0]]
             drafted = [drafted[0][: worthwhile(paths, costs)]]
             promised = sum(paths[: len(drafted[0])])
-            index: dict[Node | None, int] = {node: at for at, node in enumerate(drafted[0])}
-            above = [index.get(node.parent, -1) for node in drafted[0]]
-            parents = None if above == list(range(-1, len(above) - 1)) else few(above)
         self._drafted = drafted
         call = self.model.call() if self.model else None
-        return Draft(
-            padded([[node.token for node in nodes] for nodes in drafted]),
-            parents=parents,
-            draft_prob=padded([[node.prob for node in nodes] for nodes in drafted], 1.0, np.float32),
-            source=padded([[node.source for node in nodes] for nodes in drafted], 0),
-            calls=() if call is None else (call,),
-            promised=promised,
-        )
+        return Draft(list(map(tree_of, drafted)), calls=() if call is None else (call,), promised=promised)
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         """Learn which offers were accepted."""
         drafted, self._drafted = self._drafted, []
-        paths = [[node for node in path if node >= 0] for path in verdict.path.tolist()]
-        texts = prepended(self._leads, rows)
+        paths, texts = verdict.path, prepended(self._leads, rows)
         for source in self.sources:
             source.observe(texts, paths, draft, verdict)
         calls, self._calls = self._calls, []
-        if len(rows) != 1 or not drafted or [[node.token for node in drafted[0]]] != draft.tokens.tolist():
+        if len(rows) != 1 or not drafted or [node.token for node in drafted[0]] != draft.trees[0].tokens:
             return
         accepted = [drafted[0][node] for node in paths[0]]
         self._learn_after_drafted(drafted[0], accepted)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sampling.rows import put
-from sampling.types import Network, Rows, above
+from sampling.types import DraftTree, Network, Rows
 
 GROW = 256  # slots added at least, whenever a buffer is full
 # Decorates functions whose tensors can be written to in inference mode and outside it. Sessions keep only such tensors:
@@ -248,19 +248,17 @@ def as_transformers_cache(slots: SlotCache) -> Any:
 _OPEN, _SHUT = np.float32(0), np.finfo(np.float32).min
 
 
-def ancestors(parents: Tensor | None, count: int) -> Tensor:
-    """[N, N] bool: column j is node i itself or one of its ancestors."""
-    if parents is None:
-        return torch.ones(count, count, dtype=torch.bool).tril()
-    seen = torch.eye(count, dtype=torch.bool)
-    for node, parent in enumerate(parents.tolist()):
+def ancestors(tree: DraftTree, count: int) -> np.ndarray:
+    """[N, N] bool: column j is node i itself or one of its ancestors. The tree may have fewer than `count` nodes."""
+    seen = np.eye(count, dtype=bool)
+    for node, parent in enumerate(tree.parents):
         if parent >= 0:
             seen[node] |= seen[parent]
     return seen
 
 
 def places(
-    lengths: list[int], feed: Rows, parents: Tensor | None, start: int, width: int, count: int
+    lengths: list[int], feed: Rows, trees: Sequence[DraftTree], start: int, width: int, count: int
 ) -> tuple[Tensor, Tensor]:
     """Positions [B, T] of the fed columns, and which slots each may see [B, T, S+T] bool.
 
@@ -268,37 +266,33 @@ def places(
     column sees itself alone; nobody sees it.
     """
     if len(feed) == 1 and lengths[0] == start:
-        return _of_one_row(parents, start, width, count)
+        return _of_one_row(trees[0], start, width)
     before = torch.tensor(lengths)[:, None]
     pads = torch.tensor([width - len(new) for new in feed])[:, None]
     column = torch.arange(width)[None]
-    seen = ancestors(parents, count)
-    depth = seen.sum(dim=1) - 1 if count else torch.empty(0, dtype=torch.long)
+    seen = torch.from_numpy(np.stack([ancestors(tree, count) for tree in trees]))
+    depth = seen.sum(dim=2) - 1
     ends = torch.tensor([length + len(new) for length, new in zip(lengths, feed, strict=True)])[:, None]
-    positions = torch.cat([(before + column - pads).clamp(min=0), ends + depth[None]], dim=1)
+    positions = torch.cat([(before + column - pads).clamp(min=0), ends + depth], dim=1)
     mask = torch.zeros(len(feed), width + count, start + width + count, dtype=torch.bool)
     mask[:, :, :start] = (torch.arange(start)[None] < before)[:, None]
     real = column >= pads  # [B, width]
     mask[:, :width, start : start + width] = torch.ones(width, width, dtype=torch.bool).tril()[None] & real[:, None]
     mask[:, width:, start : start + width] = real[:, None]
-    mask[:, width:, start + width :] = seen[None]
+    mask[:, width:, start + width :] = seen
     mask[:, :width, :] &= real[..., None]
     mask |= torch.eye(width + count, start + width + count, dtype=torch.bool).roll(start, dims=1)[None]
     return positions, mask
 
 
-def _of_one_row(parents: Tensor | None, start: int, width: int, count: int) -> tuple[Tensor, Tensor]:
+def _of_one_row(tree: DraftTree, start: int, width: int) -> tuple[Tensor, Tensor]:
     """`places` of one row, whose slots are its tokens; lists are faster than tensors of a few elements."""
-    first = start + width
+    first, count = start + width, len(tree.tokens)
     mask = np.ones((width + count, first + count), dtype=bool)
     if width:
         mask[:width, start:] = np.tri(width, width + count, dtype=bool)
-    positions, seen = list(range(start, first)), list[list[bool]]()
-    for node, parent in enumerate(above(parents, count)):
-        seen.append([False] * count if parent < 0 else seen[parent].copy())
-        seen[node][node] = True
-        positions.append(first if parent < 0 else positions[width + parent] + 1)
-    mask[width:, first:] = seen
+    mask[width:, first:] = ancestors(tree, count)
+    positions = [*range(start, first), *(first + depth - 1 for depth in tree.depths)]
     return torch.tensor([positions]), torch.from_numpy(mask)[None]
 
 

@@ -6,7 +6,7 @@ their end unused). Between `score` and `commit` the new tokens of a tree, and al
 ragged, lie after the longest row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Self, TypeVar, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from sampling.models.cache import Buffer, RowStates, SlotCache, additive, joined, places
 from sampling.models.network import LengthTables, network_of
 from sampling.rows import common_prefix, put
-from sampling.types import LM, Draft, Hidden, KVCache, Network, Rows, Session, above, states_of
+from sampling.types import LM, Draft, DraftTree, Hidden, KVCache, Network, Rows, Session, states_of
 from sampling.vocabulary import spread
 from utils.errors import UserError
 
@@ -104,7 +104,7 @@ class CausalSession(Session):
             cached = [0] * len(rows)
         feed = [row[length:] for row, length in zip(rows, cached, strict=True)]
         try:
-            logits = self._forward(feed, draft.tokens.tolist(), draft.parents)
+            logits = self._forward(feed, draft.trees)
         except BaseException:
             self._reset(len(rows))
             raise
@@ -132,21 +132,21 @@ class CausalSession(Session):
         count = self.vocab_size if self.reduced_ids is None else len(self.reduced_ids)
         return logits if logits.shape[-1] == count else logits[..., :count]
 
-    def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
+    def _forward(self, feed: Rows, trees: Sequence[DraftTree]) -> Tensor:
         if len(feed) > 1 or not self.network.ragged:
-            return self._together(feed, nodes, parents)
+            return self._together(feed, trees)
         network: Any = self.network
         states = None if self._hidden is None else self._hidden.room
-        tree = above(parents, len(nodes[0]))
-        logits = network.of_one_row(feed[0], nodes[0], tree, self._cache, self.keeps_hidden, states)
-        return self._took(logits, None, feed, nodes, parents is None)
+        logits: Tensor = network.of_one_row(feed[0], trees[0], self._cache, self.keeps_hidden, states)
+        self._note(feed, trees, [self._cache.length - len(trees[0].tokens)])
+        return logits
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits [B, n] after one more token of each row, [B] on the device, which `name` says later."""
         self._settle()
         unknown = [[UNKNOWN] for _ in self._tokens]
         try:
-            return self.cut(self._together(unknown, [[] for _ in unknown], None, tokens[:, None]))[:, 0]
+            return self.cut(self._together(unknown, Draft.empty(len(unknown)).trees, tokens[:, None]))[:, 0]
         except BaseException:
             self._reset(len(unknown))
             raise
@@ -159,41 +159,44 @@ class CausalSession(Session):
                 tokens[-len(known) :] = known
 
     @torch.inference_mode()
-    def _together(self, feed: Rows, nodes: Rows, parents: Tensor | None, ids: Tensor | None = None) -> Tensor:
-        """A pass over several rows, or by a network that takes tensors only; `ids` [B, T] if they are there already."""
-        start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
+    def _together(self, feed: Rows, trees: Sequence[DraftTree], ids: Tensor | None = None) -> Tensor:
+        """A pass over several rows, or by a network that takes tensors only; `ids` [B, T] if they are there already.
+
+        New tokens lie after the longest row.
+        """
+        sizes = [len(tree.tokens) for tree in trees]
+        start, width, count = self._cache.length, max(map(len, feed)), max(sizes)
         lengths, mask = self.held(), None
-        level = len(set(lengths)) == 1 and len(set(map(len, feed))) == 1
-        level = level and not any(token < 0 for row in nodes for token in row)
-        if parents is None and self.network.ragged and not level:
-            return self._by_width(feed, nodes, lengths)
-        if parents is None and level:
+        chains = all(tree.is_chain for tree in trees)
+        level = len({*lengths}) == len({*map(len, feed)}) == len({*sizes}) == 1
+        if chains and self.network.ragged and not level:
+            return self._by_width(feed, trees, lengths)
+        if chains and level:
             positions = torch.arange(start, start + width + count).expand(len(feed), -1)
         else:
-            positions, seen = places(lengths, feed, parents, start, width, count)
-            positions = positions.clamp(max=self.network.context - 1)  # absent nodes of a long row
+            positions, seen = places(lengths, feed, trees, start, width, count)
+            positions = positions.clamp(max=self.network.context - 1)  # of nodes that a row lacks
             mask = additive(seen, self.network)
         if ids is None:
-            padded = [[0] * (width - len(new)) + new + row for new, row in zip(feed, nodes, strict=True)]
+            rows = zip(feed, trees, strict=True)
+            padded = [
+                [*[0] * (width - len(new)), *new, *tree.tokens, *[0] * (count - len(tree.tokens))] for new, tree in rows
+            ]
             ids = put(torch.tensor(padded).clamp_(0, self.network.vocab_size - 1), self.device)
         logits, hidden = self._run(ids, positions, mask, count + 1)
-        return self._took(logits, hidden, feed, nodes, parents is None)
-
-    def _took(self, logits: Tensor, hidden: Tensor | None, feed: Rows, nodes: Rows, chain: bool) -> Tensor:
-        """`logits`; remembers the states and slots of a pass whose new tokens lie after the longest row."""
         if self._hidden is not None and hidden is not None:
             self._hidden.append(hidden[:, None].to(self.device))
-        end = self._cache.length - len(nodes[0])
-        self._note(feed, nodes, [end] * len(feed), chain)
+        self._note(feed, trees, [self._cache.length - count] * len(feed))
         return logits
 
-    def _by_width(self, feed: Rows, nodes: Rows, lengths: list[int]) -> Tensor:
+    def _by_width(self, feed: Rows, trees: Sequence[DraftTree], lengths: list[int]) -> Tensor:
         """One pass for each number of fed tokens; every token goes to the slot of its position."""
         alike: dict[int, list[int]] = {}
         for row, new in enumerate(feed):
             alike.setdefault(len(new), []).append(row)
         network: Any = self.network
-        count, parts = len(nodes[0]), list[Tensor]()
+        count, parts = max(len(tree.tokens) for tree in trees), list[Tensor]()
+        nodes = [[*tree.tokens, *[0] * (count - len(tree.tokens))] for tree in trees]
         for width, rows in alike.items():
             ids = torch.tensor([feed[row] + nodes[row] for row in rows]).clamp_(0, self.network.vocab_size - 1)
             positions = torch.tensor([lengths[row] for row in rows])[:, None] + torch.arange(width + count)
@@ -205,7 +208,7 @@ class CausalSession(Session):
             if self._hidden is not None and hidden is not None:
                 self._hidden.place(hidden[:, None], positions, chosen, len(feed))
             parts.append(logits)
-        self._note(feed, nodes, [length + len(new) for length, new in zip(lengths, feed, strict=True)], True)
+        self._note(feed, trees, [length + len(new) for length, new in zip(lengths, feed, strict=True)])
         if len(alike) == 1:
             return parts[0]
         order = torch.tensor([row for rows in alike.values() for row in rows]).argsort()
@@ -217,26 +220,27 @@ class CausalSession(Session):
             cast(SlotCache, self._cache).lengths = self._lengths
         return self.network.forward(ids, put(positions, self.device), mask, self._cache, keep, self.keeps_hidden)
 
-    def _note(self, feed: Rows, nodes: Rows, ends: list[int], chain: bool) -> None:
+    def _note(self, feed: Rows, trees: Sequence[DraftTree], ends: list[int]) -> None:
         """Remember the slots that the pass filled: each row's fed tokens end at its slot in `ends`, nodes follow."""
         self._fed = [list(range(end - len(new), end)) for end, new in zip(ends, feed, strict=True)]
-        self._nodes = [[(t, end + index) for index, t in enumerate(row)] for end, row in zip(ends, nodes, strict=True)]
-        self._chain = chain
+        pairs = zip(trees, ends, strict=True)
+        self._nodes = [list(zip(tree.tokens, range(end, end + len(tree.tokens)), strict=True)) for tree, end in pairs]
+        self._chain = all(tree.is_chain for tree in trees)
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)
 
-    def commit(self, path: Tensor) -> None:
-        """Commit these nodes of the draft last scored: [B, A] indices, -1 padded."""
+    def commit(self, path: Rows) -> None:
+        """Commit these nodes of each row of the draft last scored."""
         if self._nodes is not None:
-            pairs = zip(self._nodes, path.tolist(), strict=True)
-            self._settle([[nodes[index] for index in row if index >= 0] for nodes, row in pairs])
+            pairs = zip(self._nodes, path, strict=True)
+            self._settle([[nodes[index] for index in row] for nodes, row in pairs])
 
     def _settle(self, kept: list[list[tuple[int, int]]] | None = None) -> None:
         """Bring token i of each row to slot i. Nodes of a chain stay unless `kept` says otherwise."""
         if self._nodes is None:
             return
         if kept is None:
-            kept = [[node for node in nodes if node[0] >= 0 and self._chain] for nodes in self._nodes]
+            kept = self._nodes if self._chain else [[] for _ in self._nodes]
         self._nodes = None
         moves: list[tuple[int, int, int]] = []
         for row, (tokens, fed, nodes) in enumerate(zip(self._tokens, self._fed, kept, strict=True)):

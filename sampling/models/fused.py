@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sampling.models.cache import outside_inference_mode
-from sampling.types import Hidden, KVCache, Room, states_of
+from sampling.types import DraftTree, Hidden, KVCache, Room, states_of
 from utils.families import LLAMA, Family, UnfitError, facts_of, head_size, rotation_of, table
 from utils.kernels.bindings import (
     CODES,
@@ -428,26 +428,24 @@ class FusedNetwork:
     def of_one_row(
         self,
         new: list[int],
-        nodes: list[int],
-        parents: Sequence[int],
+        tree: DraftTree,
         cache: KVCache,
         hidden: Hidden = False,
         states: Room | None = None,
     ) -> Tensor:
-        """Run a pass over the next tokens of one row and N nodes of a draft after them → logits [1, N+1, n].
+        """Run a pass over the next tokens of one row and the N nodes of its draft → logits [1, N+1, n].
 
-        `parents`: of each node, which precedes it; -1 = the row. `states`: memory for the hidden states. Lists are
-        faster than tensors of a few elements.
+        `states`: memory for the hidden states. Lists are faster than tensors of a few elements.
         """
         assert isinstance(cache, FusedCache)
         assert cache.dtype == self.cache_dtype
-        first, count = cache.length, len(new) + len(nodes)
+        first, count = cache.length, len(new) + len(tree.tokens)
         end, last = first + len(new), self.vocab_size - 1
         fields, others = list[int](), list[int]()  # of each row, and the slots that nodes see after their first ones
         for slot, token in enumerate(new, start=first):
             fields += (min(max(token, 0), last), slot, 0, slot, slot + 1, 0, 0)
         paths = list[tuple[int, list[int]]]()  # of each node: how many of the first slots it sees, and which others
-        for slot, (token, parent) in enumerate(zip(nodes, parents, strict=True), start=end):
+        for slot, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True), start=end):
             seen, more = (end, []) if parent < 0 else paths[parent]
             seen, more = (slot + 1, more) if slot == seen and not more else (seen, [*more, slot])
             paths.append((seen, more))
@@ -461,7 +459,7 @@ class FusedNetwork:
         with self._one_at_a_time:
             cache.reserve(1, first + count)
             kept = states(count, len(wanted) * self._hidden) if states is not None and wanted else None
-            sizes = 1, count, len(nodes) + 1
+            sizes = 1, count, len(tree.tokens) + 1
             logits = self._run(rows.buffer_info()[0], sizes, first + count, first + count - 1, cache, wanted, kept)
             cache.length = first + count
         return logits

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sampling.models.cache import CrossCache, additive, places
-from sampling.types import Network, Rows
+from sampling.types import DraftTree, Network, Rows
 from utils.errors import UserError
 from utils.loading.loaded import CONTEXTS, context_of
 
@@ -26,7 +26,7 @@ _PIECES = (5, 6, 14, 15, 21)  # ends of the passes over a text, some beyond the 
 _ROWS: Rows = [[(7 * at + 5 * at * at + row * 29) % 61 + 20 for at in range(_PIECES[-1])] for row in range(2)]
 _WRONG = [33, 28, 41]
 _SOURCES: Rows = [[30, 25, 30, 61, 1], [44, 61, 1]]  # for an encoder
-_PARENTS = torch.tensor([-1, 0, 0, -1])
+_PARENTS = [-1, 0, 0, -1]
 _PATHS = [[], [0], [0, 1], [0, 2], [3]]  # the nodes on the way to the row's end and to each node
 _NODES = [[24, 31, 47, 52], [66, 39, 21, 58]]
 
@@ -145,12 +145,13 @@ def _in_pieces(model: Any, network: Network, rows: Rows) -> bool:
 def _with_masks(model: Any, network: Network, start: int) -> bool:
     """Whether two rows, fed 1 and 3 tokens from `start`, and trees after them get the right logits."""
     cache, count = _cache(network, 2), len(_PARENTS)
+    trees = [DraftTree.of(nodes, _PARENTS) for nodes in _NODES]
     network.forward(torch.tensor(_ROWS)[:, :start], torch.arange(start).expand(2, -1), None, cache, 1)
     lengths = [start, start]
     for more in ([1, 3], [1, 1]):
         feed = [row[length : length + new] for row, length, new in zip(_ROWS, lengths, more, strict=True)]
         width, before = max(more), max(lengths)
-        positions, seen = places(lengths, feed, _PARENTS, before, width, count)
+        positions, seen = places(lengths, feed, trees, before, width, count)
         ids = [[0] * (width - len(new)) + new + nodes for new, nodes in zip(feed, _NODES, strict=True)]
         logits, _ = network.forward(torch.tensor(ids), positions, additive(seen, network), cache, count + 1)
         ends = [length + new for length, new in zip(lengths, more, strict=True)]

@@ -75,7 +75,7 @@ class RemoteSession(Session):
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
         """[1, N+1, V] by one request."""
-        drafted: list[int] = draft.tokens[0].tolist()
+        drafted = draft.trees[0].tokens
         scored = self._scorer([*rows[0], *drafted], len(drafted))
         return torch.stack([self._logits(place) for place in scored])[None]
 

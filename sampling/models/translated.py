@@ -235,7 +235,7 @@ class TranslatedSession(Session):
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """[B, 1, n] logits of the ids in `reduced_ids`. ValueError for a draft that is not empty."""
-        if draft.tokens.shape[1]:
+        if draft.width:
             raise ValueError("a model of another vocabulary scores no drafts of the target's tokens")
         return self.score_own(self.own(rows)).index_select(1, self._columns)[:, None]
 
@@ -243,8 +243,8 @@ class TranslatedSession(Session):
         """[B, 1, V] logits; -inf for ids that the model does not have."""
         return spread(self.score_reduced(rows, draft), self.reduced_ids, self.vocab_size, -torch.inf)
 
-    def commit(self, path: Tensor) -> None:
-        self.inner.commit(path[:, :0])
+    def commit(self, path: Rows) -> None:
+        self.inner.commit([[] for _ in path])
 
     def select(self, rows: Tensor) -> None:
         self._spellings, self.rows = parted(self._spellings, rows.tolist()), len(rows)

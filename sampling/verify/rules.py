@@ -21,53 +21,50 @@ norm((rₙp − q)⁺), after all drafts from p. Point masses among the drafts a
 id; alone they gain nothing by it: the chance that i are accepted is ∏p(xⱼ) by either rule.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.rows import fetched, few, padded, put
-from sampling.types import Draft, Drafter, Rows, Rule, Sampler, Verdict, above, depths_of
-from sampling.verify.at_once import verify_at_once
+from sampling.rows import fetched, padded, put
+from sampling.types import Draft, Drafter, DraftTree, Rows, Rule, Sampler, Verdict
 from sampling.verify.distributions import (
     TINY,
-    LazyDistributions,
-    block_of,
-    check_ratio,
-    coin_keys,
-    distributions_of,
+    DeviceDistributions,
+    HostDistributions,
+    distributions_for,
     normal,
     one_hot,
     residual,
 )
 
-# the nodes at which rows stand [M] (-1: the root), the rows [M], their keys [M, 3] (row, position, the round's start) →
-# the child of each that is accepted [M] (-1: none) on the host, the verifier's tokens for those that end
-Examine = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Keys = Sequence[Sequence[int]]
+"""The row number and the position of the first new token, of each row."""
 
-# the draft, keys [B, 2], the verifier's distributions and the sampler → path [B, depth] and token [B], on the host
-Verify = Callable[[Draft, Tensor, LazyDistributions, Sampler], tuple[Tensor, Tensor]]
+Decision = tuple[Rows, list[int]]
+"""The accepted nodes of each row, and the verifier's own token after them (-1: not examined)."""
 
 
-def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Sampler, rule: Rule) -> Verdict:
+def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Keys, sampler: Sampler, rule: Rule) -> Verdict:
     """Examine a draft.
 
     Args:
         logits: [B, N+1, V] the verifier's, at the root and after each node.
-        draft: N nodes, parents first. -1 nodes are absent, and so are their descendants.
+        draft: a tree for each row.
         rows: the committed tokens, B of them.
-        keys: [B, 2] long on the host: row id and position of the first new token, which is the round's start.
+        keys: the round's start is the position of the first new token.
         sampler: distribution, draws and coins.
         rule: the drafter's (:func:`rule_of`), not one that this draft suggests.
 
     Returns:
         The accepted nodes of each row and the verifier's own token after them.
     """
-    if logits.device.type != "cpu" and not sampler.notes:
-        return verify_at_once(logits, draft, rows, keys, sampler, rule)
-    distributions = LazyDistributions(logits, draft, rows, sampler)
+    distributions = distributions_for(logits, draft, rows, sampler)
     return Verdict(*_RULES[rule](draft, keys, distributions, sampler), distributions, logits)
 
 
@@ -76,91 +73,117 @@ def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
     return Rule.POINT if sampler.point_mass else drafter.traits.rule
 
 
-def verify_points(
-    draft: Draft, keys: Tensor, distributions: LazyDistributions, sampler: Sampler
-) -> tuple[Tensor, Tensor]:
-    """Verify point masses: walk down row by row to the child that is drawn, without tensors of a few elements."""
-    count = draft.tokens.shape[1]
-    parents, depth = above(draft.parents, count), max(depths_of(draft.parents, count), default=0)
-    paths, tokens = list[list[int]](), []
-    for index, (drafted, (row, start)) in enumerate(zip(draft.tokens.tolist(), keys.tolist(), strict=True)):
-        child_of: dict[tuple[int, int], int] = {}  # by parent and token
-        for node, (parent, token) in enumerate(zip(parents, drafted, strict=True)):
-            if token >= 0:
-                child_of.setdefault((parent, token), node)
-        path = [-1]  # the root, then accepted nodes
+# -- point masses --------------------------------------------------------------------------------------------------
+
+
+def verify_points(draft: Draft, keys: Keys, distributions: HostDistributions, sampler: Sampler) -> Decision:
+    """Walk down to the child that is drawn, until none is: draw t ~ p, accept iff t is the draft."""
+    if isinstance(distributions, DeviceDistributions):
+        distributions.draw_all(keys)
+    paths, tokens = list[list[int]](), list[int]()
+    for row, (tree, (number, start)) in enumerate(zip(draft.trees, keys, strict=True)):
+        path, node = list[int](), -1
         while True:
-            token = distributions.drawn(index, path[-1], (row, start + len(path) - 1))
-            if (path[-1], token) not in child_of:
+            token = distributions.drawn(row, node, (number, start + len(path)))
+            node = next((child for child in tree.children[node + 1] if tree.tokens[child] == token), -1)
+            if node < 0:
                 break
-            path.append(child_of[path[-1], token])
-        paths.append([*path[1:], *[-1] * (depth + 1 - len(path))])
+            path.append(node)
+        paths.append(path)
         tokens.append(token)
-    return few(paths), few(tokens)
+    return paths, tokens
 
 
-def verify_drawn(
-    draft: Draft, keys: Tensor, distributions: LazyDistributions, sampler: Sampler
-) -> tuple[Tensor, Tensor]:
+# -- drawn children --------------------------------------------------------------------------------------------------
+
+
+class Examined(NamedTuple):
+    """What a rule decided at M places: the number of the accepted child (-1: none), the verifier's own token where none
+    is, and whether the decision is undefined."""
+
+    child: Tensor  # [M]
+    token: Tensor  # [M]
+    undefined: Tensor  # [M] bool
+
+
+Examine = Callable[[list[int], list[int], Tensor], Examined]
+"""Rows [M], nodes at which they stand [M] (-1: the root), keys [M, 3] (row number, position, the round's start)."""
+
+
+def verify_drawn(draft: Draft, keys: Keys, distributions: HostDistributions, sampler: Sampler) -> Decision:
     """Verify drawn children, each in its turn; point masses are distributions with all mass on one id."""
-    tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
+    wide = max(len(children) for tree in draft.trees for children in tree.children)
 
-    def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        kids, p = table[here + 1], distributions.at(active, here)
-        x = tokens[active[:, None], kids[:, :-1]].to(p.device)
-        q = one_hot(x, p)
-        if draft.probs is not None:
+    def examine(rows: list[int], nodes: list[int], at: Tensor) -> Examined:
+        p = distributions.at(rows, nodes)
+        stands = zip(rows, nodes, strict=True)
+        children = [draft.trees[row].children[node + 1] for row, node in stands]
+        tokens = [draft.trees[row].path_tokens(each) for row, each in zip(rows, children, strict=True)]
+        x = put(padded(tokens, -1, wide), p.device)
+        if draft.probs is None:
+            q = one_hot(x, p)
+        else:
             where = draft.probs.device
-            q = draft.probs[put(active[:, None], where), put(kids[:, :-1].clamp(min=0), where)].to(p)
-        chosen, token = examine_drawn(p, q.unbind(1), x, at, sampler)
-        return kids[torch.arange(len(kids)), chosen], token
+            q = draft.probs[put(rows, where)[:, None], put(padded(children, 0, wide), where)].to(p)
+        return examine_drawn(p, q.unbind(1), x, at, sampler)
 
-    return descend(draft, keys, examine)
-
-
-def children(parents: Tensor | None, count: int) -> Tensor:
-    """Return [N+1, C], the children of the root and of each node, -1 padded; the last column is all -1."""
-    kids: list[list[int]] = [[] for _ in range(count + 1)]
-    for node, parent in enumerate(above(parents, count)):
-        kids[parent + 1].append(node)
-    return F.pad(padded(kids), (0, 1), value=-1)
+    return descend(draft.trees, keys, examine, distributions)
 
 
-def descend(draft: Draft, keys: Tensor, examine: Examine, going: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Examine depth by depth until every row has ended: path [B, depth] and the verifier's token [B], on the host.
+def descend(
+    trees: Sequence[DraftTree],
+    keys: Keys,
+    examine: Examine,
+    distributions: HostDistributions,
+    going: Sequence[int] | None = None,
+) -> Decision:
+    """Examine depth by depth until every row has ended; on an accelerator examine all places at once and walk down.
 
-    `going` [M]: the rows to examine, None for all; the others accept nothing, and their token is -1.
+    `going`: the rows to examine, None for all.
     """
-    rows, count = draft.tokens.shape
-    most = max(depths_of(draft.parents, count), default=0)
-    path = torch.full((rows, most), -1, dtype=torch.long)
-    token = torch.full((rows,), -1, dtype=torch.long)
-    active = torch.arange(rows) if going is None else going
-    here, started = torch.full_like(active, -1), torch.cat([keys, keys[:, 1:]], dim=1)
-    for depth in range(most + 1):
-        chosen, own = examine(here, active, started[active] + torch.tensor([0, depth, 0]))
-        accepted = chosen >= 0
-        token[active[~accepted]] = own
-        active, here = active[accepted], chosen[accepted]
-        if not len(active):
-            break
-        path[active, depth] = here
-    return path, token
+    paths: Rows = [[] for _ in trees]
+    tokens, active = [-1] * len(trees), list(range(len(trees)) if going is None else going)
+    decided: dict[tuple[int, int], tuple[int, int, bool]] = {}
+
+    def decide(rows: list[int], nodes: list[int]) -> None:
+        depths = [0 if node < 0 else trees[row].depths[node] for row, node in zip(rows, nodes, strict=True)]
+        at = torch.tensor([[keys[row][0], keys[row][1] + d, keys[row][1]] for row, d in zip(rows, depths, strict=True)])
+        found = examine(rows, nodes, at)
+        if isinstance(distributions, DeviceDistributions):
+            child, token, undefined = distributions.bring(*found)
+        else:
+            child, token, undefined = fetched(*found)
+        each = zip(child.long().tolist(), token.long().tolist(), undefined.bool().tolist(), strict=True)
+        decided.update(zip(zip(rows, nodes, strict=True), each, strict=True))
+
+    if distributions.at_once:
+        places = [(row, node) for row in active for node in range(-1, len(trees[row].tokens))]
+        decide([row for row, _ in places], [node for _, node in places])
+    while active:
+        nodes = [paths[row][-1] if paths[row] else -1 for row in active]
+        if not distributions.at_once:
+            decide(active, nodes)
+        still = list[int]()
+        for row, node in zip(active, nodes, strict=True):
+            turn, token, undefined = decided[row, node]
+            if undefined:
+                raise ValueError(UNDEFINED)
+            if turn < 0:
+                tokens[row] = token
+            else:
+                paths[row].append(trees[row].children[node + 1][turn])
+                still.append(row)
+        active = still
+    return paths, tokens
 
 
-def examine_points(
-    p: Tensor, x: Tensor, keys: Tensor, sampler: Sampler, also: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Examine a point mass x [M], -1 = none, of each row: it is accepted if drawn from p [M, V], or by `also` [M].
-
-    → the accepted child [M], 0 or -1 = none, on the host; and the drawn tokens of the rows that end here, in order.
-    """
-    drawn = sampler.draw(p, keys[:, :2])
+def examine_points(p: Tensor, x: Tensor, keys: Tensor, sampler: Sampler, also: Tensor | None = None) -> Examined:
+    """Examine a point mass x [M], -1 = none, at each place: it is accepted if drawn from p [M, V], or by `also` [M]."""
+    drawn = sampler.draw(p, keys[:, :2]).to(p.device)
     hit = (x == drawn) & (x >= 0)
     if also is not None:
         hit |= also
-    chosen, drawn = (part.long() for part in fetched(hit.long() - 1, drawn))
-    return chosen, drawn[chosen < 0]
+    return Examined(hit.long() - 1, drawn, torch.zeros_like(hit))
 
 
 def examine_drawn(
@@ -171,57 +194,106 @@ def examine_drawn(
     sampler: Sampler,
     rest: Tensor | None = None,
     lenience: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+) -> Examined:
     """Examine children x [M, C] drawn from `distributions`, C of [M, V]: each in turn is accepted with probability
-    min(1, λ·p(x)/q(x)); after a refusal p is norm((p − q)⁺), for a single child given as `rest`. → as
-    :func:`examine_points`.
+    min(1, λ·p(x)/q(x)); after a refusal p is norm((p − q)⁺), for a single child given as `rest`.
     """
     chosen = torch.full(x.shape[:1], -1, device=x.device)
+    undefined = torch.zeros_like(chosen, dtype=torch.bool)
     for turn, q in enumerate(distributions):
         open_ = (chosen < 0) & (x[:, turn] >= 0)
-        if not bool(open_.any()):
+        if open_.device.type == "cpu" and not bool(open_.any()):
             continue
         at = x[:, turn].clamp(min=0)[:, None]
         ratio = lenience * (p.gather(1, at) / q.gather(1, at))[:, 0]
-        check_ratio(ratio[open_])
-        accepted = open_.clone()
-        tossed = F.pad(keys[open_.cpu()], (0, 1), value=turn)
-        accepted[open_] = sampler.coin(ratio[open_], tossed)  # q ≤ λp: always accept
-        chosen[accepted] = turn
-        rejected = open_ & ~accepted
-        if bool(rejected.any()):
-            p = torch.where(rejected[:, None], residual(p, q) if rest is None else rest, p)
-    ended, chosen = chosen < 0, chosen.cpu()
-    if not bool(ended.any()):
-        return chosen, torch.empty(0, dtype=torch.long)
-    return chosen, sampler.draw(p[ended], keys[chosen < 0, :2]).cpu()
+        undefined |= open_ & ratio.isnan()
+        accepted = _tossed(ratio, open_, F.pad(keys, (0, 1), value=turn), sampler)  # q ≤ λp: always accept
+        chosen = torch.where(accepted, turn, chosen)
+        p = torch.where((open_ & ~accepted)[:, None], residual(p, q) if rest is None else rest, p)
+    ended = chosen < 0
+    if p.device.type != "cpu":
+        return Examined(chosen, sampler.draw(p, keys[:, :2]), undefined)
+    token = torch.full_like(chosen, -1)
+    if bool((ended & ~undefined).any()):
+        token[ended] = sampler.draw(p[ended], keys[ended, :2])
+    return Examined(chosen, token, undefined)
 
 
-def verify_block(
-    draft: Draft, keys: Tensor, distributions: LazyDistributions, sampler: Sampler
-) -> tuple[Tensor, Tensor]:
-    """Verify a block: path [B, N] and token [B] on the host. ValueError for a tree."""
-    probs = distributions.all()
-    rows, count = draft.tokens.shape
-    if not count:
-        return draft.tokens, sampler.draw(probs[:, 0], keys).cpu()
-    present, lengths, r, left, h = block_of(probs, draft, draft.tokens.to(probs.device))
-    check_ratio(r)
-    fell = torch.zeros_like(present)
-    open_ = present & (h > 0)
-    if bool(open_.any()):
-        fell[open_] = sampler.coin(h[open_], coin_keys(keys, count)[open_.cpu()])
-    n = (fell * torch.arange(1, count + 1, device=probs.device)).amax(dim=1)
-    last = probs[torch.arange(rows, device=probs.device), n]
-    short = n < lengths
-    if bool(short.any()):
-        last[short] = normal(left[short, n[short]], last[short])
-    n = n.cpu()
-    path = torch.where(torch.arange(count)[None] < n[:, None], torch.arange(count)[None], -1)
-    return path, sampler.draw(last, keys + F.pad(n[:, None], (1, 0))).cpu()
+def _tossed(chance: Tensor, open_: Tensor, keys: Tensor, sampler: Sampler) -> Tensor:
+    """Return whether the coin of each chance [M] falls; only where `open_` [M]. On the host no other coin is tossed."""
+    if chance.device.type != "cpu":
+        return sampler.coin(chance.flatten(), keys.flatten(0, -2)).view_as(open_) & open_
+    fell = torch.zeros_like(open_)
+    tossing = open_ & ~chance.isnan()
+    if bool(tossing.any()):
+        fell[tossing] = sampler.coin(chance[tossing], keys[tossing])
+    return fell
 
 
-_RULES: Mapping[Rule, Verify] = {Rule.POINT: verify_points, Rule.DRAWN: verify_drawn, Rule.BLOCK: verify_block}
+# -- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def verify_block(draft: Draft, keys: Keys, distributions: HostDistributions, sampler: Sampler) -> Decision:
+    """Verify a block (Sun et al., arXiv 2403.10444, algorithm 2): as many drafts are accepted as the last coin that
+    falls says. ValueError for a tree."""
+    if not all(tree.is_chain for tree in draft.trees):
+        raise ValueError("block verification judges chains; the draft is a tree")
+    probs, count, lengths = distributions.all(), draft.width, [len(tree.tokens) for tree in draft.trees]
+    tokens = put(padded(draft.tokens, -1, count), probs.device)
+    q = one_hot(tokens, probs) if draft.probs is None else draft.probs.to(probs)
+    present = tokens >= 0
+    r = carried(probs, q, tokens, present)
+    left = (r[:, :-1, None] * probs[:, :-1] - q).clamp_(min=0)
+    chance = acceptance(r, left.sum(dim=-1), put(lengths, probs.device))
+    stands = torch.tensor([[[number, start + depth, start] for depth in range(count + 1)] for number, start in keys])
+    fell = _tossed(chance, present & (chance > 0), F.pad(stands[:, :-1], (0, 1)), sampler)
+    accepted = (fell * torch.arange(1, count + 1, device=fell.device)).amax(dim=1) if count else fell.sum(dim=1)
+    # after n drafts: what rₙp has more than q, after all of them p
+    short = (torch.arange(count, device=fell.device) < put(lengths, fell.device)[:, None])[..., None]
+    after = torch.cat([torch.where(short, normal(left, probs[:, :-1]), probs[:, :-1]), probs[:, -1:]], dim=1)
+    undefined = r.isnan().any(dim=1)
+    if isinstance(distributions, DeviceDistributions):
+        drawn = sampler.draw(after.flatten(0, 1), stands[..., :2].flatten(0, 1)).view(after.shape[:2])
+        n, undefined, drawn = distributions.bring(accepted, undefined, drawn)
+        n, token = n.long(), drawn.gather(1, n.long()[:, None])[:, 0]
+    else:
+        n, each = accepted, torch.arange(len(lengths))
+    if bool(undefined.any()):
+        raise ValueError(UNDEFINED)
+    if not isinstance(distributions, DeviceDistributions):
+        token = sampler.draw(after[each, n], stands[each, n, :2])
+    return [list(range(length)) for length in n.tolist()], [int(own) for own in token.tolist()]
+
+
+def carried(probs: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
+    """rᵢ [B, N+1]; after a chain's end it stays. NaN after a draft that its own distribution gives no mass."""
+    at = tokens.clamp(min=0)[..., None]
+    ratio = (probs[:, :-1].gather(2, at) / q.gather(2, at))[..., 0]
+    r = [torch.ones_like(probs[:, 0, 0])]
+    for depth in range(tokens.shape[1]):
+        r.append(torch.where(present[:, depth], (r[-1] * ratio[:, depth]).clamp(max=1), r[-1]))
+    return torch.stack(r, dim=1)
+
+
+def acceptance(r: Tensor, s: Tensor, lengths: Tensor) -> Tensor:
+    """hᵢ for i = 1 … N [B, N]: of the whole chain r itself, of a part of it s/(s + 1 − r)."""
+    count = s.shape[1]
+    inner, mass = r[:, 1:count], s[:, 1:]
+    below = mass + 1 - inner
+    part = torch.where(below > TINY, mass / below.clamp(min=TINY), 0.0)
+    last = torch.arange(1, count + 1, device=r.device)[None] == lengths[:, None]
+    return torch.where(last, r[:, 1:], torch.cat([part, r[:, count:]], dim=1))
+
+
+UNDEFINED = "p(x)/q(x) is 0/0: a token was drafted that its own distribution gives no mass"
+_RULES: Mapping[Rule, Callable[[Draft, Keys, HostDistributions, Sampler], Decision]] = {
+    Rule.POINT: verify_points,
+    Rule.DRAWN: verify_drawn,
+    Rule.BLOCK: verify_block,
+}
+
+
+# -- a review between drafters ---------------------------------------------------------------------------------------
 
 
 class Review(NamedTuple):
@@ -239,55 +311,53 @@ def review(
     logits: Tensor,
     draft: Draft,
     rows: Rows,
-    keys: Tensor,
+    keys: Keys,
     sampler: Sampler,
     lenience: float = 1.0,
-    going: Tensor | None = None,
+    going: Sequence[int] | None = None,
 ) -> Review:
     """Examine a chain before the target does: `lenience` λ ≥ 1 lets more pass.
 
-    Arguments as for :func:`sampling.verify.rules.verify`; `sampler` is the drafters', `going` [M] the rows to examine
-    (None: all; the others' own token is -1). Drawn drafts: x ~ q is accepted with
+    Arguments as for :func:`verify`; `sampler` is the drafters', `going` the rows to examine (None: all; the others' own
+    token is -1). Drawn drafts: x ~ q is accepted with
     probability min(1, λ·m(x)/q(x)), else the token is drawn from r = norm((m − q)⁺); the emitted token has the
     distribution q̃ = min(q, λm) + (1 − Σ min(q, λm))·r, a point mass d being q = 1[d]. Where the sampler's drafts are
     point masses (greedy, gumbel coupling) x is accepted if it is the reviewer's own token, or, for λ > 1, if m(x) >
     q(x)/λ at temperature 1. Raises ValueError for a tree.
     """
-    if draft.parents is not None:
+    if not all(tree.is_chain for tree in draft.trees):
         raise ValueError("a review examines chains; the draft is a tree")
-    probs, tokens = distributions_of(logits, draft, rows, sampler), put(draft.tokens, logits.device)
+    distributions = HostDistributions(logits, draft, rows, sampler)
+    probs, count = distributions.all(), draft.width
+    tokens = put(padded(draft.tokens, -1, count + 1), logits.device)
     own = sampler.point_mass
     emitted = None if own else probs.clone()
     passes = _lenient(logits, draft, tokens, lenience) if own else None
-    count = tokens.shape[1]
 
-    def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        depth = int(here[0]) + 1  # all rows stand equally deep
-        where = put(active, probs.device)
-        p = probs[where, depth]
-        x = tokens[where, depth] if depth < count else torch.full_like(where, -1)
+    def examine(rows: list[int], nodes: list[int], at: Tensor) -> Examined:
+        depth = nodes[0] + 1  # all rows stand equally deep
+        where = put(rows, probs.device)
+        p, x = probs[where, depth], tokens[where, depth]
         if emitted is None:
-            also = passes[where, depth] if passes is not None and depth < count else None
-            chosen, token = examine_points(p, x, at, sampler, also)
-        else:
-            drawn = draft.probs is not None and depth < count
-            q = draft.probs[where, depth].to(p.dtype) if drawn else one_hot(x, p)  # type: ignore[index]
-            kept = torch.minimum(q, lenience * p)
-            rest = residual(p, q)
-            rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # never 0 for a token that can be drawn
-            emitted[where, depth] = torch.where((x >= 0)[:, None], kept + rejected * rest, p)
-            chosen, token = examine_drawn(p, [q], x[:, None], at, sampler, rest, lenience)
-        return torch.where(chosen >= 0, depth, -1), token
+            return examine_points(p, x, at, sampler, None if passes is None else passes[where, depth])
+        drawn = draft.probs is not None and depth < count
+        q = draft.probs[where, depth].to(p.dtype) if drawn else one_hot(x, p)  # type: ignore[index]
+        kept = torch.minimum(q, lenience * p)
+        rest = residual(p, q)
+        rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # never 0 for a token that can be drawn
+        emitted[where, depth] = torch.where((x >= 0)[:, None], kept + rejected * rest, p)
+        return examine_drawn(p, [q], x[:, None], at, sampler, rest, lenience)
 
-    return Review(Verdict(*descend(draft, keys, examine, going), probs, logits), emitted)
+    path, token = descend(draft.trees, keys, examine, distributions, going)
+    return Review(Verdict(path, token, distributions, logits), emitted)
 
 
 def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> Tensor | None:
-    """Return [B, N] whether m(x) > q(x)/λ at temperature 1; None for λ = 1, where the rule lets nothing pass."""
-    if lenience <= 1 or not tokens.shape[1]:
+    """Return [B, N+1] whether m(x) > q(x)/λ at temperature 1; None for λ = 1, where the rule lets nothing pass."""
+    if lenience <= 1 or not draft.width:
         return None
-    before = logits[:, :-1].float()
-    chosen = before.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
-    p = (chosen - before.logsumexp(dim=-1)).exp()
-    raw = torch.ones_like(p) if draft.draft_prob is None else put(draft.draft_prob, p.device).to(p)
-    return (p > raw / lenience) & (tokens >= 0)
+    scores = logits.float()
+    chosen = scores.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
+    p = (chosen - scores.logsumexp(dim=-1)).exp()
+    own = padded([tree.draft_prob for tree in draft.trees], 1.0, p.shape[1], np.float32)
+    return (p > put(own, p.device) / lenience) & (tokens >= 0)

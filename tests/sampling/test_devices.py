@@ -244,7 +244,7 @@ def accepts_one_more(
 ) -> Verdict:
     """Of a chain the first refused draft is taken all the same."""
     verdict = real_verify(logits, draft, rows, keys, sampler, rule)
-    if draft.parents is not None or not draft.tokens.shape[1]:
+    if draft.parents is not None or not draft.width:
         return verdict
     path = verdict.path.clone()
     for row, taken in enumerate((path >= 0).sum(dim=1).tolist()):

@@ -110,7 +110,7 @@ class Eager(Drafter):
     traits = Traits(("eager",), Rule.POINT)
 
     def propose(self, rows: list[list[int]], budget: Budget, sampler: Sampler) -> Draft:
-        return Draft(torch.tensor([SCRIPT[len(rows[0]) - len(PROMPT) :]]))
+        return Draft.of([SCRIPT[len(rows[0]) - len(PROMPT) :]])
 
 
 @pytest.mark.parametrize("length", range(1, 12))

@@ -342,7 +342,7 @@ def test_drafts_and_draws_and_coins_are_independent_streams() -> None:
     noise = KeyedSampler(make_processor(1.0), seed=4)
     law = torch.full((MANY, 16), 1 / 16, dtype=torch.float64)
     keys = torch.tensor([[0, i] for i in range(MANY)])
-    drafted_in = [noise.drafting(torch.tensor([[0, begun]])).draw(law, keys) for begun in (3, 4)]
+    drafted_in = [noise.drafting([[0, begun]]).draw(law, keys) for begun in (3, 4)]
     drawn, drafted = noise.draw(law, keys), drafted_in[0]
     assert uniform_p(drafted) > FAIL_BELOW
     assert pair_p(drawn, drafted) > FAIL_BELOW
@@ -350,10 +350,10 @@ def test_drafts_and_draws_and_coins_are_independent_streams() -> None:
     assert uniform_p(heads, 2) > FAIL_BELOW
     assert uniform_p(drawn * 2 + heads, 32) > FAIL_BELOW
     assert pair_p(*drafted_in) > FAIL_BELOW  # another round, other noise at the same positions
-    inner = noise.drafting(torch.tensor([[0, 3]])).drafting(torch.tensor([[0, 4]]))
+    inner = noise.drafting([[0, 3]]).drafting([[0, 4]])
     assert pair_p(drafted, inner.draw(law, keys)) > FAIL_BELOW  # and so in a round within a round
     sibling = torch.tensor([1]).expand(MANY, 1)
-    beside = noise.drafting(torch.tensor([[0, 3]])).draw(law, torch.cat([keys, sibling], dim=1))
+    beside = noise.drafting([[0, 3]]).draw(law, torch.cat([keys, sibling], dim=1))
     assert pair_p(drafted, beside) > FAIL_BELOW
 
 

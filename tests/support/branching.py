@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.types import Rows, Sampler
+from sampling.verify.rules import Keys
 
 Result = TypeVar("Result", bound=Hashable)
 Law = Callable[..., Tensor]  # logits → laws; of logits and prefixes where it has `needs_prefixes`
@@ -105,8 +106,8 @@ class BranchingSampler(Sampler):
         heads = [self.script.choose([value, 1.0 - value]) == 0 for value in flat]
         return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
 
-    def drafting(self, starts: Tensor) -> BranchingSampler:
-        return BranchingSampler(self.script, self._law, self._drafts, (*self._starts, dict(starts.tolist())))
+    def drafting(self, starts: Keys) -> BranchingSampler:
+        return BranchingSampler(self.script, self._law, self._drafts, (*self._starts, dict(starts)))
 
     @property
     def point_mass(self) -> bool:
@@ -185,8 +186,8 @@ class RowSampler(BranchingSampler):
         heads = [self._choose("coin", key, [value, 1.0 - value]) == 0 for key, value in pairs]
         return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
 
-    def drafting(self, starts: Tensor) -> RowSampler:
-        return RowSampler([], self._law, self._drafts, (*self._starts, dict(starts.tolist())), self)
+    def drafting(self, starts: Keys) -> RowSampler:
+        return RowSampler([], self._law, self._drafts, (*self._starts, dict(starts)), self)
 
 
 def enumerate_rows(

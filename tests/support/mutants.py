@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,8 @@ from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.proposal import Growth, Node, Offer
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Rule, Sampler, Verdict
+from sampling.verify.distributions import HostDistributions
+from sampling.verify.rules import Keys
 from tests.support.branching import softmax
 from tests.support.toy_drafters import LawDrafter
 from tests.support.toys import ToyLM
@@ -21,16 +25,15 @@ from tests.support.toys import ToyLM
 class NaiveVerify:
     """Token by token, row by row. Subclasses get one step wrong."""
 
-    def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Sampler, rule: Rule) -> Verdict:
+    def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Keys, sampler: Sampler, rule: Rule) -> Verdict:
         law = sampler.probs(logits, [])
-        path = torch.full(draft.tokens.shape, -1, dtype=torch.long)
-        token = torch.full((len(rows),), -1, dtype=torch.long)
-        for row, chain in enumerate(draft.tokens.tolist()):
+        path, token = list[list[int]](), list[int]()
+        for row, chain in enumerate(draft.tokens):
             laws = None if draft.probs is None else draft.probs[row]
-            accepted, own = self.row(law[row], laws, [x for x in chain if x >= 0], keys[row], sampler, logits[row])
-            path[row, :accepted] = torch.arange(accepted)
-            token[row] = own
-        return Verdict(path, token, law, logits)
+            accepted, own = self.row(law[row], laws, chain, torch.tensor(keys[row]), sampler, logits[row])
+            path.append(list(range(accepted)))
+            token.append(own)
+        return Verdict(path, token, HostDistributions(logits, draft, rows, sampler), logits)
 
     def row(
         self, p: Tensor, q: Tensor | None, chain: list[int], key: Tensor, sampler: Sampler, logits: Tensor
@@ -153,6 +156,11 @@ def inverse_draw(law: Tensor, u: float) -> int:
     return min(int((law.double().cumsum(dim=0) <= u).sum()), len(law) - 1)
 
 
+def filled(draft: Draft) -> Rows:
+    """The drafts of each row, followed by ids 0 up to the draft's width."""
+    return [[*row, *[0] * (draft.width - len(row))] for row in draft.tokens]
+
+
 # -- mutant drafters ------------------------------------------------------------------------------
 
 
@@ -165,10 +173,10 @@ class RawLaw(ModelDrafter):
             return draft
         chains = [
             [row + drafted[:depth] for depth in range(len(drafted))]
-            for row, drafted in zip(rows, draft.tokens.clamp(min=0).tolist(), strict=True)
+            for row, drafted in zip(rows, filled(draft), strict=True)
         ]
         raw = [softmax(self.lm.logits(prefixes)) for prefixes in chains]  # type: ignore[attr-defined]
-        return Draft(draft.tokens, torch.stack(raw).to(draft.probs.dtype))
+        return replace(draft, probs=torch.stack(raw).to(draft.probs.dtype))
 
 
 class ShiftedLaw(ModelDrafter):
@@ -179,7 +187,7 @@ class ShiftedLaw(ModelDrafter):
         if draft.probs is None:
             return draft
         shifted = torch.cat([draft.probs[:, :1], draft.probs[:, :-1]], dim=1)
-        return Draft(draft.tokens, (shifted + 1e-6) / (1 + 1e-6 * shifted.shape[-1]))
+        return replace(draft, probs=(shifted + 1e-6) / (1 + 1e-6 * shifted.shape[-1]))
 
 
 class DropsUnsure(LawDrafter):
@@ -213,8 +221,7 @@ class GreedyCalledLaw(ModelDrafter):
     """Drafts greedily but says the tokens were drawn from the law."""
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        draft = super().propose(rows, budget, ArgmaxDraws(sampler))
-        return Draft(draft.tokens, draft.probs)
+        return super().propose(rows, budget, ArgmaxDraws(sampler))
 
 
 class ArgmaxDraws:

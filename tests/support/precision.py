@@ -19,7 +19,6 @@ LENGTH, WIDTHS = 20, (5, 8)
 def compared(lm: LM, prompts: Rows, widths: Sequence[int], length: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """For each width and token of a greedy answer: the width, and its logits [V] in a pass over one token and in one
     over so many."""
-    import torch
 
     for prompt in prompts:
         session, row, alone = lm.open([prompt]), list(prompt), []
@@ -31,7 +30,7 @@ def compared(lm: LM, prompts: Rows, widths: Sequence[int], length: int) -> Itera
             for at in range(0, length, width):
                 begun, drafts = row[: len(prompt) + at], row[len(prompt) + at :][: width - 1]
                 session.rollback([begun])
-                wide = session.score([begun], Draft(torch.tensor([drafts])))[0].float()
+                wide = session.score([begun], Draft.of([drafts]))[0].float()
                 for one, other in zip(alone[at : at + width], wide, strict=False):
                     yield width, one, other
 

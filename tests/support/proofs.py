@@ -84,10 +84,10 @@ class PlantedDrafter(Drafter):
         script = enumerate(self.script[start : start + budget.max_depth[0]], start)
         said = [(token + (random.Random(at).random() >= self.share)) % self.vocab_size for at, token in script]
         if not self.branching:
-            return Draft(torch.tensor([said], dtype=torch.long), calls=calls)
+            return Draft.of([said], calls=calls)
         tree = [node for token in said for node in ((token + 2) % self.vocab_size, token)]
         parents = [2 * depth - 1 for depth in range(len(said)) for _ in range(2)]
-        return Draft(torch.tensor([tree], dtype=torch.long), parents=torch.tensor(parents), calls=calls)
+        return Draft.of([tree], parents=parents, calls=calls)
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         self.inner.observe(rows, draft, verdict)
@@ -132,8 +132,8 @@ def rounding_of(lm: CausalLM, precision: str, prompt: Sequence[int], length: int
         session, begun = lm.open([[*prompt]]), len(prompt)
         while begun < len(row):
             drafted = row[begun : begun + width - 1]
-            wide = session.score([row[:begun]], Draft(torch.tensor([drafted], dtype=torch.long)))[0].float()
-            session.commit(torch.arange(len(drafted))[None])
+            wide = session.score([row[:begun]], Draft.of([drafted]))[0].float()
+            session.commit([list(range(len(drafted)))])
             pairs = zip(alone[begun - len(prompt) :], wide, strict=False)
             worst = max(worst, *(off(one, other) for one, other in pairs))
             begun += len(drafted) + 1

@@ -48,7 +48,7 @@ def after(looks: int) -> Iterator[bool]:
 
 def drafting(sampler: Sampler, rows: Rows) -> Sampler:
     """What a drafter draws with in a round that begins behind these rows."""
-    return sampler.drafting(torch.tensor([[number, len(row)] for number, row in enumerate(rows)]))
+    return sampler.drafting([(number, len(row)) for number, row in enumerate(rows)])
 
 
 def measure(events: Iterable[Event], row: int = 0, prompt_n: int = 300) -> Stats:

@@ -10,8 +10,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
+from sampling.types import Budget, Draft, Drafter, DraftTree, Rows, Rule, Sampler, Session, Traits
 from tests.support.toys import ToyLM
+
+
+def present(tokens: list[int], parents: list[int]) -> tuple[DraftTree, list[int]]:
+    """The tree of those of these nodes that are there, -1 being absent and so being its descendants; their numbers."""
+    kept: dict[int, int] = {-1: -1}
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if token >= 0 and parent in kept:
+            kept[node] = len(kept) - 1
+    nodes = [node for node in kept if node >= 0]
+    return DraftTree.of([tokens[node] for node in nodes], [kept[parents[node]] for node in nodes]), nodes
 
 
 class ToyDrafter(Drafter):
@@ -37,12 +47,11 @@ class ToyDrafter(Drafter):
         asked = zip(self.ids, rows, budget.max_depth, strict=True)
         chains = [self.chain(name, list(row), want, sampler) for name, row, want in asked]
         width = max(map(len, chains))
-        tokens = torch.full((len(rows), width), -1, dtype=torch.long)
         probs = torch.full((len(rows), width, self.vocab_size), 1 / self.vocab_size, dtype=torch.float64)
         for place, chain in enumerate(chains):
-            for depth, (token, law) in enumerate(chain):
-                tokens[place, depth], probs[place, depth] = token, law
-        return Draft(tokens, None if sampler.point_mass else probs)
+            for depth, (_, law) in enumerate(chain):
+                probs[place, depth] = law
+        return Draft.of([[token for token, _ in chain] for chain in chains], None if sampler.point_mass else probs)
 
 
 class LawDrafter(ToyDrafter):
@@ -77,9 +86,7 @@ class PointDrafter(ToyDrafter):
         self.choose = choose
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        chains = [self._points(list(row), want) for row, want in zip(rows, budget.max_depth, strict=True)]
-        width = max(map(len, chains))
-        return Draft(torch.tensor([chain + [-1] * (width - len(chain)) for chain in chains], dtype=torch.long))
+        return Draft.of([self._points(list(row), want) for row, want in zip(rows, budget.max_depth, strict=True)])
 
     def _points(self, row: list[int], want: int) -> list[int]:
         drafted: list[int] = []
@@ -139,9 +146,14 @@ class TreeDrafter(LawDrafter):
             level = [self._node(parents, parent) for parent in level for _ in range(width + self.holes)]
         tokens = torch.full((len(rows), len(parents)), -1, dtype=torch.long)
         probs = torch.full((len(rows), len(parents), self.vocab_size), 1 / self.vocab_size, dtype=torch.float64)
+        trees, laws = list[DraftTree](), list[Tensor]()
         for place, (name, row, want) in enumerate(zip(self.ids, rows, budget.max_depth, strict=True)):
             self._grow(tokens[place], probs[place], parents, name, row, want, sampler)
-        return Draft(tokens, None if sampler.point_mass else probs, parents=torch.tensor(parents, dtype=torch.long))
+            tree, kept = present(tokens[place].tolist(), parents)
+            trees.append(tree)
+            laws.append(probs[place, [*kept, *[0] * (len(parents) - len(kept))]] if parents else probs[place])
+        width = max(len(tree.tokens) for tree in trees)
+        return Draft(trees, None if sampler.point_mass else torch.stack(laws)[:, :width])
 
     def _node(self, parents: list[int], parent: int) -> int:
         parents.append(parent)

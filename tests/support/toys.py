@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampling.types import LM, Draft, Rows, Session
+from sampling.types import LM, Draft, DraftTree, Rows, Session
 
 Prefix = tuple[int, ...]
 ALONE: Any = SimpleNamespace(vocab_size=1 << 62, takes_trees=True, source=None)
@@ -147,34 +147,30 @@ class ToySession(Session):
         self._check(rows)
         nodes = _check_draft(draft, len(rows), self.lm.vocab_size)
         missing = [len(row) - len(_common_prefix(held, row)) for held, row in zip(self.cached, rows, strict=True)]
-        present = (draft.tokens >= 0).sum(dim=1).tolist()
+        present = [len(tokens) for tokens in draft.tokens]
         deepest = max((len(row) + count for row, count in zip(rows, present, strict=True)), default=0)
         require(deepest <= self.lm.context, f"{deepest} tokens do not fit the context of {self.lm.context}")
         self.lm.passes += 1
         self.lm.fed += sum(max(count, 1) for count in missing) + sum(present)
-        self.lm.widths.append(draft.tokens.shape[1])
+        self.lm.widths.append(draft.width)
         self.cached = [list(row) for row in rows]
         self._pending = draft
         contexts = [row + node for row, drafts in zip(rows, nodes, strict=True) for node in drafts]
-        return self.lm.logits(contexts).reshape(len(rows), draft.tokens.shape[1] + 1, -1).clone()
+        return self.lm.logits(contexts).reshape(len(rows), draft.width + 1, -1).clone()
 
-    def commit(self, path: Tensor) -> None:
+    def commit(self, path: Rows) -> None:
         draft = self._pending
         require(draft is not None, "keep follows score, once")
         assert draft is not None
-        require(path.dim() == 2 and path.shape[0] == len(self.cached), f"path is [B, A], got {tuple(path.shape)}")
-        parents = parents_of(draft)
-        for held, nodes, tokens in zip(self.cached, path.tolist(), draft.tokens.tolist(), strict=True):
+        require(len(path) == len(self.cached), f"a path for each row, got {len(path)}")
+        for held, nodes, tree in zip(self.cached, path, draft.trees, strict=True):
             last = -1
-            for position, node in enumerate(nodes):
-                if node < 0:
-                    require(all(later < 0 for later in nodes[position:]), "a path is padded at its end only")
-                    break
-                if node >= len(tokens) or tokens[node] < 0:
+            for node in nodes:
+                if not 0 <= node < len(tree.tokens):
                     raise ProtocolMisuseError(f"node {node} is absent and cannot be kept")
-                if parents[node] != last:
+                if tree.parents[node] != last:
                     raise ProtocolMisuseError(f"node {node} does not follow node {last}")
-                held.append(tokens[node])
+                held.append(tree.tokens[node])
                 last = node
         self._pending = None
 
@@ -218,28 +214,22 @@ def _common_prefix(held: list[int], row: list[int]) -> list[int]:
     return held[:length]
 
 
-def parents_of(draft: Draft) -> list[int]:
-    return list(range(-1, draft.tokens.shape[1] - 1)) if draft.parents is None else draft.parents.tolist()
-
-
 def _check_draft(draft: Draft, rows: int, vocab_size: int) -> list[Rows]:
-    """The draft's own token paths: for each row the empty path, then the path to each node."""
-    tokens, parents = draft.tokens, parents_of(draft)
-    require(tokens.dtype == torch.long and tokens.dim() == 2, "draft tokens are [B, N] long")
-    require(tokens.shape[0] == rows, f"a draft of {tokens.shape[0]} rows for {rows}")
-    require(tokens.numel() == 0 or int(tokens.max()) < vocab_size, "a drafted id outside the vocabulary")
-    require(tokens.numel() == 0 or int(tokens.min()) >= -1, "absent nodes are -1")
+    """The draft's own token paths: for each row the empty path, then the path to each node; empty ones up to N + 1."""
+    require(len(draft.trees) == rows, f"a draft of {len(draft.trees)} rows for {rows}")
     if draft.probs is not None:
-        require(draft.probs.shape == (*tokens.shape, vocab_size), f"draft laws of shape {tuple(draft.probs.shape)}")
-    require(all(parent < node for node, parent in enumerate(parents)), "a parent comes before its children")
+        shape = (rows, draft.width, vocab_size)
+        require(draft.probs.shape == shape, f"draft laws of shape {tuple(draft.probs.shape)}")
     paths: list[Rows] = []
-    for row in tokens.tolist():
+    for tree in draft.trees:
+        require(all(0 <= token < vocab_size for token in tree.tokens), "a drafted id outside the vocabulary")
+        require(all(parent < node for node, parent in enumerate(tree.parents)), "a parent comes before its children")
+        again = DraftTree.of(tree.tokens, tree.parents, tree.source, tree.draft_prob)
+        require(again == tree, "depths and children are those of the parents, and every node has a source")
         found: Rows = [[]]
-        for token, parent in zip(row, parents, strict=True):
-            if token >= 0 and parent >= 0 and row[parent] < 0:
-                raise ProtocolMisuseError("a present node under an absent one")
-            found.append([*found[parent + 1], max(token, 0)])
-        paths.append(found)
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            found.append([*found[parent + 1], token])
+        paths.append([*found, *[[]] * (draft.width - len(tree.tokens))])
     return paths
 
 

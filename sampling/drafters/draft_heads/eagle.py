@@ -26,7 +26,7 @@ from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.cache import RowStates, additive, places
 from sampling.rows import common_prefix, put
-from sampling.types import Draft, Hidden, Rows
+from sampling.types import Draft, DraftTree, Hidden, Rows
 
 
 class FeatureSession(FollowingSession):
@@ -86,7 +86,7 @@ class FeatureSession(FollowingSession):
             self._settle()
             self._nodes, self._fed, self._chain = [[]], [[]], False
         length, known = len(self._tokens[0]), len(self._nodes[0])
-        positions, seen = places([length], [[]], torch.tensor(parents), length, 0, len(tokens))
+        positions, seen = places([length], [[]], [DraftTree.of(tokens, parents)], length, 0, len(tokens))
         above = torch.tensor([[length + parent for parent in parents[known:]]])
         ids, mask = put([tokens[known:]], self.device), additive(seen[:, known:], self.network)
         try:

@@ -9,10 +9,9 @@ row it reads masks; each is a row of an ordinary causal pass, so that their numb
 of its target: one model drafts for all targets with its vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.config import BLOCKS
@@ -20,7 +19,7 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.rows import put
-from sampling.types import Draft, Hidden, Rows, Session, states_of
+from sampling.types import Draft, DraftTree, Hidden, Rows, Session, states_of
 from utils.errors import UserError
 
 
@@ -51,8 +50,8 @@ class FollowingSession(CausalSession):
                 del tokens[self.settled(view) :]
         return super().rollback(rows)
 
-    def _note(self, feed: Rows, nodes: Rows, ends: list[int], chain: bool) -> None:
-        super()._note(feed, nodes, ends, chain)
+    def _note(self, feed: Rows, trees: Sequence[DraftTree], ends: list[int]) -> None:
+        super()._note(feed, trees, ends)
         self._views = self.target.held()
 
     def select(self, rows: Tensor) -> None:
@@ -74,8 +73,8 @@ class BlockSession(CausalSession):
 
     def block(self, rows: Rows, count: int) -> None:
         """Run the pass after each row; :meth:`logits_after` returns its distributions after a row and drafts."""
-        masks = torch.full((len(rows), self.masks(count)), self.lm.mask)
-        self.logits = self.score_reduced(rows, Draft(masks))[:, -self.lm.block :]
+        masks = [[self.lm.mask] * self.masks(count) for _ in rows]
+        self.logits = self.score_reduced(rows, Draft.of(masks))[:, -self.lm.block :]
         self._settle([[] for _ in rows])
 
     def logits_after(self, places: list[int], paths: Rows) -> Tensor:

@@ -11,9 +11,6 @@ keeps only the drawn token (token recycling, Luo et al., arXiv 2408.08696). None
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from sampling.drafters.draft_model import Model, Respelled, source_of
 from sampling.drafters.proposal import MIN_PATH, Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
@@ -175,8 +172,7 @@ class Recalled(Source):
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
         if len(texts) != 1 or self._certain:
             return
-        tokens = draft.tokens[0].tolist()
-        row = [*texts[0][-2:], *(tokens[node] for node in paths[0])]
+        row = [*texts[0][-2:], *draft.trees[0].path_tokens(paths[0])]
         self.learn(row, likeliest_tokens(verdict, [-1, *paths[0]]))
 
     def learn(self, row: list[int], likely: Sequence[Sequence[Offer]]) -> None:
@@ -194,11 +190,10 @@ class Recalled(Source):
 def likeliest_tokens(verdict: Verdict, nodes: list[int]) -> list[list[Offer]]:
     """Return the CHOICES likeliest ids after these nodes of the first row, and their processed probabilities."""
     known = verdict.distributions
-    glances = [] if isinstance(known, Tensor) else [known.glance(0, node) for node in nodes]
-    likeliest = [glance.likeliest()[:CHOICES] for glance in glances if glance is not None]
-    if likeliest and all(likeliest):
+    likeliest = [facts.likeliest[:CHOICES] for node in nodes if (facts := known.facts(0, node)) is not None]
+    if len(likeliest) == len(nodes) and all(likeliest):
         return likeliest
-    values, ids = best(verdict.at(torch.zeros(len(nodes), dtype=torch.long), torch.tensor(nodes)), CHOICES)
+    values, ids = best(known.at([0] * len(nodes), nodes), CHOICES)
     return [list(zip(*both, strict=True)) for both in zip(ids.tolist(), values.tolist(), strict=True)]
 
 

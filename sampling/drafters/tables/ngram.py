@@ -98,7 +98,7 @@ class Ngrams(Source):
         """Count the emitted tokens and, with a filler above 1, the target's likeliest ones beside them."""
         fillers = self._fillers(paths, verdict.logits) if self.top_k_filler > 1 else repeat([])
         for row, (store, text, path) in enumerate(zip(self._stores, texts, paths, strict=True)):
-            emitted = [*(int(draft.tokens[row, node]) for node in path), int(verdict.token[row])]
+            emitted = [*draft.trees[row].path_tokens(path), verdict.token[row]]
             before = text[-self.reach :]
             for token in emitted:
                 store.add(before, token)

@@ -104,7 +104,7 @@ def test_the_first_pass_of_a_process_is_on_no_clock(options: ModelOptions, monke
         score = session.score
 
         def scored(rows: Any, draft: Any) -> Any:
-            happened.append((self.name, draft.tokens.shape[1] + 1))
+            happened.append((self.name, draft.width + 1))
             return score(rows, draft)
 
         session.score = scored

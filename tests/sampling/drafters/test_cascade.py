@@ -127,7 +127,7 @@ def test_a_reviewer_whose_context_is_too_short_is_passed_over(context: int) -> N
     """The prompt fills it, or leaves it: the drafter behind it goes on alone."""
     drafter = cascade_of([ModelDrafter(base(context=context)), own_points()], [[3, 4], [0, 2]])
     draft = proposed(drafter, [[1, 2, 3, 4, 5]], [20])
-    assert draft.tokens.tolist() == [[6, 7, 0, 1, 2, 3, 4, 5]]  # two at a time until 3 + 4 are there
+    assert draft.tokens == [[6, 7, 0, 1, 2, 3, 4, 5]]  # two at a time until 3 + 4 are there
     assert draft.calls == ()
 
 
@@ -208,7 +208,7 @@ class Listening(ToyLM):
         score = session.score
 
         def listened(rows: Rows, draft: Draft) -> torch.Tensor:
-            self.log.append((self.name, len(rows[0]), draft.tokens.shape[1]))
+            self.log.append((self.name, len(rows[0]), draft.width))
             return score(rows, draft)
 
         session.score = listened  # type: ignore[method-assign]

@@ -169,7 +169,7 @@ def test_laws_that_are_passed_up_cover_all_ids() -> None:
         drafter.start(rows, session, session)
         draft = drafter.propose(rows, Budget([6]), drafting(KeyedSampler(make_processor(1.0), seed), rows))
         assert draft.probs is not None
-        assert draft.probs.shape == (1, draft.tokens.shape[1], V)
+        assert draft.probs.shape == (1, draft.width, V)
         assert torch.allclose(draft.probs.sum(dim=-1), torch.tensor(1.0), atol=1e-5)
         assert bool((draft.probs[..., [1, 4, 6, 7]] == 0).all())
         assert bool((draft.probs.gather(2, draft.tokens[..., None]) > 0).all())
@@ -241,7 +241,7 @@ def test_every_review_is_that_of_a_fresh_session(case: str, layers: int, monkeyp
         found = real(self, rows, draft, *more)
         fresh: Any = self.model.lm.open(rows, target=getattr(session, "target", None))
         wanted, got = fresh.score_reduced(rows, draft), found[0].verdict.logits
-        for place, tokens in enumerate(draft.tokens.tolist()):
+        for place, tokens in enumerate(draft.tokens):
             depth = 1 + sum(token >= 0 for token in tokens)
             close(got[place, :depth, : wanted.shape[-1]], wanted[place, :depth])
         audited[self.model.lm.name] += 1

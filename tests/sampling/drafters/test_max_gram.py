@@ -26,7 +26,7 @@ def proposed(drafter: MaxGramDrafter, rows: list[list[int]], want: list[int]) ->
     assert draft.calls == ()
     assert draft.source is not None
     found = []
-    for tokens, sources in zip(draft.tokens.tolist(), draft.source.tolist(), strict=True):
+    for tokens, sources in zip(draft.tokens, draft.source.tolist(), strict=True):
         chain = [(token, source) for token, source in zip(tokens, sources, strict=True) if token >= 0]
         assert [token for token, _ in chain] == tokens[: len(chain)], "a hole in a chain"
         found.append(chain)

@@ -73,8 +73,8 @@ def proposed(made: Proposer, rows: Rows, *depths: int, started: bool = False, **
 
 
 def judged(made: Proposer, row: list[int], draft: Draft, path: list[int]) -> None:
-    laws = torch.full((1, draft.tokens.shape[1] + 1, V), 1 / V)
-    padding = [-1] * (draft.tokens.shape[1] - len(path))
+    laws = torch.full((1, draft.width + 1, V), 1 / V)
+    padding = [-1] * (draft.width - len(path))
     made.observe([row], draft, Verdict(torch.tensor([[*path, *padding]]), torch.tensor([0]), laws, laws.log()))
 
 
@@ -131,7 +131,7 @@ def test_a_node_must_be_worth_its_place_in_the_pass() -> None:
     said: Said = {(): [(1, 0.6), (2, 0.6)], (1,): [(3, 0.9)], (1, 3): [(4, 0.1)]}
     costs = NodeCosts(calibration=1.0, v=(1.0, 1.1, 1.2, 1.3, 2.3), rate=2.0)  # .2 for each of three, 2 for a fourth
     draft = proposed(Proposer([Told(said)], tree=True), [ROW], 4, costs=costs)
-    assert draft.tokens.tolist() == [[1, 3, 2]]
+    assert draft.tokens == [[1, 3, 2]]
     assert draft.promised == pytest.approx(0.6 + 0.6 * 0.9 * 0.85 + 0.4 * 0.6)
     dear = NodeCosts(calibration=1.0, v=(1.0, 1.5, 2.0), rate=2.0)
     assert proposed(Proposer([Told(said)], tree=True), [ROW], 4, costs=dear).tokens.shape == (1, 0)
@@ -140,7 +140,7 @@ def test_a_node_must_be_worth_its_place_in_the_pass() -> None:
 def test_a_later_source_counts_for_what_the_others_leave() -> None:
     made = Proposer([Told({(): [(1, 0.5), (2, 0.1)]}), Told({(): [(3, 0.4), (1, 0.3)]})], tree=True)
     draft = proposed(made, [ROW], 1, max_nodes=4)
-    assert draft.tokens.tolist() == [[1, 3, 2]]
+    assert draft.tokens == [[1, 3, 2]]
     assert draft.promised == pytest.approx(0.5 + 0.5 * 0.4 + 0.5 * 0.6 * 0.1)
 
 
@@ -181,7 +181,7 @@ def test_the_noise_lifts_what_it_favours() -> None:
 def test_where_nothing_was_said_the_models_likeliest_are_offered() -> None:
     made = beside(thinking(0.2, 0.5, 0.3))
     draft = proposed(made, [ROW], 1, max_nodes=3)
-    assert draft.tokens.tolist() == [[1, 2, 0]]
+    assert draft.tokens == [[1, 2, 0]]
     assert parents_of(draft) == [-1] * 3
     assert set(who(made, draft)) == {"trained"}
     assert [(call.model, call.passes) for call in draft.calls] == [("trained", 1)]
@@ -191,7 +191,7 @@ def test_it_is_not_asked_where_what_was_said_is_sure_nor_below() -> None:
     lm = thinking(1.0)
     made = beside(lm, {(): [(5, 0.9)], (5,): []})
     draft = proposed(made, [ROW], 3)
-    assert draft.tokens.tolist() == [[5]]
+    assert draft.tokens == [[5]]
     assert draft.calls == ()
     assert lm.passes == 0
 
@@ -201,7 +201,7 @@ def test_it_is_asked_again_as_long_as_the_others_are_unsure() -> None:
     lm = thinking(1.0)
     made = beside(lm, {(0, 0): [(7, 0.95)], (0, 0, 7): [(8, 0.95)]}, tree=False)
     draft = proposed(made, [ROW], 4)
-    assert draft.tokens.tolist() == [[0, 0, 7, 8]]
+    assert draft.tokens == [[0, 0, 7, 8]]
     assert who(made, draft) == ["trained", "trained", "told", "told"]
     assert lm.passes == draft.calls[0].passes == 2
 
@@ -244,7 +244,7 @@ def test_one_whose_tokens_the_others_would_have_drafted_brings_nothing() -> None
     made = beside(thinking(0.0, 1.0), {(): [(1, 0.3)], (2,): []}, learn=True, ratios=ratios)
     draft = proposed(made, [ROW], 1)
     assert draft.calls
-    assert draft.tokens.tolist() == [[1]]
+    assert draft.tokens == [[1]]
     judged(made, ROW, draft, [0])
     assert ratios.of(("gain", 0), MODEL_GAINS[0], MODEL_GAIN_WORTH).value < MODEL_GAINS[0]
 
@@ -257,7 +257,7 @@ def test_what_it_brings_is_learned_by_depth_from_rounds_in_which_it_was_asked() 
 
     made = beside(thinking(1.0), learn=True, tree=False, ratios=ratios)
     draft = proposed(made, [ROW], 2, opportunity_cost=0.05)
-    assert draft.calls[0].passes == draft.tokens.shape[1] == 2
+    assert draft.calls[0].passes == draft.width == 2
     judged(made, ROW, draft, [0])
     first = gains()
     assert first[0] > MODEL_GAINS[0]
@@ -281,7 +281,7 @@ def test_the_price_of_a_pass_is_lost_to_every_row(price: float, depth: int) -> N
     )
     made = Proposer([Model(lm)], learn=True)
     draft = proposed(made, [[1, 2], [0, 2]], 2, 2, opportunity_cost=price)
-    assert draft.calls[0].passes == draft.tokens.shape[1] == depth
+    assert draft.calls[0].passes == draft.width == depth
 
 
 # -- the text ---------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_the_logits_of_every_draft_node(name: str) -> None:
     row = text(2, 12)
     for turn in range(6):
         drafted = text(10 + turn, 5)
-        logits = session.score([row], Draft(torch.tensor([drafted])))
+        logits = session.score([row], Draft.of([drafted]))
         assert logits.shape == (1, 6, V)
         for depth in range(6):
             assert torch.allclose(logits[0, depth], uncached(model, row + drafted[:depth]), atol=CLOSE)
@@ -193,7 +193,7 @@ def test_an_error_inside_a_pass_leaves_a_usable_session(monkeypatch: pytest.Monk
 
         broken.setattr(network, "forward", fail)
         with pytest.raises(KeyboardInterrupt):
-            session.score([[*text(7, 10), 3]], Draft(torch.tensor([[4, 5]])))
+            session.score([[*text(7, 10), 3]], Draft.of([[4, 5]]))
     audit(session, model, [[*text(7, 10), 3]])
 
 
@@ -202,7 +202,7 @@ def test_a_fork_goes_its_own_way(name: str) -> None:
     model = model_of(name)
     lm, prompt = CausalLM(model), text(8, 20)
     base = lm.open([prompt])
-    base.score([prompt], Draft(torch.tensor([[3, 4, 5]])))  # a draft is pending when it is forked
+    base.score([prompt], Draft.of([[3, 4, 5]]))  # a draft is pending when it is forked
     twin = base.fork()
     rows = [prompt + answers(lm, [prompt], drafters(model)["itself"], sampler(0.9, seed), length=9, session=session)[0]
             for seed, session in ((1, base), (2, twin))]  # fmt: skip
@@ -269,7 +269,7 @@ def test_absent_nodes_in_a_batch(name: str) -> None:
     model = model_of(name)
     rows, drafted = [text(60, 4), text(61, 9), text(62, 6)], [[3, 4, 5], [6, -1, -1], [-1, -1, -1]]
     session = CausalLM(model).open(rows)
-    logits = session.score(rows, Draft(torch.tensor(drafted)))
+    logits = session.score(rows, Draft.of(drafted))
     for row, chain, found in zip(rows, drafted, logits, strict=True):
         present = [token for token in chain if token >= 0]
         for depth in range(len(present) + 1):
@@ -289,7 +289,7 @@ def test_kv_is_what_the_model_itself_would_cache(name: str) -> None:
     row = text(70, 13)
     session = CausalLM(model).open([row])
     session.score([row[:8]], Draft.empty(1))
-    session.score([row[:10]], Draft(torch.tensor([[4, 5, 6]])))
+    session.score([row[:10]], Draft.of([[4, 5, 6]]))
     session.commit(torch.tensor([[-1, -1, -1]]))
     session.score([row], Draft.empty(1))
     past = transformers.DynamicCache()
@@ -310,7 +310,7 @@ def test_hidden_states_of_committed_tokens(name: str) -> None:
     row = text(73, 6)
     session = CausalLM(model).open([row], hidden=True)
     session.score([row[:3]], Draft.empty(1))
-    session.score([row], Draft(torch.tensor([[3, 4, 5]])))
+    session.score([row], Draft.of([[3, 4, 5]]))
     session.commit(torch.tensor([[0, 1, -1]]))
     states = session.hidden()
     expected = model(input_ids=torch.tensor([[*row, 3, 4]]), output_hidden_states=True).hidden_states[-1]

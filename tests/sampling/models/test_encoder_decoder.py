@@ -163,7 +163,7 @@ def test_ragged_prompts_rows_and_drafts_score_as_without_a_cache(target: Any) ->
     session = EncDecLM(target).open(PROMPTS)
     assert session.initial == [[0], [0], [0]]
     rows, draft = [[0, 3, 4, 5, 6], [0], [0, 9]], [[3, 4, -1], [5, 6, 7], [2, -1, -1]]
-    logits = session.score(rows, Draft(torch.tensor(draft)))
+    logits = session.score(rows, Draft.of(draft))
     for place, (row, new) in enumerate(zip(rows, draft, strict=True)):
         for depth in range(len([token for token in new if token >= 0]) + 1):
             wanted = Oracle(target, PROMPTS[place]).logits([row + new[:depth]])[0]
@@ -186,7 +186,7 @@ def test_forks_and_selected_rows_keep_their_prompts(target: Any) -> None:
 
 def test_a_tree_is_placed_by_depth(target: Any) -> None:
     session = EncDecLM(target).open([PROMPTS[0]])
-    logits = session.score([[0, 3]], Draft(torch.tensor([[4, 5, 6]]), parents=torch.tensor([-1, -1, 1])))[0]
+    logits = session.score([[0, 3]], Draft.of([[4, 5, 6]], parents=[-1, -1, 1]))[0]
     for node, row in enumerate([[0, 3], [0, 3, 4], [0, 3, 5], [0, 3, 5, 6]]):
         torch.testing.assert_close(logits[node], Oracle(target, PROMPTS[0]).logits([row])[0], rtol=0, atol=1e-10)
     session.commit(torch.tensor([[1, 2]]))

@@ -76,7 +76,7 @@ def test_passes_of_every_width_give_the_logits_and_states_of_the_ordinary_pass(d
     sessions = [one.open([row[:3]], hidden=(-1, 1)) for one in (lm, CausalLM(dense))]
     length = 3
     for width in [*range(1, 18), 5, 3, 1, 4]:
-        drafted = Draft(torch.tensor([row[length : length + width - 1]], dtype=torch.long))
+        drafted = Draft.of([row[length : length + width - 1]])
         ours, theirs = (session.score([row[:length]], drafted) for session in sessions)
         close(ours, theirs, 1e-9)
         for session in sessions:
@@ -91,7 +91,7 @@ def test_trees_are_inputs_of_a_recorded_pass(dense: Any) -> None:
     row, (lm, recorder) = text(2, 20), fixed(dense)
     sessions = [one.open([row[:3]]) for one in (lm, CausalLM(dense))]
     for parents in ([-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, 0, -1, 2, 2]):
-        draft = Draft(torch.tensor([row[3:8]]), parents=torch.tensor(parents))
+        draft = Draft.of([row[3:8]], parents=parents)
         ours, theirs = (session.score([row[:3]], draft) for session in sessions)
         close(ours, theirs, 1e-9)
     path = torch.tensor([[2, 4]])

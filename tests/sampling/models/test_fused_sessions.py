@@ -37,12 +37,12 @@ def test_rounds_of_ragged_rows_move_nothing_and_give_each_rows_own_bits(model: A
         nodes = [tokens(2, 10 * turn + row) for row in range(3)]
         if turn % 3 == 0:
             nodes[2] = [-1, -1]
-        found = session.score(rows, Draft(torch.tensor(nodes)))
+        found = session.score(rows, Draft.of(nodes))
         if turn % 8 == 0:
             for row, text in enumerate(rows):
                 drafted = [node for node in nodes[row] if node >= 0]
                 own = CausalLM(network).open([text])
-                alone = own.score([text], Draft(torch.tensor([drafted], dtype=torch.long)))[0]
+                alone = own.score([text], Draft.of([drafted]))[0]
                 assert torch.equal(found[row, : len(drafted) + 1], alone), (turn, row)
         kept = [(turn + row) % 3 if nodes[row][0] >= 0 else 0 for row in range(3)]
         session.commit(torch.tensor([[place if place < count else -1 for place in range(2)] for count in kept]))
@@ -91,9 +91,7 @@ def drafted(chance: random.Random, rows: list[list[int]], trees: bool) -> tuple[
             path.insert(0, node)
             node = parents[node]
         paths.append(path)
-    return Draft(
-        torch.tensor(nodes).view(len(rows), count).long(), parents=torch.tensor(parents) if trees else None
-    ), paths
+    return Draft.of(nodes, parents=parents if trees else None), paths
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -110,14 +108,11 @@ def test_whatever_a_session_went_through_its_logits_are_those_of_a_fresh_one(
         draft, paths = drafted(chance, rows, trees=chance.random() < 0.6)
         logits = session.score(rows, draft)
         row = chance.randrange(len(rows))
-        alone = Draft(draft.tokens[row : row + 1], parents=draft.parents)
+        alone = Draft(draft.trees[row : row + 1])
         assert torch.equal(logits[row], lm.open([rows[row]]).score([rows[row]], alone)[0])
-        width = max(map(len, paths))
-        session.commit(
-            torch.tensor([path + [-1] * (width - len(path)) for path in paths]).view(len(rows), width).long()
-        )
+        session.commit(paths)
         for row, path in enumerate(paths):
-            rows[row] = [*rows[row], *draft.tokens[row, path].tolist(), *tokens(1 + turn % 10, turn)]
+            rows[row] = [*rows[row], *draft.trees[row].path_tokens(path), *tokens(1 + turn % 10, turn)]
         match chance.randrange(4):
             case 0:
                 rows = [row[: len(row) - chance.randrange((len(row) + 5) // 6)] for row in rows]

@@ -47,7 +47,7 @@ def uncached(model: Any, ids: list[int]) -> torch.Tensor:
 
 def check(session: CausalSession, model: Any, row: list[int], draft: list[int]) -> None:
     """The logits behind the row and behind each drafted token are those of a pass without a cache."""
-    logits = session.score([row], Draft(torch.tensor([draft]).reshape(1, -1)))[0]
+    logits = session.score([row], Draft.of([draft]))[0]
     right = uncached(model, row + draft)[len(row) - 1 :]
     assert (logits - right).abs().max() < 1e-3 * max(1.0, float(right.abs().max()))
 

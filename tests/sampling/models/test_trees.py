@@ -67,7 +67,7 @@ def test_a_refused_tree_leaves_a_session_that_goes_on(name: str) -> None:
     session, row = lm.open([[3, 4, 5]]), [3, 4, 5]
     wanted = session.score([row], Draft.empty(1))
     with pytest.raises(UserError, match=f"^{name} .*{CASES[name][1]}[^\n]*$"):
-        session.score([row], Draft(torch.tensor([[6, 7]]), parents=torch.tensor([-1, -1])))
+        session.score([row], Draft.of([[6, 7]], parents=[-1, -1]))
     torch.testing.assert_close(session.score([row], Draft.empty(1)), wanted)
 
 

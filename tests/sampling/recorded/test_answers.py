@@ -216,7 +216,7 @@ def test_a_recording_says_what_its_file_tells(tmp_path: Path) -> None:
     text = lines(HEADER, {"prompt_ids": [4, 5], "answer_ids": [6, 2], "best_ids": [[6, 1, 49], [2, 9]]})
     lm = RecordedLM.read(written(tmp_path, text), end_id=0)
     assert (lm.vocab_size, lm.end_id, lm.answers) == (50, 2, {(4, 5): [6, 2]})
-    logits = lm.open([[4, 5]]).score([[4, 5]], Draft(torch.tensor([[6, 2]])))
+    logits = lm.open([[4, 5]]).score([[4, 5]], Draft.of([[6, 2]]))
     assert logits[0, 0].topk(3).indices.tolist() == [6, 1, 49]
     assert logits[0, 1].topk(2).indices.tolist() == [2, 9]
     assert logits.softmax(-1).max(-1).values.tolist() == [[1.0, 1.0, 1.0]]

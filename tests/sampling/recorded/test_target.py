@@ -134,7 +134,7 @@ def test_an_unknown_prompt_is_refused() -> None:
 def test_a_tree_is_scored_by_depth() -> None:
     session = recorded().open([[1, 2]])
     answer = recorded().answer([1, 2])
-    tree = Draft(torch.tensor([[1, 2, 3]]), parents=torch.tensor([-1, -1, 0]))
+    tree = Draft.of([[1, 2, 3]], parents=[-1, -1, 0])
     said = session.score([[1, 2]], tree).argmax(dim=-1)[0].tolist()
     assert said == [answer[0], answer[1], answer[1], answer[2]]
 

@@ -194,7 +194,7 @@ class ZeroCoins(BranchingSampler):
 def impossible_accepted(compare: Callable[[Tensor, Tensor], Tensor]) -> bool:
     """Whether a drafted token of target probability 0 is accepted when the coin shows u = 0."""
     logits = torch.tensor([[[0.0, -torch.inf, 0.0], [0.0, 0.0, 0.0]]])
-    draft = Draft(torch.tensor([[1]]), torch.tensor([[[0.0, 1.0, 0.0]]], dtype=torch.float64))
+    draft = Draft.of([[1]], torch.tensor([[[0.0, 1.0, 0.0]]], dtype=torch.float64))
     verdict = real_verify(logits, draft, [[0]], torch.tensor([[0, 1]]), ZeroCoins(compare), Rule.DRAWN)
     return int(verdict.path[0, 0]) == 0
 
@@ -215,7 +215,7 @@ def test_the_real_coin_never_accepts_probability_zero_and_always_one() -> None:
 def test_the_drafter_proposing_outside_its_own_law_is_an_error() -> None:
     """0/0 is an error, not "refused"."""
     logits = torch.tensor([[[0.0, -torch.inf, 0.0], [0.0, 0.0, 0.0]]])
-    draft = Draft(torch.tensor([[1]]), torch.tensor([[[1.0, 0.0, 0.0]]], dtype=torch.float64))
+    draft = Draft.of([[1]], torch.tensor([[[1.0, 0.0, 0.0]]], dtype=torch.float64))
     with pytest.raises(ValueError, match="0/0"):
         real_verify(logits, draft, [[0]], torch.tensor([[0, 1]]), KeyedSampler(make_processor(1.0)), Rule.DRAWN)
 

@@ -90,7 +90,7 @@ def committed_only(rows: Rows, draft: Draft, places: list[tuple[int, int]] | Non
     """A mutant of `prefixes_of`: every law of a row's draft is made with the committed tokens alone."""
     if places is not None:
         return [rows[row] for row, _ in places]
-    return [row for row in rows for _ in range(draft.tokens.shape[1] + 1)]
+    return [row for row in rows for _ in range(draft.width + 1)]
 
 
 @pytest.mark.parametrize("law", ["penalty", "bigrams once"])

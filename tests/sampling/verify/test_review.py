@@ -56,17 +56,17 @@ def law_at(found: Review, depth: int) -> list[float]:
 def test_the_law_of_a_reviewed_point_mass() -> None:
     """d = 1, λ = 2: a = 2·0.3 = 0.6; the other 0.4 go to 0 and 2 as 5 : 2."""
     fixed = Fixed([False], [2])
-    found = reviewed(fixed, Draft(torch.tensor([[1]])), 2.0)
+    found = reviewed(fixed, Draft.of([[1]]), 2.0)
     assert fixed.tossed == pytest.approx([0.6])
     assert fixed.drawn[0] == pytest.approx([5 / 7, 0, 2 / 7])
     assert law_at(found, 0) == about([0.4 * 5 / 7, 0.6, 0.4 * 2 / 7])
-    assert found.verdict.path.tolist() == [[-1]]
-    assert found.verdict.token.tolist() == [2]
+    assert found.verdict.path == [[-1]]
+    assert found.verdict.token == [2]
 
 
 def test_the_law_of_a_reviewed_draw() -> None:
     """q = (.2 .7 .1), λ = 2: min(q, 2m) = (.2 .6 .1), sum .9; r = (.3 0 .1) / .4; q̃ = (.2 + .075, .6, .1 + .025)."""
-    draft = Draft(torch.tensor([[1]]), torch.tensor([[[0.2, 0.7, 0.1]]], dtype=torch.float64))
+    draft = Draft.of([[1]], torch.tensor([[[0.2, 0.7, 0.1]]], dtype=torch.float64))
     fixed = Fixed([False], [0])
     found = reviewed(fixed, draft, 2.0)
     assert fixed.tossed == pytest.approx([2 * 0.3 / 0.7])
@@ -77,13 +77,13 @@ def test_the_law_of_a_reviewed_draw() -> None:
 
 def test_behind_an_accepted_draft_the_own_token_has_the_reviewers_law() -> None:
     fixed = Fixed([True], [2])
-    found = reviewed(fixed, Draft(torch.tensor([[1]])), 5.0)
+    found = reviewed(fixed, Draft.of([[1]]), 5.0)
     assert fixed.tossed == pytest.approx([1.5])  # always accepted
     assert law_at(found, 0) == about([0, 1, 0])
     assert law_at(found, 1) == about(M[1])
     assert fixed.drawn == [pytest.approx(M[1])]
-    assert found.verdict.path.tolist() == [[0]]
-    assert found.verdict.token.tolist() == [2]
+    assert found.verdict.path == [[0]]
+    assert found.verdict.token == [2]
 
 
 def test_the_law_of_a_token_that_rounding_hid_is_not_zero() -> None:
@@ -93,8 +93,8 @@ def test_the_law_of_a_token_that_rounding_hid_is_not_zero() -> None:
     q = torch.tensor([[[0.5, 0.5, 0.0]]])
     fixed = Fixed([False], [2])
     fixed.probs = lambda logits, prefixes: m.expand(1, 2, 3)  # type: ignore[method-assign]
-    found = reviewed(fixed, Draft(torch.tensor([[1]]), q), 1.0)
-    assert found.verdict.token.tolist() == [2]
+    found = reviewed(fixed, Draft.of([[1]], q), 1.0)
+    assert found.verdict.token == [2]
     assert found.probs is not None
     assert 0 < float(found.probs[0, 0, 2]) < 1e-6
 
@@ -126,16 +126,16 @@ def test_greedy_drafts_pass_as_far_as_the_lenience_goes(
             return probs.argmax(dim=-1)
 
     sampling = Best(make_processor(temperature), draft_sampling="greedy")
-    draft = Draft(torch.tensor([[1]]), draft_prob=None if raw is None else torch.tensor([[raw]]))
+    draft = Draft.of([[1]], draft_prob=None if raw is None else torch.tensor([[raw]]))
     found = reviewed(sampling, draft, lenience)
     assert found.probs is None
-    assert found.verdict.path.tolist() == [[0 if passes else -1]]
-    assert found.verdict.token.tolist() == [2 if passes else 0]
-    best = reviewed(sampling, Draft(torch.tensor([[0]]), draft_prob=torch.tensor([[1.0]])), lenience)
-    assert best.verdict.path.tolist() == [[0]]
+    assert found.verdict.path == [[0 if passes else -1]]
+    assert found.verdict.token == [2 if passes else 0]
+    best = reviewed(sampling, Draft.of([[0]], draft_prob=torch.tensor([[1.0]])), lenience)
+    assert best.verdict.path == [[0]]
 
 
 def test_an_absent_draft_never_passes() -> None:
-    absent = Draft(torch.tensor([[-1]]), draft_prob=torch.tensor([[0.0]]))
-    assert reviewed(KeyedSampler(make_processor(0.0)), absent, 5.0).verdict.path.tolist() == [[-1]]
-    assert reviewed(Fixed([], [1]), absent, 5.0).verdict.token.tolist() == [1]
+    absent = Draft.of([[-1]], draft_prob=torch.tensor([[0.0]]))
+    assert reviewed(KeyedSampler(make_processor(0.0)), absent, 5.0).verdict.path == [[-1]]
+    assert reviewed(Fixed([], [1]), absent, 5.0).verdict.token == [1]

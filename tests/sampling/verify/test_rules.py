@@ -183,9 +183,9 @@ def test_what_is_drafted_is_what_the_rule_says(name: str, mode: str, monkeypatch
         used.clear()
         for draft in watched.drafts:
             assert draft.probs is None or drawn
-            assert draft.parents is None or rule is not Rule.BLOCK
+            assert rule is not Rule.BLOCK or all(tree.is_chain for tree in draft.trees)
         if kind is not NoDrafter:
-            assert any(draft.tokens.numel() for draft in watched.drafts), "nothing was drafted: the test shows nothing"
+            assert any(draft.width for draft in watched.drafts), "nothing was drafted: the test shows nothing"
         if drawn:
             assert any(draft.probs is not None for draft in watched.drafts)
 
@@ -205,14 +205,15 @@ class Siblings(ModelDrafter):
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         draft = super().propose(rows, budget, sampler)
-        count = draft.tokens.shape[1]
+        count = draft.width
         if draft.probs is None or not 0 < count < 3:
             return draft
-        other = 1 - draft.tokens[:, :1]
-        return Draft(
-            torch.cat([draft.tokens, other], dim=1),
+        (tokens,) = draft.tokens
+        other = torch.tensor([[1 - tokens[0]]])
+        return Draft.of(
+            [[*tokens, 1 - tokens[0]]],
             torch.cat([draft.probs, one_hot(other, draft.probs)], dim=1),
-            parents=torch.tensor([*range(-1, count - 1), -1]),
+            parents=[*range(-1, count - 1), -1],
         )
 
 
@@ -224,7 +225,7 @@ def two(kind: type[ModelDrafter] = ModelDrafter, **how: Any) -> Callable[[], Dra
 def by_what_was_drawn(*given: Any) -> Verdict:
     """The judge as it was once chosen: chains as blocks, whatever else the drafter might have drafted."""
     draft: Draft = given[1]
-    chain = draft.parents is None and draft.probs is not None
+    chain = all(tree.is_chain for tree in draft.trees) and draft.probs is not None
     return verify(*given[:-1], Rule.BLOCK if chain else Rule.DRAWN)
 
 
@@ -319,7 +320,7 @@ def test_blocks_of_a_tree_are_an_error() -> None:
     class Twins(ModelDrafter):
         def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
             law = torch.full((1, 2, V), 1 / V)
-            return Draft(torch.tensor([[1, 2]]), law, parents=torch.tensor([-1, -1]))
+            return Draft.of([[1, 2]], law, parents=[-1, -1])
 
     events = generate(
         TableLM(V, 1, dtype=torch.float32),

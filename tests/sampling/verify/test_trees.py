@@ -13,9 +13,9 @@ from torch import Tensor
 import sampling.verify.distributions
 import sampling.verify.rules
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Rows, Rule, Sampler, depths_of
+from sampling.types import Budget, Draft, DraftTree, Rows, Rule, Sampler
 from sampling.verify.distributions import prefixes_of
-from sampling.verify.rules import children, verify
+from sampling.verify.rules import Examined, Keys, verify
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
@@ -84,7 +84,7 @@ def test_drawing_from_the_full_law_after_a_refused_sibling_is_caught(
     """Wherever the siblings stand. The chains in these trees are judged rightly: only what has siblings is wrong."""
     right = sampling.verify.rules.examine_drawn
 
-    def judged(p: Tensor, laws: list[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
+    def judged(p: Tensor, laws: list[Tensor], *rest: Any) -> Examined:
         with monkeypatch.context() as wrong:
             if len(laws) > 1 and bool((rest[0][:, 1] >= 0).any()):
                 wrong.setattr(sampling.verify.rules, "residual", lambda p, q: p)
@@ -103,15 +103,20 @@ def test_a_law_that_siblings_were_not_drawn_from_is_caught() -> None:
 # -- a chain as a tree ----------------------------------------------------------------------------
 
 
-def random_draft(seed: int, rows: int, count: int, vocab: int, laws: bool) -> tuple[Tensor, Draft, Rows, Tensor]:
+def random_draft(seed: int, rows: int, count: int, vocab: int, laws: bool) -> tuple[Tensor, Draft, Rows, Keys]:
     noise = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(rows, count + 1, vocab, generator=noise)
     q = torch.softmax(2 * torch.randn(rows, count, vocab, generator=noise), dim=-1)
     tokens = torch.multinomial(q.reshape(-1, vocab), 1, generator=noise).reshape(rows, count)
-    lengths = torch.randint(0, count + 1, (rows, 1), generator=noise)
-    tokens = torch.where(torch.arange(count)[None] < lengths, tokens, -1)
-    keys = torch.stack([torch.arange(rows), torch.full((rows,), 7)], dim=1)
-    return logits, Draft(tokens, q if laws else None), [[1] * 7 for _ in range(rows)], keys
+    lengths = torch.randint(0, count + 1, (rows,), generator=noise).tolist()
+    lengths[0] = count
+    chains = [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
+    return (
+        logits,
+        Draft.of(chains, q if laws else None),
+        [[1] * 7 for _ in range(rows)],
+        [(row, 7) for row in range(rows)],
+    )
 
 
 @given(seed=st.integers(0, 10_000), laws=st.booleans(), temperature=st.sampled_from([0.0, 0.7, 1.0]))
@@ -121,10 +126,10 @@ def test_a_tree_that_is_a_chain_has_the_chains_verdict(seed: int, laws: bool, te
     sampler = lambda: KeyedSampler(make_processor(temperature, 0, 1.0, 0.0), seed)  # noqa: E731
     rule = Rule.POINT if draft.probs is None else Rule.DRAWN
     chain = verify(logits, draft, rows, keys, sampler(), rule)
-    tree = verify(logits, replace(draft, parents=torch.arange(-1, 3)), rows, keys, sampler(), rule)
-    assert torch.equal(chain.path, tree.path)
-    assert torch.equal(chain.token, tree.token)
-    assert torch.equal(chain.probs, tree.probs)
+    trees = [DraftTree.of(tokens, list(range(-1, len(tokens) - 1))) for tokens in draft.tokens]
+    tree = verify(logits, replace(draft, trees=trees), rows, keys, sampler(), rule)
+    assert (chain.path, chain.token) == (tree.path, tree.token)
+    assert torch.equal(chain.distributions.all(), tree.distributions.all())
 
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
@@ -134,7 +139,9 @@ def test_a_drafter_that_calls_its_chains_trees_decodes_as_it_does_with_chains(dr
     class Treelike(LawDrafter):
         def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
             draft = super().propose(rows, budget, sampler)
-            return replace(draft, parents=torch.arange(-1, draft.tokens.shape[1] - 1))
+            return replace(
+                draft, trees=[DraftTree.of(tokens, list(range(-1, len(tokens) - 1))) for tokens in draft.tokens]
+            )
 
     target, drafter, prompts = TableLM(8, seed=21), TableLM(8, seed=22), [[0, 1], [2, 3, 4]]
     accepted = 0
@@ -150,12 +157,13 @@ def test_a_drafter_that_calls_its_chains_trees_decodes_as_it_does_with_chains(dr
 
 
 def test_children_depths_and_prefixes_by_hand() -> None:
-    parents = torch.tensor([-1, 0, -1, 0, 1])
-    assert children(parents, 5).tolist() == [[0, 2, -1], [1, 3, -1], [4, -1, -1], *[[-1, -1, -1]] * 3]
-    assert depths_of(parents, 5) == [1, 2, 1, 2, 3]
-    assert children(None, 2).tolist() == [[0, -1], [1, -1], [-1, -1]]
-    assert depths_of(None, 2) == [1, 2]
-    draft = Draft(torch.tensor([[10, 11, 12, 13, 14]]), parents=parents)
+    draft = Draft.of([[10, 11, 12, 13, 14]], parents=[-1, 0, -1, 0, 1])
+    (tree,), chain = draft.trees, DraftTree.of([7, 8])
+    assert tree.children == [[0, 2], [1, 3], [4], [], [], []]
+    assert tree.depths == [1, 2, 1, 2, 3]
+    assert not tree.is_chain
+    assert chain.children == [[0], [1], []]
+    assert (chain.depths, chain.parents, chain.is_chain) == ([1, 2], [-1, 0], True)
     assert prefixes_of([[5]], draft) == [[5], [5, 10], [5, 10, 11], [5, 12], [5, 10, 13], [5, 10, 11, 14]]
 
 
@@ -176,14 +184,14 @@ def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.Mon
     """norm((p − q)⁺) where norm((rp − q)⁺) belongs."""
     import sampling.verify.rules
 
-    real = sampling.verify.distributions.carried
+    real = sampling.verify.rules.carried
 
     def judged_wrongly(law: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
         carried = real(law, q, tokens, present)
         carried[:, 1:-1] = 1.0
         return carried
 
-    monkeypatch.setattr(sampling.verify.distributions, "carried", judged_wrongly)
+    monkeypatch.setattr(sampling.verify.rules, "carried", judged_wrongly)
     make = lambda: LawDrafter(DRAFTER, rule=Rule.BLOCK)  # noqa: E731
     error = enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2)
     assert error > CAUGHT
@@ -195,10 +203,10 @@ def counted(near: float, count: int, rule: Rule) -> Tensor:
     assert draft.probs is not None
     law = near * torch.softmax(logits[:, :-1], dim=-1) + (1 - near) * draft.probs
     noise = torch.Generator().manual_seed(6)
-    tokens = torch.multinomial(law.reshape(-1, 8), 1, generator=noise).reshape(draft.tokens.shape)
-    draft = Draft(torch.where(draft.tokens >= 0, tokens, -1), law)
+    tokens = torch.multinomial(law.reshape(-1, 8), 1, generator=noise).reshape(law.shape[:2]).tolist()
+    draft = Draft.of([row[: len(old)] for row, old in zip(tokens, draft.tokens, strict=True)], law)
     sampler = KeyedSampler(make_processor(1.0, 0, 1.0, 0.0), 3)
-    return (verify(logits, draft, rows, keys, sampler, rule).path >= 0).sum(dim=1)
+    return torch.tensor(list(map(len, verify(logits, draft, rows, keys, sampler, rule).path)))
 
 
 @pytest.mark.parametrize("near", [0.0, 0.5, 0.9])

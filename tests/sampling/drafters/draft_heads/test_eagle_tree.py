@@ -125,7 +125,7 @@ def test_the_tree_by_hand() -> None:
 def test_only_what_may_be_kept_is_computed(depth: int, nodes: int, width: int, least: float, levels: Any) -> None:
     draft, told = by_hand(depth, nodes, width, least)
     assert told.levels == levels
-    assert draft.tokens.shape[1] <= nodes
+    assert draft.width <= nodes
     assert draft.calls[0].passes == len(levels) + 1
 
 
@@ -214,7 +214,7 @@ class Audited(Proposer):
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         fresh = beside(growing(self.models[0], nodes=20), self.target, rows[0])
         draft, wanted = super().propose(rows, budget, sampler), fresh.propose(rows, budget, sampler)
-        assert draft.tokens.tolist() == wanted.tokens.tolist()
+        assert draft.tokens == wanted.tokens.tolist()
         assert parents_of(draft) == parents_of(wanted)
         assert draft.draft_prob is not None
         assert wanted.draft_prob is not None

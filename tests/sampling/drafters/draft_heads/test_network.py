@@ -57,7 +57,7 @@ def test_a_plain_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dty
     assert isinstance(session.network._head, QuantizedLinear) == (dtype == torch.float32 and at_hand())  # type: ignore[attr-defined]
     for end in (9, 10, 11, 19, 20):
         close(session.score([ids[:end]], NOTHING)[0, 0], wanted[end - 1], precision(dtype))
-    drafted = session.score([ids[:20]], Draft(torch.tensor([ids[20:26]])))
+    drafted = session.score([ids[:20]], Draft.of([ids[20:26]]))
     close(drafted[0], wanted[19:26], precision(dtype))
     session.commit(torch.tensor([[0, 1, 2]]))
     close(session.score([ids[:24]], NOTHING)[0, 0], wanted[23], precision(dtype))
@@ -131,7 +131,7 @@ def test_a_glide_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dty
         session = GlideLM(student, 3).open([ids], target=fed(target, [ids], [valid]))
         for end in (6, 7, 14, 15, 17):
             close(session.score([ids[:end]], NOTHING)[0, 0], wanted[end - 1], precision(dtype))
-        reviewed = session.score([ids[:17]], Draft(torch.tensor([ids[17:23]])))
+        reviewed = session.score([ids[:17]], Draft.of([ids[17:23]]))
         close(reviewed[0], wanted[16:23], precision(dtype))
 
 
@@ -162,7 +162,7 @@ def test_ragged_rows_of_a_glide_student_equal_each_row_alone() -> None:
         target, student = some("glide", shape)
         rows, held = [text(9, 14), text(10, 6), text(11, 3)], [11, 5, 2]
         session = GlideLM(student, 3).open(rows, target=fed(target, rows, held))
-        got = session.score(rows, Draft(torch.tensor([[1, 2], [3, -1], [4, 5]])))
+        got = session.score(rows, Draft.of([[1, 2], [3, -1], [4, 5]]))
         for place, (row, more, valid) in enumerate(zip(rows, ([1, 2], [3], [4, 5]), held, strict=True)):
             wanted = beside(student, target, row + more, valid)
             close(got[place, : len(more) + 1], wanted[len(row) - 1 :])

@@ -148,7 +148,7 @@ def test_what_comes_behind_drafted_tokens_is_learned_where_they_were_accepted(tr
         after([0]),
         after([0, 1, 2]),
         after([]),
-        after([0], Draft(torch.tensor([[3, 9, 8]]))),
+        after([0], Draft.of([[3, 9, 8]])),
     )
     assert refused < begun < taken  # 9 was refused, then 9 and 7 were taken
     assert taken == nothing == theirs  # nothing is known of what comes behind it, nor from somebody else's draft
@@ -189,7 +189,7 @@ def test_ragged_rows_are_drafted_each_on_its_own() -> None:
     drafter = LookupDrafter(tables_of([9, 8]), least=0)
     drafter.start(rows, ALONE, ALONE)
     draft = drafter.propose(rows, Budget([2, 4, 0]), SAMPLER)
-    assert draft.tokens.tolist() == [[3, 1], [8, -1], [-1, -1]]
+    assert draft.tokens == [[3, 1], [8, -1], [-1, -1]]
     assert draft.source is not None
     assert draft.source.tolist() == [[0, 0], [1, 0], [0, 0]]
     assert drafter.propose(rows, Budget([0, 0, 0]), SAMPLER).tokens.shape == (3, 0)

@@ -80,11 +80,11 @@ def test_an_answer_that_is_over_drafts_and_the_conversations_own_matches_come_be
     for drafter in (LookupDrafter(finished=said, least=0.0), LookupDrafter(tree=True, finished=said, least=0.0)):
         drafter.start([row], ALONE, ALONE)
         draft = drafter.propose([row], Budget([1]), SAMPLER)
-        assert draft.tokens.tolist() == [[3]]  # three tokens of its own, against two of another answer
+        assert draft.tokens == [[3]]  # three tokens of its own, against two of another answer
         row_of_another = [9, 9, 1, 2]
         drafter.start([row_of_another], ALONE, ALONE)
         draft = drafter.propose([row_of_another], Budget([3]), SAMPLER)
-        assert draft.tokens.tolist() == [[4, 6, 6]]
+        assert draft.tokens == [[4, 6, 6]]
         assert draft.source is not None
         assert {drafter.traits.names[one] for one in draft.source[0].tolist()} == {"suffix"}
     assert CHANCE[3] > 1 / (1 + DOUBT[2])

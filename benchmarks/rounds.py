@@ -1,0 +1,120 @@
+"""A round beside its compiled passes: milliseconds of Python in a drafted and in a plain round of the default pair.
+
+    python benchmarks/rounds.py [--repeat 5] [--tokens 128] [--temperature 0.7] [--steps] [--other FOLDER]
+
+Decodes after a prompt of 256 tokens under `gamma auto`, both lanes in turns, and takes from the time between two Steps
+that of the compiled passes (the target's and the draft head's). `--steps` also prints where the time goes, by function,
+each with its callees left out. `--other`: another checkout, whose figures are taken in turns with these.
+"""
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path.cwd()))
+
+
+class Passes:
+    """The compiled library with a clock around its passes."""
+
+    def __init__(self, library: Any) -> None:
+        self._library, self.seconds = library, 0.0
+
+    def run(self, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = self._library.run(*arguments)
+        self.seconds += time.perf_counter() - began
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+
+def profile_of(act: Any, count: int) -> None:
+    """Print the functions that take most time, each without its callees, in microseconds a round."""
+    profiler = cProfile.Profile()
+    profiler.runcall(act)
+    rows = sorted(pstats.Stats(profiler).stats.items(), key=lambda entry: -entry[1][2])[:40]
+    for (file, line, name), (_, calls, own, _, _) in rows:
+        print(f"{1e6 * own / count:8.1f} us {calls / count:7.2f} calls  {Path(file).name}:{line} {name}")
+
+
+def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[str, list[float]]:
+    """Return milliseconds of each round beside its passes, by kind, after a first run that is not counted."""
+    from app.command_line.arguments import read_request
+    from app.command_line.main import layers_of
+    from app.lanes.lane import PairEngine
+    from app.lanes.warm import Measured
+    from sampling.events import Step
+    from app.prompts.questions import BUILT_IN
+    from app.screen.output import load_engine
+    from utils.kernels import bindings
+
+    request = read_request(["check", "smollm2"], os.environ)
+    settings = layers_of(request).settings.changed(gamma="auto", temperature=temperature, max_new_tokens=tokens)
+    engine = load_engine(settings, request.options, lambda: False)
+    assert isinstance(engine, PairEngine)
+    engine.measured = Measured({n: 0.002 * (1 + 0.06 * (n - 1)) for n in range(1, 17)}, 0.0005)
+    passes = bindings._library = Passes(bindings.kernels())
+    prompt = engine.tokenizer("\n".join(question.turns[0] for question in BUILT_IN))["input_ids"][:256]
+    rounds: dict[str, list[float]] = {"plain": [], "drafted": []}
+
+    def once(name: str, kept: list[float] | None) -> int:
+        lane, count, began, spent = engine.lane(name, settings), 0, time.perf_counter(), passes.seconds
+        lane.limits = replace(lane.limits, stop=frozenset())
+        for event in lane.run(prompt):
+            now, then = time.perf_counter(), passes.seconds
+            count += 1
+            if kept is not None and isinstance(event, Step) and bool(event.drafted) == (kept is rounds["drafted"]):
+                kept.append(1000 * (now - began - (then - spent)))
+            began, spent = time.perf_counter(), passes.seconds
+        return count
+
+    for turn in range(repeat + 1):
+        for name, kind in (("ar", "plain"), ("spec", "drafted")):
+            once(name, rounds[kind] if turn else None)
+    if steps:
+        profile_of(lambda: once("spec", None), once("spec", None))
+    return rounds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Python of a round beside its compiled passes")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--other", help="another checkout, measured in turns with this one")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.other is None:
+        rounds = measured(args.tokens, args.temperature, args.repeat, args.steps)
+        medians = {kind: statistics.median(times) for kind, times in rounds.items() if times}
+        counts = {kind: len(times) for kind, times in rounds.items()}
+        print(json.dumps(medians) if args.json else f"{medians} of {counts} rounds")
+        return
+    flags = ["--repeat", str(args.repeat), "--tokens", str(args.tokens), "--temperature", str(args.temperature)]
+    found: dict[str, list[dict[str, float]]] = {"here": [], "other": []}
+    for _ in range(args.turns):
+        for name, folder in (("other", args.other), ("here", str(Path.cwd()))):
+            command = [sys.executable, __file__, "--json", *flags]
+            ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+            found[name].append(json.loads(ran.stdout.splitlines()[-1]))
+    for kind in ("plain", "drafted"):
+        here, other = ([run[kind] for run in found[name]] for name in ("here", "other"))
+        ours, theirs = statistics.median(here), statistics.median(other)
+        print(f"{kind}: {ours:.3f} ms here, {theirs:.3f} there, ratio {ours / theirs:.2f}; all {here} {other}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The facts of a position: what the verifier's logits there say of its tokens, for figures, logs and displays. No
+decision depends on them. Knows logits; no drafts and no rules.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from torch import Tensor
+
+from utils.kernels.bindings import Walked
+from utils.logits_processors import check_number
+
+LIKELIEST = 4  # ids of a position that are known without reading all its logits
+
+
+class PositionFacts:
+    """The facts of the logits at one position.
+
+    `ids`, `values`: the likeliest ids and their logits. `mass`: Σ e^(logit − largest) at temperature 1. `logit_of`
+    reads the logit of one id. `likeliest`: a few ids with their probabilities in the distribution of the draw; [] if
+    unknown. LogitsError where the logits have NaN, +inf, or nothing but -inf.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        values: Sequence[float],
+        mass: float,
+        logit_of: Callable[[int], float],
+        likeliest: list[tuple[int, float]],
+    ) -> None:
+        check_number(mass)
+        self.ids, self.values, self.mass, self.likeliest = ids, values, mass, likeliest
+        self._logit_of = logit_of
+
+    @property
+    def gap(self) -> float:
+        """Return the largest logit less the second largest."""
+        return self.values[0] - self.values[min(1, len(self.values) - 1)]
+
+    def p(self, token: int) -> float:
+        """Return the probability of an id at temperature 1."""
+        return math.exp(self._logit_of(token) - self.values[0]) / self.mass
+
+
+def facts_of_walk(walked: Walked, address: int, temperature: float | None) -> PositionFacts:
+    """Return the facts that a compiled walk over float32 logits at an address found; the draw's temperature is None
+    where it is from another distribution than their softmax."""
+    ids, values = walked.ids, walked.values
+    likeliest = list[tuple[int, float]]()
+    if temperature:
+        weights = (math.exp((value - values[0]) / temperature) / walked.tempered for value in values)
+        likeliest = list(zip(ids, weights, strict=True))
+    elif temperature == 0:
+        likeliest = [(ids[0], 1.0)]
+    return PositionFacts(
+        ids,
+        values,
+        walked.mass,
+        lambda token: ctypes.c_float.from_address(address + 4 * token).value,
+        likeliest,
+    )
+
+
+def facts_of_few(
+    values: list[float], mass: float, logits: Mapping[int, float], likeliest: list[tuple[int, float]]
+) -> PositionFacts:
+    """Return the facts of a position of which a device sent the largest values and the logits of some ids."""
+    return PositionFacts([], values, mass, logits.__getitem__, likeliest)
+
+
+class AllFacts(PositionFacts):
+    """The facts of logits [V] on the host, of which every one can be read."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        self._logits = logits.numpy()
+        self.argmax = int(self._logits.argmax())
+        self._less = self._logits - self._logits[self.argmax]
+        self._masses = {1.0: float(np.exp(self._less).sum())}  # by temperature
+        values = np.partition(self._logits, -2)[-2:][::-1].tolist() if self._logits.size > 1 else [float(logits)]
+        super().__init__([self.argmax], values, self._masses[1.0], lambda token: float(self._logits[token]), [])
+
+    def p_at(self, token: int, temperature: float) -> float:
+        """Return the probability of an id at a temperature."""
+        if temperature not in self._masses:
+            self._masses[temperature] = float(np.exp(self._less / temperature).sum())
+        return math.exp(float(self._less[token]) / temperature) / self._masses[temperature]
+
+    @cached_property
+    def entropy(self) -> float:
+        """The entropy at temperature 1, in bits."""
+        sum_of_logs = float(np.exp(self._less) @ np.maximum(self._less, np.finfo(np.float32).min))  # 0 · −∞ is 0
+        return (math.log(self.mass) - sum_of_logs / self.mass) / math.log(2)
+
+    def ranks(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Return ranks from 1, by logit; the first `count` tokens are the likeliest, in order."""
+        values = [float(self._logits[token]) for token in tokens]
+        most = values[:count]
+        return [
+            1 + (most.index(value) if value in most else int(np.count_nonzero(self._logits > value)))
+            for value in values
+        ]
