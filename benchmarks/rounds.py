@@ -23,16 +23,20 @@ from typing import Any
 sys.path.insert(0, str(Path.cwd()))
 
 
+PARTS = "drafting", "around the pass", "verifying", "books", "after the clock"
+
+
 class Passes:
     """The compiled library with a clock around its passes."""
 
     def __init__(self, library: Any) -> None:
-        self._library, self.seconds = library, 0.0
+        self._library, self.seconds, self.last = library, 0.0, 0.0
 
     def run(self, *arguments: Any) -> Any:
         began = time.perf_counter()
         result = self._library.run(*arguments)
-        self.seconds += time.perf_counter() - began
+        self.last = time.perf_counter() - began
+        self.seconds += self.last
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -63,10 +67,11 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
     settings = layers_of(request).settings.changed(gamma="auto", temperature=temperature, max_new_tokens=tokens)
     engine = load_engine(settings, request.options, lambda: False)
     assert isinstance(engine, PairEngine)
-    engine.measured = Measured({n: 0.002 * (1 + 0.06 * (n - 1)) for n in range(1, 17)}, 0.0005)
+    engine.measured = Measured({n: 0.002 * (1 + 0.12 * (n - 1)) for n in range(1, 17)}, 0.0005)
     passes = bindings._library = Passes(bindings.kernels())
     prompt = engine.tokenizer("\n".join(question.turns[0] for question in BUILT_IN))["input_ids"][:256]
     rounds: dict[str, list[float]] = {"plain": [], "drafted": []}
+    parts, plain_parts = list[list[float]](), list[list[float]]()
 
     def once(name: str, kept: list[float] | None) -> int:
         lane, count, began, spent = engine.lane(name, settings), 0, time.perf_counter(), passes.seconds
@@ -76,6 +81,10 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
             count += 1
             if kept is not None and isinstance(event, Step) and bool(event.drafted) == (kept is rounds["drafted"]):
                 kept.append(1000 * (now - began - (then - spent)))
+                target, own = passes.last, then - spent - passes.last
+                named = (event.draft_s - own, event.verify_s - target, event.sample_s, event.overhead_s)
+                drafting = parts if kept is rounds["drafted"] else plain_parts
+                drafting.append([*named, now - began - (then - spent) - sum(named)])
             began, spent = time.perf_counter(), passes.seconds
         return count
 
@@ -83,6 +92,9 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
         for name, kind in (("ar", "plain"), ("spec", "drafted")):
             once(name, rounds[kind] if turn else None)
     if steps:
+        for kind, rows in (("drafted", parts), ("plain", plain_parts)):
+            each = [1000 * statistics.median(column) for column in zip(*rows, strict=True)]
+            print(f"{kind}:", ", ".join(f"{name} {ms:.3f}" for name, ms in zip(PARTS, each, strict=True)))
         profile_of(lambda: once("spec", None), once("spec", None))
     return rounds
 

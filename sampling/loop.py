@@ -315,8 +315,10 @@ class _Run:
     def _steps(self, draft: Draft, gains: list[_Gain], budget: Budget, seconds: dict[str, float]) -> list[Step]:
         """Return each row's Step, with its share of the time, as the controller learns from it."""
         share = len(self.rows)
-        calls = tuple(call.shared(share) for call in (*draft.calls, Call(self.lm.name, 1, seconds["verify"])))
-        inner = by_row(draft.trace)
+        calls = (*draft.calls, Call(self.lm.name, 1, seconds["verify"]))
+        if share > 1:
+            calls = tuple(call.shared(share) for call in calls)
+        inner = by_row(draft.trace) if draft.trace else {}
         return [
             step_of(
                 tree,

@@ -96,8 +96,13 @@ def stream_key(seed: int, stream: int, *parts: int) -> int:
     a prefix state of a longer one."""
     word = _mix((seed + _GOLDEN) & _WORD)
     for part in (stream + ((len(parts) - 2) << 32), *parts):
-        word = _mix((word + (part + 1) * _GOLDEN) & _WORD)
+        word = _part(word, part)
     return word
+
+
+def _part(word: int, part: int) -> int:
+    """Return the key of a word's parts and one more."""
+    return _mix((word + (part + 1) * _GOLDEN) & _WORD)
 
 
 def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
@@ -148,8 +153,9 @@ class KeyedSampler(Sampler):
             return None
         return self.processor.temperature if self.processor.only_tempers else None
 
-    def noise_state(self, row: int, position: int) -> int:
-        return _signed(stream_key(self.seed, _TARGET, row, position))
+    def noise_states(self, row: int, position: int, count: int) -> list[int]:
+        before = _part(_part(_mix((self.seed + _GOLDEN) & _WORD), _TARGET), row)
+        return [_part(before, place) for place in range(position, position + count)]
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """Map [..., V] logits to [..., V] probabilities after every processor."""

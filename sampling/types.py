@@ -168,10 +168,8 @@ class Draft:
 class Facts(Protocol):
     """The facts of a position's logits (sampling/verify/facts.py)."""
 
-    likeliest: list[
-        tuple[int, float]
-    ]  # a few ids, the likeliest first, with their probabilities in the draw; [] unknown
-
+    @property
+    def likeliest(self) -> list[tuple[int, float]]: ...  # ids with their probabilities in the draw; [] unknown
     @property
     def gap(self) -> float: ...  # between the two largest logits
     def p(self, token: int) -> float: ...  # at temperature 1
@@ -330,8 +328,7 @@ class Sampler(Protocol):
 
     @property
     def tempered(self) -> float | None:
-        """Return the temperature if a draw is from the logits' softmax at it and the noise of :meth:`noise_state`; else
-        None."""
+        """Return the temperature if a draw is from the logits' softmax at it and the noise of :meth:`noise_states`."""
         return None
 
     @property
@@ -339,9 +336,9 @@ class Sampler(Protocol):
         """Whether every coin is noted, so that none may be tossed that decides nothing."""
         return False
 
-    def noise_state(self, row: int, position: int) -> int:
-        """Return the signed 64-bit state of the noise of the target's draw there."""
-        return 0
+    def noise_states(self, row: int, position: int, count: int) -> list[int]:
+        """Return the 64-bit states of the noise of the target's draws at `count` positions from there."""
+        return [0] * count
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] float32 processed probabilities.

@@ -55,8 +55,8 @@ def _walked(address: int, size: int, count: int) -> dict[int, float]:
     """:func:`likeliest_of_each` of the logits at an address."""
     seen = walk(address, size, count)
     check_number(seen.mass)
-    top = seen.values[0]
-    known = zip(seen.ids, seen.values, strict=True)
+    ids, values = seen.ids[:count], seen.values[:count]
+    top, known = values[0], zip(ids, values, strict=True)
     return {token: math.exp(value - top) / seen.mass for token, value in known if token >= 0}
 
 

@@ -342,7 +342,7 @@ class Proposer(Drafter):
         self.sources, self.nodes, self.least, self.learn = tuple(sources), nodes, least, learn
         self.model = next((source for source in sources if source.lm is not None), None)
         self._trust = [source.trust for source in sources]
-        self._lookups = [(index, source) for index, source in enumerate(sources) if source is not self.model]
+        self.lookups = [(index, source) for index, source in enumerate(sources) if source is not self.model]
         self._reach = max((source.reach for source in sources), default=1)
         self._ratios = Ratios() if ratios is None else ratios
         self._after_drafted = self._ratios.of("further", AFTER_DRAFTED, AFTER_DRAFTED_WORTH)
@@ -352,7 +352,7 @@ class Proposer(Drafter):
             rule,
             needs_hidden=lm.reads_hidden if lm else False,
             needs_kv=lm.reads_kv if lm else False,
-            reads_one_row=lm is not None and bool(self._lookups),
+            reads_one_row=lm is not None and bool(self.lookups),
             shared_noise=shared_noise,
             tree=tree,
         )
@@ -429,7 +429,7 @@ class Proposer(Drafter):
                     self._offered.append((node, []))
             return
         noise = self._noise
-        looked_up = [self._look_up(node) for node in level]
+        looked_up = [self.look_up(node) for node in level]
         noised = looked_up
         if noise is not None:
             noised = [_with_noise(noise, node, found) for node, found in zip(level, looked_up, strict=True)]
@@ -438,16 +438,16 @@ class Proposer(Drafter):
             share = 1.0 if offers or not node.depth else self._after_drafted.value
             if not offers:
                 candidates = known
-            elif self._lookups:
+            elif self.lookups:
                 candidates = pooled(self._trust, plain, offers, node.depth, noise)
             else:
                 candidates = [Candidate(token, 0, p, p) for token, p in offers]
             self._offered.append((node, candidates))
             growths[node.row].add(node, candidates, self._reach, share)
 
-    def _look_up(self, node: Node) -> list[Candidate]:
+    def look_up(self, node: Node) -> list[Candidate]:
         """Return the offers of the sources without a model after a node, the likeliest first."""
-        return _in_order([(p, index, token) for index, source in self._lookups for token, p in source.offers(node)])
+        return _in_order([(p, index, token) for index, source in self.lookups for token, p in source.offers(node)])
 
     # -- a model beside the others ---------------------------------------------------------------
 
@@ -469,7 +469,7 @@ class Proposer(Drafter):
             return nothing
         first = {node: max(each, key=itemgetter(2)) for node, each in zip(level, known, strict=True) if each}
         left = sum(node.path * (1 - (first[node].p if node in first else 0.0)) for node in level)
-        alone = not self._lookups and not (depth and self.learn)
+        alone = not self.lookups and not (depth and self.learn)
         retry = not depth and self.learn and self._rounds_without_model > RETRY and left > 1 - MAX_PROB
         if not (gain * left > price or alone or retry):
             return nothing

@@ -8,7 +8,7 @@ ragged, lie after the longest row.
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,16 @@ from utils.errors import UserError
 
 Own = TypeVar("Own", bound="CausalSession")
 UNKNOWN = -1  # stands for a token that is on the device only
+
+
+class Pending(NamedTuple):
+    """Tokens of a row that the last pass read: `fed` committed ones, whose slots end before `end`, and the nodes of a
+    draft from there on. `whole`: the draft is a chain that stays if nothing else is said."""
+
+    fed: int
+    end: int
+    tree: DraftTree
+    whole: bool
 
 
 class CausalSession(Session):
@@ -58,9 +68,7 @@ class CausalSession(Session):
         if self._hidden is not None:
             self._hidden = Buffer()
         self._tokens: Rows = [[] for _ in range(rows)]  # what the aligned slots hold
-        self._nodes: list[list[tuple[int, int]]] | None = None  # (token, slot) of the draft last scored
-        self._fed: list[list[int]] = []  # slots of the committed tokens fed with it
-        self._chain = True
+        self._pending: list[Pending] | None = None  # of the draft last scored; None: every token lies in its slot
 
     def reusable(self, network: Network, rows: int, hidden: Hidden) -> bool:
         """Whether a session of `network` can go on from this one's cache."""
@@ -84,6 +92,8 @@ class CausalSession(Session):
     def rollback(self, rows: Rows) -> list[int]:
         """Crop to the common prefix with `rows`; the number of cached tokens of each row."""
         self._settle()
+        if len(rows) == 1 and rows[0][: len(self._tokens[0])] == self._tokens[0]:  # it has only grown
+            return self._crop([len(self._tokens[0])])
         return self._crop([common_prefix(cached, row) for cached, row in zip(self._tokens, rows, strict=True)])
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
@@ -222,32 +232,28 @@ class CausalSession(Session):
 
     def _note(self, feed: Rows, trees: Sequence[DraftTree], ends: list[int]) -> None:
         """Remember the slots that the pass filled: each row's fed tokens end at its slot in `ends`, nodes follow."""
-        self._fed = [list(range(end - len(new), end)) for end, new in zip(ends, feed, strict=True)]
-        pairs = zip(trees, ends, strict=True)
-        self._nodes = [list(zip(tree.tokens, range(end, end + len(tree.tokens)), strict=True)) for tree, end in pairs]
-        self._chain = all(tree.is_chain for tree in trees)
+        each = zip(self._tokens, feed, trees, ends, strict=True)
+        self._pending = [Pending(len(new), end, tree, tree.is_chain) for _, new, tree, end in each]
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)
 
     def commit(self, path: Rows) -> None:
         """Commit these nodes of each row of the draft last scored."""
-        if self._nodes is not None:
-            pairs = zip(self._nodes, path, strict=True)
-            self._settle([[nodes[index] for index in row] for nodes, row in pairs])
+        self._settle(path)
 
-    def _settle(self, kept: list[list[tuple[int, int]]] | None = None) -> None:
-        """Bring token i of each row to slot i. Nodes of a chain stay unless `kept` says otherwise."""
-        if self._nodes is None:
+    def _settle(self, paths: Rows | None = None) -> None:
+        """Bring token i of each row to slot i. Of a draft these nodes stay; without `paths` a chain does, whole."""
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        if kept is None:
-            kept = self._nodes if self._chain else [[] for _ in self._nodes]
-        self._nodes = None
         moves: list[tuple[int, int, int]] = []
-        for row, (tokens, fed, nodes) in enumerate(zip(self._tokens, self._fed, kept, strict=True)):
-            base = len(tokens) - len(fed)
-            tokens.extend(token for token, _ in nodes)
-            slots = enumerate([*fed, *(slot for _, slot in nodes)], start=base)
-            moves += [(row, slot, index) for index, slot in slots if slot != index]
+        for row, (tokens, (fed, end, tree, whole)) in enumerate(zip(self._tokens, pending, strict=True)):
+            first = len(tokens)
+            path = paths[row] if paths is not None else range(len(tree.tokens)) if whole else ()
+            tokens += [tree.tokens[node] for node in path]
+            if end != first:
+                moves += [(row, end - fed + index, first - fed + index) for index in range(fed)]
+            moves += [(row, end + node, slot) for slot, node in enumerate(path, start=first) if end + node != slot]
         length = max(map(len, self._tokens))
         if moves:
             shifts = torch.tensor(moves).T

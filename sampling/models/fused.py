@@ -83,6 +83,7 @@ class PassRecord:
         self._sizes, self._codes = sizes, codes or {}
         self._scratch: dict[str, Tensor] = {}
         self._prepared: tuple[int, ...] = ()
+        self._sizes_of: dict[tuple[int, ...], dict[str, int]] = {}  # fields by what was prepared before
         self._more = np.zeros(0, np.int64)
         hidden, inner, heads, shared, size = sizes
         ones = {"embed_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0}
@@ -172,16 +173,20 @@ class PassRecord:
         """
         rows = -(-max(rows, kept) // FEW) * FEW
         threads, line = torch.get_num_threads(), -(-seen // STEP_OF_SCORES) * STEP_OF_SCORES + BLOCK
-        if self._prepared == (rows, threads, line):
+        key = rows, threads, line
+        if self._prepared == key:
             return
-        self._prepared = rows, threads, line
+        self._prepared = key
+        if key in self._sizes_of:  # its memory is there
+            self.set(**self._sizes_of[key])
+            return
         hidden, inner, heads, shared, size = self._sizes
         queries = TILE * (heads // shared)
         scores, buffer = (TILE + 1) * (heads // shared) * line, max(queries * size, 4 * BLOCK * TILE)
         normed = rows * hidden // GROUP
-        self.set(
-            scores_row=line, scores_size=scores, buffer_size=buffer, normed_codes=normed, normed_floats=rows * hidden
-        )
+        sizes = {"scores_row": line, "scores_size": scores, "buffer_size": buffer}
+        self._sizes_of[key] = sizes | {"normed_codes": normed, "normed_floats": rows * hidden}
+        self.set(**self._sizes_of[key])
         needed = {
             **dict.fromkeys(("x", "side"), 4 * rows * hidden),
             "qkv": 4 * rows * (heads + 2 * shared) * size,
@@ -237,7 +242,7 @@ class PassRecord:
 
 
 MOST_QUERIES = 64  # heads of queries that share a key
-GROW = 128  # slots added at least, whenever the cache is full
+GROW = 256  # slots added at least, whenever the cache is full
 CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says otherwise
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from sampling.rows import fetched, padded, put
 from sampling.types import Distributions, Draft, Rows, Sampler
-from sampling.verify.facts import LIKELIEST, PositionFacts, facts_of_few, facts_of_walk
+from sampling.verify.facts import LIKELIEST, PositionFacts, WalkedFacts
 from sampling.vocabulary import MANY, largest
-from utils.kernels.bindings import at_hand, walk, walkable
+from utils.kernels.bindings import Walk, at_hand, descend, walk, walkable
 from utils.logits_processors import check_finite
 
 TINY = 1e-12  # a residual of less mass is rounding: draw from p
@@ -44,7 +44,7 @@ class HostDistributions(Distributions):
     def __init__(self, logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> None:
         self.logits, self.draft, self.sampler, self._rows = logits, draft, sampler, rows
         self._known: dict[Place, Tensor] = {}
-        self._facts: dict[Place, PositionFacts] = {}
+        self._walked: dict[Place, Walk] = {}
         self._walks = logits.shape[-1] >= MANY and at_hand() and walkable(logits)
 
     def all(self) -> Tensor:
@@ -62,19 +62,30 @@ class HostDistributions(Distributions):
                 return distributions
         return torch.stack([self._known[place] for place in places])
 
-    def drawn(self, row: int, node: int, key: tuple[int, int]) -> int:
-        """Draw the token after a node (-1: the root) with the noise of `key`, (row number, position).
+    def descend(self, row: int, node: int, key: tuple[int, int]) -> tuple[list[int], int]:
+        """Return the drafts that are drawn one after the other after a node (-1: the root), and the token drawn after
+        them. `key`: the row's number and the position of the first draw.
 
-        A greedy draw needs no distribution. If the kernels are loaded, one walk over the logits draws; near ties are
-        left to the sampler.
+        If the kernels are loaded, one walk over the logits draws as far as it goes; near ties are left to the sampler.
+        Without them no drafts are passed.
         """
-        sampler, temperature = self.sampler, self.sampler.tempered
-        if self._walks and (sampler.greedy or temperature is not None):
-            walked = self._walk(row, node, temperature or 0.0, None if temperature is None else key)
-            if walked >= 0:
-                return walked
-        if not sampler.greedy or self.logits.device.type != "cpu":
-            return int(sampler.draw(self.at([row], [node]), torch.tensor([key])))
+        temperature = 0.0 if self.sampler.greedy else self.sampler.tempered
+        if not self._walks or temperature is None:
+            return [], self.drawn(row, node, key)
+        tree = self.draft.trees[row]
+        states = self.sampler.noise_states(*key, len(tree.tokens) + 1) if temperature else None
+        logits = self.logits
+        stood, walks = descend(logits, row, node, tree.tokens, tree.parents, LIKELIEST, states, temperature or 1.0)
+        self._walked.update(zip(((row, each) for each in stood), walks, strict=False))
+        token = walks[len(stood) - 1].drawn
+        if token < 0:
+            token = self.drawn(row, stood[-1], (key[0], key[1] + len(stood) - 1))
+        return stood[1:], token
+
+    def drawn(self, row: int, node: int, key: tuple[int, int]) -> int:
+        """Draw the token after a node (-1: the root) with the noise of `key`. A greedy draw needs no distribution."""
+        if not self.sampler.greedy or self.logits.device.type != "cpu":
+            return int(self.sampler.draw(self.at([row], [node]), torch.tensor([key])))
         logits = self.logits[row, node + 1]
         token = int(largest(logits))
         check_finite(logits[token])
@@ -82,18 +93,14 @@ class HostDistributions(Distributions):
 
     def facts(self, row: int, node: int) -> PositionFacts | None:
         """Return the facts of the logits after a node; None where they are not cheap."""
-        if self._walks and (row, node) not in self._facts:
-            self._walk(row, node, None)
-        return self._facts.get((row, node))
-
-    def _walk(self, row: int, node: int, temperature: float | None, key: tuple[int, int] | None = None) -> int:
-        """Walk over the logits after a node; the token that is drawn with the noise of `key`, -1: undecided."""
-        by_row, by_node, _ = self.logits.stride()
-        address = self.logits.data_ptr() + 4 * (by_row * row + by_node * (node + 1))
-        state = None if key is None else self.sampler.noise_state(*key)
-        walked = walk(address, self.logits.shape[-1], LIKELIEST, state, temperature or 1.0)
-        self._facts[row, node] = facts_of_walk(walked, address, temperature)
-        return walked.drawn
+        if not self._walks:
+            return None
+        walked, temperature = self._walked.get((row, node)), 0.0 if self.sampler.greedy else self.sampler.tempered
+        if walked is None:
+            by_row, by_node, size = *self.logits.stride()[:2], self.logits.shape[-1]
+            walked = walk(self.logits.data_ptr() + 4 * (by_row * row + by_node * (node + 1)), size, LIKELIEST)
+            temperature = None
+        return WalkedFacts(walked, temperature)
 
     def _processed(self, places: list[Place]) -> Tensor:
         prefixes = prefixes_of(self._rows, self.draft, places) if self.sampler.needs_prefixes else []
@@ -112,7 +119,7 @@ class DeviceDistributions(HostDistributions):
 
     def __init__(self, logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> None:
         super().__init__(logits, draft, rows, sampler)
-        self._probs = super().all()
+        self._probs, self._facts = super().all(), dict[Place, PositionFacts]()
         self._draws: list[list[int]] | None = None
 
     def all(self) -> Tensor:
@@ -130,9 +137,9 @@ class DeviceDistributions(HostDistributions):
         drawn = self.sampler.draw(self._probs.flatten(0, 1), stands).view(self._probs.shape[:2])
         self._draws = self.bring(drawn)[0].long().tolist()
 
-    def drawn(self, row: int, node: int, key: tuple[int, int]) -> int:
+    def descend(self, row: int, node: int, key: tuple[int, int]) -> tuple[list[int], int]:
         assert self._draws is not None
-        return self._draws[row][node + 1]
+        return [], self._draws[row][node + 1]
 
     def facts(self, row: int, node: int) -> PositionFacts | None:
         return self._facts[row, node]
@@ -153,7 +160,7 @@ class DeviceDistributions(HostDistributions):
         flat = (part.flatten(0, 1).tolist() for part in (tops, masses, drafts, near, near_ids))
         for place, tokens, top, total, own, p, known in zip(places, children, *flat, strict=True):
             pairs = [(int(token), share) for token, share in zip(known, p, strict=True)]
-            self._facts[place] = facts_of_few(top, total, dict(zip(tokens, own, strict=False)), pairs)
+            self._facts[place] = PositionFacts(top, total, dict(zip(tokens, own, strict=False)).__getitem__, pairs)
         return first
 
 

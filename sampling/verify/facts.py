@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
 from torch import Tensor
 
-from utils.kernels.bindings import Walked
+from utils.kernels.bindings import Walk, sum_up
 from utils.logits_processors import check_number
 
 LIKELIEST = 4  # ids of a position that are known without reading all its logits
@@ -21,57 +21,60 @@ LIKELIEST = 4  # ids of a position that are known without reading all its logits
 class PositionFacts:
     """The facts of the logits at one position.
 
-    `ids`, `values`: the likeliest ids and their logits. `mass`: Σ e^(logit − largest) at temperature 1. `logit_of`
-    reads the logit of one id. `likeliest`: a few ids with their probabilities in the distribution of the draw; [] if
-    unknown. LogitsError where the logits have NaN, +inf, or nothing but -inf.
+    `values`: the largest logits. `mass`: Σ e^(logit − largest) at temperature 1. `logit_of` reads the logit of one id.
+    `likeliest`: a few ids with their probabilities in the distribution of the draw; [] if unknown. LogitsError where
+    the logits have NaN, +inf, or nothing but -inf.
     """
 
     def __init__(
         self,
-        ids: Sequence[int],
         values: Sequence[float],
         mass: float,
         logit_of: Callable[[int], float],
         likeliest: list[tuple[int, float]],
     ) -> None:
         check_number(mass)
-        self.ids, self.values, self.mass, self.likeliest = ids, values, mass, likeliest
-        self._logit_of = logit_of
+        self._values, self._mass, self._likeliest, self._logit_of = values, mass, likeliest, logit_of
+
+    @property
+    def likeliest(self) -> list[tuple[int, float]]:
+        """A few ids, the likeliest first, and their probabilities in the distribution of the draw; [] if unknown."""
+        return self._likeliest
 
     @property
     def gap(self) -> float:
         """Return the largest logit less the second largest."""
-        return self.values[0] - self.values[min(1, len(self.values) - 1)]
+        return self._values[0] - self._values[min(1, len(self._values) - 1)]
 
     def p(self, token: int) -> float:
         """Return the probability of an id at temperature 1."""
-        return math.exp(self._logit_of(token) - self.values[0]) / self.mass
+        return math.exp(self._logit_of(token) - self._values[0]) / self._mass
 
 
-def facts_of_walk(walked: Walked, address: int, temperature: float | None) -> PositionFacts:
-    """Return the facts that a compiled walk over float32 logits at an address found; the draw's temperature is None
-    where it is from another distribution than their softmax."""
-    ids, values = walked.ids, walked.values
-    likeliest = list[tuple[int, float]]()
-    if temperature:
-        weights = (math.exp((value - values[0]) / temperature) / walked.tempered for value in values)
-        likeliest = list(zip(ids, weights, strict=True))
-    elif temperature == 0:
-        likeliest = [(ids[0], 1.0)]
-    return PositionFacts(
-        ids,
-        values,
-        walked.mass,
-        lambda token: ctypes.c_float.from_address(address + 4 * token).value,
-        likeliest,
-    )
+class WalkedFacts(PositionFacts):
+    """The facts that a compiled walk over logits found; their sum is worked out when it is asked for. The draw's
+    `temperature` is None where it is from another distribution than their softmax."""
 
+    def __init__(self, walked: Walk, temperature: float | None) -> None:
+        self._walked, self._temperature = walked, temperature
+        self._values = walked.values
 
-def facts_of_few(
-    values: list[float], mass: float, logits: Mapping[int, float], likeliest: list[tuple[int, float]]
-) -> PositionFacts:
-    """Return the facts of a position of which a device sent the largest values and the logits of some ids."""
-    return PositionFacts([], values, mass, logits.__getitem__, likeliest)
+    def p(self, token: int) -> float:
+        walked = self._walked
+        if not walked.mass:
+            sum_up(walked)
+            check_number(walked.mass)
+        logit = ctypes.c_float.from_address(walked.logits + 4 * token).value
+        return math.exp(logit - walked.values[0]) / float(walked.mass)
+
+    @property
+    def likeliest(self) -> list[tuple[int, float]]:
+        walked, temperature = self._walked, self._temperature
+        if not temperature:
+            return [] if temperature is None else [(walked.ids[0], 1.0)]
+        ids, values = walked.ids[: walked.most], walked.values[: walked.most]
+        weights = [math.exp((value - values[0]) / temperature) / walked.tempered for value in values]
+        return list(zip(ids, weights, strict=True))
 
 
 class AllFacts(PositionFacts):
@@ -84,7 +87,7 @@ class AllFacts(PositionFacts):
         self._less = self._logits - self._logits[self.argmax]
         self._masses = {1.0: float(np.exp(self._less).sum())}  # by temperature
         values = np.partition(self._logits, -2)[-2:][::-1].tolist() if self._logits.size > 1 else [float(logits)]
-        super().__init__([self.argmax], values, self._masses[1.0], lambda token: float(self._logits[token]), [])
+        super().__init__(values, self._masses[1.0], lambda token: float(self._logits[token]), [])
 
     def p_at(self, token: int, temperature: float) -> float:
         """Return the probability of an id at a temperature."""
@@ -96,7 +99,7 @@ class AllFacts(PositionFacts):
     def entropy(self) -> float:
         """The entropy at temperature 1, in bits."""
         sum_of_logs = float(np.exp(self._less) @ np.maximum(self._less, np.finfo(np.float32).min))  # 0 · −∞ is 0
-        return (math.log(self.mass) - sum_of_logs / self.mass) / math.log(2)
+        return (math.log(self._mass) - sum_of_logs / self._mass) / math.log(2)
 
     def ranks(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return ranks from 1, by logit; the first `count` tokens are the likeliest, in order."""

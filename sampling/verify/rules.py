@@ -84,7 +84,10 @@ def verify_points(draft: Draft, keys: Keys, distributions: HostDistributions, sa
     for row, (tree, (number, start)) in enumerate(zip(draft.trees, keys, strict=True)):
         path, node = list[int](), -1
         while True:
-            token = distributions.drawn(row, node, (number, start + len(path)))
+            # the compiled walk goes on as long as drafts are drawn; its Python twin takes one step
+            passed, token = distributions.descend(row, node, (number, start + len(path)))
+            path += passed
+            node = path[-1] if path else -1
             node = next((child for child in tree.children[node + 1] if tree.tokens[child] == token), -1)
             if node < 0:
                 break

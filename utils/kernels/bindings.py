@@ -11,9 +11,10 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ COLUMNS, GROUP, TILE, FEW, TABLES, MOST_CHOSEN = 16, 32, 8, 4, 4, 32
 CODES = 2 * GROUP + 16  # bytes of a group of activations
 PICK = 16  # bytes of a row of an expert
 MOST = 16
+CONTEXT, OFFERED = 16, 128
 WALKED = 16  # logits that a walk reads at a time
 HELD_UP = 1 / 3  # share of their time that threads may sleep at barriers before one thread is faster
 MOST_LOST = 0.02  # seconds that they may sleep beyond that; a run counts for half of it at most
@@ -128,12 +130,47 @@ class Walk(ctypes.Structure):
     )
 
 
+class Descent(ctypes.Structure):
+    _fields_ = (
+        ("logits", _address),
+        *_fields(_whole, "stride count most draws"),
+        *_fields(_real, "inverse unused"),
+        ("states", _address),
+        ("nodes", _whole),
+        *_fields(_address, "tokens parents"),
+        *_fields(_whole, "from_ stood"),
+        *_fields(_address, "path walks"),
+    )
+
+
+class TableLevel(ctypes.Structure):
+    _fields_ = (*_fields(_address, "keys tokens confidence"), *_fields(_whole, "count token_bytes"))
+
+
+class Offers(ctypes.Structure):
+    _fields_ = (
+        ("row", _address),
+        *_fields(_whole, "length longest"),
+        ("chance", _address),
+        ("match_source", _whole),
+        ("levels", _address),
+        *_fields(_whole, "sizes most end table_source"),
+        ("tail", _whole * CONTEXT),
+        *_fields(_whole, "size found"),
+        *_fields(_whole * OFFERED, "tokens sources"),
+        *_fields(ctypes.c_double * OFFERED, "probs p"),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "run": (_whole, (_whole, _address, _whole)),
     "forget_helpers": (None, ()),
     "pack": (None, (_whole, _address, _whole, _whole, _address, _whole, _whole)),
     "packed_size": (_whole, (_whole, _whole, _whole)),
     "walk": (None, (_address,)),
+    "sum_up": (None, (_address,)),
+    "descend": (None, (_address,)),
+    "find_offers": (None, (_address,)),
     "over_noise": (None, (ctypes.c_uint64, _whole, _address, _address)),
 }
 _one_at_a_time = threading.Lock()
@@ -211,30 +248,76 @@ def run(work: int, record: ctypes.Structure, threads: int) -> None:
         _pace.ran(slept * 1e-9, ended - began, ended)
 
 
-class Walked(NamedTuple):
-    """The facts of one position's logits that a round needs (walk.c): the largest and their ids, Σ e^(logit − largest)
-    at temperature 1 and at the draw's, and the id drawn; −1 where that is left to the sampler."""
-
-    ids: list[int]
-    values: list[float]
-    mass: float
-    tempered: float
-    drawn: int
-
-
 def walkable(logits: Tensor) -> bool:
     """Return whether a walk can read logits [..., V]."""
     plain = logits.device.type == "cpu" and logits.element_size() == 4 and logits.stride(-1) == 1
     return plain and logits.is_floating_point() and logits.shape[-1] % WALKED == 0
 
 
-def walk(address: int, count: int, most: int, state: int | None = None, temperature: float = 1.0) -> Walked:
-    """Read `count` float32 logits at an address, a multiple of 16: the `most` largest, up to 16, and with a (signed)
-    `state` of the noise the draw at this temperature, without one the largest. `mass` is NaN if a logit is NaN or +inf,
-    or all are -inf."""
-    w = Walk(address, count, most, state is not None, state or 0, inverse=1 / temperature)
-    kernels().walk(ctypes.addressof(w))
-    return Walked(w.ids[:most], w.values[:most], w.mass, w.tempered, w.drawn)
+def walk(address: int, count: int, most: int, state: int | None = None, temperature: float = 1.0) -> Walk:
+    """Read `count` float32 logits at an address, a multiple of 16: the `most` largest, up to 16, and with a `state` of
+    the noise the draw at this temperature, without one the largest.
+
+    `mass` is Σ e^(logit − largest), `tempered` the same at the draw's temperature; NaN if a logit is NaN or +inf, or
+    all are -inf. `drawn` is −1 where that is left to the sampler.
+    """
+    walked = Walk(address, count, most, state is not None, state or 0, inverse=1 / temperature)
+    kernels().walk(ctypes.addressof(walked))
+    return walked
+
+
+def sum_up(walked: Walk) -> float:
+    """Return Σ e^(logit − largest) of a walk that has found the largest."""
+    kernels().sum_up(ctypes.addressof(walked))
+    return float(walked.mass)
+
+
+def descend(
+    logits: Tensor,
+    row: int,
+    start: int,
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    most: int,
+    states: Sequence[int] | None,
+    temperature: float,
+) -> tuple[list[int], Any]:
+    """Walk down the draft of a row from node `start` (-1: the root) to the first of which no child is drawn, or at
+    which the draw is undecided: the nodes at which it stood, and the :class:`Walk` of each.
+
+    logits [B, N+1, V], which :func:`walkable` takes; `states` of the noise at each depth from there, None: the largest
+    logit is drawn, and masses are left out.
+    """
+    by_row, by_node, _ = logits.stride()
+    count = len(tokens)
+    walks = (Walk * (count + 1))()
+    noise = array("Q", states or ())
+    numbers = array("q", [*tokens, *parents, *[0] * (count + 1)])
+    address = numbers.buffer_info()[0]
+    descent = Descent(
+        logits.data_ptr() + 4 * by_row * row,
+        by_node,
+        logits.shape[-1],
+        most,
+        states is not None,
+        1 / temperature,
+        0.0,
+        noise.buffer_info()[0],
+        count,
+        address,
+        address + 8 * count,
+        start,
+        0,
+        address + 16 * count,
+        ctypes.addressof(walks),
+    )
+    kernels().descend(ctypes.addressof(descent))
+    return numbers[2 * count : 2 * count + descent.stood].tolist(), walks
+
+
+def find_offers(offers: Offers) -> None:
+    """Fill the record with the offers of look-ups after the tail in it."""
+    kernels().find_offers(ctypes.addressof(offers))
 
 
 def over_noise(state: int, probs: Tensor) -> np.ndarray:

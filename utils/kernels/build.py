@@ -29,7 +29,8 @@ _UNITS = {  # object: source and definition
     "products": ("products.c", "-DNARROW=0"),
     "narrow": ("products.c", "-DNARROW=1"),
     **{
-        name: (f"{name}.c", "-DNDEBUG") for name in ("pass", "mixture", "attention", "linear", "blocks", "walk", "team")
+        name: (f"{name}.c", "-DNDEBUG")
+        for name in ("pass", "mixture", "attention", "linear", "blocks", "walk", "lookup", "team")
     },
 }
 

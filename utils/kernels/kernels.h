@@ -152,10 +152,50 @@ typedef struct {
     float values[MOST];
 } Walk;
 
+/* A walk from node `from` of a draft (-1: the root) down to the first node of which no child is drawn, or at which the
+   draw is undecided. */
+typedef struct {
+    const float *logits; /* of the root, then of each node, `stride` numbers apart */
+    int64_t stride, count, most, draws;
+    float inverse, unused;
+    const uint64_t *states; /* of the noise at each depth */
+    int64_t nodes;
+    const int64_t *tokens, *parents;
+    int64_t from, stood; /* nodes at which it has stood */
+    int64_t *path;
+    Walk *walks;
+} Descent;
+
+enum { CONTEXT = 16, OFFERED = 128 };
+
+/* The entries of an n-gram table with contexts of one size, sorted by key, the likeliest token of a key first. */
+typedef struct {
+    const uint32_t *keys;
+    const uint8_t *tokens, *confidence;
+    int64_t count, token_bytes;
+} TableLevel;
+
+/* The tokens that matches in a row and n-gram tables offer after a path. */
+typedef struct {
+    const int64_t *row;
+    int64_t length, longest; /* tokens of a match at most, 0: no matches */
+    const double *chance;    /* of a match, by its tokens */
+    int64_t match_source;
+    const TableLevel *levels;
+    int64_t sizes, most, end, table_source; /* `most` tokens of a context, below id `end`; sizes 0: no tables */
+    int64_t tail[CONTEXT], size;            /* the last tokens of the path */
+    int64_t found;                          /* before the call: offers of others, in the first places */
+    int64_t tokens[OFFERED], sources[OFFERED];
+    double probs[OFFERED], p[OFFERED]; /* of the source; beside the other offers */
+} Offers;
+
 int64_t run(int64_t work, void *record, int64_t threads);
 void forget_helpers(void);
 void pack(int64_t type, const uint8_t *file, int64_t rows, int64_t width, uint8_t *data, int64_t first, int64_t last);
 void walk(Walk *walk);
+void sum_up(Walk *walk);
+void descend(Descent *descent);
+void find_offers(Offers *offers);
 void over_noise(uint64_t state, int64_t count, const float *probs, float *result);
 int64_t packed_size(int64_t type, int64_t rows, int64_t width);
 #endif

@@ -23,14 +23,20 @@ static double uniform(uint64_t state, int64_t place) { return mixed(state + (uin
 
 static Reals nth(const float *x, int64_t at) { return load(x + at); }
 
-/* The largest, the first of equal ones before the others; id -1 where there are fewer. */
+/* The largest, the first of equal ones before the others; id -1 where there are fewer, and where one is NaN or +inf. */
 static void find_largest(Walk *w) {
     const int64_t last = w->most - 1;
+    Wholes undefined = {0};
     for (int64_t at = 0; at < w->most; at++) w->ids[at] = -1, w->values[at] = -INFINITY;
     for (int64_t start = 0; start < w->count; start += NOISE) {
         const int64_t end = w->count - start < NOISE ? w->count : start + NOISE;
         Reals top = nth(w->logits, start);
-        for (int64_t at = start + WIDTH; at < end; at += WIDTH) top = larger(top, nth(w->logits, at));
+        undefined |= (Wholes)(top != top);
+        for (int64_t at = start + WIDTH; at < end; at += WIDTH) {
+            Reals next = nth(w->logits, at);
+            undefined |= (Wholes)(next != next);
+            top = larger(top, next);
+        }
         if (largest(top) <= w->values[last]) continue;
         for (int64_t id = start; id < end; id++) {
             const float value = w->logits[id];
@@ -40,6 +46,7 @@ static void find_largest(Walk *w) {
             w->values[at] = value, w->ids[at] = id;
         }
     }
+    if (most_of((Bits)undefined) || w->values[0] == INFINITY) w->ids[0] = -1;
 }
 
 /* Σ e to the power of each logit less the largest. */
@@ -100,17 +107,36 @@ static void decide(Walk *w, const int64_t *rivals) {
     if (second >= first * (1 - NEAR) || w->rival_count == RIVALS) w->drawn = -1;
 }
 
-void walk(Walk *w) {
+/* The facts that a draw needs: the largest, and the winner of the race where one is drawn. */
+static void draw(Walk *w) {
     find_largest(w);
     w->drawn = w->ids[0];
-    if (w->drawn < 0) {
-        w->mass = NAN;
-    } else if (!w->draws) {
-        add_up(w);
-    } else {
+    w->mass = w->drawn < 0 ? NAN : 0.0f;
+    if (w->drawn >= 0 && w->draws) {
         int64_t rivals[RIVALS];
         collect(w, rivals);
         if (w->mass == w->mass) decide(w, rivals);
+    }
+}
+
+void walk(Walk *w) {
+    draw(w);
+    if (w->drawn >= 0 && !w->draws) add_up(w);
+}
+
+void sum_up(Walk *w) { add_up(w); }
+
+void descend(Descent *d) {
+    for (int64_t node = d->from, child = 0; child >= 0; node = child) {
+        Walk *w = d->walks + d->stood;
+        w->logits = d->logits + (node + 1) * d->stride;
+        w->count = d->count, w->most = d->most, w->draws = d->draws, w->inverse = d->inverse;
+        w->state = d->draws ? d->states[d->stood] : 0;
+        d->path[d->stood++] = node;
+        draw(w);
+        child = -1;
+        for (int64_t at = node + 1; at < d->nodes && child < 0 && w->drawn >= 0; at++)
+            if (d->parents[at] == node && d->tokens[at] == w->drawn) child = at;
     }
 }
 

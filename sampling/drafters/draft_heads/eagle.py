@@ -25,6 +25,7 @@ from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.cache import RowStates, additive, places
+from sampling.models.causal import Pending
 from sampling.rows import common_prefix, put
 from sampling.types import Draft, DraftTree, Hidden, Rows
 
@@ -71,7 +72,7 @@ class FeatureSession(FollowingSession):
         except BaseException:
             self._reset(1)
             raise
-        self._nodes, self._views = None, [valid]
+        self._pending, self._views = None, [valid]
         return self.cut(logits)
 
     @torch.inference_mode()
@@ -82,11 +83,11 @@ class FeatureSession(FollowingSession):
         own state and sees the row and its path. No two of the M may be on one path. The next `score_reduced` or `sync`
         drops all of them. (In a window, sibling nodes count as well.) An error in the pass leaves an empty cache.
         """
-        if not self._nodes or not self._nodes[0]:
+        if not self._pending or not self._pending[0].tree.tokens:
             self._settle()
-            self._nodes, self._fed, self._chain = [[]], [[]], False
-        length, known = len(self._tokens[0]), len(self._nodes[0])
-        positions, seen = places([length], [[]], [DraftTree.of(tokens, parents)], length, 0, len(tokens))
+        tree, length = DraftTree.of(tokens, parents), len(self._tokens[0])
+        known = len(self._pending[0].tree.tokens) if self._pending else 0
+        positions, seen = places([length], [[]], [tree], length, 0, len(tokens))
         above = torch.tensor([[length + parent for parent in parents[known:]]])
         ids, mask = put([tokens[known:]], self.device), additive(seen[:, known:], self.network)
         try:
@@ -97,7 +98,7 @@ class FeatureSession(FollowingSession):
         assert self._hidden is not None
         assert own is not None
         self._hidden.append(own[:, None])
-        self._nodes[0] += [(token, length + node) for node, token in enumerate(tokens[known:], start=known)]
+        self._pending = [Pending(0, length, tree, False)]
         return self.cut(logits[0])
 
     def _run(

@@ -8,17 +8,19 @@ same one or two tokens earlier in this answer: a pass computes the distribution 
 keeps only the drawn token (token recycling, Luo et al., arXiv 2408.08696). None of them runs a model.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sampling.drafters.draft_model import Model, Respelled, source_of
-from sampling.drafters.proposal import MIN_PATH, Node, Offer, Proposer, Source
+from sampling.drafters.proposal import MIN_PATH, Candidate, Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.suffix import SIZES, SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.rows import common_prefix, parted
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import best
+from utils.kernels.bindings import OFFERED, Offers, at_hand, find_offers
 
 LONGEST = 5  # tokens of a match
 CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
@@ -28,59 +30,36 @@ SHARES = {2: 0.6, 1: 0.3}
 "Distributions recalled")."""
 COUNTED = 0.5  # trust in counted and recalled tokens, beside a match or a model (docs/notes.md)
 CHOICES = 4  # tokens kept of one context
-KEPT = 4096  # contexts of the tables whose entries are cached
 
 
-class MatchIndex:
-    """The token that followed each context of 1 … LONGEST tokens the last time it occurred in a sequence.
-
-    A later drafter of a chain sees rows that end in uncommitted drafts, so tokens can be removed again: every position
-    keeps the one before it with the same context. The cost is proportional to the tokens added and removed.
-    """
+class TextSoFar:
+    """The tokens of a row as 64-bit numbers, which a compiled look-up reads where they lie."""
 
     def __init__(self) -> None:
         self._row: list[int] = []
-        self._last: list[dict[tuple[int, ...], int]] = [
-            {} for _ in range(LONGEST + 1)
-        ]  # by context size: the position after it
-        self._older: list[list[int]] = [
-            [] for _ in range(LONGEST + 1)
-        ]  # by context size: the position before each; -1: none
+        self.tokens = array("q")
 
     def follow(self, row: list[int]) -> None:
-        """Make this the index of `row`: remove what it does not share with the last one, then read its new tokens."""
-        self._cut(common_prefix(self._row, row))
-        known = len(self._row)
+        """Make these the tokens of `row`."""
+        known = common_prefix(self._row, row)
+        del self._row[known:], self.tokens[known:]
         self._row += row[known:]
-        for size in range(1, LONGEST + 1):
-            last, older = self._last[size], self._older[size]
-            for end in range(max(known, size), len(row)):
-                context = tuple(row[end - size : end])
-                older.append(last.get(context, -1))
-                last[context] = end
+        self.tokens.extend(row[known:])
 
-    def _cut(self, count: int) -> None:
-        """Keep only the first `count` tokens."""
-        row = self._row
-        for size in range(1, LONGEST + 1):
-            last, older = self._last[size], self._older[size]
-            for end in range(len(row) - 1, max(count, size) - 1, -1):
-                context, position = tuple(row[end - size : end]), older.pop()
-                if position < 0:
-                    del last[context]
-                else:
-                    last[context] = position
-        del row[count:]
-
-    def every(self, tail: list[int]) -> list[tuple[int, int]]:
-        """Return (size, token) of each suffix of `tail` that occurred before, the longest first."""
-        matches = []
-        for size in range(1, min(LONGEST, len(tail)) + 1):
-            position = self._last[size].get(tuple(tail[-size:]))
-            if position is None:  # no longer suffix occurred before either
+    def matches(self, tail: list[int]) -> list[tuple[int, int]]:
+        """Return (size, token after it) of the last occurrence of each suffix of `tail` before the row's end, the
+        longest first."""
+        size, found = self.tokens.itemsize, list[tuple[int, int]]()
+        text = self.tokens.tobytes()[:-size]
+        for count in range(1, min(LONGEST, len(tail)) + 1):
+            suffix = array("q", tail[-count:]).tobytes()
+            at = text.rfind(suffix)
+            while at % size and at > 0:
+                at = text.rfind(suffix, 0, at + len(suffix) - 1)
+            if at < 0 or at % size:  # no longer suffix occurred before either
                 break
-            matches.append((size, self._row[position]))
-        return matches[::-1]
+            found.append((count, self.tokens[at // size + count]))
+        return found[::-1]
 
 
 class Matches(Source):
@@ -90,22 +69,22 @@ class Matches(Source):
     reach = LONGEST
 
     def __init__(self) -> None:
-        self._indices: list[MatchIndex] = []
+        self.texts: list[TextSoFar] = []
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
-        """Open the answer; the index of the last one is reused by common prefix."""
-        if len(self._indices) != len(begun):
-            self._indices = [MatchIndex() for _ in begun]
+        """Open the answer; the text of the last one is reused by common prefix."""
+        if len(self.texts) != len(begun):
+            self.texts = [TextSoFar() for _ in begun]
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        for index, text in zip(self._indices, texts, strict=True):
-            index.follow(text)
+        for known, text in zip(self.texts, texts, strict=True):
+            known.follow(text)
 
     def offers(self, node: Node) -> list[Offer]:
-        return [(token, CHANCE[size]) for size, token in self._indices[node.row].every(node.tail)]
+        return [(token, CHANCE[size]) for size, token in self.texts[node.row].matches(node.tail)]
 
     def select(self, rows: list[int]) -> None:
-        self._indices = parted(self._indices, rows)
+        self.texts = parted(self.texts, rows)
 
 
 class Tables(Source):
@@ -116,21 +95,13 @@ class Tables(Source):
 
     def __init__(self, tables: StaticTables, name: str = "tables", longest: int = 1 << 30) -> None:
         self.name, self.tables, self.reach = name, tables, max(1, min(longest, tables.max_n))
-        self._known = tables
-        self._looked_up: dict[tuple[int, ...], list[Offer]] = {}  # tables never change, and most contexts recur
+        self.known = tables
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
-        self._known = self.tables.below(target.vocab_size)
-        self._looked_up.clear()
+        self.known = self.tables.below(target.vocab_size)
 
     def offers(self, node: Node) -> list[Offer]:
-        context = tuple(node.tail[-self.reach :])
-        if (offers := self._looked_up.get(context)) is None:
-            if len(self._looked_up) >= KEPT:
-                self._looked_up.clear()
-            entries = self._known.entries([*context], CHOICES)
-            offers = self._looked_up[context] = [(token, p) for _, token, p in entries]
-        return offers
+        return [(token, p) for _, token, p in self.known.entries(node.tail[-self.reach :], CHOICES)]
 
 
 class Earlier(Source):
@@ -197,6 +168,44 @@ def likeliest_tokens(verdict: Verdict, nodes: list[int]) -> list[list[Offer]]:
     return [list(zip(*both, strict=True)) for both in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
+class CompiledLookUps:
+    """Matches and tables by one compiled call for a node (utils/kernels/lookup.c), together with other offers: the same
+    candidates as :meth:`Proposer.look_up`. `number`: the number of a source."""
+
+    def __init__(self, matches: Matches | None, tables: Tables | None, number: Callable[[Source], int]) -> None:
+        self._matches, self._record = matches, Offers()
+        record = self._record
+        if matches is not None:
+            self._chance = array("d", CHANCE)
+            record.longest, record.chance, record.match_source = (
+                LONGEST,
+                self._chance.buffer_info()[0],
+                number(matches),
+            )
+        if tables is not None:
+            self._tables = tables.known
+            record.table_source, record.most, record.end = number(tables), CHOICES, self._tables.end
+            record.levels, record.sizes = self._tables.compiled, min(tables.reach, self._tables.max_n)
+
+    def candidates(self, node: Node, others: Sequence[tuple[int, Source]]) -> list[Candidate]:
+        """Return the candidates after a node, the likeliest first."""
+        record, tail = self._record, node.tail
+        if self._matches is not None:
+            record.row, record.length = self._matches.texts[node.row].tokens.buffer_info()
+        record.size = len(tail)
+        record.tail[: len(tail)] = tail
+        count = 0
+        for index, source in others:
+            for token, prob in source.offers(node)[: OFFERED // 4]:
+                record.tokens[count], record.probs[count], record.sources[count] = token, prob, index
+                count += 1
+        record.found = count
+        find_offers(record)
+        count = record.found
+        each = zip(record.tokens[:count], record.sources[:count], record.p[:count], record.probs[:count], strict=True)
+        return list(map(Candidate._make, each))
+
+
 class LookupDrafter(Proposer):
     """A drafter of matches, tables, recalled tokens and finished answers, with or without a model.
 
@@ -229,6 +238,22 @@ class LookupDrafter(Proposer):
             model,
         ]
         super().__init__([source for source in sources if source is not None], least=least, **proposer)
+        self._compiled: CompiledLookUps | None = None
+        self._others = [(index, source) for index, source in self.lookups if not isinstance(source, Matches | Tables)]
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        super().start(prompt, target, verifier)
+        self._compiled = None
+        if at_hand():
+            matches = next((source for source in self.sources if isinstance(source, Matches)), None)
+            tables = next((source for source in self.sources if isinstance(source, Tables)), None)
+            self._compiled = CompiledLookUps(matches, tables, self.sources.index)
+
+    def look_up(self, node: Node) -> list[Candidate]:
+        """Return the offers of all sources without a model, by one compiled call if the kernels are loaded."""
+        if self._compiled is None:
+            return super().look_up(node)
+        return self._compiled.candidates(node, self._others)
 
 
 def build(pair: Parts, request: DraftRequest) -> LookupDrafter:

@@ -12,6 +12,7 @@ masses, lossless however they are chosen. Knows no text and no tokenizer, only i
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
 import zlib
 from bisect import bisect_left
@@ -24,6 +25,7 @@ import numpy as np
 
 from utils.errors import UserError
 from utils.files import write_bytes
+from utils.kernels.bindings import TableLevel
 
 _PRIME = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
@@ -76,22 +78,30 @@ class StaticTables:
     """
 
     def __init__(self, header: dict[str, Any], levels: Sequence[TableArrays]) -> None:
-        self.header, self._end = header, 1 << 62
+        self.header, self.end = header, 1 << 62
         self.max_n = max((level.size for level in levels), default=0)
         sizes = {level.size: level for level in levels}
         none = np.zeros(0, dtype=np.uint32)
         bounds = np.arange((1 << 32 - _BUCKET) + 1, dtype=np.uint64) << np.uint64(_BUCKET)
         # Lists and memoryviews: reading single entries of arrays is far slower.
         self._levels: list[tuple[list[int], memoryview, memoryview, memoryview]] = []
+        self._records = (TableLevel * self.max_n)()
         for size in range(1, self.max_n + 1):
             level = sizes.get(size, TableArrays(size, none, none, none))
             starts = np.searchsorted(level.keys, bounds).tolist()
             self._levels.append((starts, level.keys.data, level.tokens.data, level.confidence.data))
+            addresses = (part.ctypes.data for part in (level.keys, level.tokens, level.confidence))
+            self._records[size - 1] = TableLevel(*addresses, len(level.keys), level.tokens.itemsize)
+
+    @property
+    def compiled(self) -> int:
+        """The address of the records of all context sizes, for a compiled look-up."""
+        return ctypes.addressof(self._records)
 
     def below(self, end: int) -> StaticTables:
         """Return the same tables without next tokens from id `end` on."""
         tables = copy.copy(self)
-        tables._end = min(end, self._end)
+        tables.end = min(end, self.end)
         return tables
 
     def entries(self, tail: list[int], most: int = 1) -> Iterator[tuple[int, int, float]]:
@@ -106,7 +116,7 @@ class StaticTables:
             for index in range(begin, min(begin + most, len(known))):
                 if known[index] != key:
                     break
-                if tokens[index] < self._end:
+                if tokens[index] < self.end:
                     yield size, tokens[index], confidence[index] / 255
 
     @staticmethod

@@ -1,0 +1,91 @@
+/* Offers of look-ups: the token that followed a path's last tokens the last time that they occurred in a row, and the likeliest
+   entries of n-gram tables; the likeliest first, each with the probability that those before it leave. The Python twin
+   is sampling/drafters/tables/lookup.py. */
+#include "internal.h"
+
+static const uint64_t PRIME = 0x9E3779B97F4A7C15u;
+
+static void offer(Offers *l, int64_t token, double prob, int64_t source) {
+    if (l->found == OFFERED) return;
+    l->tokens[l->found] = token, l->probs[l->found] = prob, l->sources[l->found] = source;
+    l->found++;
+}
+
+/* Of each length of a match the last one, the longest first. */
+static void match(Offers *l) {
+    const int64_t *row = l->row, *tail = l->tail + l->size - 1;
+    const int64_t most = l->size < l->longest ? l->size : l->longest;
+    int64_t after[CONTEXT + 1], best = 0;
+    for (int64_t end = l->length - 1; end > 0 && best < most; end--) {
+        if (row[end - 1] != *tail) continue;
+        int64_t size = 1;
+        while (size < most && size < end && row[end - 1 - size] == tail[-size]) size++;
+        while (best < size) after[++best] = row[end];
+    }
+    for (int64_t size = best; size > 0; size--) offer(l, after[size], l->chance[size], l->match_source);
+}
+
+static int64_t first_not_below(const uint32_t *keys, int64_t count, uint32_t key) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (keys[middle] < key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Of each known context the likeliest entries, the longest context first. */
+static void read_tables(Offers *l) {
+    const int64_t sizes = l->size < l->sizes ? l->size : l->sizes;
+    uint32_t keys[CONTEXT];
+    uint64_t state = 0;
+    for (int64_t size = 0; size < sizes; size++) {
+        const uint64_t token = (uint64_t)l->tail[l->size - 1 - size];
+        state = (state + token + 1) * PRIME;
+        state ^= state >> 32;
+        keys[size] = (uint32_t)(size ? state : token);
+    }
+    for (int64_t size = sizes; size > 0; size--) {
+        const TableLevel *level = l->levels + size - 1;
+        int64_t at = first_not_below(level->keys, level->count, keys[size - 1]);
+        for (int64_t last = at + l->most; at < last && at < level->count && level->keys[at] == keys[size - 1]; at++) {
+            const uint8_t *bytes = level->tokens + at * level->token_bytes;
+            int64_t token = 0;
+            for (int64_t byte = level->token_bytes; byte > 0; byte--) token = token << 8 | bytes[byte - 1];
+            if (token < l->end) offer(l, token, level->confidence[at] / 255.0, l->table_source);
+        }
+    }
+}
+
+/* The likeliest first, of equal ones in the order of their sources; a token only once. */
+static void put_in_order(Offers *l) {
+    int64_t kept = 0;
+    double left = 1.0;
+    for (int64_t at = 1; at < l->found; at++) {
+        const int64_t token = l->tokens[at], source = l->sources[at];
+        const double prob = l->probs[at];
+        int64_t to = at;
+        for (; to > 0 && (l->probs[to - 1] < prob || (l->probs[to - 1] == prob && l->sources[to - 1] > source)); to--)
+            l->tokens[to] = l->tokens[to - 1], l->probs[to] = l->probs[to - 1], l->sources[to] = l->sources[to - 1];
+        l->tokens[to] = token, l->probs[to] = prob, l->sources[to] = source;
+    }
+    for (int64_t at = 0; at < l->found && left > 0; at++) {
+        int64_t known = 0;
+        while (known < kept && l->tokens[known] != l->tokens[at]) known++;
+        if (known < kept) continue;
+        const double prob = l->probs[at];
+        l->tokens[kept] = l->tokens[at], l->sources[kept] = l->sources[at], l->probs[kept] = prob;
+        l->p[kept++] = left * prob;
+        left *= 1 - prob;
+    }
+    l->found = kept;
+}
+
+void find_offers(Offers *l) {
+    if (l->size > 0 && l->longest > 0) match(l);
+    if (l->size > 0 && l->sizes > 0) read_tables(l);
+    put_in_order(l);
+}
