@@ -34,7 +34,7 @@ from sampling.types import (
     Verdict,
 )
 from sampling.verify.distributions import HostDistributions
-from sampling.verify.round_metrics import PositionRecorder, facts_on, step_of, with_facts
+from sampling.verify.round_metrics import PositionRecorder, facts_on, step_of
 from sampling.verify.rules import Keys, rule_of, verify
 from utils.errors import UserError
 from utils.processes import agreed, first, world
@@ -91,7 +91,9 @@ def generate(
         drafter = _Silent()
     propose = (Propose if alone else _SharedPropose)(drafter, sampler)
     decide = (Decide if alone else _SharedDecide)(sampler, rule, alternatives)
-    run = _Run(lm, session, drafter, propose, decide, pace or FixedPace(4), limits.stop, rows, ids, ends)
+    run = _Run(
+        lm, session, drafter, propose, decide, pace or FixedPace(4), limits.stop, rows, ids, ends, Clock(lm.device)
+    )
     return _decoded(run, prompt, interrupt)
 
 
@@ -193,33 +195,45 @@ class _Silent(Drafter):
 
 
 class Clock:
-    """The seconds of a round by part: `with clock("draft"): …`; what no part counts is "overhead"."""
+    """The seconds of rounds by part: `with clock("draft"): …`; what no part counts is "overhead"."""
 
     def __init__(self, device: torch.device | None) -> None:
-        self._device, self._part = device, ""
-        self.seconds = {"draft": 0.0, "verify": 0.0, "sample": 0.0, "overhead": 0.0}
-        self._since = time.perf_counter()
+        self._device, self._part, self._runs, self._since = device, "overhead", False, 0.0
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+
+    def start(self) -> None:
+        """Begin a round."""
+        self._runs, self._since = True, time.perf_counter()
+
+    def stop(self) -> dict[str, float]:
+        """Return the seconds of each part since the last stop. After it only parts are counted, for the next round."""
+        self._lap("overhead")
+        self._runs, seconds = False, self._seconds
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        return seconds
 
     def __call__(self, part: str) -> Clock:
         self._part = part
         return self
 
-    def _lap(self, part: str) -> None:
-        now = time.perf_counter()
-        self.seconds[part] += now - self._since
-        self._since = now
-
     def __enter__(self) -> None:
-        self._lap("overhead")
+        if self._runs:
+            self._lap("overhead")
+        else:
+            self._since = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
         if self._part == "verify":
             synchronize(self._device)
         self._lap(self._part)
 
-    def stop(self) -> None:
-        """Count the time until now, and none after it."""
-        self._lap("overhead")
+    def _lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self._seconds[part] += now - self._since
+        self._since = now
+
+
+PARTS = "draft", "verify", "sample", "observe", "overhead"
 
 
 class _Gain(NamedTuple):
@@ -244,12 +258,14 @@ class _Run:
     rows: Rows
     ids: list[int]
     ends: list[int]
+    clock: Clock
     opening: bool = True
 
     def round(self, waited: float) -> Iterator[Event]:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended. `waited`: seconds that the
         drafter has taken before."""
-        clock = Clock(self.lm.device)
+        clock = self.clock
+        clock.start()
         keys = [(number, len(row)) for number, row in zip(self.ids, self.rows, strict=True)]
         wanted, budget = self._budgets()
         with clock("draft"):
@@ -258,27 +274,15 @@ class _Run:
             logits = self.session.score(self.rows, draft)
         with clock("sample"):
             verdict = self.decide(logits, draft, self.rows, keys)
-        if draft.seconds is not None:
-            clock.seconds["draft"] = draft.seconds
-        with clock("draft"):
+        with clock("observe"):
             self.drafter.observe(self.rows, draft, verdict)
-        self.session.commit(verdict.path)
-        gains = list(map(self._extended, self.rows, self.ends, draft.trees, verdict.path, verdict.token))
-        clock.seconds["draft"] += waited
-        steps = self._steps(draft, gains, budget, clock.seconds)
-        if not self.opening:
-            self.controller.observe(steps, draft.promised)
-        self.opening = False
-        self._keep([index for index, gain in enumerate(gains) if gain.reason is None])
-        clock.stop()
-        drafter = self.drafter if max(budget.max_depth) > 0 else None
-        overhead_s = clock.seconds["overhead"] / len(steps)
+        gains = self._commit(draft, verdict)
+        steps = self._steps(keys, draft, verdict, gains, budget, waited)
+        with clock("overhead"):
+            self._learn(steps, draft)
         for index, (step, gamma, gain) in enumerate(zip(steps, wanted.max_depth, gains, strict=True)):
-            facts = facts_on(verdict, index, [-1, *gain.path])
-            step = with_facts(step, draft.trees[index], facts, gamma=gamma, overhead_s=overhead_s)
-            if self.decide.recorder is not None:
-                step = self.decide.recorder.noted(step, index, keys[index][1], drafter, draft, verdict)
-            yield step
+            step = self._noted(step, index, keys, draft, verdict)
+            yield step if gamma == step.gamma else replace(step, gamma=gamma)
             if gain.reason is not None:
                 yield Finished(step.row, gain.reason)
 
@@ -312,9 +316,33 @@ class _Run:
             return _Gain(path, token, "eos")
         return _Gain(path, token, "length" if len(row) >= end else None)
 
-    def _steps(self, draft: Draft, gains: list[_Gain], budget: Budget, seconds: dict[str, float]) -> list[Step]:
-        """Return each row's Step, with its share of the time, as the controller learns from it."""
-        share = len(self.rows)
+    def _commit(self, draft: Draft, verdict: Verdict) -> list[_Gain]:
+        """Commit the accepted nodes; return each row's gain, and keep the rows that go on."""
+        self.session.commit(verdict.path)
+        gains = list(map(self._extended, self.rows, self.ends, draft.trees, verdict.path, verdict.token))
+        self._keep([index for index, gain in enumerate(gains) if gain.reason is None])
+        return gains
+
+    def _learn(self, steps: list[Step], draft: Draft) -> None:
+        """Let the controller learn from every round but the first, in which nothing was drafted."""
+        if not self.opening:
+            self.controller.observe(steps, draft.promised)
+        self.opening = False
+
+    def _noted(self, step: Step, index: int, keys: Keys, draft: Draft, verdict: Verdict) -> Step:
+        """Return the step with the alternatives of its positions, if they are recorded."""
+        if self.decide.recorder is None:
+            return step
+        drafter = self.drafter if step.gamma > 0 else None
+        return self.decide.recorder.noted(step, index, keys[index][1], drafter, draft, verdict)
+
+    def _steps(
+        self, keys: Keys, draft: Draft, verdict: Verdict, gains: list[_Gain], budget: Budget, waited: float
+    ) -> list[Step]:
+        """Stop the clock; return each row's Step, with its share of the time, as the controller learns from it."""
+        seconds = self.clock.stop()
+        drafting = seconds["draft"] if draft.seconds is None else draft.seconds
+        share = len(keys)
         calls = (*draft.calls, Call(self.lm.name, 1, seconds["verify"]))
         if share > 1:
             calls = tuple(call.shared(share) for call in calls)
@@ -324,16 +352,20 @@ class _Run:
                 tree,
                 gain.path,
                 gain.token,
+                facts_on(verdict, index, [-1, *gain.path]),
                 chosen=draft.probs is None,
                 row=row,
                 gamma=depth,  # the budget after limits: the controller learns that a limit is not silence
                 calls=calls,
-                draft_s=seconds["draft"] / share,
+                draft_s=(drafting + seconds["observe"] + waited) / share,
                 verify_s=seconds["verify"] / share,
                 sample_s=seconds["sample"] / share,
+                overhead_s=seconds["overhead"] / share,
                 inner=tuple(inner.get(row, ())),
             )
-            for row, tree, gain, depth in zip(self.ids, draft.trees, gains, budget.max_depth, strict=True)
+            for index, ((row, _), tree, gain, depth) in enumerate(
+                zip(keys, draft.trees, gains, budget.max_depth, strict=True)
+            )
         ]
 
     def _keep(self, active: list[int]) -> None:

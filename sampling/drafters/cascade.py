@@ -38,7 +38,7 @@ from sampling.types import (
     states_of,
 )
 from sampling.verify.distributions import one_hot
-from sampling.verify.round_metrics import facts_on, step_of, with_facts
+from sampling.verify.round_metrics import facts_on, step_of
 from sampling.verify.rules import Keys, Review, review
 from sampling.vocabulary import spread
 from utils.catalogue.specs import Matrix, check_fit, check_lenience
@@ -258,9 +258,10 @@ class CascadeDrafter(Composite):
         for index in going:
             row, token, path = model.ids[index], result.verdict.token[index], result.verdict.path[index]
             step = step_of(
-                draft.trees[index],
+                seen.trees[index],
                 path,
                 token if ids is None else int(ids[token]),
+                facts_on(result.verdict, index, [-1, *path]),
                 chosen=draft.probs is None,
                 row=row,
                 gamma=draft.width,
@@ -270,8 +271,7 @@ class CascadeDrafter(Composite):
                 sample_s=0.0,
                 inner=tuple(inner.get(row, ())),
             )
-            step = with_facts(step, seen.trees[index], facts_on(result.verdict, index, [-1, *path]))
-            steps.append(renumbered(step, numbers))
+            steps.append(renumbered(replace(step, drafted=tuple(draft.trees[index].tokens)), numbers))
         assert model.session is not None
         emitted = _emitted(result, draft, ids, numbers, model.session.vocab_size)
         return replace(emitted, calls=calls, trace=tuple(steps))

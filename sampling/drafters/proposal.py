@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -433,8 +433,9 @@ class Proposer(Drafter):
         noised = looked_up
         if noise is not None:
             noised = [_with_noise(noise, node, found) for node, found in zip(level, looked_up, strict=True)]
-        by_model = self._run_model(level, noised, price)
-        for node, plain, known, offers in zip(level, looked_up, noised, by_model, strict=True):
+        asks = self.model is not None and (not level[0].depth or bool(self._calls))
+        by_model: Iterable[list[Offer]] = self._run_model(level, noised, price) if asks else repeat([])
+        for node, plain, known, offers in zip(level, looked_up, noised, by_model, strict=False):
             share = 1.0 if offers or not node.depth else self._after_drafted.value
             if not offers:
                 candidates = known
@@ -459,7 +460,7 @@ class Proposer(Drafter):
         """Return the model's offers after the nodes of a level; empty lists where its pass would not pay."""
         nothing: list[list[Offer]] = [[] for _ in level]
         depth = level[0].depth
-        if self.model is None or not self.model.sessions or (depth and not self._calls):
+        if self.model is None or not self.model.sessions:
             return nothing
         if depth and self.model.whole:
             return self.model.expand(level)

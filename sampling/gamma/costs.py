@@ -105,6 +105,7 @@ class Costs:
         self._prior = _Curve({1: 1.0, **seeds})
         self._batches: dict[int, Costs] = {1: self}
         self._v: list[float] = []
+        self._usual = 0.0  # T(1), 0: to be worked out again
 
     def of(self, rows: int) -> Costs:
         """Return the costs of a batch of `rows` rows, which are learned separately.
@@ -179,6 +180,7 @@ class Costs:
             self._reach = max(self._reach, width)
         if samples.count <= MEASURED or abs(samples.median - before) > STALE * before:
             self._v = []
+        self._usual = 0.0
 
     @property
     def plain(self) -> float | None:
@@ -188,6 +190,11 @@ class Costs:
     @property
     def _usual_plain(self) -> float:
         """T(1), 0 if no pass was timed. A wider pass is never faster: if wider ones were by far, T(1) is theirs."""
+        if not self._usual:
+            self._usual = self._least()
+        return self._usual
+
+    def _least(self) -> float:
         own = self._passes[1].median
         wider = [s.median / (1.0 if own else self._prior(n)) for n, s in self._passes.items() if s.count >= MEASURED]
         least = min(wider, default=own)

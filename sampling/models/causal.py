@@ -53,6 +53,7 @@ class CausalSession(Session):
         self.cover(vocab_size, vocab_size)
         self.keeps_hidden = states_of(hidden)  # the states that `hidden` can return
         self._hidden: Buffer | None = Buffer() if hidden else None
+        self._states = RowStates()  # those of `_hidden`, once they were read
         self._reset(len(prompt))
 
     def cover(self, own: int, size: int) -> None:
@@ -320,9 +321,12 @@ class CausalSession(Session):
         """The wanted states of a single row from token `first` on; copied only where they lie otherwise."""
         self._settle()
         held = None if self._hidden is None else self._hidden.data
+        if held is not None and held is self._states.held and wanted == self.keeps_hidden:
+            return self._states
         if held is None or wanted != self.keeps_hidden or held.dtype != torch.float32 or held.device.type != "cpu":
             return RowStates.of(self.hidden(wanted)[0, first:].to("cpu", torch.float32).contiguous(), first)
-        return RowStates.of(held)
+        self._states = RowStates.of(held)
+        return self._states
 
 
 class CausalLM(LM):

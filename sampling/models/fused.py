@@ -243,6 +243,8 @@ class PassRecord:
 
 MOST_QUERIES = 64  # heads of queries that share a key
 GROW = 256  # slots added at least, whenever the cache is full
+TURNED = 256  # positions by which rotary tables grow at least
+NO_MOVES = array("q")
 CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says otherwise
 
 
@@ -379,6 +381,7 @@ class FusedNetwork:
         kinds = [kind for kind in dict.fromkeys(facts.kinds) if kind is not None]
         self._rotary = [rotation_of(trunk.rotary_emb, kind) for kind in kinds]
         self._angles = [torch.empty(0, 2 * len(frequency)) for frequency, _ in self._rotary]
+        self._positions = 0  # of these tables
         self._one_at_a_time = threading.Lock()
         self._record = PassRecord(Pass, (self._hidden, int(config.intermediate_size), heads, self._shared, self._size))
         self._record.set(
@@ -469,6 +472,14 @@ class FusedNetwork:
             cache.length = first + count
         return logits
 
+    def _turn(self, positions: int) -> None:
+        """Extend the rotary tables to so many positions, and some more."""
+        positions += TURNED
+        for index, (angles, rotation) in enumerate(zip(self._angles, self._rotary, strict=True)):
+            self._angles[index] = torch.cat([angles, table(*rotation, len(angles), positions)])
+            self._record.record.tables[index] = self._angles[index].data_ptr()
+        self._positions = min(map(len, self._angles), default=positions)
+
     def _run(
         self,
         rows: int,
@@ -487,19 +498,20 @@ class FusedNetwork:
         """
         count, fed, keep = sizes
         logits, record = torch.empty(count, keep, self._width), self._record.record
-        size = 4 * self._hidden
-        addresses = {} if states is None else {layer: states + size * at for at, layer in enumerate(wanted)}
-        if self._keeps_layers or any(layer >= 0 for layer in wanted):
+        record.states, record.states_row = None, len(wanted) * self._hidden
+        if states is not None and wanted == (-1,) and not self._keeps_layers:
+            record.states = states
+        elif self._keeps_layers or wanted:
+            size = 4 * self._hidden
+            addresses = {} if states is None else {layer: states + size * at for at, layer in enumerate(wanted)}
+            record.states = addresses.get(-1)
             for index, layer in enumerate(self._table):
                 layer.states = addresses.get(index)
-            self._keeps_layers = True
-        for index, (angles, rotation) in enumerate(zip(self._angles, self._rotary, strict=True)):
-            if last >= len(angles):
-                self._angles[index] = torch.cat([angles, table(*rotation, len(angles), last + 1)])
-                record.tables[index] = self._angles[index].data_ptr()
-        moves = array("q", chain(*cache.moves))
+            self._keeps_layers = any(layer >= 0 for layer in addresses)
+        if last >= self._positions:
+            self._turn(last + 1)
+        moves = array("q", chain(*cache.moves)) if cache.moves else NO_MOVES
         record.moved, record.moves = len(cache.moves), moves.buffer_info()[0]
-        record.states, record.states_row = addresses.get(-1), len(wanted) * self._hidden
         self._record.prepare(count * fed, count * keep, seen)
         self._record.run_over(cache, sizes, rows, logits)
         cache.moves.clear()

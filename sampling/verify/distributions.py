@@ -45,6 +45,8 @@ class HostDistributions(Distributions):
         self.logits, self.draft, self.sampler, self._rows = logits, draft, sampler, rows
         self._known: dict[Place, Tensor] = {}
         self._walked: dict[Place, Walk] = {}
+        # of the draw; 0: greedy, None: from another distribution than the logits' softmax
+        self._temperature = 0.0 if sampler.greedy else sampler.tempered
         self._walks = logits.shape[-1] >= MANY and at_hand() and walkable(logits)
 
     def all(self) -> Tensor:
@@ -69,7 +71,7 @@ class HostDistributions(Distributions):
         If the kernels are loaded, one walk over the logits draws as far as it goes; near ties are left to the sampler.
         Without them no drafts are passed.
         """
-        temperature = 0.0 if self.sampler.greedy else self.sampler.tempered
+        temperature = self._temperature
         if not self._walks or temperature is None:
             return [], self.drawn(row, node, key)
         tree = self.draft.trees[row]
@@ -81,6 +83,9 @@ class HostDistributions(Distributions):
         if token < 0:
             token = self.drawn(row, stood[-1], (key[0], key[1] + len(stood) - 1))
         return stood[1:], token
+
+    def draw_all(self, keys: Sequence[Sequence[int]]) -> None:
+        """Draw the tokens of all places, where they are decided at once."""
 
     def drawn(self, row: int, node: int, key: tuple[int, int]) -> int:
         """Draw the token after a node (-1: the root) with the noise of `key`. A greedy draw needs no distribution."""
@@ -95,7 +100,7 @@ class HostDistributions(Distributions):
         """Return the facts of the logits after a node; None where they are not cheap."""
         if not self._walks:
             return None
-        walked, temperature = self._walked.get((row, node)), 0.0 if self.sampler.greedy else self.sampler.tempered
+        walked, temperature = self._walked.get((row, node)), self._temperature
         if walked is None:
             by_row, by_node, size = *self.logits.stride()[:2], self.logits.shape[-1]
             walked = walk(self.logits.data_ptr() + 4 * (by_row * row + by_node * (node + 1)), size, LIKELIEST)

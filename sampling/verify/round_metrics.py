@@ -17,38 +17,28 @@ from sampling.verify.facts import AllFacts
 from sampling.vocabulary import best, single_thread_if_small
 
 
-def step_of(tree: DraftTree, path: list[int], token: int | None, chosen: bool, **more: Any) -> Step:
-    """Return the Step of a row: its draft, the accepted nodes and the target's own token; `more` are its other fields.
+def step_of(
+    tree: DraftTree, path: list[int], token: int | None, facts: Sequence[Facts], chosen: bool, **more: Any
+) -> Step:
+    """Return the Step of a row: its draft, the accepted nodes and the target's own token, p(x) and q(x) of the examined
+    drafts and the gap where the round ended.
 
-    What the logits say is left out (:func:`with_facts`).
+    `facts`: of the root and of each accepted node. `more`: the step's other fields.
     """
+    ended = facts[len(path) if token is not None else len(path) - 1]
+    examined = list(zip(path, facts, strict=False))
+    if token is not None:
+        examined += [(child, ended) for child in tree.children[path[-1] + 1 if path else 0]]
     return Step(
         drafted=tuple(tree.tokens),
         parents=tuple(tree.parents),
         source=tuple(tree.source),
         path=tuple(path),
         token=token,
-        target_p=(),
-        draft_p=(),
-        top2_gap=0.0,
-        chosen=chosen and bool(tree.tokens),
-        **more,
-    )
-
-
-def with_facts(step: Step, tree: DraftTree, facts: Sequence[Facts], **more: Any) -> Step:
-    """Return the step with p(x) and q(x) of its examined drafts and the gap where the round ended.
-
-    `facts`: of the root and of each accepted node. `more`: further fields to replace.
-    """
-    stood = (-1, *step.path)
-    children = tree.children[stood[-1] + 1] if step.token is not None else ()
-    examined = [*zip(step.path, facts, strict=False), *((child, facts[len(step.path)]) for child in children)]
-    return replace(
-        step,
         target_p=tuple([known.p(tree.tokens[node]) for node, known in examined]),
         draft_p=tuple([tree.draft_prob[node] for node, _ in examined]),
-        top2_gap=facts[len(step.path) if step.token is not None else len(step.path) - 1].gap,
+        top2_gap=ended.gap,
+        chosen=chosen and bool(tree.tokens),
         **more,
     )
 

@@ -78,7 +78,7 @@ def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
 
 def verify_points(draft: Draft, keys: Keys, distributions: HostDistributions, sampler: Sampler) -> Decision:
     """Walk down to the child that is drawn, until none is: draw t ~ p, accept iff t is the draft."""
-    if isinstance(distributions, DeviceDistributions):
+    if distributions.at_once:
         distributions.draw_all(keys)
     paths, tokens = list[list[int]](), list[int]()
     for row, (tree, (number, start)) in enumerate(zip(draft.trees, keys, strict=True)):
