@@ -16,19 +16,21 @@ from pathlib import Path
 
 from rich.text import Text
 
+from app.chat.page import PageAnswer, page
 from app.lanes.answers import plain_answer
 from app.lanes.race import paced
 from app.replay.session_log import LoggedAnswer, read_log
 from app.screen.inspection import Inspection, forced_hint
 from app.screen.live import Track, look_of, play, rounds_of, show, stepped, streaming, telling, tokens_of
 from app.screen.output import fitted
-from app.screen.rows import Lines, Row
+from app.screen.rows import Lines, Row, plural
 from app.screen.terminal import Interrupts, await_enter, await_key, is_live, make_console, quiet_keys, view
 from app.screen.view import Canvas, Surface, heading, question
 from app.settings.table import Field, ModelOptions, Settings
 from app.settings.types import Whole
 from sampling.stats.summary import disturbed, speedup
 from utils.errors import UserError
+from utils.files import check_outputs, write_text
 from utils.progress import INTERRUPTED
 
 LONGEST_WAIT = 10.0  # seconds between two answers
@@ -38,6 +40,11 @@ def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Show a session log; the exit code. UserError for a file that is none."""
     log = read_log(args.file)
     answers = log.answer(args.answer)
+    if args.page is not None:
+        check_outputs({"--page": args.page}, [args.file])
+        write_text(args.page, page(map(_on_page, answers), Path(args.file).name))
+        sys.stderr.write(f"wrote {plural(len(answers), 'answer')} to {args.page}\n")
+        return 0
     console = make_console(settings)
     live = is_live(console) and not settings.quiet and args.speed > 0
     if args.inspect and answers:
@@ -49,6 +56,11 @@ def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     notes = log.notes if answers else [*log.notes, f"{args.file} holds no answer yet"]
     sys.stderr.write("".join(f"{note}\n" for note in notes))
     return 0
+
+
+def _on_page(answer: LoggedAnswer) -> PageAnswer:
+    tracks = answer.over()
+    return PageAnswer(answer.opening.prompt, answer.text(tracks), answer.head.model_dump(), answer.settings, tracks)
 
 
 def walk_over(answer: LoggedAnswer, place: Canvas) -> int:

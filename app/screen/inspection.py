@@ -351,7 +351,7 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     if token.kind == "accepted" and token.number is not None and token.chance is not None:
         lines.append(f"coin {share(token.number)} < chance {share(token.chance)}: accepted")
     elif token.kind == "correction" and token.rule == "ratio":
-        lines.append("drawn from what p leaves where q is taken off")
+        lines.append("the token was then drawn from what p has more than q")
     elif token.rule == "argmax":
         same = ", as drafted" if token.kind == "accepted" else ""
         changed = any(choice.fate == "said" and (choice.rank or 1) > 1 for choice in token.choices)
