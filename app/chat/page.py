@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.lanes.answers import RULES, comparisons_of, rule_of, shown_settings
-from app.screen.inspection import Choice, SaidToken, decided
+from app.screen.inspection import LISTED, Choice, SaidToken, decided
 from app.screen.live import Track, phases, telling, tokens_of
 from app.screen.palette import TINTS, Look
 from app.screen.panes import StatsLines, details, note, title_of
@@ -23,6 +23,7 @@ from app.screen.rows import Row, one_line, visible
 from app.screen.trace import TracedRound, read
 from app.screen.view import heading
 from app.settings.table import Settings
+from sampling.events import INVERSE_TEMPERATURES
 from utils.growing_text import Window
 
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -49,6 +50,7 @@ def page(answers: Iterable[PageAnswer], title: str = "Conversation") -> str:
     data = {
         "version": 1,
         "columns": {"drafts": DRAFTS, "choices": CHOICES},
+        "inverse_temperatures": INVERSE_TEMPERATURES,
         "answers": [_data(answer, texts) for answer in every],
         "texts": texts,
     }
@@ -171,17 +173,28 @@ def _round(traced: TracedRound, by_chance: bool) -> dict[str, Any]:
 
 def _token(token: SaidToken, texts: dict[str, int]) -> dict[str, Any]:
     return {
-        **{name: getattr(token, name) for name in ("token", "round", "kind", "by")},
+        **{name: getattr(token, name) for name in ("token", "round", "kind", "by", "rule")},
         "shown": _shown(token.shown),
         "entropy": _short(token.entropy),
         "said": [_shown(line) for line in decided(token, _LOOK)],
         "choices": [_choice(choice, texts) for choice in token.choices],
+        "coins": {known: _short(number) for known, number in _coins(token)},
+        "rest": [_short(mass) for mass in token.rest],
     }
+
+
+def _coins(token: SaidToken) -> Iterator[tuple[int, float]]:
+    """The tokens of the drafts examined there, with the numbers of their coins."""
+    if token.number is not None:
+        yield token.token, token.number
+    yield from ((refused.token, refused.number) for refused in token.refused if refused.number is not None)
 
 
 def _choice(choice: Choice, texts: dict[str, int]) -> list[Any]:
     """The columns of a choice; those at the end that are not known are left out."""
     row: list[Any] = [texts.setdefault(_shown(choice.text), len(texts)), choice.token]
+    if (choice.rank or 1) > LISTED and not choice.fate:
+        choice = choice._replace(processed=None)  # only a what-if lists it
     row += [_short(getattr(choice, name)) for name in CHOICES[2:]]
     while row[-1] in (None, ""):
         row.pop()
@@ -189,4 +202,4 @@ def _choice(choice: Choice, texts: dict[str, int]) -> list[Any]:
 
 
 def _short(value: Any) -> Any:
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    return float(f"{value:.4g}") if isinstance(value, float) else value

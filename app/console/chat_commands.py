@@ -325,7 +325,8 @@ def inspect(state: ConsoleState, number: int | None) -> None:
     if not 1 <= (number or 1) <= len(tokens):
         raise UserError(f"there is no token {number or 1}: the answer has {len(tokens)}")
     forces = state.chat is not None and state.chat.turns[-1:] == [answered.turn]
-    content = Inspection(tokens, (number or 1) - 1, before=answered.before, forces=forces)
+    how: Any = {"before": answered.before, "forces": forces, "settings": answered.settings}
+    content = Inspection(tokens, (number or 1) - 1, **how)
     if not state.live:
         return state.say(Lines(content.listed(look) if number is None else content.panel(look), look))
     wanted = view(content, lambda: look_of(state.out, state.settings))

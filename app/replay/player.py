@@ -69,7 +69,10 @@ def walk_over(answer: LoggedAnswer, place: Canvas) -> int:
     if not any(step.positions for step in track.steps):
         raise UserError(f"{answer.place}: the answer was logged without its alternatives: --log-top 5 keeps them")
     before = track.decode(list(track.before)) if track.before else ""
-    content, look = Inspection(tokens_of(track), before=before), look_of(place.out, place.settings)
+    content, look = (
+        Inspection(tokens_of(track), before=before, settings=answer.settings),
+        look_of(place.out, place.settings),
+    )
     if place.live and find_spec("prompt_toolkit") is not None:  # what replay needs besides is less
         view(content, lambda: look_of(place.out, place.settings))
         return 0

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling.events import Likely, Odds, Position, Step, Trial
+from sampling.events import ENOUGH, INVERSE_TEMPERATURES, Likely, Odds, Position, Step, Trial
 from sampling.rows import fetched, padded, put
 from sampling.sampler import SamplerView
 from sampling.types import Draft, Drafter, Rows, Rule, Sampler, Verdict, above
@@ -136,7 +136,7 @@ class NodeSoftmax:
         self.argmax = int(self.values.argmax())
         self.top = float(self.values[self.argmax])
         less = self.values - self.top
-        weights = np.exp(less)
+        weights = self._weights = np.exp(less)
         mass, sum_of_logs = float(weights.sum()), float(weights @ less)
         if math.isnan(sum_of_logs):  # 0 · −∞ is 0
             sum_of_logs = float(weights @ np.maximum(less, np.finfo(np.float32).min))
@@ -147,6 +147,18 @@ class NodeSoftmax:
         if temperature not in self._masses:
             self._masses[temperature] = float(np.exp((self.values - self.top) / temperature).sum())
         return math.exp((float(self.values[token]) - self.top) / temperature) / self._masses[temperature]
+
+    def rest(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Return log Σ p^β over all other tokens, for each β of INVERSE_TEMPERATURES; −1e9 where there is no other."""
+        weights = self._weights.copy()
+        weights[list(tokens)] = 0.0
+        if not (most := float(weights.max())):
+            return (-1e9,) * len(INVERSE_TEMPERATURES)
+        weights /= most
+        root, square, left = np.sqrt(weights), weights * weights, len(weights) - len(tokens)
+        sums = (left, root.sum(), root @ np.sqrt(root), weights.sum(), weights @ root, square.sum(), square @ square)
+        less = math.log(most / self._masses[1.0])
+        return tuple(math.log(mass) + beta * less for beta, mass in zip(INVERSE_TEMPERATURES, sums, strict=True))
 
     def ranks(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return ranks from 1, by logit; the first `count` tokens are the likeliest, in order."""
@@ -197,7 +209,8 @@ class PositionRecorder:
             path = list(step.emitted[:depth])
             proposals = () if drafter is None else drafter.considered(index, path, self.count, own)
             target.sort(key=lambda likely: likely.rank)
-            positions.append(Position(tuple(target), proposals, at.entropy))
+            rest = at.rest(ids) if self.count >= ENOUGH else ()
+            positions.append(Position(tuple(target), proposals, at.entropy, rest))
         trials = self._tossed(step, parents, present, accepted)
         known, drawn = {trial.node for trial in trials}, self.rule is Rule.POINT
         trials += [  # if coins decide, a draft without one had no chance

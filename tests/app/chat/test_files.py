@@ -43,7 +43,7 @@ def saved(catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     folder = tmp_path_factory.mktemp("saved")
     files = [f"/save {folder / 'chat'}{ending}" for ending in (".json", ".html", ".svg", ".txt")]
     lines = ("/system Be brief.", "one", "/continue", HOSTILE, *files, "/trace", "three")
-    ran = run_lines(catalogue, *lines, settings={"log_top": 5})
+    ran = run_lines(catalogue, *lines, settings={"log_top": 20})
     assert not ran.errors
     return folder / "chat", ran
 
