@@ -134,6 +134,7 @@ class Player:
 PACE = 10.0  # tokens a second at which plain decoding is shown: the eye can follow
 RECORDED = Path(__file__).with_name("demo.jsonl")
 """The tour of the default pair, as `python infer.py demo --quiet --log FILE` has written it."""
+PAGE = "docs/examples/win-and-loss.html"
 
 _CODE = "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."
 _STORY = "Write a short story about a lighthouse keeper who finds a message in a bottle."
@@ -303,6 +304,7 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> bool
     live = is_live(console) and not settings.quiet
     with quiet_keys(), Interrupts() as stop:
         place = Canvas(settings, console, live, stop, touring=True)
+        place.say(f"This is what a win and a loss look like; a page to click through is {PAGE}")
         player = Player(place, 1.0)
 
         def play(step: Step) -> Answers | None:

@@ -190,6 +190,13 @@ def test_rounds_have_the_logs_drafts_times_and_figures(which: str, sampled: Path
             assert f"tok/pass over {len(steps) - 1} passes" in text
 
 
+def test_the_page_of_the_examples_is_that_of_its_log(tmp_path: Path) -> None:
+    """`python infer.py replay docs/examples/win-and-loss.jsonl --page docs/examples/win-and-loss.html` renews it."""
+    log = CLASS.with_name("win-and-loss.jsonl")
+    page_of(log, tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_bytes() == log.with_suffix(".html").read_bytes()
+
+
 # -- a page by itself ---------------------------------------------------------------------------------
 
 
