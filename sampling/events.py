@@ -7,7 +7,7 @@ sequences, for the search itself, the figures and the screen. Knows no text, no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -68,15 +68,28 @@ class Proposal(NamedTuple):
     source: int
 
 
+INVERSE_TEMPERATURES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+"""The β = 1/T at which a position may keep the sum over the tokens that it does not name."""
+ENOUGH = 20  # alternatives of a position, from which on that sum is kept
+
+
 class Position(NamedTuple):
     """The alternatives of an emitted token, the likeliest first; it and the drafts examined there are among `target`.
 
-    `entropy` is that of the target's distribution at temperature 1, in bits.
+    `entropy` is that of the target's distribution at temperature 1, in bits. `rest`, which is optional, is log Σ p^β
+    over all tokens that are not among `target`, at temperature 1 and for each β of `INVERSE_TEMPERATURES`.
     """
 
     target: tuple[Likely, ...]
     drafter: tuple[Proposal, ...]
     entropy: float
+    rest: tuple[float, ...] = ()
+
+    def trimmed(self, count: int, needed: Collection[int]) -> Position:
+        """Return it with `count` alternatives, and those of `needed`, of target and drafter."""
+        target = (each for at, each in enumerate(self.target) if at < count or each.token in needed)
+        drafter = (each for at, each in enumerate(self.drafter) if at < count or each.token in needed)
+        return Position(tuple(target), tuple(drafter), self.entropy, self.rest if count >= ENOUGH else ())
 
 
 class Odds(NamedTuple):
@@ -266,7 +279,10 @@ KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "beamstep": Bea
 
 def to_json(event: Event) -> dict[str, Any]:
     """Return a plain dict with the record's kind under `event`; tuples become lists in JSON."""
-    return {"event": type(event).__name__.lower(), **asdict(event)}
+    row = {"event": type(event).__name__.lower(), **asdict(event)}
+    if isinstance(event, Step):
+        row["positions"] = [position if position.rest else position[:3] for position in row["positions"]]
+    return row
 
 
 class Hypothesis(NamedTuple):

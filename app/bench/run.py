@@ -55,6 +55,7 @@ from utils.files import check_outputs, write_result
 from utils.machine import machine
 from utils.processes import agreed
 from utils.progress import INTERRUPTED, never, silent
+from utils.remote.server import Message
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -106,12 +107,12 @@ class Bench:
         self.questions, self.interrupt, self.journal = questions, interrupt, journal
         self.items: list[Item] = []
         self.skipped: list[str] = []
-        self.interrupted = False
+        self.interrupted, self.problem = False, ""  # of a server's answer that broke off
         # A variant without gamma must not inherit `auto` from the settings: it takes the first fixed gamma.
         self._fixed = next((gamma for gamma in args.gammas if gamma != "auto"), None)
         self.variants = variants_of(engine, settings, args)
         self.reference = reference_of(self.variants)
-        self.decode = conversation(engine, settings).text
+        self.decode = engine.pieces.beside(conversation(engine, settings).text)
 
     @property
     def measured(self) -> int:
@@ -130,12 +131,19 @@ class Bench:
         """Yield the prompts of a question; the next one is planned when the last has been answered."""
         question = self.questions[number]
         for turn, plan, chat in turns_of(self.engine, self.settings, question, self.skipped):
-            item = Item(number, question, turn, plan.prompt)
+            item = Item(number, question, turn, plan.prompt, messages=plan.messages)
             yield item
             answer = item.answers[0][self.reference]
-            chat.commit(plan, list(answer.ids), answer.stats.stop_reason or "length")
+            chat.commit(plan, self.engine.own_ids(list(answer.ids)), answer.stats.stop_reason or "length")
 
-    def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
+    def answer(
+        self,
+        variant: Variant,
+        prompt: list[int],
+        messages: Sequence[Message],
+        text: str | None = None,
+        **changes: Any,
+    ) -> Answer:
         """Decode one answer of a lane, without a cache; it is recorded if the prompt's text is `text`."""
         lane = self.lane(variant, **changes)
         answer_log = None
@@ -144,7 +152,8 @@ class Bench:
             answer_log = self.recorder.open_answer(self.engine, [lane], message, lane.settings, self.decode)
         show = None if answer_log is None else partial(answer_log.feed, 0)
         terms = terms_of(lane, self.engine)
-        answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, show=show, terms=terms)
+        how: Any = {"interrupt": self.interrupt, "show": show, "terms": terms, "messages": messages}
+        answer = run_lane(lane, prompt, self.decode, **how)
         if answer_log is not None and (problem := answer_log.end()):
             sys.stderr.write(f"{problem}\n")
         return answer
@@ -177,9 +186,10 @@ class Bench:
     def _warm_up(self, bar: Any) -> None:
         """Decode one short answer of each variant, which is not counted."""
         bar.set_description("warming up", refresh=False)
+        first = ({"role": "user", "content": self.questions[0].turns[0]},)
         for prompt in islice(fitting_prompts(self.engine, self.questions, self.settings), 1):
             for variant in self.variants:
-                self.answer(variant, prompt, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
+                self.answer(variant, prompt, first, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the time so far belongs to no answer
 
     def _measure(self, item: Item, bar: Any) -> bool:
@@ -189,7 +199,8 @@ class Bench:
             rounds = sum(len(item.answers) for item in self.items)
             for variant in order(self.variants, rounds - 1):
                 answer = self._answer(variant, item, repeat, bar)
-                if answer.interrupted:
+                if answer.exit_code:
+                    self.problem = answer.problem
                     return False
                 item.answers[-1][variant] = answer
         return True
@@ -201,8 +212,8 @@ class Bench:
         if known is not None:
             return known
         bar.set_description(variant.label, refresh=False)
-        answer = self.answer(variant, item.ids, item.prompt)
-        if not answer.interrupted:
+        answer = self.answer(variant, item.ids, item.messages, item.prompt)
+        if not answer.exit_code:
             bar.update()
             if self.journal is not None:
                 self.journal.add(slot, answer)
@@ -242,13 +253,13 @@ class Bench:
             raise UserError(f"nothing was measured: none of the {len(self.questions)} prompts fits into the context")
         if self.interrupted:
             more = "" if self.journal is None else ": the same command resumes the run"
-            sys.stderr.write(f"interrupted after {self.measured} answers{more}\n")
+            sys.stderr.write(f"{self.problem or 'interrupted'} after {self.measured} answers{more}\n")
         try:
             self._write(summary)
         finally:
             if self.measured:
                 show_tables(summary, self.settings, screen(self.settings, sys.stdout))
-        return INTERRUPTED if self.interrupted else 0
+        return 1 if self.problem else INTERRUPTED if self.interrupted else 0
 
     def _write(self, summary: list[dict[str, Any]]) -> None:
         """Write the whole file of --out and remove the journal when all is in it; then write the page of --report."""

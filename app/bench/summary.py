@@ -30,6 +30,7 @@ from app.prompts.questions import Question
 from app.settings.table import Settings
 from sampling.drafters.registry import is_simulated
 from sampling.stats.summary import Stats, cost_ratio, disturbed, expected, merge, ratio, speedup_over, verify_ratio
+from utils.remote.server import Message
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -54,6 +55,7 @@ class Item:
     turn: int
     ids: list[int]
     answers: list[dict[Variant, Answer]] = field(default_factory=list)
+    messages: Sequence[Message] = ()  # the chat, for a server
 
     @property
     def prompt(self) -> str:

@@ -1,8 +1,8 @@
 """A finished answer with all that is known about it, and the files of a conversation: the text or JSON that /save
-writes and /load reads, and pages (.html, .svg) with the drafts as the console shows them.
+writes and /load reads, and a picture (.svg) of the drafts as the console shows them.
 
-Texts are read through `decode`, so answers are whole only with the tokenizer they were made with. Pages load nothing,
-and all of the texts is shown as text. Knows no models.
+Texts are read through `decode`, so answers are whole only with the tokenizer they were made with. A picture loads
+nothing, and all of the texts is shown as text. Knows no models.
 """
 
 import io
@@ -171,25 +171,6 @@ WIDTH = 100
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FONTS = "'Fira Code',Menlo,'DejaVu Sans Mono',Consolas,monospace"
 
-_HTML = f"""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="UTF-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Conversation</title>
-<style>
-{{stylesheet}}
-body {{{{ color: {{foreground}}; background-color: {{background}}; }}}}
-pre {{{{ font-family: {_FONTS}; line-height: 1.25; }}}}
-code span {{{{ unicode-bidi: isolate; }}}}
-</style>
-</head>
-<body>
-<pre><code style="font-family:inherit">{{code}}</code></pre>
-</body>
-</html>
-"""
 _SVG = f"""\
 <svg class="rich-terminal" viewBox="0 0 {{width}} {{height}}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -236,11 +217,6 @@ def drawing(width: int = WIDTH) -> Console:
 def svg(console: Console, title: str = "python infer.py") -> str:
     """Return the recorded output as a picture that loads nothing."""
     return _NO_XML.sub("\ufffd", console.export_svg(title=title, code_format=_SVG, theme=SVG_EXPORT_THEME))
-
-
-def html(console: Console) -> str:
-    """Return the recorded output as a page that loads nothing."""
-    return _NO_XML.sub("\ufffd", console.export_html(code_format=_HTML, theme=SVG_EXPORT_THEME))
 
 
 def draw(console: Console, turns: Iterable[tuple[Turn, Sequence[Answered]]], settings: Settings) -> None:

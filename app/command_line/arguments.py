@@ -130,6 +130,7 @@ _REPLAY = by_name(
     Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once"),
     Field("answer", Whole(1), None, "only this answer, counted from 1"),
     Field("inspect", SWITCH, False, "walk over the last answer token by token"),
+    Field("page", Text("FILE.html", "a file", optional=True), None, "write one interactive page instead"),
 )
 
 

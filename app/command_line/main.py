@@ -1,6 +1,7 @@
 """The command line: layers the settings, runs the sub-command, and turns errors into one line and an exit code.
 
-0 done, 1 failed at run time, 2 usage or configuration, 130 interrupted. Answers go to stdout, errors to stderr.
+0 done, 1 failed at run time or an answer was cut off, 2 usage or configuration, 130 Ctrl-C. Answers go to stdout,
+errors to stderr.
 Knows no models; torch is imported only after the command line has been parsed.
 """
 

@@ -22,7 +22,6 @@ from app.screen.rows import visible
 from app.screen.terminal import Interrupts
 from sampling.stats.metrics import Meter
 from utils.processes import agreed, first
-from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.settings.table import ModelOptions, Settings
@@ -67,7 +66,9 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
             writer.finish(answers[-1].text)
             if not settings.quiet:
                 report(answers, settings)
-    return INTERRUPTED if any(answer.interrupted for answer in answers) else 0
+    if writer is None or settings.quiet:
+        sys.stderr.writelines(f"error: {answer.problem}\n" for answer in answers if answer.problem)
+    return max(answer.exit_code for answer in answers)
 
 
 def write_json(data: object) -> None:

@@ -22,6 +22,7 @@ from app.screen.inspection import SaidToken, forced_in
 from app.screen.live import Pause, play, show, stepped, streaming, tracks_of, undrawn
 from app.screen.view import models_of
 from app.settings.table import Settings
+from sampling.events import ENOUGH
 from utils.errors import UserError
 from utils.remote.server import is_server
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from app.console.state import ConsoleState
 
 
-ALTERNATIVES = 5  # of each position that /inspect shows
+ALTERNATIVES = ENOUGH  # of each position: /inspect lists five, a what-if all
 FIRST = "decoding, to be shown slowly"
 UNANSWERED = "stopped before the first token: the conversation is unchanged"
 

@@ -15,7 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from app.chat.conversation import Plan
-from app.chat.saved import Answered, answered_of, as_json, as_text, draw, drawing, html, read_chat, svg
+from app.chat.page import PageAnswer, page
+from app.chat.saved import Answered, answered_of, as_json, as_text, draw, drawing, read_chat, svg
 from app.console.answer import UNANSWERED, answer
 from app.console.setting_commands import can_run, files
 from app.console.state import load_another_drafter
@@ -203,10 +204,26 @@ def save(state: ConsoleState, path: Path) -> None:
 
 def _page(state: ConsoleState, ending: str) -> str:
     """Return the conversation as a page."""
-    chat, console = state.said(), drawing()
+    chat = state.said()
     turns = [(turn, answered_of(turn, chat.text)) for turn in chat.turns]
-    draw(console, turns, state.settings)
-    return svg(console) if ending == ".svg" else html(console)
+    if ending == ".svg":
+        console = drawing()
+        draw(console, turns, state.settings)
+        return svg(console)
+    live = {_mark(answered): answered for answered in state.answers}  # files keep less of an answer
+    answers = list[PageAnswer]()
+    for turn, decodings in turns:
+        question = turn.user
+        for answered in (live.get(_mark(each), each) for each in decodings):
+            answers.append(PageAnswer(question, turn.text, answered.models, answered.settings, answered.tracks))
+            question = ""
+        answers += [] if decodings else [PageAnswer(question, turn.text)]
+    return page(answers)
+
+
+def _mark(answered: Answered) -> tuple[float, ...]:
+    """The seconds of its passes, which no two answers share."""
+    return tuple(step.verify_s for track in answered.tracks for step in track.steps)
 
 
 def saved(state: ConsoleState) -> str:
@@ -308,7 +325,8 @@ def inspect(state: ConsoleState, number: int | None) -> None:
     if not 1 <= (number or 1) <= len(tokens):
         raise UserError(f"there is no token {number or 1}: the answer has {len(tokens)}")
     forces = state.chat is not None and state.chat.turns[-1:] == [answered.turn]
-    content = Inspection(tokens, (number or 1) - 1, before=answered.before, forces=forces)
+    how: Any = {"before": answered.before, "forces": forces, "settings": answered.settings}
+    content = Inspection(tokens, (number or 1) - 1, **how)
     if not state.live:
         return state.say(Lines(content.listed(look) if number is None else content.panel(look), look))
     wanted = view(content, lambda: look_of(state.out, state.settings))

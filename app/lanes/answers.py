@@ -16,7 +16,8 @@ from app.settings.table import OUTPUT, SETTING_FIELDS
 from sampling.drafters.registry import is_simulated
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import AS_FAST, Stats, disturbed, speedup
-from utils.remote.server import is_server
+from utils.progress import INTERRUPTED
+from utils.remote.server import Message, is_server
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane
@@ -179,6 +180,16 @@ class Answer:
     def interrupted(self) -> bool:
         return self.stats.stop_reason == "interrupted"
 
+    @property
+    def problem(self) -> str:
+        """Why a server's answer is not whole; "" for any other answer."""
+        return "" if self.stats.report is None else self.stats.report.problem
+
+    @property
+    def exit_code(self) -> int:
+        """The code of a program that gave it: 1 if it broke off, 130 if it was interrupted."""
+        return 1 if self.problem else INTERRUPTED if self.interrupted else 0
+
     def to_json(self) -> dict[str, Any]:
         """Return one entry of `results` of `run --json`."""
         answer = {"method": self.method, "text": self.text, "ids": list(self.ids)}
@@ -193,13 +204,14 @@ def run_lane(
     interrupt: Callable[[], bool],
     show: Callable[[Event], None] | None = None,
     terms: Terms | None = None,
+    messages: Sequence[Message] = (),
 ) -> Answer:
-    """Decode one prompt to its end. The lane reads the prompt itself; `show` sees every event.
+    """Decode one prompt to its end. The lane reads the prompt itself, a server the `messages`; `show` sees every event.
 
     `terms` go with the answer; without them it has no figures that need them.
     """
-    meter = Meter(prompt_n=len(prompt))
-    for event in lane.run(prompt, interrupt=interrupt):
+    meter, chat = Meter(prompt_n=len(prompt)), {"messages": messages} if is_server(lane.name) else {}
+    for event in lane.run(prompt, interrupt=interrupt, **chat):  # type: ignore[arg-type]
         meter.add(event)
         if show is not None:
             show(event)

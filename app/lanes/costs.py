@@ -192,8 +192,15 @@ def known(lane: Any, terms: Terms) -> LoggedLane:
 
 
 def kept(event: Event, log_top: int) -> Event:
-    """Return an event as files keep it: without the alternatives of its positions unless `log_top` is set."""
-    return event if log_top or not isinstance(event, Step) else replace(event, positions=())
+    """Return an event as files keep it: with `log_top` alternatives at each of its positions, beside those that were
+    examined or said; for 0 without positions."""
+    if not isinstance(event, Step):
+        return event
+    needed = [{token} for token in event.emitted]
+    for node in (*event.path, *event.rejected) if event.positions else ():
+        needed[event.depths[node]].add(event.drafted[node])
+    positions = zip(event.positions, needed, strict=False)
+    return replace(event, positions=tuple(each.trimmed(log_top, own) for each, own in positions if log_top))
 
 
 def settings_of(row: Mapping[str, Any]) -> Settings:

@@ -16,19 +16,21 @@ from pathlib import Path
 
 from rich.text import Text
 
+from app.chat.page import PageAnswer, page
 from app.lanes.answers import plain_answer
 from app.lanes.race import paced
 from app.replay.session_log import LoggedAnswer, read_log
 from app.screen.inspection import Inspection, forced_hint
 from app.screen.live import Track, look_of, play, rounds_of, show, stepped, streaming, telling, tokens_of
 from app.screen.output import fitted
-from app.screen.rows import Lines, Row
+from app.screen.rows import Lines, Row, plural
 from app.screen.terminal import Interrupts, await_enter, await_key, is_live, make_console, quiet_keys, view
 from app.screen.view import Canvas, Surface, heading, question
 from app.settings.table import Field, ModelOptions, Settings
 from app.settings.types import Whole
 from sampling.stats.summary import disturbed, speedup
 from utils.errors import UserError
+from utils.files import check_outputs, write_text
 from utils.progress import INTERRUPTED
 
 LONGEST_WAIT = 10.0  # seconds between two answers
@@ -38,6 +40,11 @@ def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Show a session log; the exit code. UserError for a file that is none."""
     log = read_log(args.file)
     answers = log.answer(args.answer)
+    if args.page is not None:
+        check_outputs({"--page": args.page}, [args.file])
+        write_text(args.page, page(map(_on_page, answers), Path(args.file).name))
+        sys.stderr.write(f"wrote {plural(len(answers), 'answer')} to {args.page}\n")
+        return 0
     console = make_console(settings)
     live = is_live(console) and not settings.quiet and args.speed > 0
     if args.inspect and answers:
@@ -51,13 +58,21 @@ def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     return 0
 
 
+def _on_page(answer: LoggedAnswer) -> PageAnswer:
+    tracks = answer.over()
+    return PageAnswer(answer.opening.prompt, answer.text(tracks), answer.head.model_dump(), answer.settings, tracks)
+
+
 def walk_over(answer: LoggedAnswer, place: Canvas) -> int:
     """Walk over an answer's tokens on a terminal, elsewhere list them; the exit code."""
     track = answer.over()[-1]
     if not any(step.positions for step in track.steps):
         raise UserError(f"{answer.place}: the answer was logged without its alternatives: --log-top 5 keeps them")
     before = track.decode(list(track.before)) if track.before else ""
-    content, look = Inspection(tokens_of(track), before=before), look_of(place.out, place.settings)
+    content, look = (
+        Inspection(tokens_of(track), before=before, settings=answer.settings),
+        look_of(place.out, place.settings),
+    )
     if place.live and find_spec("prompt_toolkit") is not None:  # what replay needs besides is less
         view(content, lambda: look_of(place.out, place.settings))
         return 0
@@ -119,6 +134,7 @@ class Player:
 PACE = 10.0  # tokens a second at which plain decoding is shown: the eye can follow
 RECORDED = Path(__file__).with_name("demo.jsonl")
 """The tour of the default pair, as `python infer.py demo --quiet --log FILE` has written it."""
+PAGE = "docs/examples/win-and-loss.html"
 
 _CODE = "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."
 _STORY = "Write a short story about a lighthouse keeper who finds a message in a bottle."
@@ -288,6 +304,7 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> bool
     live = is_live(console) and not settings.quiet
     with quiet_keys(), Interrupts() as stop:
         place = Canvas(settings, console, live, stop, touring=True)
+        place.say(f"This is what a win and a loss look like; a page to click through is {PAGE}")
         player = Player(place, 1.0)
 
         def play(step: Step) -> Answers | None:

@@ -1,4 +1,5 @@
-"""An answer token by token: who proposed each, what else target and drafter considered, and what decided.
+"""An answer token by token: who proposed each, what else target and drafter considered, what decided, and what would
+have under other settings.
 
 :class:`TokenReader` makes the tokens of rounds, with their texts; :class:`Inspection` is a viewer's content that walks
 over them. As far as a round was not recorded its figures are missing, never guessed. Knows no models; a forced token is
@@ -6,8 +7,9 @@ only handed back.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from rich.cells import cell_len
@@ -18,6 +20,8 @@ from app.screen.palette import Look
 from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, plural, quoted, row_of, share, wrap
 from app.screen.terminal import Action
 from app.screen.trace import chances_of
+from app.screen.what_if import Bounds, Named, Shape, drafters_rest, overlap, rest_of, shaped
+from app.settings.table import Settings
 from sampling.events import Step
 from utils.growing_text import Decode, Window
 
@@ -25,6 +29,16 @@ SIDE_FROM = 100  # columns from which the panel stands beside the text
 _PANEL = 60  # columns of such a panel
 _LINES = 2  # lines of the text that stay above a panel
 _TEXT = 16  # columns of a token's text in the table, at most
+LISTED = 5  # likeliest tokens of target and drafter that are listed
+
+SUPPOSE = {"t": "temperature", "p": "top_p", "k": "top_k", "m": "min_p"}
+LADDERS: Mapping[str, Sequence[float]] = {
+    "temperature": (0, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2),
+    "top_p": (1, 0.95, 0.9, 0.8, 0.6, 0.4, 0.2),
+    "top_k": (0, 1, 2, 3, 5, 10, 20, 50),
+    "min_p": (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+}
+"""The keys of a what-if, and the values that each goes through."""
 
 Kind = Literal["accepted", "correction", "bonus", "own token", "forced", "a server's"]
 
@@ -47,6 +61,7 @@ class Choice(NamedTuple):
 class Refused(NamedTuple):
     """A draft that was examined at a position and rejected; its chance and its coin where they are known."""
 
+    token: int
     text: str
     chance: float | None
     number: float | None
@@ -69,6 +84,7 @@ class SaidToken:
     refused: tuple[Refused, ...] = ()
     discarded: int = 0  # drafts of its round that were not examined, where it ended the round
     entropy: float | None = None
+    rest: tuple[float, ...] = ()  # as `Position.rest`
 
 
 class TokenReader:
@@ -98,9 +114,13 @@ class TokenReader:
                 chance=chance,
                 number=number,
                 choices=self._choices(step, index, node, refused),
-                refused=tuple(Refused(self._text(step.drafted[at]), *chances.get(at, (None, None))) for at in refused),
+                refused=tuple(
+                    Refused(step.drafted[at], self._text(step.drafted[at]), *chances.get(at, (None, None)))
+                    for at in refused
+                ),
                 discarded=len(step.discarded) if node is None else 0,
                 entropy=None if position is None else position.entropy,
+                rest=() if position is None else position.rest,
                 text=self._window.push(token),
             )
             tokens.append(one)
@@ -175,15 +195,24 @@ class Inspection:
     """A viewer's content: the text with a cursor on one token, and a panel about it.
 
     `before` is text that is shown but cannot be walked over. `forces`: Enter on an alternative ends the viewer with a
-    :class:`Force`.
+    :class:`Force`. `settings` are those of the answer; `shape` other ones for this token, None without a what-if.
     """
 
-    def __init__(self, tokens: Sequence[SaidToken], index: int = 0, *, before: str = "", forces: bool = False) -> None:
-        self.tokens, self.before, self.forces = tokens, before, forces
+    def __init__(
+        self,
+        tokens: Sequence[SaidToken],
+        index: int = 0,
+        *,
+        before: str = "",
+        forces: bool = False,
+        settings: Settings | None = None,
+    ) -> None:
+        self.tokens, self.before, self.forces, self.settings = tokens, before, forces, settings or Settings()
         self.index = max(0, min(index, len(tokens) - 1))
+        self.shape: Shape | None = None
         self.choice = self._said()
         force = "Enter forces it  " if forces else ""
-        self.help = f"left/right token  n/p round  up/down alternative  {force}q leave"
+        self.help = f"left/right token  n/b round  up/down alternative  {force}t/p/k/m what if  q leave"
 
     @property
     def token(self) -> SaidToken:
@@ -192,13 +221,19 @@ class Inspection:
 
     def _said(self) -> int:
         """The place of the token itself among its alternatives."""
-        return next((at for at, choice in enumerate(self.token.choices) if choice.fate == "said"), 0)
+        return next((at for at, choice in enumerate(self.shown) if choice.fate == "said"), 0)
+
+    @property
+    def shown(self) -> list[Choice]:
+        """The alternatives that are listed: the five likeliest, those that were examined; all in a what-if."""
+        ranks = ((choice, (choice.rank or LISTED + 1, choice.q_rank or LISTED + 1)) for choice in self.token.choices)
+        return [choice for choice, rank in ranks if self.shape or choice.fate or min(rank) <= LISTED]
 
     # -- keys ---------------------------------------------------------------------------------
 
     def to(self, index: int) -> None:
         """Go to another token; the first or last one instead of none."""
-        self.index = max(0, min(len(self.tokens) - 1, index))
+        self.index, self.shape = max(0, min(len(self.tokens) - 1, index)), None
         self.choice = self._said()
 
     def turn(self, by: int) -> None:
@@ -209,11 +244,27 @@ class Inspection:
 
     def choose(self, by: int) -> None:
         """Go to another alternative."""
-        self.choice = max(0, min(len(self.token.choices) - 1, self.choice + by))
+        self.choice = max(0, min(len(self.shown) - 1, self.choice + by))
+
+    def suppose(self, name: str, by: int) -> None:
+        """Take the next or an earlier value of a setting for this token."""
+        given = self.settings
+        shape = self.shape or Shape(given.temperature, given.top_k, given.top_p, given.min_p)
+        ladder, value = LADDERS[name], getattr(shape, name)
+        nearest = min(range(len(ladder)), key=lambda at: abs(ladder[at] - value))
+        place = nearest + by if ladder[nearest] == value else nearest
+        changed: Any = {name: ladder[place % len(ladder)]}
+        self.shape = shape._replace(**changed)
+        self.choice = self._said()
+
+    def restore(self) -> None:
+        """End the what-if."""
+        self.shape = None
+        self.choice = self._said()
 
     def force(self) -> Force | None:
         """What Enter asks for; None on the token that was said."""
-        chosen = self.token.choices[self.choice]
+        chosen = self.shown[self.choice]
         return Force(self.index, chosen.token) if self.forces and chosen.fate != "said" else None
 
     @property
@@ -224,7 +275,10 @@ class Inspection:
             "home": lambda: self.to(0),
             "end": lambda: self.to(len(self.tokens) - 1),
             "n": lambda: self.turn(1),
-            "p": lambda: self.turn(-1),
+            "b": lambda: self.turn(-1),
+            **{key: partial(self.suppose, name, 1) for key, name in SUPPOSE.items()},
+            **{key.upper(): partial(self.suppose, name, -1) for key, name in SUPPOSE.items()},
+            "r": self.restore,
             "up": lambda: self.choose(-1),
             "down": lambda: self.choose(1),
             "enter": self.force,
@@ -287,31 +341,35 @@ class Inspection:
         head += [chunk(quoted(token.shown, look, 24), _ROLES[token.kind]), chunk(who, "strong")]
         if token.entropy is not None:
             head.append(chunk(f"entropy {token.entropy:.2f} bits", "faint"))
-        decisions = [row for line in decided(token, look) for row in flow([chunk(line)], look, 2)]
+        supposed = None if self.shape is None else Supposed(token, self.shape, self.settings)
+        lines = decided(token, look) if supposed is None else supposed.lines(look)
+        decisions = [row for line in lines for row in flow([chunk(line)], look, 2)]
         rows = [*flow(head, look, 2), *decisions]
-        titles, *table = self._table(look)
+        titles, *table = self._table(look, supposed.p if supposed else {})
         most = len(table) if look.height is None else max(1, look.height - len(rows) - 1)
         first = max(0, min(self.choice - most // 2, len(table) - most))
         return [*rows, titles, *table[first : first + most]]
 
-    def _table(self, look: Look) -> list[Row]:
+    def _table(self, look: Look, supposed: Mapping[int, Bounds]) -> list[Row]:
         """Titles, and a row for each alternative."""
         if self.token.kind == "a server's":
             return flow([chunk("a piece of text as it came; other tokens are not known", "faint")], look)
         if not any(choice.rank or choice.q_rank for choice in self.token.choices):
             return flow([chunk("alternatives were not kept (files keep them with --log-top 5)", "faint")], look)
         columns = max(8, min(_TEXT, look.width - 46))
-        titles = f"  {'':<{columns}}    p  set rank    q rank  by"
+        titles = f"  {'':<{columns}}    p  {' if' if supposed else 'set'} rank    q rank  by"
         rows = [row_of([(fit(titles, look.width, look), "faint")], look)]
-        for at, choice in enumerate(self.token.choices):
-            text = quoted(choice.text, look, columns)
-            figures = f"{_figure(choice.p)} {_figure(choice.processed)} {_rank(choice.rank)}"
+        for at, choice in enumerate(self.shown):
+            text, bounds = quoted(choice.text, look, columns), supposed.get(choice.token)
+            second, cut = choice.processed if bounds is None else bounds[1], bounds is not None and not bounds[1]
+            figures = f"{_figure(choice.p)} {_figure(second)} {_rank(choice.rank)}"
             figures += f" {_figure(choice.q)} {_rank(choice.q_rank)}  {choice.by}"
             chosen = at == self.choice
-            role = {"said": "good", "rejected": "rejected"}.get(choice.fate, "plain")
+            role = "cut" if cut else {"said": "good", "rejected": "rejected"}.get(choice.fate, "plain")
+            fate = choice.fate + (" cut" if cut else " or cut" if bounds and not bounds[0] else "")
             pieces: list[Piece] = [(f"{look.glyph('prompt')} " if chosen else "  ", "strong"), (text, role)]
             pieces += [(" " * (columns - cell_len(text)), "plain"), (f" {figures}", "strong" if chosen else "plain")]
-            pieces += [(f" {choice.fate}", "faint")] if choice.fate else []
+            pieces += [(f" {fate}", "faint")] if fate else []
             rows.append(row_of(wrap(pieces, look.width, look.ascii)[0], look))
         return rows
 
@@ -351,7 +409,7 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     if token.kind == "accepted" and token.number is not None and token.chance is not None:
         lines.append(f"coin {share(token.number)} < chance {share(token.chance)}: accepted")
     elif token.kind == "correction" and token.rule == "ratio":
-        lines.append("drawn from what p leaves where q is taken off")
+        lines.append("the token was then drawn from what p has more than q")
     elif token.rule == "argmax":
         same = ", as drafted" if token.kind == "accepted" else ""
         changed = any(choice.fate == "said" and (choice.rank or 1) > 1 for choice in token.choices)
@@ -365,6 +423,63 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     if token.discarded:
         lines.append(f"{plural(token.discarded, 'further draft')} discarded, not examined")
     return lines
+
+
+class Supposed:
+    """A token under another shape: bounds by token of `p` and, of drawn drafts, `q`; `problem` says why there are
+    none."""
+
+    def __init__(self, token: SaidToken, shape: Shape, settings: Settings) -> None:
+        self.token, self.shape, self.p, self.q = token, shape, dict[int, Bounds](), dict[int, Bounds]()
+        self.problem = "" if token.rest else "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"
+        if settings.repetition_penalty != 1 or settings.no_repeat_ngram:
+            self.problem = "what if: penalties and bans of repeats cannot be taken back"
+        if self.problem:
+            return
+        beta = 1 / (shape.temperature or 1)
+        ranked = (Named(each.token, each.p, each.rank) for each in token.choices if each.p is not None and each.rank)
+        self.p = shaped(sorted(ranked, key=lambda each: each.rank), rest_of(token.rest, beta), shape)
+        ranked = (Named(each.token, each.q, each.q_rank) for each in token.choices if each.q and each.q_rank)
+        if token.rule == "ratio" and (drafted := sorted(ranked, key=lambda each: each.rank)):
+            count = math.exp(token.rest[0]) + len(token.choices)
+            self.q = shaped(drafted, drafters_rest(drafted, count, beta), shape)
+
+    def lines(self, look: Look) -> list[str]:
+        """The shape, and what would have become of the drafts."""
+        if self.problem:
+            return [self.problem]
+        shape, said = self.shape, "accepted" if self.token.kind == "accepted" else ""
+        lines = [f"what if T {shape.temperature:g}, top-p {shape.top_p:g}, top-k {shape.top_k}, min-p {shape.min_p:g}:"]
+        numbers = {refused.token: refused.number for refused in self.token.refused}
+        for choice in self.token.choices:
+            if choice.fate != "rejected" and not (choice.fate == "said" and said):
+                continue
+            number = self.token.number if choice.fate == "said" else numbers.get(choice.token)
+            lines.append(f"{quoted(choice.text, look, 24)} {self.fate(choice.token, number)}")
+        if self.q and shape.temperature:
+            low, high = overlap(self.p, self.q)
+            bar = look.glyph("bar") * round(20 * high) if look.fancy else ""
+            chance = f"accepted with chance {_span((low, high))}, the sum of min(p, q)"
+            lines.append(f"a draft drawn here is {chance} {bar}".rstrip())
+        return lines
+
+    def fate(self, token: int, number: float | None) -> str:
+        """What would have become of a draft; `number` of its coin."""
+        low, high = self.p.get(token, (0.0, 1.0))
+        if not self.shape.temperature:
+            return "would be accepted: it is the likeliest" if low else "would be rejected: it is not the likeliest"
+        if token not in self.q:
+            return f"would be accepted with chance {_span((low, high))}"
+        less, more = self.q[token]
+        low, high = min(1.0, low / more) if more else 1.0, min(1.0, high / less) if less else 1.0
+        fate = "open" if number is None or low <= number < high else "accepted" if number < low else "rejected"
+        coin = "" if number is None else f", u {share(number)}"
+        return f"would have chance {_span((low, high))}{coin}: {fate}"
+
+
+def _span(bounds: Bounds) -> str:
+    low, high = map(share, bounds)
+    return low if low == high else f"{low} to {high}"
 
 
 def _drawn(token: SaidToken, look: Look) -> str:

@@ -319,6 +319,24 @@ KEYS = "any key: next phase  r: next round  q: run on"
 _FRAME = 10  # rows that are left to the panes and figures
 
 
+def phases(step: Step) -> list[str]:
+    """Return the phases of a round in words: draft, pass, accept, commit; without a draft the pass alone."""
+    one_pass = (
+        f"one pass of the target over {plural(len(step.drafted) + 1, 'position')} in {step.verify_s * 1000:.1f} ms"
+    )
+    if not step.drafted:
+        return [one_pass if step.calls else f"a piece from the server after {step.verify_s * 1000:.1f} ms"]
+    calls = ", ".join(f"{call.model} {call.passes}" for call in step.calls[:-1])
+    ran = f", passes: {calls}" if calls else ""
+    own = "no token from the target" if step.token is None else "and the target's own token"
+    return [
+        f"1 draft: {plural(len(step.drafted), 'token')} in {step.draft_s * 1000:.1f} ms{ran}",
+        f"2 {one_pass}",
+        f"3 accept: {len(step.path)} of {len(step.drafted)}, {own}",
+        f"4 commit: {plural(len(step.emitted), 'token')} joined the text",
+    ]
+
+
 Pause = tuple[float, str]  # seconds at a phase, and the key that ended it
 
 
@@ -368,22 +386,13 @@ class Stepper:
             yield lane, event
             if not skipped:
                 assert isinstance(event, Step)
-                text_of_phase = f"4 commit: {plural(len(event.emitted), 'token')} joined the text"
-                self._stop([*flow([chunk(text_of_phase, "strong")], self.look())])
+                self._stop([*flow([chunk(phases(event)[-1], "strong")], self.look())])
 
     def _phases(self, step: Step) -> bool:
         """Stop after drafting, scoring and accepting; return False if a key skips the rest of the round."""
-        calls = ", ".join(f"{call.model} {call.passes}" for call in step.calls[:-1])
-        ran = f", passes: {calls}" if calls else ""
-        own = "no token from the target" if step.token is None else "and the target's own token"
-        text_of_phase = (
-            f"1 draft: {plural(len(step.drafted), 'token')} in {step.draft_s * 1000:.1f} ms{ran}",
-            f"2 one pass of the target over {len(step.drafted) + 1} positions in {step.verify_s * 1000:.1f} ms",
-            f"3 accept: {len(step.path)} of {len(step.drafted)}, {own}",
-        )
         return all(
             self._picture(step, text, phase)
-            for text, phase in zip(text_of_phase, (DRAFTED, SCORED, ACCEPTED), strict=True)
+            for text, phase in zip(phases(step), (DRAFTED, SCORED, ACCEPTED), strict=False)
         )
 
     def _picture(self, step: Step, text_of_phase: str, phase: int) -> bool:

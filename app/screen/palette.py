@@ -54,6 +54,7 @@ _COMMON = {
     "plain": "",
     "strong": "bold",
     "faint": "dim",
+    "cut": "dim strike",
     "cursor": "dim",
     "here": "bold reverse",
     "question": "bold magenta",

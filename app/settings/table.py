@@ -302,7 +302,7 @@ class Settings(_Record):
     data_dir: str = row("", Text("DIR", "a folder"), "folder of the data sets that have a name", OUTPUT)
     verbose: bool = row(False, SWITCH, "more detail, tracebacks of errors", OUTPUT)
     debug: bool = row(False, SWITCH, "show details of every round", OUTPUT)
-    log_top: int = row(0, Whole(0, 16), "likeliest tokens of each position that files keep; 0: none", OUTPUT)
+    log_top: int = row(0, Whole(0, 32), "likeliest tokens of each position that files keep; 0: none", OUTPUT)
     record: str = row("", _FILE, "write everything decoded to this file, for replay", OUTPUT, also="log")
 
     @property

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
+from sampling.events import INVERSE_TEMPERATURES
 from utils.kernels.bindings import Walk, sum_up
 from utils.logits_processors import check_number
 
@@ -100,6 +101,18 @@ class AllFacts(PositionFacts):
         """The entropy at temperature 1, in bits."""
         sum_of_logs = float(np.exp(self._less) @ np.maximum(self._less, np.finfo(np.float32).min))  # 0 · −∞ is 0
         return (math.log(self._mass) - sum_of_logs / self._mass) / math.log(2)
+
+    def rest(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Return log Σ p^β over all other tokens, for each β of INVERSE_TEMPERATURES; −1e9 where there is no other."""
+        weights = np.exp(self._less)
+        weights[list(tokens)] = 0.0
+        if not (most := float(weights.max())):
+            return (-1e9,) * len(INVERSE_TEMPERATURES)
+        weights /= most
+        root, square, left = np.sqrt(weights), weights * weights, len(weights) - len(tokens)
+        sums = (left, root.sum(), root @ np.sqrt(root), weights.sum(), weights @ root, square.sum(), square @ square)
+        less = math.log(most / self._masses[1.0])
+        return tuple(math.log(mass) + beta * less for beta, mass in zip(INVERSE_TEMPERATURES, sums, strict=True))
 
     def ranks(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return ranks from 1, by logit; the first `count` tokens are the likeliest, in order."""

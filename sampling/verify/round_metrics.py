@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sampling.events import Likely, Odds, Position, Step, Trial
+from sampling.events import ENOUGH, Likely, Odds, Position, Step, Trial
 from sampling.sampler import SamplerView
 from sampling.types import Draft, Drafter, DraftTree, Facts, Rule, Sampler, Verdict
 from sampling.verify.facts import AllFacts
@@ -108,7 +108,8 @@ class PositionRecorder:
             path = list(step.emitted[:depth])
             proposals = () if drafter is None else drafter.considered(index, path, self.count, own)
             target.sort(key=lambda likely: likely.rank)
-            positions.append(Position(tuple(target), proposals, at.entropy))
+            rest = at.rest(ids) if self.count >= ENOUGH else ()
+            positions.append(Position(tuple(target), proposals, at.entropy, rest))
         trials = self._tossed(step, tree, verdict.path[index])
         known, drawn = {trial.node for trial in trials}, self.rule is Rule.POINT
         trials += [  # if coins decide, a draft without one had no chance

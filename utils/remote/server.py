@@ -5,16 +5,17 @@ UserError in one line. Knows no lanes and no screen.
 """
 
 import asyncio
+import json
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, shown
 from utils.remote.pieces import Report
 
 OWN = "server"  # the lane of the pair's own server; other servers' lanes have their URLs for names
@@ -26,9 +27,11 @@ _COUNTERS = {  # of /metrics, by what they count; vLLM's, then SGLang's, which c
     "passes": "vllm:spec_decode_num_drafts_total",
     "verified": "sglang:spec_verify_calls_total",
 }
+_DONE = "[DONE]"  # the data of the event that ends a stream
 _KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
 
 Result = TypeVar("Result")
+Field = TypeVar("Field")
 Message = Mapping[str, str]
 
 
@@ -87,34 +90,35 @@ class Server:
         return OpenAI(**self.arguments)
 
     @cached_property
-    def _models(self) -> list[Any]:
+    def _models(self) -> list[Mapping[str, Any]]:
         """The models that the server lists; none where it has no list (`transformers serve` answers 500 where the hub's
         cache is not there). UserError if it is absent or refuses."""
         from openai import InternalServerError, NotFoundError
 
         with self.reading():
             try:
-                return list(self._client.models.list().data)
+                listed = _in(self._client.get("/models", cast_to=object), "data", list) or []
             except (NotFoundError, InternalServerError):
                 return []
+            return [model for model in listed if _in(model, "id", str)]
 
     @property
     def kind(self) -> str:
         """Which program it is, by the owner that it names for its models; "" where that says nothing."""
-        return next((_KINDS.get(getattr(model, "owned_by", ""), "") for model in self._models), "")
+        return next((_KINDS.get(str(model.get("owned_by")), "") for model in self._models), "")
 
     @property
     def context(self) -> int | None:
         """The most tokens that a text may have, where the server says so (vLLM does)."""
-        lengths = (getattr(model, "max_model_len", None) for model in self._models)
-        return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+        lengths = (_count_in(model, "max_model_len") for model in self._models)
+        return next(filter(None, lengths), None)
 
     @property
     def chosen(self) -> str | None:
         """The model to ask for; None where the server names none. UserError for several, or no server."""
         if given := self.model or self.url.partition("#")[2]:
             return given
-        names = [str(model.id) for model in self._models]
+        names = [str(model["id"]) for model in self._models]
         if len(names) > 1:
             shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise UsageError(f"{self.address} has several models: --model names one of {shown}")
@@ -125,7 +129,8 @@ class Server:
         path = self.arguments["base_url"].removesuffix("/v1") + path[1:] if path.startswith("//") else path
         named = {} if self.chosen is None else {"model": self.chosen}
         with self.reading():
-            return self._client.post(path, body={**named, **body}, cast_to=object)
+            answer = self._client.post(path, body={**named, **body}, cast_to=object)
+            return _not_page(answer)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -143,30 +148,44 @@ def problem_of(error: BaseException, server: Server) -> str:
     import openai
 
     at = server.address
-    if isinstance(error, openai.APITimeoutError):
+    # A stream that is being read raises the errors of the client's own client, whose module has had two names.
+    broke = error if type(error).__module__.startswith("httpx") else None
+    if isinstance(error, openai.APITimeoutError) or "Timeout" in type(broke).__name__:
         return f"{at} sent nothing for {server.silence:g} s"
-    if isinstance(error, openai.APIConnectionError):
+    if broke or isinstance(error, openai.APIConnectionError):
         why = _line(error.__cause__ or error)
         refused = isinstance(error.__cause__, OSError) or "connect" in type(error.__cause__).__name__.lower()
         return f"no server answers at {at} ({why})" if refused else f"{at} closed the connection ({why})"
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
         where = f"the key in {server.key_env}" if server.key_env else "a request without a key (key_env in models.yaml)"
-        return f"{at} refuses {where}: {_said(error)}"
+        return f"{at} refuses {where}: {_said(error.body or error)}"
     if isinstance(error, openai.APIStatusError):
-        return f"{at} answers {error.status_code}: {_said(error)}"
-    if isinstance(error, openai.APIError) and not isinstance(error, openai.APIResponseValidationError):
-        return f"{at} broke off: {_said(error)}"
+        return f"{at} answers {error.status_code}: {_said(error.body or error)}"
     if isinstance(error, openai.OpenAIError | ValueError | TypeError | AttributeError | LookupError):
         return f"{at} sends no answer in OpenAI's protocol ({_line(error)})"
     return ""
 
 
-def _said(error: Any) -> str:
+def _said(body: Any) -> str:
     """Return the server's own words for an error."""
-    body = error.body
     for key in ("error", "message", "detail"):
-        body = body.get(key, body) if isinstance(body, Mapping) else body
-    return _line(body or error)
+        body = body.get(key) or body if isinstance(body, Mapping) else body
+    return _PAGE if _is_page(body) else _line(body)
+
+
+_PAGE = "a web page in place of an API: a URL ends in /v1"
+
+
+def _is_page(body: object) -> bool:
+    """Return whether a body is HTML or XML, which no JSON and no stream of events begins like."""
+    return isinstance(body, str) and body.lstrip().startswith("<")
+
+
+def _not_page(body: Any) -> Any:
+    """Return the body; ValueError for a web page."""
+    if _is_page(body):
+        raise ValueError(_PAGE)
+    return body
 
 
 def _line(error: object) -> str:
@@ -198,7 +217,7 @@ class ChatAnswer:
         try:
             with self.server.reading(), asyncio.Runner() as runner:
                 before = self._wait(runner, _counters(client))
-                create, last = client.chat.completions.create, time.monotonic()
+                create, last = client.chat.completions.with_streaming_response.create, time.monotonic()
                 for text in self._texts(runner, create, request_fields):
                     now = time.monotonic()
                     yield text, now - last
@@ -212,26 +231,36 @@ class ChatAnswer:
 
     def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Mapping[str, Any]) -> Iterator[str]:
         """Yield the pieces as they come."""
-        chunks, ended = asyncio.Queue[Any](), ""
+        chunks, ended, said = asyncio.Queue[Any](), "", False
 
         async def read() -> None:
             """Put the chunks into the queue. One task reads them all: a stream that no task is reading cannot be
             closed in order."""
             try:
-                async for chunk in await create(stream=True, stream_options={"include_usage": True}, **request_fields):
-                    chunks.put_nowait(chunk)
+                asked = create(stream=True, stream_options={"include_usage": True}, **request_fields)
+                async with asked as response:
+                    async for data in _events(response.iter_bytes()):
+                        chunks.put_nowait(data if data == _DONE else json.loads(data) or {})
+                        if data == _DONE:
+                            break
             finally:
                 chunks.put_nowait(None)
 
         reading = runner.get_loop().create_task(read())
-        while chunk := self._wait(runner, chunks.get()):
+        while (chunk := self._wait(runner, chunks.get())) is not None:
+            if chunk == _DONE:
+                ended = ended or ("stop" if said else "")
+                continue
+            if error := _in(chunk, "error", object):
+                raise UserError(f"{self.server.address} broke off: {_said(error)}")
             self._report(chunk)
-            for choice in chunk.choices or ():
-                delta = choice.delta
-                more = delta.content or getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None)
-                if more:
-                    yield _whole(delta.content or "")
-                ended = choice.finish_reason or ended
+            for choice in _in(chunk, "choices", list) or ():
+                delta = _in(choice, "delta", dict)
+                content = _in(delta, "content", str) or ""
+                if content or _in(delta, "reasoning_content", str) or _in(delta, "reasoning", str):
+                    said = True
+                    yield _whole(content)
+                ended = _in(choice, "finish_reason", str) or ended
         if reading.done():
             reading.result()
         if self.interrupt() and not ended:
@@ -258,7 +287,7 @@ class ChatAnswer:
 
     def _report(self, chunk: Any) -> None:
         """Take over what a chunk says of the whole answer: `usage`, and llama-server's `timings`."""
-        usage, timings = getattr(chunk, "usage", None), getattr(chunk, "timings", None)
+        usage, timings = chunk.get("usage"), chunk.get("timings")
         found: dict[str, Any] = {
             "tokens": _count_in(usage, "completion_tokens"),
             "prompt_tokens": _count_in(usage, "prompt_tokens"),
@@ -302,5 +331,39 @@ def _whole(text: str) -> str:
 
 def _count_in(record: Any, name: str) -> int | None:
     """Return a count in part of an answer, whatever stands there."""
-    value = record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
+    value = record.get(name) if isinstance(record, Mapping) else None
     return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
+
+
+def _in(record: Any, name: str, kind: type[Field]) -> Field | None:
+    """Return a field of part of an answer; None where it, or that part, is missing or null. ValueError for a value of
+    another type."""
+    if record is not None and not isinstance(record, Mapping):
+        raise ValueError(_PAGE if _is_page(record) else f"{shown(record)} in place of an object")
+    value = None if record is None else record.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name} is {shown(value)}")
+    return value
+
+
+async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Yield the data of a stream's events, by the HTML Living Standard, 9.2.6. Comments, other fields and events
+    without data are left out; the last event's end may be missing. ValueError for a web page."""
+    begun, rest, data = "", b"", list[bytes]()
+    async for part in _and_then(parts, b"\n\n"):
+        begun = begun or _not_page((rest + part).decode("utf-8", "replace").strip())
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            name, _, value = line.removesuffix(b"\r").partition(b":")
+            if name == b"data":
+                data.append(value.removeprefix(b" "))
+            elif not line.strip() and data:
+                if text := b"\n".join(data).decode().strip():
+                    yield text
+                data = []
+
+
+async def _and_then(parts: AsyncIterator[bytes], last: bytes) -> AsyncIterator[bytes]:
+    async for part in parts:
+        yield part
+    yield last

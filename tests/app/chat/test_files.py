@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from app.chat.conversation import Turn
-from app.chat.saved import answered_of, draw, drawing, html, read_chat, svg
+from app.chat.page import PageAnswer, page
+from app.chat.saved import answered_of, draw, drawing, read_chat, svg
 from app.settings.table import Settings
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
@@ -41,7 +42,8 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved(catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
     folder = tmp_path_factory.mktemp("saved")
     files = [f"/save {folder / 'chat'}{ending}" for ending in (".json", ".html", ".svg", ".txt")]
-    ran = run_lines(catalogue, "/system Be brief.", "one", "/continue", HOSTILE, *files, "/trace", "three")
+    lines = ("/system Be brief.", "one", "/continue", HOSTILE, *files, "/trace", "three")
+    ran = run_lines(catalogue, *lines, settings={"log_top": 20})
     assert not ran.errors
     return folder / "chat", ran
 
@@ -223,18 +225,16 @@ SEEN = '<script>alert(1)</script> <img src=x onerror=y> [red]markup[/red] --> ]]
 def test_the_html_page_is_inert_and_complete(saved: tuple[Path, Ran]) -> None:
     text = Path(f"{saved[0]}.html").read_text(encoding="utf-8")
     page = Page(text)
-    assert page.tags == {"html", "head", "meta", "title", "style", "body", "pre", "code", "span"}
-    assert set(page.attributes) == {"lang", "charset", "http-equiv", "content", "style", "class"}
+    assert page.tags.isdisjoint({"img", "b", "a", "link", "iframe", "object"})
+    assert not {name for name in page.attributes if name.startswith("on")} | set(page.attributes) & {"src", "href"}
     assert "url(" not in text
-    assert "http:" not in text
+    assert "http:" not in text.replace("(http://a.b)", "")
     assert "https:" not in text
     assert "\x1b" not in text
     assert SEEN in " ".join(page.text.split())
     for told in ("target ← drafter", "γ 4", "tok/s", "accepted", "rejected", "from the target", "same output"):
         assert told in page.text
-    colours = re.findall(r"\.r\d+ \{(.*?)\}", text)
-    assert any("line-through" in colour for colour in colours)  # a rejected draft
-    assert len(set(colours)) > 5
+    assert {"rejected", "target"} <= page.attributes["class"]
 
 
 def test_the_svg_is_inert_and_complete(saved: tuple[Path, Ran]) -> None:
@@ -263,10 +263,10 @@ def test_the_pictures_of_the_readme_load_nothing() -> None:
 )
 def test_any_text_is_a_whole_page(text: str) -> None:
     turn = Turn(text, (1,), (2,), text, "eos")
-    for page in (svg, html):
-        console = drawing()
-        draw(console, [(turn, ())], Settings())
-        made = page(console)
-        assert Page(made).tags.isdisjoint({"script", "img", "b", "a"})
-        if page is svg:
-            ElementTree.fromstring(made.encode("utf-8", "replace"))
+    console = drawing()
+    draw(console, [(turn, ())], Settings())
+    ElementTree.fromstring(svg(console).encode("utf-8", "replace"))
+    made = page([PageAnswer(turn.user, turn.text)])
+    assert Page(made).tags.isdisjoint({"img", "b", "a"})
+    assert made.count("<script") == 2
+    made.encode()

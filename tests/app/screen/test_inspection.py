@@ -64,7 +64,10 @@ def test_every_token_knows_its_round_its_kind_and_who_proposed_it() -> None:
 @pytest.mark.parametrize(
     ("rule", "lines"),
     [
-        ("ratio", ['" runs": coin .50 >= chance .12: rejected', "drawn from what p leaves where q is taken off"]),
+        (
+            "ratio",
+            ['" runs": coin .50 >= chance .12: rejected', "the token was then drawn from what p has more than q"],
+        ),
         ("match", ['" runs" was drafted, the target chose "↵": rejected', "drawn by the target"]),
         ("argmax", ['" runs" was drafted, the target chose "↵": rejected', "greedy: the target's likeliest token"]),
     ],

@@ -153,6 +153,14 @@ def refusal(status: int, error: Any) -> Act:
     return lambda reply, _: reply.json(error, status)
 
 
+def page(status: int) -> Act:
+    def act(reply: Reply, _: dict[str, Any]) -> None:
+        reply.begin(status, "text/html")
+        reply.raw(b"\n<!DOCTYPE html>\n<html><title>Welcome</title>\n\n")
+
+    return act
+
+
 @pytest.mark.parametrize(
     ("act", "line"),
     [
@@ -166,7 +174,11 @@ def refusal(status: int, error: Any) -> Act:
         (lambda reply, _: reply.events([]), "closed the connection before the answer's end"),
         (lambda reply, _: reply.events([{"choices": 7}]), "no answer in OpenAI's protocol"),
         (lambda reply, _: reply.events([chunk(7)]), "no answer in OpenAI's protocol"),  # type: ignore[arg-type]
-        (lambda reply, _: reply.events([{"choices": [{"delta": None}]}]), "no answer in OpenAI's protocol"),
+        (lambda reply, _: reply.events([{"choices": [{"delta": None}]}]), "closed the connection before"),
+        (lambda reply, _: reply.events([{"choices": [{"delta": "x"}]}]), "no answer in OpenAI's protocol"),
+        (page(200), "sends no answer in OpenAI's protocol .a web page in place of an API"),
+        (page(403), "refuses a request without a key .*: a web page in place of an API"),
+        (page(502), "answers 502: a web page in place of an API"),
     ],
 )
 def test_a_failure_before_the_first_piece_is_one_line(act: Act, line: str) -> None:
@@ -236,6 +248,108 @@ def test_an_interrupt_does_not_wait_for_a_server_that_is_silent() -> None:
     assert answer.reason == "interrupted"
 
 
+WHOLE = ["data: [DONE]"]
+HEAD = '{"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [{"index": 0, '
+TEXT = HEAD + '"delta": {"content": "far"}, "finish_reason": null}]}'
+END = HEAD + '"delta": {}, "finish_reason": "stop"}], "usage": {"completion_tokens": 2, "prompt_tokens": 7}}'
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["retry: 3000", "", f"data: {TEXT}", "", f"data: {END}", "", *WHOLE],
+        ["id: 1", "", ": ping", "", "event: x", "", "data:", "", f"data:{TEXT}", ":", "id: 2", "", f"data: {END}"],
+        [f"data: {TEXT[:60]}", f"data: {TEXT[60:]}", "", "data: null", "", "data: {}", "", f"data: {END}", ""],
+        [f"data: {TEXT}", "", f"data: {END}", "", *WHOLE, "", "data: no more", ""],
+        [f"data: {TEXT}", "", f"data: {END.replace('{}', 'null')}", ""],
+        [f"data: {TEXT}", "", f"data: {END.replace(HEAD, HEAD.replace('[{', '[null, {'))}", ""],
+        ["", "", f"data: {TEXT}", "", f"data: {END}", "", f"data: {END}", "", *WHOLE],
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_stream_is_read_whatever_stands_between_its_pieces(lines: list[str], end: str) -> None:
+    def act(reply: Reply, _: dict[str, Any]) -> None:
+        reply.begin()
+        for line in lines:
+            reply.raw(f"{line}{end}".encode())
+
+    texts, answer = heard(act)
+    assert (texts, answer.reason, answer.report) == (["far"], "eos", Report(2, 7))
+
+
+def test_a_line_separator_in_a_text_ends_no_line_of_the_stream() -> None:
+    def act(reply: Reply, _: dict[str, Any]) -> None:
+        reply.begin()
+        text = TEXT.replace("far", "a\u2028b\x85c")
+        reply.raw(f"data: {text}\n\ndata: {END}\n\n".encode())
+
+    assert heard(act)[0] == ["a\u2028b\x85c"]
+
+
+RECORDED: dict[str, list[dict[str, Any]]] = {
+    "llama-server": [  # the role first, usage and timings in a chunk of their own
+        {**chunk(), "choices": [{"index": 0, "delta": {"role": "assistant", "content": None}, "finish_reason": None}]},
+        {**chunk("A "), "system_fingerprint": "b7000-x"},
+        chunk("river"),
+        chunk(finish="stop"),
+        {**usage(9), "timings": {"prompt_n": 7, "predicted_n": 9, "draft_n": 12, "draft_n_accepted": 6}},
+    ],
+    "vLLM": [  # usage in every chunk (continuous_usage_stats), null fields written out
+        {
+            **chunk(text),
+            "choices": [
+                {
+                    "index": 0,
+                    "delta": {"role": None, "content": text, "reasoning_content": None, "tool_calls": []},
+                    "logprobs": None,
+                    "finish_reason": finish,
+                    "stop_reason": None,
+                }
+            ],
+            "usage": {"prompt_tokens": 7, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": 0}},
+            "error": None,
+        }
+        for count, (text, finish) in enumerate([("A ", None), ("river", None), ("", "stop")], start=1)
+    ],
+}
+
+
+def places_of(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of every field and element in JSON."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*at, key)
+        yield from places_of(value[key], (*at, key))
+
+
+@pytest.mark.parametrize("engine", RECORDED)
+def test_a_field_that_is_missing_null_or_new_changes_only_what_it_says(engine: str) -> None:
+    chunks = RECORDED[engine]
+    whole, first = heard(chunks)
+    sent: list[dict[str, Any]] = []
+    with ScriptedServer(lambda reply, _: reply.events(sent)) as scripted:
+        server = Server(scripted.url)
+        for place in places_of(chunks):
+            for change in ("drop", "null", "new"):
+                sent[:] = json.loads(json.dumps(chunks))
+                inner: Any = sent
+                for key in place[:-1]:
+                    inner = inner[key]
+                if change == "drop":
+                    del inner[place[-1]]
+                elif change == "null":
+                    inner[place[-1]] = None
+                elif isinstance(inner[place[-1]], dict):
+                    inner[place[-1]]["x"] = {"y": [None]}
+                answer = asked(server)
+                texts = [text for text, _ in answer]
+                lost = chunks[place[0]]["choices"] and place[-1] in (place[0], "choices", 0, "delta", "content")
+                own = chunks[place[0]]["choices"][0]["delta"].get("content") if lost and change != "new" else None
+                assert texts == [text for text in whole if text != own], (place, change)
+                assert (answer.reason, answer.report.problem) == ("eos", ""), (place, change)
+                if not {"usage", "timings"} & {*place} and len(place) > 1:
+                    assert answer.report == first.report, (place, change)
+
+
 def test_several_models_are_named_and_none_is_chosen() -> None:
     with ScriptedServer(said("x"), models=["one", "two"]) as scripted:
         refused(list, asked(Server(scripted.url)), match="has several models: --model names one of one, two")
@@ -248,6 +362,18 @@ def test_a_server_without_a_list_of_models_is_asked_for_none() -> None:
     with ScriptedServer(said("x"), v1__models=refusal(500, "Internal Server Error")) as scripted:
         assert [text for text, _ in asked(Server(scripted.url))] == ["x"]
         assert "model" not in next(body for path, _, body in scripted.requests if "chat" in path)
+
+
+@pytest.mark.parametrize("listed", [{}, {"data": None}, {"data": [None, {"id": None}, {"x": 1}]}])
+def test_a_list_of_models_without_a_name_asks_for_none(listed: Any) -> None:
+    with ScriptedServer(said("x"), v1__models=refusal(200, listed)) as scripted:
+        assert [text for text, _ in asked(Server(scripted.url))] == ["x"]
+        assert (Server(scripted.url).kind, Server(scripted.url).context) == ("", None)
+
+
+def test_a_web_page_in_place_of_the_models_is_called_one() -> None:
+    with ScriptedServer(said("x"), v1__models=page(200)) as scripted:
+        refused(list, asked(Server(scripted.url)), match=r"a web page in place of an API: a URL ends in /v1")
 
 
 def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,205 @@
+"""A page to hand round: answers with their rounds and tokens in one HTML file that loads nothing.
+
+The texts and figures are plain HTML, readable without scripts. What is known of rounds and tokens is JSON in the page
+(docs/replay-and-simulate.md), which the script of the template (page.html beside this file) plays and explains. All of
+the texts is shown as text; only the template's own script may run. Knows no models, no tokenizer and no torch.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from app.lanes.answers import RULES, comparisons_of, rule_of, shown_settings
+from app.screen.inspection import LISTED, Choice, SaidToken, decided
+from app.screen.live import Track, phases, telling, tokens_of
+from app.screen.palette import TINTS, Look
+from app.screen.panes import StatsLines, details, note, title_of
+from app.screen.rows import Row, one_line, visible
+from app.screen.trace import TracedRound, read
+from app.screen.view import heading
+from app.settings.table import Settings
+from sampling.events import INVERSE_TEMPERATURES
+from utils.growing_text import Window
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+_LOOK = Look(width=10_000)
+_NO_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+DRAFTS = ("node", "parent", "depth", "branch", "text", "source", "fate", "q", "p", "chance", "u")
+CHOICES = ("text", "token", "p", "processed", "rank", "q", "q_rank", "by", "fate")  # the text: its place in `texts`
+NOT_THERE = "the drafts and figures of this answer are not there"
+
+
+class PageAnswer(NamedTuple):
+    """An answer, or a continuation of one (without `question`); no `tracks` if only its text is known."""
+
+    question: str
+    text: str
+    models: Mapping[str, str] = {}
+    settings: Settings = Settings()
+    tracks: Sequence[Track] = ()
+
+
+def page(answers: Iterable[PageAnswer], title: str = "Conversation") -> str:
+    """Return the page of these answers."""
+    every, texts = list(answers), dict[str, int]()
+    data = {
+        "version": 1,
+        "columns": {"drafts": DRAFTS, "choices": CHOICES},
+        "inverse_temperatures": INVERSE_TEMPERATURES,
+        "answers": [_data(answer, texts) for answer in every],
+        "texts": texts,
+    }
+    data["texts"] = list(texts)
+    template = _TEMPLATE.read_text(encoding="utf-8")
+    script = template.rpartition("<script>")[2].partition("</script>")[0]
+    parts = {
+        "policy": f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
+        "title": _html(title),
+        "body": "\n".join(_article(number, answer) for number, answer in enumerate(every, start=1)),
+        "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _shown(text: str) -> str:
+    return _NO_TEXT.sub("\ufffd", visible(text))
+
+
+def _html(text: str) -> str:
+    return escape(_shown(text))
+
+
+# -- what is read without scripts --------------------------------------------------------------------
+
+
+def _article(number: int, answer: PageAnswer) -> str:
+    models, notes = "", [NOT_THERE]
+    lanes = f'<section class="lane"><p class="text">{_html(answer.text)}</p></section>'
+    if answer.tracks:
+        models = _line(heading(answer.models, answer.settings, _LOOK).rows())
+        lanes = "\n".join(_section(track, answer.question) for track in answer.tracks)
+        notes = [each.text for each in comparisons_of([track.answer() for track in answer.tracks])]
+        notes += filter(None, [note(answer.tracks[-1].pane(), goes_on=False)])
+    lines = "".join(f'<p class="compared">{_html(line)}</p>\n' for line in notes)
+    return (
+        f'<article aria-labelledby="q{number}">\n<h2 id="q{number}">{_html(answer.question or "(continued)")}</h2>\n'
+        f'<p class="faint models">{_html(models)}</p>\n<div class="lanes">\n{lanes}\n</div>\n{lines}</article>'
+    )
+
+
+def _section(track: Track, question: str) -> str:
+    """A lane: its title, its text with rejected drafts, its figures, and what the colours mean."""
+    pane, names = track.pane(), track.lane.source_names
+    figures = _line(StatsLines([pane], _LOOK).rows())
+    figures += "".join(each.before + text for each in details(pane, _LOOK) for text, _ in each.pieces)
+    kinds = [(_tint(names, name), f"accepted, by {name}") for name in names]
+    kinds += [("rejected", "rejected draft"), ("target", "from the target"), ("bonus", "bonus after accepted drafts")]
+    legend = ", ".join(f'<span class="{kind}">{_html(words)}</span>' for kind, words in kinds if pane.drafting)
+    before = _html(track.decode(list(track.before))) if track.before and question else ""
+    return (
+        f'<section class="lane"><h3>{_html(title_of(track.lane.name))}</h3>\n'
+        f'<p class="text"><span class="faint">{before}</span>{"".join(_spans(track))}</p>\n'
+        f'<p class="figures">{_html(figures)}</p>\n<p class="faint legend">{legend}</p></section>'
+    )
+
+
+def _line(rows: Sequence[Row]) -> str:
+    return " ".join("".join(part.text for part in row) for row in rows)
+
+
+def _tint(names: Sequence[str], name: str) -> str:
+    return f"accepted s{names.index(name) % len(TINTS) if name in names else 0}"
+
+
+def _spans(track: Track) -> Iterator[str]:
+    """The text token by token (data-t: its number, data-r: its round), and rejected drafts where they were."""
+    own = {"bonus": "bonus", "correction": "target", "own token": "target" if track.lane.drafts else ""}
+    said = ""
+    for number, token in enumerate(tokens_of(track)):
+        place = f'data-r="{token.round}"' + (" data-own" if token.kind != "accepted" else "")
+        if token.kind != "accepted" and token.refused:
+            yield f'<del class="rejected" data-r="{token.round}">{_html(one_line(token.refused[0].text, _LOOK))}</del>'
+        style = _tint(track.lane.source_names, token.by) if token.kind == "accepted" else own.get(token.kind, "")
+        yield f'<span class="{style}" data-t="{number}" {place}>{_html(token.text)}</span>'
+        said += token.text
+    if track.text.startswith(said):  # a beam search has no tokens; the end of a cut character is no token's
+        yield _html(track.text[len(said) :])
+
+
+# -- what the script reads ---------------------------------------------------------------------------
+
+
+def _data(answer: PageAnswer, texts: dict[str, int]) -> dict[str, Any]:
+    tracks = answer.tracks
+    shown = telling(tracks) if tracks else None
+    return {
+        "question": _shown(answer.question),
+        "text": _shown(answer.text),
+        "models": {name: _shown(text) for name, text in answer.models.items()},
+        "settings": shown_settings(answer.settings),
+        "telling": None if shown is None or not shown.steps else tracks.index(shown),
+        "lanes": [_lane(track, texts) for track in tracks],
+    }
+
+
+def _lane(track: Track, texts: dict[str, int]) -> dict[str, Any]:
+    lane, window, rule = track.lane, Window(track.decode), rule_of(track.lane)
+    return {
+        "name": lane.name,
+        "title": title_of(lane.name),
+        "rule": RULES[rule],
+        "sources": lane.source_names,
+        "stats": track.answer().stats.to_json(),
+        "rounds": [_round(read(step, window), rule in ("match", "ratio")) for step in track.steps],
+        "tokens": [_token(token, texts) for token in tokens_of(track)],
+    }
+
+
+def _round(traced: TracedRound, by_chance: bool) -> dict[str, Any]:
+    step, drafts = traced.step, []
+    for draft in traced.drafts:
+        node, chance = draft.number - 1, draft.chance if by_chance else None
+        place = (node, step.parents[node], step.depths[node], draft.branch)
+        figures = map(_short, (draft.q, draft.p, chance, draft.coin))
+        drafts.append((*place, _shown(draft.text), draft.source, draft.fate, *figures))
+    ms = [round(1000 * part, 4) for part in (step.draft_s, step.verify_s, step.sample_s, step.overhead_s)]
+    return {"says": phases(step), "ms": ms, "drafts": drafts}
+
+
+def _token(token: SaidToken, texts: dict[str, int]) -> dict[str, Any]:
+    return {
+        **{name: getattr(token, name) for name in ("token", "round", "kind", "by", "rule")},
+        "shown": _shown(token.shown),
+        "entropy": _short(token.entropy),
+        "said": [_shown(line) for line in decided(token, _LOOK)],
+        "choices": [_choice(choice, texts) for choice in token.choices],
+        "coins": {known: _short(number) for known, number in _coins(token)},
+        "rest": [_short(mass) for mass in token.rest],
+    }
+
+
+def _coins(token: SaidToken) -> Iterator[tuple[int, float]]:
+    """The tokens of the drafts examined there, with the numbers of their coins."""
+    if token.number is not None:
+        yield token.token, token.number
+    yield from ((refused.token, refused.number) for refused in token.refused if refused.number is not None)
+
+
+def _choice(choice: Choice, texts: dict[str, int]) -> list[Any]:
+    """The columns of a choice; those at the end that are not known are left out."""
+    row: list[Any] = [texts.setdefault(_shown(choice.text), len(texts)), choice.token]
+    if (choice.rank or 1) > LISTED and not choice.fate:
+        choice = choice._replace(processed=None)  # only a what-if lists it
+    row += [_short(getattr(choice, name)) for name in CHOICES[2:]]
+    while row[-1] in (None, ""):
+        row.pop()
+    return row
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value

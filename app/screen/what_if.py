@@ -1,0 +1,104 @@
+"""What if: the distribution of a token under another temperature, top-k, top-p and min-p, from the numbers that its
+position kept (sampling/events.py: Position), without running a model.
+
+All results are bounds, and equal where the numbers decide. In β = 1/T the log of a sum Σ p^β is convex: between two
+kept β it lies below their chord, and above the chords beside it. Tokens that are not named are no likelier than the
+last of the likeliest. Knows no models and no screen.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sampling.events import INVERSE_TEMPERATURES
+
+
+class Shape(NamedTuple):
+    """The settings that shape a distribution, in the order in which they act; 0, 1 and 0 leave it as it is."""
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+class Named(NamedTuple):
+    """A token with its probability at temperature 1 and its rank by it, from 1."""
+
+    token: int
+    p: float
+    rank: int
+
+
+Bounds = tuple[float, float]
+
+
+def rest_of(sums: Sequence[float], beta: float) -> Bounds:
+    """Return the bounds of log Σ p^β over the tokens that are not named, from `Position.rest`."""
+    points = list(zip(INVERSE_TEMPERATURES, sums, strict=True))
+    for beta_kept, kept in points:
+        if beta == beta_kept:
+            return kept, kept
+
+    def line(at: int) -> float:
+        (x0, y0), (x1, y1) = points[at : at + 2]
+        return y0 + (y1 - y0) * (beta - x0) / (x1 - x0)
+
+    below = max(at for at, (kept, _) in enumerate(points[:-1]) if kept < beta)
+    beside = [line(at) for at in (below - 1, below + 1) if 0 <= at < len(points) - 1]
+    return max(beside), line(below)
+
+
+def _head(named: Sequence[Named]) -> int:
+    """Return how many of the tokens are the likeliest of all, without a gap."""
+    return next((at for at, each in enumerate(named) if each.rank > at + 1), len(named))
+
+
+def drafters_rest(named: Sequence[Named], count: float, beta: float) -> Bounds:
+    """Return the bounds of log Σ q^β over at most `count` further tokens, of which only the sum at β = 1 is known."""
+    left, least = max(1e-12, 1.0 - sum(each.p for each in named)), named[_head(named) - 1].p
+    tilted = math.log(left) + (beta - 1) * math.log(least)
+    even = beta * math.log(left) + (1 - beta) * math.log(max(1.0, count))
+    return (min(even, tilted), tilted) if beta >= 1 else (min(even, tilted), max(even, tilted))
+
+
+def shaped(named: Sequence[Named], rest: Bounds, shape: Shape) -> dict[int, Bounds]:
+    """Return the bounds of the probability of each named token, which are in the order of their ranks.
+
+    `rest` are the bounds of log Σ p^β over all others. (0, 0) is a token that is cut; where only the lower bound is 0
+    it may be.
+    """
+    if not shape.temperature:
+        return {each.token: (float(not at),) * 2 for at, each in enumerate(named)}
+    beta, first, head = 1 / shape.temperature, math.log(named[0].p), _head(named)
+    top_k = shape.top_k or math.inf
+    every = [math.exp(beta * (math.log(each.p) - first)) if each.p > 0 else 0.0 for each in named]
+    weights = [weight if each.rank <= top_k else 0.0 for each, weight in zip(named, every, strict=True)]
+    least, most = (math.exp(min(700.0, bound - beta * first)) for bound in rest)
+    if top_k < math.inf:
+        further = max(0.0, top_k - sum(each.rank <= top_k for each in named))
+        least, most = 0.0, min(most, further * every[head - 1])
+    low, high = list(weights), list(weights)
+    if shape.top_p < 1:
+        small, large = sum(weights) + least, sum(weights) + most
+        before = [sum(weights[:at]) for at in range(head)] + [sum(weights[:head])] * (len(named) - head)
+        for at, mass in enumerate(before):
+            low[at] = 0.0 if at >= head or mass / small >= shape.top_p else low[at]
+            high[at] = 0.0 if mass / large >= shape.top_p else high[at]
+        least, most = 0.0, 0.0 if sum(weights[:head]) / large >= shape.top_p else most
+    floor = shape.min_p * every[0]
+    low, high = ([kept if kept >= floor else 0.0 for kept in side] for side in (low, high))
+    least, most = (0.0 if floor else least), (0.0 if every[head - 1] < floor else most)
+    sums = sum(low) + least, sum(high) + most
+    return {
+        each.token: (lo and lo / (sums[1] - hi + lo), hi and hi / (sums[0] - lo + hi))
+        for each, lo, hi in zip(named, low, high, strict=True)
+    }
+
+
+def overlap(p: dict[int, Bounds], q: dict[int, Bounds]) -> Bounds:
+    """Return the bounds of Σ min(p, q), the chance that a draft drawn from q is accepted (arXiv 2211.17192)."""
+    both = p.keys() & q.keys()
+    low, high = (sum(min(p[token][end], q[token][end]) for token in both) for end in (0, 1))
+    outside = min(1 - sum(side[token][0] for token in both) for side in (p, q))
+    return low, min(1.0, high + max(0.0, outside))

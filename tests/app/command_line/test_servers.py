@@ -1,0 +1,76 @@
+"""`run` and `bench` with a server among the lanes: what is sent, and the exit codes of whole and cut answers."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.command_line.main import main
+from tests.support.scripted_server import Reply, ScriptedServer, chunk, said
+from tests.support.tiny import TinyPair, write_prompts
+
+SHAPE = {"context": 300}
+
+
+def reply(reply: Reply, body: dict[str, Any]) -> None:
+    """Says back the last message; breaks off, or lets a filter end it, if that is its text."""
+    last = body["messages"][-1]["content"]
+    if last == "cut":
+        reply.events([chunk("so "), chunk("far")], done=False)
+    else:
+        reply.events(said("w1 ", *last.split(" "), finish="content_filter" if last == "filtered" else "stop"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(reply) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "line"),
+    [("whole", 0, ""), ("cut", 1, "closed the connection before"), ("filtered", 1, "ended it: content_filter")],
+)
+@pytest.mark.parametrize("flag", ["--ascii", "--quiet", "--json"])
+def test_a_cut_answer_exits_with_1_and_says_why(
+    server: ScriptedServer, prompt: str, code: int, line: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", prompt, "--target", server.url, flag]) == code
+    out, err = capsys.readouterr()
+    assert line in err
+    if flag == "--json":
+        assert line in json.loads(out)["results"][0]["report"]["problem"]
+    else:
+        assert out == {"whole": "w1 whole\n", "cut": "so far\n", "filtered": "w1 filtered\n"}[prompt]
+
+
+def bench(pair: TinyPair, server: ScriptedServer, folder: Path, *turns: str) -> tuple[int, Path]:
+    prompts, out = write_prompts(folder / "p.jsonl", [{"turns": [*turns]}]), folder / "out.json"
+    words = ["--methods", f"ar,{server.url}", "--prompts", str(prompts), "--out", str(out)]
+    return main(["bench", *words, "--repeat", "1", "--max-new-tokens", "4", "--quiet", *pair.flags()]), out
+
+
+def test_bench_sends_a_server_the_chat_and_keeps_its_text(
+    server: ScriptedServer, pair: TinyPair, tmp_path: Path
+) -> None:
+    code, out = bench(pair, server, tmp_path, "one two", "three")
+    assert code == 0
+    chats = [body["messages"] for path, _, body in server.requests if "chat" in path][-2:]
+    assert [message["content"] for chat in chats for message in chat if message["role"] == "user"] == [
+        *["one two"],
+        *["one two", "three"],
+    ]
+    results = [prompt["results"] for prompt in json.loads(out.read_text())["prompts"]]
+    assert [rows[-1]["text"] for rows in results] == ["w1 onetwo", "w1 three"]
+
+
+def test_a_server_that_breaks_off_ends_bench_with_1_and_keeps_what_was_measured(
+    server: ScriptedServer, pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = bench(pair, server, tmp_path, "one two", "cut")
+    assert code == 1
+    assert "before the answer's end after 2 answers: the same command resumes the run" in capsys.readouterr().err
+    data = json.loads(out.read_text())
+    assert (data["complete"], len(data["prompts"])) == (False, 1)
