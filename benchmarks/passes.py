@@ -67,7 +67,7 @@ def main() -> None:
             draft = Draft.of([drafted])
             here = times.setdefault((f"{count} tokens", "here"), [])
             here.append(timed(lambda draft=draft: session.score([row], draft)))
-            session.commit(torch.full((1, 1), -1))
+            session.commit([[]])
             times.setdefault((f"{count} tokens", "llama.cpp"), []).append(timed(lambda d=drafted: llama(d)))
     for _ in range(max(2, args.repeat // 6)):
         new = lm.open([prompt])

@@ -20,9 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 sys.path.insert(0, str(Path.cwd()))
 
 
+console = Console(highlight=False)
 PARTS = "drafting", "around the pass", "verifying", "books", "after the clock"
 
 
@@ -49,7 +52,7 @@ def profile_of(act: Any, count: int) -> None:
     profiler.runcall(act)
     rows = sorted(pstats.Stats(profiler).stats.items(), key=lambda entry: -entry[1][2])[:40]
     for (file, line, name), (_, calls, own, _, _) in rows:
-        print(f"{1e6 * own / count:8.1f} us {calls / count:7.2f} calls  {Path(file).name}:{line} {name}")
+        console.print(f"{1e6 * own / count:8.1f} us {calls / count:7.2f} calls  {Path(file).name}:{line} {name}")
 
 
 def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[str, list[float]]:
@@ -58,9 +61,9 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
     from app.command_line.main import layers_of
     from app.lanes.lane import PairEngine
     from app.lanes.warm import Measured
-    from sampling.events import Step
     from app.prompts.questions import BUILT_IN
     from app.screen.output import load_engine
+    from sampling.events import Step
     from utils.kernels import bindings
 
     request = read_request(["check", "smollm2"], os.environ)
@@ -94,7 +97,7 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
     if steps:
         for kind, rows in (("drafted", parts), ("plain", plain_parts)):
             each = [1000 * statistics.median(column) for column in zip(*rows, strict=True)]
-            print(f"{kind}:", ", ".join(f"{name} {ms:.3f}" for name, ms in zip(PARTS, each, strict=True)))
+            console.print(f"{kind}:", ", ".join(f"{name} {ms:.3f}" for name, ms in zip(PARTS, each, strict=True)))
         profile_of(lambda: once("spec", None), once("spec", None))
     return rounds
 
@@ -113,7 +116,7 @@ def main() -> None:
         rounds = measured(args.tokens, args.temperature, args.repeat, args.steps)
         medians = {kind: statistics.median(times) for kind, times in rounds.items() if times}
         counts = {kind: len(times) for kind, times in rounds.items()}
-        print(json.dumps(medians) if args.json else f"{medians} of {counts} rounds")
+        console.print(json.dumps(medians) if args.json else f"{medians} of {counts} rounds", soft_wrap=True)
         return
     flags = ["--repeat", str(args.repeat), "--tokens", str(args.tokens), "--temperature", str(args.temperature)]
     found: dict[str, list[dict[str, float]]] = {"here": [], "other": []}
@@ -125,7 +128,7 @@ def main() -> None:
     for kind in ("plain", "drafted"):
         here, other = ([run[kind] for run in found[name]] for name in ("here", "other"))
         ours, theirs = statistics.median(here), statistics.median(other)
-        print(f"{kind}: {ours:.3f} ms here, {theirs:.3f} there, ratio {ours / theirs:.2f}; all {here} {other}")
+        console.print(f"{kind}: {ours:.3f} ms here, {theirs:.3f} there, ratio {ours / theirs:.2f}; all {here} {other}")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,13 @@ Place = tuple[int, int]
 
 def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> HostDistributions:
     """Return the distributions of a draft under the verifier's logits [B, N+1, V]."""
-    # Coins that are noted must decide something, so not all nodes are decided at once.
-    at_once = logits.device.type != "cpu" and not sampler.notes
-    return (DeviceDistributions if at_once else HostDistributions)(logits, draft, rows, sampler)
+    return (DeviceDistributions if at_once(logits, sampler) else HostDistributions)(logits, draft, rows, sampler)
+
+
+def at_once(tensor: Tensor, sampler: Sampler) -> bool:
+    """Return whether all places are decided together: on an accelerator, but not where coins are noted, since every
+    noted coin must decide something."""
+    return tensor.device.type != "cpu" and not sampler.notes
 
 
 class HostDistributions(Distributions):
@@ -45,9 +49,10 @@ class HostDistributions(Distributions):
         self.logits, self.draft, self.sampler, self._rows = logits, draft, sampler, rows
         self._known: dict[Place, Tensor] = {}
         self._walked: dict[Place, Walk] = {}
-        # of the draw; 0: greedy, None: from another distribution than the logits' softmax
-        self._temperature = 0.0 if sampler.greedy else sampler.tempered
         self._walks = logits.shape[-1] >= MANY and at_hand() and walkable(logits)
+        self._temperature: float | None = None  # of the draw; 0: greedy, None: not from the logits' softmax
+        if self._walks:
+            self._temperature = 0.0 if sampler.greedy else sampler.tempered
 
     def all(self) -> Tensor:
         """Return [B, N+1, V]."""

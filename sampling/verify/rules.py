@@ -37,6 +37,7 @@ from sampling.verify.distributions import (
     TINY,
     DeviceDistributions,
     HostDistributions,
+    at_once,
     distributions_for,
     normal,
     one_hot,
@@ -205,7 +206,7 @@ def examine_drawn(
     undefined = torch.zeros_like(chosen, dtype=torch.bool)
     for turn, q in enumerate(distributions):
         open_ = (chosen < 0) & (x[:, turn] >= 0)
-        if open_.device.type == "cpu" and not bool(open_.any()):
+        if not at_once(p, sampler) and not bool(open_.any()):
             continue
         at = x[:, turn].clamp(min=0)[:, None]
         ratio = lenience * (p.gather(1, at) / q.gather(1, at))[:, 0]
@@ -214,22 +215,23 @@ def examine_drawn(
         chosen = torch.where(accepted, turn, chosen)
         p = torch.where((open_ & ~accepted)[:, None], residual(p, q) if rest is None else rest, p)
     ended = chosen < 0
-    if p.device.type != "cpu":
+    if at_once(p, sampler):
         return Examined(chosen, sampler.draw(p, keys[:, :2]), undefined)
     token = torch.full_like(chosen, -1)
     if bool((ended & ~undefined).any()):
-        token[ended] = sampler.draw(p[ended], keys[ended, :2])
+        token[ended] = sampler.draw(p[ended], keys[ended.cpu(), :2]).to(token)
     return Examined(chosen, token, undefined)
 
 
 def _tossed(chance: Tensor, open_: Tensor, keys: Tensor, sampler: Sampler) -> Tensor:
-    """Return whether the coin of each chance [M] falls; only where `open_` [M]. On the host no other coin is tossed."""
-    if chance.device.type != "cpu":
+    """Return whether the coin of each chance [M] falls, only where `open_` [M]; where not all places are decided at once
+    no other coin is tossed."""
+    if at_once(chance, sampler):
         return sampler.coin(chance.flatten(), keys.flatten(0, -2)).view_as(open_) & open_
     fell = torch.zeros_like(open_)
     tossing = open_ & ~chance.isnan()
     if bool(tossing.any()):
-        fell[tossing] = sampler.coin(chance[tossing], keys[tossing])
+        fell[tossing] = sampler.coin(chance[tossing], keys[tossing.cpu()])
     return fell
 
 

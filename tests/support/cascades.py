@@ -56,7 +56,7 @@ MAKERS: dict[str, Make] = {
 def unmended(*given: Any) -> Review:
     """A mutant of `review`: passes the reviewer's own law m up, not the law its tokens have."""
     found = review(*given)
-    return found if found.probs is None else Review(found.verdict, found.verdict.probs)
+    return found if found.probs is None else Review(found.verdict, found.verdict.distributions.all())
 
 
 def shifted(*given: Any) -> Review:

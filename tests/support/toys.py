@@ -214,6 +214,27 @@ def _common_prefix(held: list[int], row: list[int]) -> list[int]:
     return held[:length]
 
 
+class Given:
+    """The distributions [B, N+1, V] of a verdict, given as a tensor."""
+
+    def __init__(self, laws: Tensor) -> None:
+        self.laws = laws
+
+    def all(self) -> Tensor:
+        return self.laws
+
+    def at(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor:
+        return self.laws[list(rows), [node + 1 for node in nodes]]
+
+    def facts(self, row: int, node: int) -> None:
+        return None
+
+
+def parents_of(draft: Draft) -> list[int]:
+    """The parents of the first row's nodes."""
+    return draft.trees[0].parents
+
+
 def _check_draft(draft: Draft, rows: int, vocab_size: int) -> list[Rows]:
     """The draft's own token paths: for each row the empty path, then the path to each node; empty ones up to N + 1."""
     require(len(draft.trees) == rows, f"a draft of {len(draft.trees)} rows for {rows}")

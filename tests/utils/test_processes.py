@@ -91,12 +91,12 @@ def steps(lm: Any) -> list[Tensor]:
     """What a session says while it does all that a session can do: ragged rows, a tree, copies."""
     session = lm.open([[3, 4, 5, 6], [7, 8]], hidden=True)
     found = [session.score([[3, 4, 5, 6], [7, 8]], Draft.of([[9, 10], [11, 12]]))]
-    session.commit(torch.tensor([[0, 1], [0, -1]]))
+    session.commit([[0, 1], [0]])
     found.append(session.hidden()[0, :6].clone())
     rows = [[3, 4, 5, 6, 9, 10, 13], [7, 8, 11, 14]]
     tree = Draft.of([[20, 21, 22], [23, 24, 25]], parents=[-1, -1, 0])
     found.append(session.score(rows, tree))
-    session.commit(torch.tensor([[0, 2], [1, -1]]))
+    session.commit([[0, 2], [1]])
     twin = session.fork()
     session.select(torch.tensor([1, 1, 0]))
     return [*found, twin.score([rows[0][:3], rows[1]], Draft.empty(2))]

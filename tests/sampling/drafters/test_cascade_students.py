@@ -19,7 +19,6 @@ from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, FixedPace, Limits, Rows
-from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import Review
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
@@ -172,8 +171,8 @@ def test_laws_that_are_passed_up_cover_all_ids() -> None:
         assert draft.probs.shape == (1, draft.width, V)
         assert torch.allclose(draft.probs.sum(dim=-1), torch.tensor(1.0), atol=1e-5)
         assert bool((draft.probs[..., [1, 4, 6, 7]] == 0).all())
-        assert bool((draft.probs.gather(2, draft.tokens[..., None]) > 0).all())
-        drawn.update(draft.tokens[0].tolist())
+        assert bool((draft.probs.gather(2, torch.tensor(draft.tokens)[..., None]) > 0).all())
+        drawn.update(draft.tokens[0])
     assert set(drawn) == {0, 2, 3, 5}
 
 
@@ -234,15 +233,13 @@ def test_every_review_is_that_of_a_fresh_session(case: str, layers: int, monkeyp
     """In the middle of a proposal too, where the reviewer has read tokens that nobody has committed."""
     audited, real = Counter[str](), CascadeDrafter.review
 
-    def looked(
-        self: CascadeDrafter, rows: Rows, draft: Draft, *more: Any
-    ) -> tuple[Review, RoundMetrics, Tensor | None]:
+    def looked(self: CascadeDrafter, rows: Rows, draft: Draft, *more: Any) -> tuple[Review, Draft, Tensor | None]:
         session: Any = self.model.session
         found = real(self, rows, draft, *more)
         fresh: Any = self.model.lm.open(rows, target=getattr(session, "target", None))
         wanted, got = fresh.score_reduced(rows, draft), found[0].verdict.logits
         for place, tokens in enumerate(draft.tokens):
-            depth = 1 + sum(token >= 0 for token in tokens)
+            depth = 1 + len(tokens)
             close(got[place, :depth, : wanted.shape[-1]], wanted[place, :depth])
         audited[self.model.lm.name] += 1
         return found

@@ -24,13 +24,8 @@ def proposed(drafter: MaxGramDrafter, rows: list[list[int]], want: list[int]) ->
     draft = drafter.propose(rows, Budget(want), NOTHING)
     assert draft.probs is None
     assert draft.calls == ()
-    assert draft.source is not None
-    found = []
-    for tokens, sources in zip(draft.tokens, draft.source.tolist(), strict=True):
-        chain = [(token, source) for token, source in zip(tokens, sources, strict=True) if token >= 0]
-        assert [token for token, _ in chain] == tokens[: len(chain)], "a hole in a chain"
-        found.append(chain)
-    return found
+    assert all(tree.is_chain for tree in draft.trees)
+    return [list(zip(tree.tokens, tree.source, strict=True)) for tree in draft.trees]
 
 
 def drafted(prompt: list[int], generated: list[int], want: int = 1, tables: StaticTables | None = None) -> list[int]:

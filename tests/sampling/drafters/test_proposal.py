@@ -34,7 +34,7 @@ from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Verdict
 from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_drafter, make_student, make_target, text
-from tests.support.toys import ALONE, TableLM, ToyLM, parents_of
+from tests.support.toys import ALONE, Given, TableLM, ToyLM, parents_of
 
 V = 12
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]  # behind "1 2" came 4 last, behind "2" alone too
@@ -74,13 +74,11 @@ def proposed(made: Proposer, rows: Rows, *depths: int, started: bool = False, **
 
 def judged(made: Proposer, row: list[int], draft: Draft, path: list[int]) -> None:
     laws = torch.full((1, draft.width + 1, V), 1 / V)
-    padding = [-1] * (draft.width - len(path))
-    made.observe([row], draft, Verdict(torch.tensor([[*path, *padding]]), torch.tensor([0]), laws, laws.log()))
+    made.observe([row], draft, Verdict([path], [0], Given(laws), laws.log()))
 
 
 def who(made: Proposer, draft: Draft) -> list[str]:
-    assert draft.source is not None
-    return [made.traits.names[source] for source in draft.source[0].tolist()]
+    return [made.traits.names[source] for source in draft.trees[0].source]
 
 
 # -- the draft --------------------------------------------------------------------------------------
@@ -101,30 +99,30 @@ def test_nodes_come_best_first_and_siblings_differ(row: list[int], nodes: int, t
         proposed(tree, [row], *depths, max_nodes=most)
         for depths, most in (((8,), 1 << 10), ((8,), nodes), ((8,), max(1, nodes // 2)))
     )
-    tokens, parents = some.tokens[0].tolist(), parents_of(some)
+    tokens, parents = some.tokens[0], parents_of(some)
     assert len(tokens) <= nodes
     assert len(set(zip(parents, tokens, strict=True))) == len(tokens)
     assert all(parent < node for node, parent in enumerate(parents))
     for fewer in (some, few):
-        count = fewer.tokens.shape[1]
-        assert torch.equal(fewer.tokens, whole.tokens[:, :count])
+        count = fewer.width
+        assert fewer.tokens == [whole.tokens[0][:count]]
         assert parents_of(fewer) == parents_of(whole)[:count]
     at, parents, found = -1, parents_of(whole), list[int]()
     while at in parents:
         at = parents.index(at)
         found.append(int(whole.tokens[0, at]))
-    assert proposed(chain, [row], 8).tokens.tolist() == [found]
+    assert proposed(chain, [row], 8).tokens == [found]
 
 
 def test_rows_of_a_batch_and_targets_that_take_no_trees_get_chains(tables: StaticTables) -> None:
     rows = [[0, 1, 2, 0, 1], [3, 4, 3, 4, 3]]
     drafts = [proposed(LookupDrafter(tables, tree=wide), rows, 4, 3) for wide in (True, False)]
-    assert torch.equal(drafts[0].tokens, drafts[1].tokens)
+    assert drafts[0].tokens == drafts[1].tokens
     assert drafts[0].parents is None
     wide = LookupDrafter(tables, tree=True)
     session: Any = SimpleNamespace(**{**vars(ALONE), "takes_trees": False})
     wide.start(rows[:1], session, session)
-    assert proposed(wide, rows[:1], 4, started=True).tokens.tolist()[0] == drafts[1].tokens[0].tolist()
+    assert proposed(wide, rows[:1], 4, started=True).tokens[0] == drafts[1].tokens[0]
 
 
 def test_a_node_must_be_worth_its_place_in_the_pass() -> None:
@@ -134,7 +132,7 @@ def test_a_node_must_be_worth_its_place_in_the_pass() -> None:
     assert draft.tokens == [[1, 3, 2]]
     assert draft.promised == pytest.approx(0.6 + 0.6 * 0.9 * 0.85 + 0.4 * 0.6)
     dear = NodeCosts(calibration=1.0, v=(1.0, 1.5, 2.0), rate=2.0)
-    assert proposed(Proposer([Told(said)], tree=True), [ROW], 4, costs=dear).tokens.shape == (1, 0)
+    assert proposed(Proposer([Told(said)], tree=True), [ROW], 4, costs=dear).tokens == [[]]
 
 
 def test_a_later_source_counts_for_what_the_others_leave() -> None:
@@ -210,15 +208,15 @@ def test_rows_of_a_batch_and_rows_beyond_its_context_do_without_it() -> None:
     said: Said = {(): [(4, 0.4)]}
     lm = thinking(1.0, context=len(PROMPT))
     made = beside(lm, said)
-    assert proposed(made, [PROMPT], 2).tokens.tolist() == [[4]]
+    assert proposed(made, [PROMPT], 2).tokens == [[4]]
     assert made.sessions == ()  # the prompt fills its context
     made = beside(lm, said)
-    assert proposed(made, [PROMPT[1:]], 1, max_nodes=2).tokens.tolist() == [[0, 4]]
-    assert proposed(made, [PROMPT], 1, max_nodes=2, started=True).tokens.tolist() == [[4]]
+    assert proposed(made, [PROMPT[1:]], 1, max_nodes=2).tokens == [[0, 4]]
+    assert proposed(made, [PROMPT], 1, max_nodes=2, started=True).tokens == [[4]]
     passes = lm.passes
-    assert proposed(made, [ROW, ROW], 2, 2).tokens.tolist() == [[4], [4]]  # the answer before had one row
+    assert proposed(made, [ROW, ROW], 2, 2).tokens == [[4], [4]]  # the answer before had one row
     made.select(torch.tensor([0]))
-    assert proposed(made, [ROW], 2, started=True).tokens.tolist() == [[4]]
+    assert proposed(made, [ROW], 2, started=True).tokens == [[4]]
     assert lm.passes == passes
 
 
@@ -352,13 +350,11 @@ def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
     long, short = (
         proposed(ModelDrafter(TableLM(V, seed=3, sharpness=3.0), least), rows, 4, 4, 4) for least in (0.0, 0.4)
     )
-    assert long.draft_prob is not None
     lengths = []
     for row in range(3):
-        chances = long.draft_prob[row].cumprod(dim=0).tolist()
+        chances = torch.tensor(long.trees[row].draft_prob).cumprod(dim=0).tolist()
         length = next((place for place, chance in enumerate(chances, start=1) if chance < 0.4), 4)
-        kept = [token for token in short.tokens[row].tolist() if token >= 0]
-        assert kept == long.tokens[row, :length].tolist()
+        assert short.tokens[row] == long.tokens[row][:length]
         lengths.append(length)
     assert len(set(lengths)) > 1, "the rows are to end at different places"
-    assert short.calls[0].passes == short.tokens.shape[1] == max(lengths)
+    assert short.calls[0].passes == short.width == max(lengths)

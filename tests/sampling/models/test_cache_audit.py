@@ -130,7 +130,7 @@ def test_the_logits_of_every_draft_node(name: str) -> None:
         for depth in range(6):
             assert torch.allclose(logits[0, depth], uncached(model, row + drafted[:depth]), atol=CLOSE)
         kept = turn % 6
-        session.commit(torch.tensor([[*range(kept), *[-1] * (5 - kept)]]))
+        session.commit([list(range(kept))])
         row = [*row, *drafted[:kept], turn + 2]
 
 
@@ -267,14 +267,13 @@ def test_selecting_reorders_repeats_and_drops_rows(name: str) -> None:
 def test_absent_nodes_in_a_batch(name: str) -> None:
     """Rows with drafts of unequal depth, one with none: the present positions are right."""
     model = model_of(name)
-    rows, drafted = [text(60, 4), text(61, 9), text(62, 6)], [[3, 4, 5], [6, -1, -1], [-1, -1, -1]]
+    rows, drafted = [text(60, 4), text(61, 9), text(62, 6)], [[3, 4, 5], [6], []]
     session = CausalLM(model).open(rows)
     logits = session.score(rows, Draft.of(drafted))
     for row, chain, found in zip(rows, drafted, logits, strict=True):
-        present = [token for token in chain if token >= 0]
-        for depth in range(len(present) + 1):
-            assert torch.allclose(found[depth], uncached(model, row + present[:depth]), atol=CLOSE)
-    session.commit(torch.tensor([[0, 1, -1], [0, -1, -1], [-1, -1, -1]]))
+        for depth in range(len(chain) + 1):
+            assert torch.allclose(found[depth], uncached(model, row + chain[:depth]), atol=CLOSE)
+    session.commit([[0, 1], [0], []])
     assert session.rollback([rows[0] + [3, 4, 9], rows[1] + [6], rows[2] + [1]]) == [6, 10, 6]
     audit(session, model, [rows[0] + [3, 4, 9], rows[1] + [6, 2], rows[2] + [1]])
 
@@ -290,7 +289,7 @@ def test_kv_is_what_the_model_itself_would_cache(name: str) -> None:
     session = CausalLM(model).open([row])
     session.score([row[:8]], Draft.empty(1))
     session.score([row[:10]], Draft.of([[4, 5, 6]]))
-    session.commit(torch.tensor([[-1, -1, -1]]))
+    session.commit([[]])
     session.score([row], Draft.empty(1))
     past = transformers.DynamicCache()
     model(input_ids=torch.tensor([row]), past_key_values=past, use_cache=True)
@@ -311,7 +310,7 @@ def test_hidden_states_of_committed_tokens(name: str) -> None:
     session = CausalLM(model).open([row], hidden=True)
     session.score([row[:3]], Draft.empty(1))
     session.score([row], Draft.of([[3, 4, 5]]))
-    session.commit(torch.tensor([[0, 1, -1]]))
+    session.commit([[0, 1]])
     states = session.hidden()
     expected = model(input_ids=torch.tensor([[*row, 3, 4]]), output_hidden_states=True).hidden_states[-1]
     assert states.shape == expected.shape == (1, 8, 32)

@@ -17,6 +17,7 @@ from torch import Tensor
 from sampling.models.cache import Buffer, additive, places
 from sampling.models.fused import CACHE_DTYPES, FusedNetwork, supports
 from sampling.models.network import TransformersNetwork
+from sampling.types import DraftTree
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
 from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set, why_not
 from utils.kernels.quantized_linear import narrow_activations
@@ -46,7 +47,7 @@ def feed(network: Any, cache: Any, ids: list[int], keep: int | None = None, widt
 
 def tree(network: Any, cache: Any, ids: list[int], parents: list[int], length: int) -> Tensor:
     """Logits [N, V] of the nodes of a tree behind `length` cached tokens."""
-    positions, seen = places([length], [[]], torch.tensor(parents), length, 0, len(ids))
+    positions, seen = places([length], [[]], [DraftTree.of(ids, parents)], length, 0, len(ids))
     mask = additive(seen, network)
     logits: Tensor = network.forward(torch.tensor([ids]), positions, mask, cache, len(ids))[0][0]
     return logits
@@ -162,8 +163,8 @@ def test_a_row_and_its_draft_told_as_numbers_are_the_same_as_tensors(model: Any,
         feed(network, cache, text)
         feed(network, other, text)
     held = Buffer()
-    logits = network.of_one_row(new, ids, parents, cache, wanted, held.room)
-    positions, seen = places([cached], [new], torch.tensor(parents), cached, len(new), len(ids))
+    logits = network.of_one_row(new, DraftTree.of(ids, parents), cache, wanted, held.room)
+    positions, seen = places([cached], [new], [DraftTree.of(ids, parents)], cached, len(new), len(ids))
     mask = additive(seen, network)
     told = network.forward(torch.tensor([[*new, *ids]]), positions, mask, other, len(ids) + 1, wanted)
     assert torch.equal(logits, told[0])
@@ -175,7 +176,7 @@ def test_a_row_and_its_draft_told_as_numbers_are_the_same_as_tensors(model: Any,
 
 def test_ids_that_the_model_has_no_row_for_are_read_as_its_last_one(model: Any) -> None:
     network = FusedNetwork(model)
-    found = [network.of_one_row([3], [token], [-1], network.new_cache(1)) for token in (VOCAB - 1, VOCAB + 40)]
+    found = [network.of_one_row([3], DraftTree.of([token]), network.new_cache(1)) for token in (VOCAB - 1, VOCAB + 40)]
     assert torch.equal(*found)
 
 

@@ -36,16 +36,15 @@ def test_rounds_of_ragged_rows_move_nothing_and_give_each_rows_own_bits(model: A
     for turn in range(40):
         nodes = [tokens(2, 10 * turn + row) for row in range(3)]
         if turn % 3 == 0:
-            nodes[2] = [-1, -1]
+            nodes[2] = []
         found = session.score(rows, Draft.of(nodes))
         if turn % 8 == 0:
             for row, text in enumerate(rows):
-                drafted = [node for node in nodes[row] if node >= 0]
                 own = CausalLM(network).open([text])
-                alone = own.score([text], Draft.of([drafted]))[0]
-                assert torch.equal(found[row, : len(drafted) + 1], alone), (turn, row)
-        kept = [(turn + row) % 3 if nodes[row][0] >= 0 else 0 for row in range(3)]
-        session.commit(torch.tensor([[place if place < count else -1 for place in range(2)] for count in kept]))
+                alone = own.score([text], Draft.of([nodes[row]]))[0]
+                assert torch.equal(found[row, : len(nodes[row]) + 1], alone), (turn, row)
+        kept = [(turn + row) % 3 if nodes[row] else 0 for row in range(3)]
+        session.commit([list(range(count)) for count in kept])
         for row, (text, count) in enumerate(zip(rows, kept, strict=True)):
             text += [*nodes[row][:count], 100 + turn + row]
     assert not moved

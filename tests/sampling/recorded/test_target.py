@@ -90,9 +90,8 @@ def recorded(**options: Any) -> RecordedLM:
 
 def said(session: Any, rows: Rows, drafted: list[list[int]]) -> list[list[int]]:
     """The best token behind each row and each of its drafts."""
-    tokens = torch.tensor(drafted, dtype=torch.long).view(len(rows), -1)
-    logits = session.score(rows, Draft(tokens))
-    assert logits.shape == (len(rows), tokens.shape[1] + 1, V)
+    logits = session.score(rows, Draft.of(drafted))
+    assert logits.shape == (len(rows), len(drafted[0]) + 1, V)
     law = make_processor(1.0)(logits)
     assert bool((law.max(dim=-1).values == 1).all()), "all the mass"
     return law.argmax(dim=-1).tolist()

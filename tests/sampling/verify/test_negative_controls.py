@@ -195,8 +195,8 @@ def impossible_accepted(compare: Callable[[Tensor, Tensor], Tensor]) -> bool:
     """Whether a drafted token of target probability 0 is accepted when the coin shows u = 0."""
     logits = torch.tensor([[[0.0, -torch.inf, 0.0], [0.0, 0.0, 0.0]]])
     draft = Draft.of([[1]], torch.tensor([[[0.0, 1.0, 0.0]]], dtype=torch.float64))
-    verdict = real_verify(logits, draft, [[0]], torch.tensor([[0, 1]]), ZeroCoins(compare), Rule.DRAWN)
-    return int(verdict.path[0, 0]) == 0
+    verdict = real_verify(logits, draft, [[0]], [(0, 1)], ZeroCoins(compare), Rule.DRAWN)
+    return verdict.path == [[0]]
 
 
 def test_u_equal_to_the_probability_must_not_accept() -> None:
@@ -217,15 +217,13 @@ def test_the_drafter_proposing_outside_its_own_law_is_an_error() -> None:
     logits = torch.tensor([[[0.0, -torch.inf, 0.0], [0.0, 0.0, 0.0]]])
     draft = Draft.of([[1]], torch.tensor([[[1.0, 0.0, 0.0]]], dtype=torch.float64))
     with pytest.raises(ValueError, match="0/0"):
-        real_verify(logits, draft, [[0]], torch.tensor([[0, 1]]), KeyedSampler(make_processor(1.0)), Rule.DRAWN)
+        real_verify(logits, draft, [[0]], [(0, 1)], KeyedSampler(make_processor(1.0)), Rule.DRAWN)
 
 
 def test_nan_logits_are_an_error() -> None:
     logits = torch.tensor([[[0.0, float("nan"), 0.0]]])
     with pytest.raises(ValueError, match="NaN"):
-        real_verify(
-            logits, Draft.empty(1), [[0]], torch.tensor([[0, 1]]), KeyedSampler(make_processor(1.0)), Rule.POINT
-        )
+        real_verify(logits, Draft.empty(1), [[0]], [(0, 1)], KeyedSampler(make_processor(1.0)), Rule.POINT)
 
 
 class RatiosAtZero(NaiveVerify):

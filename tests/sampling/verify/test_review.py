@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Rows
+from sampling.types import Draft, DraftTree, Rows
 from sampling.verify.rules import Review, review
 from utils.logits_processors import make_processor
 
@@ -45,7 +45,7 @@ M = [[0.5, 0.3, 0.2], [0.25, 0.25, 0.5]]  # the reviewer's law before and behind
 
 def reviewed(fixed: Any, draft: Draft, lenience: float, laws: list[list[float]] = M) -> Review:
     logits = torch.tensor([laws], dtype=torch.float64).log()
-    return review(logits, draft, [[0]], torch.tensor([[0, 1]]), fixed, lenience)
+    return review(logits, draft, [[0]], [(0, 1)], fixed, lenience)
 
 
 def law_at(found: Review, depth: int) -> list[float]:
@@ -60,7 +60,7 @@ def test_the_law_of_a_reviewed_point_mass() -> None:
     assert fixed.tossed == pytest.approx([0.6])
     assert fixed.drawn[0] == pytest.approx([5 / 7, 0, 2 / 7])
     assert law_at(found, 0) == about([0.4 * 5 / 7, 0.6, 0.4 * 2 / 7])
-    assert found.verdict.path == [[-1]]
+    assert found.verdict.path == [[]]
     assert found.verdict.token == [2]
 
 
@@ -126,16 +126,16 @@ def test_greedy_drafts_pass_as_far_as_the_lenience_goes(
             return probs.argmax(dim=-1)
 
     sampling = Best(make_processor(temperature), draft_sampling="greedy")
-    draft = Draft.of([[1]], draft_prob=None if raw is None else torch.tensor([[raw]]))
+    draft = Draft([DraftTree.of([1], draft_prob=None if raw is None else [raw])])
     found = reviewed(sampling, draft, lenience)
     assert found.probs is None
-    assert found.verdict.path == [[0 if passes else -1]]
+    assert found.verdict.path == [[0] if passes else []]
     assert found.verdict.token == [2 if passes else 0]
-    best = reviewed(sampling, Draft.of([[0]], draft_prob=torch.tensor([[1.0]])), lenience)
+    best = reviewed(sampling, Draft([DraftTree.of([0], draft_prob=[1.0])]), lenience)
     assert best.verdict.path == [[0]]
 
 
 def test_an_absent_draft_never_passes() -> None:
-    absent = Draft.of([[-1]], draft_prob=torch.tensor([[0.0]]))
-    assert reviewed(KeyedSampler(make_processor(0.0)), absent, 5.0).verdict.path == [[-1]]
+    absent = Draft.of([[]])
+    assert reviewed(KeyedSampler(make_processor(0.0)), absent, 5.0).verdict.path == [[]]
     assert reviewed(Fixed([], [1]), absent, 5.0).verdict.token == [1]

@@ -116,7 +116,7 @@ def test_the_published_bigram_list_is_read_and_unseen_ids_end_the_chain(tmp_path
     listed.write_text("[3, -1, null, 2]")
     drafter = LookupDrafter(StaticTables.open(listed, vocab_size=4), least=0)
     drafter.start([[0]], ALONE, ALONE)
-    assert drafter.propose([[0]], Budget([5]), None).tokens.tolist() == [[3, 2]]  # type: ignore[arg-type]
+    assert drafter.propose([[0]], Budget([5]), None).tokens == [[3, 2]]  # type: ignore[arg-type]
     for text, said in (
         ("[1, 2, 3, 4, 0]", "5 ids, the target has 4"),
         ('[1, "a"]', "entry 1 must be an id below 4"),
@@ -250,8 +250,5 @@ def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None
     drafter = LookupDrafter(opened(tmp_path, 3), matches=False, tree=True, least=0.01)
     drafter.start([[9, 1]], ALONE, ALONE)
     draft = drafter.propose([[9, 1]], Budget([8]), SAMPLER)
-    assert draft.parents is not None
-    roots = [
-        token for token, parent in zip(draft.tokens[0].tolist(), draft.parents.tolist(), strict=True) if parent < 0
-    ]
-    assert roots == [2, 3, 4]
+    (tree,) = draft.trees
+    assert tree.path_tokens(tree.children[0]) == [2, 3, 4]

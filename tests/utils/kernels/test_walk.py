@@ -10,7 +10,7 @@ from sampling.drafters.tables.lookup import likeliest_tokens
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rule, Verdict
 from sampling.verify import distributions
-from sampling.verify.round_metrics import RoundMetrics
+from sampling.verify.round_metrics import facts_on
 from sampling.verify.rules import verify
 from tests.support.quantized import keep_code
 from utils.kernels.build import instruction_set, why_not
@@ -44,7 +44,7 @@ def test_two_that_are_too_near_each_other_are_left_to_the_sampler() -> None:
     noise = -torch.log1p(-drawing.uniforms([drawing.stream_key(5, 1, 0, 0)], 4112, torch.device("cpu"))[0])
     for off, decided in ((1e-3, True), (1e-6, False)):
         logits[7], logits[9] = 0.0, float((noise[9] / noise[7]).log()) + off  # p / E of both alike but for this
-        drawn = walks.walk(logits.data_ptr(), len(logits), 2, sampler.noise_state(0, 0), 1.0).drawn
+        drawn = walks.walk(logits.data_ptr(), len(logits), 2, *sampler.noise_states(0, 0, 1), 1.0).drawn
         assert drawn == (9 if decided else -1)
 
 
@@ -55,27 +55,29 @@ def test_what_a_walk_judges_and_tells_is_what_whole_distributions_do(
 ) -> None:
     logits = 4 * torch.randn(rows, 6, 4112, generator=torch.Generator().manual_seed(4))
     sampler = KeyedSampler(LogitsProcessor(temperature), seed=3)
-    keys = torch.tensor([[row, 7] for row in range(rows)])
-    drawn = [int(sampler.draw(sampler.probs(logits[row, :1], []), keys[row : row + 1])) for row in range(rows)]
-    tokens = torch.tensor([[drawn[row], 11, 12, 13, drawn[0]] for row in range(rows)])
-    draft = Draft(tokens, parents=torch.tensor([-1, -1, 0, 0, 1]))
+    keys = [(row, 7) for row in range(rows)]
+    drawn = [int(sampler.draw(sampler.probs(logits[row, :1], []), torch.tensor([[row, 7]]))) for row in range(rows)]
+    draft = Draft.of([[drawn[row], 11, 12, 13, drawn[0]] for row in range(rows)], parents=[-1, -1, 0, 0, 1])
 
-    def judged() -> tuple[Verdict, RoundMetrics]:
-        found = verify(logits, draft, [[1]] * rows, keys, sampler, Rule.POINT)
-        return found, RoundMetrics.of(found, draft)
+    def judged() -> tuple[Verdict, list[list[float]]]:
+        """The verdict, and of each row the gaps and the probabilities of its drafts where it stood."""
+        found, told = verify(logits, draft, [[1]] * rows, keys, sampler, Rule.POINT), list[list[float]]()
+        for row, tokens in enumerate(draft.tokens):
+            facts = facts_on(found, row, [-1, *found.path[row]])
+            told.append([number for each in facts for number in (each.gap, *map(each.p, tokens))])
+        return found, told
 
-    (quick, told), nodes = judged(), torch.tensor([-1, 0])
-    assert not isinstance(quick.distributions, torch.Tensor)
-    assert quick.distributions.quick
+    (quick, told), nodes = judged(), [-1, 0]
+    assert quick.distributions.facts(0, -1) is not None, "without a walk facts are not cheap"
     near = likeliest_tokens(quick, [-1, 0])
     monkeypatch.setattr(distributions, "at_hand", lambda: False)
     (whole, said) = judged()
-    assert torch.equal(quick.path, whole.path)
-    assert torch.equal(quick.token, whole.token)
+    assert whole.distributions.facts(0, -1) is None
+    assert (quick.path, quick.token) == (whole.path, whole.token)
+    assert any(map(len, quick.path))
     for row in range(rows):
-        assert told.gaps[row] == pytest.approx(said.gaps[row], rel=1e-5)
-        assert told.target_p[row] == pytest.approx(said.target_p[row], rel=1e-4)
-    likely = whole.at(torch.zeros_like(nodes), nodes).topk(4)
+        assert told[row] == pytest.approx(said[row], rel=1e-4)
+    likely = whole.distributions.at([0, 0], nodes).topk(4)
     for found, ids, chances in zip(near, likely.indices.tolist(), likely.values.tolist(), strict=True):
         count = len(found) if temperature else 1
         assert [one for one, _ in found] == ids[:count]

@@ -18,7 +18,7 @@ from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, above
+from sampling.types import Budget
 from tests.sampling.drafters.draft_heads.test_exact import (
     EXACT,
     FAIL_BELOW,
@@ -91,8 +91,8 @@ def test_a_tree_is_the_likeliest_paths(name: str, tmp_path: Path) -> None:
         drafter: Any = Proposer([source_of(lm)], tree=True, nodes=nodes, least=0.0)
         drafter.start([row], held, held)
         draft = drafter.propose([row], Budget([lm.block]), drafting(sampler, [row]))
-        parents, paths = above(draft.parents, nodes), list[list[int]]()
-        for token, parent in zip(draft.tokens[0].tolist(), parents, strict=True):
+        parents, paths = draft.trees[0].parents, list[list[int]]()
+        for token, parent in zip(draft.tokens[0], parents, strict=True):
             paths.append([token] if parent < 0 else [*paths[parent], token])
         assert sorted(paths) == best_first(drafter.sessions[0], row[-1], lm.block, nodes)
         assert [call.passes for call in draft.calls] == [1]
@@ -108,7 +108,7 @@ def test_a_draft_ends_where_its_head_expects_it_to_be_refused(tmp_path: Path, mo
         drafter: Any = ModelDrafter(lm)
         drafter.start([row], held, held)
         draft = drafter.propose([row], Budget([lm.block]), drafting(KeyedSampler(make_processor(1.5), seed), [row]))
-        tokens, session = [row[-1], *draft.tokens[0].tolist()], drafter.sessions[0]
+        tokens, session = [row[-1], *draft.tokens[0]], drafter.sessions[0]
         told = [session.confidence([0], [tokens[: depth + 1]])[0] for depth in range(min(len(tokens), lm.block))]
         assert draft.calls[0].confidence == pytest.approx(told)
         assert [chance >= 0.0965 for chance in told] == [True] * (len(tokens) - 1) + [False] * (

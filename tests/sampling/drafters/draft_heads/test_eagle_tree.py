@@ -51,7 +51,7 @@ def beside(drafter: Proposer, target: Any, row: list[int]) -> Proposer:
 def paths_of(draft: Draft) -> list[tuple[int, ...]]:
     """The tokens on the way down to each node."""
     found: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.tokens[0].tolist(), parents_of(draft), strict=True):
+    for token, parent in zip(draft.tokens[0], parents_of(draft), strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
     return found
 
@@ -105,8 +105,7 @@ def test_the_tree_by_hand() -> None:
     draft, told = by_hand(3, 6, 2)
     assert paths_of(draft) == [(0,), (1,), (0, 1), (1, 2), (1, 2, 0), (2,)]
     assert told.levels == [[(0,), (1,)], [(0, 1), (1, 2)]]
-    assert draft.draft_prob is not None
-    assert draft.draft_prob[0].tolist() == pytest.approx([0.5, 0.3, 0.58, 0.9, 0.8, 0.15])
+    assert draft.trees[0].draft_prob == pytest.approx([0.5, 0.3, 0.58, 0.9, 0.8, 0.15])
     assert draft.probs is None
     assert [call[:2] for call in draft.calls] == [("toy", 3)]
 
@@ -214,11 +213,10 @@ class Audited(Proposer):
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         fresh = beside(growing(self.models[0], nodes=20), self.target, rows[0])
         draft, wanted = super().propose(rows, budget, sampler), fresh.propose(rows, budget, sampler)
-        assert draft.tokens == wanted.tokens.tolist()
+        assert draft.tokens == wanted.tokens
         assert parents_of(draft) == parents_of(wanted)
-        assert draft.draft_prob is not None
-        assert wanted.draft_prob is not None
-        torch.testing.assert_close(draft.draft_prob, wanted.draft_prob, atol=1e-5, rtol=1e-4)
+        probs = (torch.tensor(each.trees[0].draft_prob) for each in (draft, wanted))
+        torch.testing.assert_close(*probs, atol=1e-5, rtol=1e-4)
         self.rounds += 1
         return draft
 

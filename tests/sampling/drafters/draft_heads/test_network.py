@@ -59,7 +59,7 @@ def test_a_plain_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dty
         close(session.score([ids[:end]], NOTHING)[0, 0], wanted[end - 1], precision(dtype))
     drafted = session.score([ids[:20]], Draft.of([ids[20:26]]))
     close(drafted[0], wanted[19:26], precision(dtype))
-    session.commit(torch.tensor([[0, 1, 2]]))
+    session.commit([[0, 1, 2]])
     close(session.score([ids[:24]], NOTHING)[0, 0], wanted[23], precision(dtype))
 
 

@@ -18,8 +18,8 @@ from sampling.drafters.proposal import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, Node
 from sampling.drafters.tables.lookup import (
     CHANCE,
     LookupDrafter,
-    MatchIndex,
     Recalled,
+    TextSoFar,
     likeliest_tokens,
 )
 from sampling.drafters.tables.table_file import StaticTables
@@ -27,7 +27,7 @@ from sampling.gamma.ratios import Ratios
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Rows, Verdict
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
-from tests.support.toys import ALONE, TableLM, chain_lm, parents_of
+from tests.support.toys import ALONE, Given, TableLM, chain_lm, parents_of
 from training.tables.build import Passage, arrays_of, count_levels
 
 SAMPLER = sampler()
@@ -48,11 +48,8 @@ def proposed(drafter: Drafter, rows: Rows, want: int, drawing: KeyedSampler = SA
 def named(drafter: Drafter, draft: Draft) -> list[tuple[int, str]]:
     """(token, source) of each node of the first row."""
     assert draft.probs is None
-    assert draft.source is not None
-    return [
-        (token, drafter.traits.names[source])
-        for token, source in zip(draft.tokens[0].tolist(), draft.source[0].tolist(), strict=True)
-    ]
+    (tree, *_) = draft.trees
+    return [(token, drafter.traits.names[source]) for token, source in zip(tree.tokens, tree.source, strict=True)]
 
 
 def drafted(drafter: Drafter, row: list[int], want: int = 4) -> list[tuple[int, str]]:
@@ -139,8 +136,7 @@ def test_what_comes_behind_drafted_tokens_is_learned_where_they_were_accepted(tr
 
     def after(path: list[int], other: Draft | None = None) -> float:
         draft = proposed(drafter, [row], 3)  # 3, 9, 7
-        nodes = torch.tensor([[*path, *[-1] * (3 - len(path))]])
-        drafter.observe([row], other or draft, Verdict(nodes, torch.tensor([0]), torch.ones(1), torch.ones(1)))
+        drafter.observe([row], other or draft, Verdict([path], [0], Given(torch.ones(1, 4, 4)), torch.ones(1, 4, 4)))
         return ratios.of("further", AFTER_DRAFTED, AFTER_DRAFTED_WORTH).value
 
     begun, refused, taken, nothing, theirs = (
@@ -173,15 +169,15 @@ def naive(row: list[int], tail: list[int], longest: int = 5) -> list[tuple[int, 
 @given(st.lists(st.lists(TOKEN, max_size=7), max_size=6), st.lists(TOKEN, max_size=4), st.data())
 def test_the_growing_index_equals_a_rescan(pieces: list[list[int]], ahead: list[int], data: st.DataObject) -> None:
     """Also of a row that goes back any way, as one with uncommitted drafts does, and of a copy."""
-    index, row = MatchIndex(), []
+    index, row = TextSoFar(), []
     for piece in pieces:
         row = row[: data.draw(st.integers(0, len(row)), label="shared")] + piece
         index.follow(row)
         tail = [*row, *ahead]
-        assert [*index.every(tail)] == naive(row, tail)
+        assert index.matches(tail) == naive(row, tail)
         twin = deepcopy(index)
         index.follow([*row, 9, 9])
-        assert [*twin.every(tail)] == naive(row, tail)
+        assert twin.matches(tail) == naive(row, tail)
 
 
 def test_ragged_rows_are_drafted_each_on_its_own() -> None:
@@ -189,10 +185,9 @@ def test_ragged_rows_are_drafted_each_on_its_own() -> None:
     drafter = LookupDrafter(tables_of([9, 8]), least=0)
     drafter.start(rows, ALONE, ALONE)
     draft = drafter.propose(rows, Budget([2, 4, 0]), SAMPLER)
-    assert draft.tokens == [[3, 1], [8, -1], [-1, -1]]
-    assert draft.source is not None
-    assert draft.source.tolist() == [[0, 0], [1, 0], [0, 0]]
-    assert drafter.propose(rows, Budget([0, 0, 0]), SAMPLER).tokens.shape == (3, 0)
+    assert draft.tokens == [[3, 1], [8], []]
+    assert [tree.source for tree in draft.trees] == [[0, 0], [1], []]
+    assert drafter.propose(rows, Budget([0, 0, 0]), SAMPLER).tokens == [[], [], []]
 
 
 def test_steps_tell_who_proposed_what_in_every_row() -> None:
@@ -206,7 +201,7 @@ def test_steps_tell_who_proposed_what_in_every_row() -> None:
 
 
 def verdict(path: list[int], laws: torch.Tensor) -> Verdict:
-    return Verdict(torch.tensor([path]), torch.tensor([0]), laws[None], laws[None].log())
+    return Verdict([path], [0], Given(laws[None]), laws[None].log())
 
 
 def recalled(known: Recalled, *tail: int) -> list[tuple[int, float]]:
@@ -277,7 +272,7 @@ def test_without_noise_nothing_changes() -> None:
         plain, same = (
             proposed(growing(shared_noise=peek), [AGAIN], 6, drawing) for peek in (False, drawing.processor.greedy)
         )
-        assert torch.equal(plain.tokens, same.tokens)
+        assert plain.tokens == same.tokens
 
 
 def test_rows_keep_their_noise_when_others_have_ended() -> None:

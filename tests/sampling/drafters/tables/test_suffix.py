@@ -85,8 +85,7 @@ def test_an_answer_that_is_over_drafts_and_the_conversations_own_matches_come_be
         drafter.start([row_of_another], ALONE, ALONE)
         draft = drafter.propose([row_of_another], Budget([3]), SAMPLER)
         assert draft.tokens == [[4, 6, 6]]
-        assert draft.source is not None
-        assert {drafter.traits.names[one] for one in draft.source[0].tolist()} == {"suffix"}
+        assert {drafter.traits.names[one] for one in draft.trees[0].source} == {"suffix"}
     assert CHANCE[3] > 1 / (1 + DOUBT[2])
 
 
