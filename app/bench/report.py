@@ -6,7 +6,6 @@ loads nothing. Columns and cells are those of the rows' own table (app/bench/sum
 """
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +21,13 @@ from app.bench.summary import ALARM, DISTURBED, MARKS, OTHER_TEXT, Row, SummaryR
 from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table
 from app.screen.palette import Look
-from app.screen.rows import visible
 from app.settings.table import Settings
 from app.settings.types import got, named
 from sampling.drafters.registry import is_simulated
 from sampling.stats.summary import TARGET
 from utils.errors import UsageError
 from utils.files import write_text
+from utils.visible import to_stderr, visible
 
 Rows = Sequence[Row]
 
@@ -171,7 +170,7 @@ def report_of(source: Path, settings: Settings, args: Namespace) -> int:
     assert args.report is not None
     write_text(args.report, page(read_run(source), source.name))
     if not settings.quiet:
-        sys.stderr.write(f"written: {args.report}\n")
+        to_stderr(f"written: {args.report}")
     return 0
 
 

@@ -32,6 +32,7 @@ from rich.cells import cell_len, set_cell_size
 
 from app.screen.terminal import mark_pastes
 from utils.errors import UserError
+from utils.visible import visible
 
 # OSC, DCS, SOS, PM and APC; CSI (Linux sends F1 as ESC [ [ A); sets of characters and keys; single controls.
 _SEQUENCE = re.compile(
@@ -219,7 +220,7 @@ class PromptReader:
         self._hint = text
 
     def _toolbar(self) -> str:
-        width, text = self.session.app.output.get_size().columns - 1, self._hint or self._status()
+        width, text = self.session.app.output.get_size().columns - 1, visible(self._hint or self._status())
         return text if cell_len(text) <= width else set_cell_size(text, width)
 
     def read(self, default: str = "") -> str:

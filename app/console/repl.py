@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from app.chat.conversation import clean
 from app.console.answer import UNANSWERED, answer
@@ -99,7 +98,7 @@ def ended(state: ConsoleState, code: int, error: Exception | None) -> int:
         if error is not None:
             tell(state, error)
         if line:
-            state.errors.print(Text(line), soft_wrap=True)
+            state.errors.print(line, soft_wrap=True)
     return code
 
 

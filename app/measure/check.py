@@ -90,18 +90,18 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     console = screen(settings, sys.stdout, _WIDE)
     console.print(_models(loaded))
     for line in [*lines, *(f"note: {note}" for note in loaded.notes)]:
-        console.print(Text(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if args.speed:
         console.print(speed_table(engine, settings))
     if args.forecast:
         with Interrupts() as interrupted:
             brings = forecast(engine, settings, interrupted)
         for line in ["nothing drafts: the speed is plain decoding's"] if brings is None else brings.lines():
-            console.print(Text(line), soft_wrap=True)
+            console.print(line, soft_wrap=True)
         if args.program is not None:
             recipe = _recipe(engine, settings, given, brings.gamma if brings else 0)
             console.print()
-            console.print(Text(written(args.program, recipe)), soft_wrap=True)
+            console.print(written(args.program, recipe), soft_wrap=True)
     return 0
 
 
