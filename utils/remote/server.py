@@ -6,6 +6,7 @@ UserError in one line. Knows no lanes and no screen.
 
 import asyncio
 import json
+import math
 import os
 import re
 import time
@@ -27,6 +28,16 @@ _COUNTERS = {  # of /metrics, by what they count; vLLM's, then SGLang's, which c
     "passes": "vllm:spec_decode_num_drafts_total",
     "verified": "sglang:spec_verify_calls_total",
 }
+_DRAFTS = {  # by its place in a chunk: an engine's own counts of an answer's drafts, accepted ones and passes
+    "timings": ("draft_n", "draft_n_accepted", ""),  # llama-server: tools/server/README.md
+    "metrics.speculative_decoding": ("num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"),  # vLLM 0.32:
+    # docs/features/speculative_decoding/acceptance_metrics.md; SGLang answers `return_spec_tokens_details` (its #33518)
+    "sglext.spec_tokens_details": ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct"),
+    "stats": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # LM Studio 0.3.10, release notes …
+    "usage": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # … or here
+}
+_COUNTED = ("drafted", "accepted", "passes")
+_RATES = {"timings": "predicted_per_second", "metrics": "tokens_per_second", "stats": "tokens_per_second"}
 _DONE = "[DONE]"  # the data of the event that ends a stream
 _KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
 
@@ -222,7 +233,7 @@ class ChatAnswer:
                     now = time.monotonic()
                     yield text, now - last
                     last, begun = now, True
-                if before and self.reason != "interrupted":
+                if before and self.reason != "interrupted" and self.report.accepted is None:
                     self._count(before, self._wait(runner, _counters(client)) or {})
         except UserError as error:
             if not begun:
@@ -286,14 +297,19 @@ class ChatAnswer:
         return runner.run(watched())
 
     def _report(self, chunk: Any) -> None:
-        """Take over what a chunk says of the whole answer: `usage`, and llama-server's `timings`."""
-        usage, timings = chunk.get("usage"), chunk.get("timings")
+        """Take over what a chunk says of the whole answer: `usage`, and what engines add of drafts and their rate."""
+        usage = chunk.get("usage")
         found: dict[str, Any] = {
             "tokens": _count_in(usage, "completion_tokens"),
             "prompt_tokens": _count_in(usage, "prompt_tokens"),
-            "drafted": _count_in(timings, "draft_n"),
-            "accepted": _count_in(timings, "draft_n_accepted"),
         }
+        for place, names in _DRAFTS.items():
+            counts = (_count_in(_at(chunk, place), name) for name in names)
+            found |= {key: count for key, count in zip(_COUNTED, counts, strict=True) if count is not None}
+        for place, name in _RATES.items():
+            rate = (_at(chunk, place) or {}).get(name)
+            if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
+                found["rate"] = float(rate)
         self.report = self.report._replace(**{name: count for name, count in found.items() if count is not None})
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
@@ -327,6 +343,14 @@ async def _counters(client: Any) -> dict[str, float]:
 def _whole(text: str) -> str:
     """Return the text with surrogate pairs joined and lone ones replaced."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _at(chunk: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:
+    """Return the record at a dotted place of a chunk; None where there is none."""
+    record: Any = chunk
+    for name in place.split("."):
+        record = record.get(name) if isinstance(record, Mapping) else None
+    return record if isinstance(record, Mapping) else None
 
 
 def _count_in(record: Any, name: str) -> int | None:
