@@ -141,7 +141,8 @@ class Server:
         named = {} if self.chosen is None else {"model": self.chosen}
         with self.reading():
             answer = self._client.post(path, body={**named, **body}, cast_to=object)
-            return _not_page(answer)
+            _in(answer, "error", object)  # refuses a web page
+            return answer
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -190,13 +191,6 @@ _PAGE = "a web page in place of an API: a URL ends in /v1"
 def _is_page(body: object) -> bool:
     """Return whether a body is HTML or XML, which no JSON and no stream of events begins like."""
     return isinstance(body, str) and body.lstrip().startswith("<")
-
-
-def _not_page(body: Any) -> Any:
-    """Return the body; ValueError for a web page."""
-    if _is_page(body):
-        raise ValueError(_PAGE)
-    return body
 
 
 def _line(error: object) -> str:
@@ -251,7 +245,7 @@ class ChatAnswer:
                 asked = create(stream=True, stream_options={"include_usage": True}, **request_fields)
                 async with asked as response:
                     async for data in _events(response.iter_bytes()):
-                        chunks.put_nowait(data if data == _DONE else json.loads(data) or {})
+                        chunks.put_nowait(data if data == _DONE else json.loads(data or "{}") or {})
                         if data == _DONE:
                             break
             finally:
@@ -371,23 +365,19 @@ def _in(record: Any, name: str, kind: type[Field]) -> Field | None:
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """Yield the data of a stream's events, by the HTML Living Standard, 9.2.6. Comments, other fields and events
-    without data are left out; the last event's end may be missing. ValueError for a web page."""
-    begun, rest, data = "", b"", list[bytes]()
-    async for part in _and_then(parts, b"\n\n"):
-        begun = begun or _not_page((rest + part).decode("utf-8", "replace").strip())
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            name, _, value = line.removesuffix(b"\r").partition(b":")
-            if name == b"data":
-                data.append(value.removeprefix(b" "))
-            elif not line.strip() and data:
-                if text := b"\n".join(data).decode().strip():
-                    yield text
-                data = []
-
-
-async def _and_then(parts: AsyncIterator[bytes], last: bytes) -> AsyncIterator[bytes]:
+    """Yield the data of a stream's events, the last of which may lack its end."""
+    rest = b""
     async for part in parts:
-        yield part
-    yield last
+        *events, rest = re.split(rb"\r?\n\r?\n", rest + part)
+        for event in events:
+            yield _data_of(event)
+    yield _data_of(rest)
+
+
+def _data_of(event: bytes) -> str:
+    """Return an event's data, by the HTML Living Standard, 9.2.6; "" for comments and other fields alone. ValueError
+    for a web page."""
+    if event.lstrip().startswith(b"<"):
+        raise ValueError(_PAGE)
+    lines = (line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:"))
+    return b"\n".join(lines).decode().strip()
