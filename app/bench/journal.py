@@ -9,7 +9,6 @@ error. Knows answers and their slots, no models and no figures.
 from __future__ import annotations
 
 import json
-import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -27,6 +26,7 @@ from app.prompts.questions import Question
 from app.settings.table import MODEL_FIELDS, ModelOptions, Settings
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line, first_difference, stream_of
+from utils.visible import to_stderr
 
 _ELSEWHERE = (  # entered under another key, or without influence on the figures
     *("prompts", "ids", "limit", "turns", "methods"),
@@ -93,13 +93,13 @@ def open_journal(
         return None
     if stream_of(args.out) is not None:
         if not settings.quiet:
-            sys.stderr.write(f"no journal can be kept beside {args.out}: a stopped run begins again\n")
+            to_stderr(f"no journal can be kept beside {args.out}: a stopped run begins again")
         return None
     journal = Journal(args.out, about(settings, options, args, questions))
     if not settings.quiet and journal.known:
-        sys.stderr.write(f"resuming: {len(journal.known)} answers are in {journal.path}\n")
+        to_stderr(f"resuming: {len(journal.known)} answers are in {journal.path}")
     elif not settings.quiet and args.out.exists():
-        sys.stderr.write(f"{args.out} exists: this run begins again and replaces it at its end\n")
+        to_stderr(f"{args.out} exists: this run begins again and replaces it at its end")
     return journal
 
 

@@ -6,7 +6,6 @@ loads nothing. Columns and cells are those of the rows' own table (app/bench/sum
 """
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +21,15 @@ from app.bench.summary import ALARM, DISTURBED, MARKS, OTHER_TEXT, Row, SummaryR
 from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table
 from app.screen.palette import Look
-from app.screen.rows import visible
+from app.screen.panes import reported
 from app.settings.table import Settings
 from app.settings.types import got, named
 from sampling.drafters.registry import is_simulated
 from sampling.stats.summary import TARGET
 from utils.errors import UsageError
 from utils.files import write_text
+from utils.remote.pieces import Report
+from utils.visible import to_stderr, visible
 
 Rows = Sequence[Row]
 
@@ -39,7 +40,7 @@ def show_tables(summary: Rows, settings: Settings, console: Console) -> None:
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
     print_table(console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console))
     alarm = Look(palette=settings.palette).style("alarm line")
-    for line in (*_differences(summary), *disturbances(summary)):
+    for line in (*_differences(summary), *disturbances(summary), *by_servers(summary)):
         console.print(line, style=alarm if line.startswith(ALARM) else None, markup=False)
     compared = [row for row in summary if row["speedup"] is not None]
     if compared:
@@ -86,6 +87,12 @@ def disturbances(summary: Rows) -> list[str]:
     """Return a line for each row of which repeats with a disturbed timing are left out."""
     rows = ((variant_name(row), row["disturbed"], row["disturbed"] + len(row["speedup_per_repeat"])) for row in summary)
     return [f"{name}: {DISTURBED} of {count} of {whole} repeats" for name, count, whole in rows if count]
+
+
+def by_servers(summary: Rows) -> list[str]:
+    """Return a line for each server that says what became of its own drafts."""
+    texts = {variant_name(row): reported(Report(**row["reported"])) for row in summary}
+    return [f"{name}, {', '.join(each).replace(':,', ':', 1)}" for name, each in texts.items() if each]
 
 
 # -- the costs of models that draft -----------------------------------------------------------------
@@ -171,7 +178,7 @@ def report_of(source: Path, settings: Settings, args: Namespace) -> int:
     assert args.report is not None
     write_text(args.report, page(read_run(source), source.name))
     if not settings.quiet:
-        sys.stderr.write(f"written: {args.report}\n")
+        to_stderr(f"written: {args.report}")
     return 0
 
 
@@ -213,6 +220,7 @@ def page(run: Run, name: str) -> str:
         settings=[(key, _in_words(value)) for key, value in run.settings.items()],
         counts=f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method; rates leave prefill out",
         disturbances=disturbances(figures),
+        by_servers=by_servers(figures),
         visible=visible,
     )
 

@@ -56,6 +56,7 @@ from utils.machine import machine
 from utils.processes import agreed
 from utils.progress import INTERRUPTED, never, silent
 from utils.remote.server import Message
+from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -155,7 +156,7 @@ class Bench:
         how: Any = {"interrupt": self.interrupt, "show": show, "terms": terms, "messages": messages}
         answer = run_lane(lane, prompt, self.decode, **how)
         if answer_log is not None and (problem := answer_log.end()):
-            sys.stderr.write(f"{problem}\n")
+            to_stderr(problem)
         return answer
 
     # -- measuring ----------------------------------------------------------------------------
@@ -211,7 +212,7 @@ class Bench:
         known = agreed(None if self.journal is None else self.journal.answer(slot, len(item.ids)))
         if known is not None:
             return known
-        bar.set_description(variant.label, refresh=False)
+        bar.set_description(visible(variant.label), refresh=False)
         answer = self.answer(variant, item.ids, item.messages, item.prompt)
         if not answer.exit_code:
             bar.update()
@@ -246,14 +247,14 @@ class Bench:
         """Print the table and write the file; return the exit code."""
         summary = summarise(self.items, self.variants)
         for line in self.skipped:
-            sys.stderr.write(f"{line}\n")
+            to_stderr(line)
         if not self.measured and not self.interrupted:
             if self.journal is not None:
                 self.journal.close(done=True)
             raise UserError(f"nothing was measured: none of the {len(self.questions)} prompts fits into the context")
         if self.interrupted:
             more = "" if self.journal is None else ": the same command resumes the run"
-            sys.stderr.write(f"{self.problem or 'interrupted'} after {self.measured} answers{more}\n")
+            to_stderr(f"{self.problem or 'interrupted'} after {self.measured} answers{more}")
         try:
             self._write(summary)
         finally:
@@ -269,7 +270,7 @@ class Bench:
         data = {**self.facts(), "summary": summary, "prompts": prompts}
         page = self.args.report
         if self.args.out is not None and not write_result(self.args.out, data):
-            sys.stderr.write(f"{self.args.out} holds a finished result and is kept\n")
+            to_stderr(f"{self.args.out} holds a finished result and is kept")
             page = None
         if self.journal is not None and not self.interrupted:
             self.journal.close(done=True)
@@ -373,7 +374,7 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
         for number, question in enumerate(bar):
             item = next(bench.turns(number), None)
             if item is None:
-                bar.write(bench.skipped[-1], file=sys.stderr)
+                bar.write(visible(bench.skipped[-1]), file=sys.stderr)
                 continue
             differences = compare(bench, question.line or number + 1, item.ids, variants, reference)
             if differences is None:
@@ -382,12 +383,12 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
             report.prompts += 1
             report.differences += differences
             for each in differences:
-                bar.write(str(each), file=sys.stdout)
+                bar.write(visible(str(each)), file=sys.stdout)
     if not report.prompts and not bench.interrupted:
         raise UserError(f"nothing was compared: none of the {len(bench.questions)} prompts fits into the context")
     sys.stdout.write(f"{report}{'' if reference else ' (transformers not compared: sampled)'}\n")
     if bench.interrupted:
-        sys.stderr.write("interrupted: the prompts after this were not compared\n")
+        to_stderr("interrupted: the prompts after this were not compared")
         return INTERRUPTED
     return 0 if report.passed else 1
 

@@ -188,6 +188,13 @@ def _rounded(value: Any) -> Any:
     return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
+def _of_server(timed: Timed) -> dict[str, int]:
+    """Return a server's counts over the answers, of its own drafts too."""
+    report = timed.total.report
+    counts = {} if report is None else report._asdict()
+    return {name: count for name, count in counts.items() if isinstance(count, int)}
+
+
 def _mean_gamma(timed: Timed) -> float | None:
     """Return the gamma; under auto the tokens drafted a round, of a tree all its nodes."""
     gamma, total = timed.variant.gamma, timed.total
@@ -419,6 +426,7 @@ class SummaryRow(BaseModel, frozen=True):
         BenchColumn(lambda of: {name: ratio(of.total.call_ms.get(name, 0.0), n) for name, n in of.total.calls.items()}),
     ] = {}
     reviews: Annotated[dict[str, Reviewed], BenchColumn(lambda of: of.total.to_json().get("reviews", {}))] = {}
+    reported: Annotated[Named, BenchColumn(_of_server)] = {}
     swi: Annotated[
         Named | None, BenchColumn(lambda of: swi_of(of.total, of.answers[0].terms) if of.answers else None)
     ] = None

@@ -19,12 +19,13 @@ from app.screen.inspection import LISTED, Choice, SaidToken, decided
 from app.screen.live import Track, phases, telling, tokens_of
 from app.screen.palette import TINTS, Look
 from app.screen.panes import StatsLines, details, note, title_of
-from app.screen.rows import Row, one_line, visible
+from app.screen.rows import Row, one_line
 from app.screen.trace import TracedRound, read
 from app.screen.view import heading
 from app.settings.table import Settings
 from sampling.events import INVERSE_TEMPERATURES
 from utils.growing_text import Window
+from utils.visible import visible
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _LOOK = Look(width=10_000)
@@ -61,13 +62,22 @@ def page(answers: Iterable[PageAnswer], title: str = "Conversation") -> str:
         "policy": f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
         "title": _html(title),
         "body": "\n".join(_article(number, answer) for number, answer in enumerate(every, start=1)),
-        "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
+        "data": json.dumps(_all_shown(data), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
 def _shown(text: str) -> str:
     return _NO_TEXT.sub("\ufffd", visible(text))
+
+
+def _all_shown(data: Any) -> Any:
+    """Return JSON with all its texts made harmless."""
+    if isinstance(data, dict):
+        return {name: _all_shown(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_all_shown(value) for value in data]
+    return _shown(data) if isinstance(data, str) else data
 
 
 def _html(text: str) -> str:
@@ -138,9 +148,9 @@ def _data(answer: PageAnswer, texts: dict[str, int]) -> dict[str, Any]:
     tracks = answer.tracks
     shown = telling(tracks) if tracks else None
     return {
-        "question": _shown(answer.question),
-        "text": _shown(answer.text),
-        "models": {name: _shown(text) for name, text in answer.models.items()},
+        "question": answer.question,
+        "text": answer.text,
+        "models": dict(answer.models),
         "settings": shown_settings(answer.settings),
         "telling": None if shown is None or not shown.steps else tracks.index(shown),
         "lanes": [_lane(track, texts) for track in tracks],
@@ -166,7 +176,7 @@ def _round(traced: TracedRound, by_chance: bool) -> dict[str, Any]:
         node, chance = draft.number - 1, draft.chance if by_chance else None
         place = (node, step.parents[node], step.depths[node], draft.branch)
         figures = map(_short, (draft.q, draft.p, chance, draft.coin))
-        drafts.append((*place, _shown(draft.text), draft.source, draft.fate, *figures))
+        drafts.append((*place, draft.text, draft.source, draft.fate, *figures))
     ms = [round(1000 * part, 4) for part in (step.draft_s, step.verify_s, step.sample_s, step.overhead_s)]
     return {"says": phases(step), "ms": ms, "drafts": drafts}
 
@@ -174,9 +184,9 @@ def _round(traced: TracedRound, by_chance: bool) -> dict[str, Any]:
 def _token(token: SaidToken, texts: dict[str, int]) -> dict[str, Any]:
     return {
         **{name: getattr(token, name) for name in ("token", "round", "kind", "by", "rule")},
-        "shown": _shown(token.shown),
+        "shown": token.shown,
         "entropy": _short(token.entropy),
-        "said": [_shown(line) for line in decided(token, _LOOK)],
+        "said": decided(token, _LOOK),
         "choices": [_choice(choice, texts) for choice in token.choices],
         "coins": {known: _short(number) for known, number in _coins(token)},
         "rest": [_short(mass) for mass in token.rest],
@@ -192,7 +202,7 @@ def _coins(token: SaidToken) -> Iterator[tuple[int, float]]:
 
 def _choice(choice: Choice, texts: dict[str, int]) -> list[Any]:
     """The columns of a choice; those at the end that are not known are left out."""
-    row: list[Any] = [texts.setdefault(_shown(choice.text), len(texts)), choice.token]
+    row: list[Any] = [texts.setdefault(choice.text, len(texts)), choice.token]
     if (choice.rank or 1) > LISTED and not choice.fate:
         choice = choice._replace(processed=None)  # only a what-if lists it
     row += [_short(getattr(choice, name)) for name in CHOICES[2:]]

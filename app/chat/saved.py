@@ -23,12 +23,13 @@ from app.lanes.answers import Answer
 from app.lanes.costs import LoggedLane, event_of, settings_of
 from app.screen.inspection import SaidToken
 from app.screen.live import LaneViews, Track, look_of, panes, tokens_of
-from app.screen.rows import visible
+from app.screen.terminal import Screen
 from app.screen.view import heading, question
 from app.settings.table import Settings
 from sampling.events import Reason
 from utils.errors import UserError
 from utils.growing_text import Decode
+from utils.visible import visible
 
 VERSION = 1
 _KEYS = {
@@ -72,9 +73,9 @@ def as_json(turns: Sequence[Turn], about: Mapping[str, Any]) -> str:
 
 
 def as_text(turns: Sequence[Turn], system: str) -> str:
-    """Return the conversation as plain text."""
+    """Return the conversation as plain text, of which a terminal that shows the file obeys nothing."""
     head = [f"[system]\n{system}\n"] if system else []
-    return "\n".join([*head, *(f"[user]\n{turn.user}\n\n[assistant]\n{turn.text}\n" for turn in turns)])
+    return visible("\n".join([*head, *(f"[user]\n{turn.user}\n\n[assistant]\n{turn.text}\n" for turn in turns)]))
 
 
 class _SavedTurn(BaseModel, extra="allow"):
@@ -200,16 +201,13 @@ _SVG = f"""\
 
 def drawing(width: int = WIDTH) -> Console:
     """Return a console that records its output, in full colour whatever the terminal can do."""
-    return Console(
+    return Screen(
         file=io.StringIO(),
         record=True,
         width=width,
         force_terminal=True,
         color_system="truecolor",
         no_color=False,
-        highlight=False,
-        markup=False,
-        emoji=False,
         legacy_windows=False,
     )
 
@@ -230,10 +228,10 @@ def draw(console: Console, turns: Iterable[tuple[Turn, Sequence[Answered]]], set
                 console.print(line)
             last = line
         console.print(question(turn.user, look))
-        console.print(Text(visible(turn.text)))
+        console.print(turn.text)
         console.print()
         for answered in decodings:
             console.print(panes(answered.tracks, console, settings))
         if not decodings:
-            console.print(Text("the drafts and figures of this answer are not there", style="dim"))
+            console.print("the drafts and figures of this answer are not there", style="dim")
         console.print()

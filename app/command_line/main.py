@@ -20,6 +20,7 @@ from app.settings.table import Layers, misspelt_variables
 from utils.errors import UsageError, UserError
 from utils.processes import check_command, first, hush, leave_at_once, world
 from utils.progress import INTERRUPTED
+from utils.visible import to_stderr
 
 GRACE = 5.0  # seconds
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _silence(sys.stdout)
         if code == 0:  # else the error was reported already
-            _complain(f"error: {_line(error, verbose)}\n")
+            to_stderr(f"error: {_line(error, verbose)}")
             code = 1
     if world().size > 1:
         leave_at_once(code)
@@ -71,7 +72,7 @@ def _guarded(arguments: list[str], verbose: bool, word: IO[str]) -> int:
         trace = traceback.format_exc() if verbose else ""
         if not first():
             time.sleep(GRACE)  # the first process reports the error of all, and torchrun ends this one
-        _complain(f"{trace}error: {_line(error, verbose)}\n", word)
+        to_stderr(f"{trace}error: {_line(error, verbose)}", word)
         return error.exit_code if isinstance(error, UserError) else 1
 
 
@@ -92,13 +93,6 @@ def _line(error: Exception, verbose: bool) -> str:
     return f"internal: {type(error).__name__}{first}{hint}"
 
 
-def _complain(text: str, word: IO[str] | None = None) -> None:
-    """Write to `word`, or stderr, unless it is closed."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        (word or sys.stderr).write(text)
-        (word or sys.stderr).flush()
-
-
 def _silence(stream: TextIO | None) -> None:
     """Point a broken stream at nothing, so that the interpreter's last flush raises no error."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -107,7 +101,7 @@ def _silence(stream: TextIO | None) -> None:
 
 def _run(request: Request) -> int:
     for warning in misspelt_variables(request.environ):
-        _complain(f"warning: {warning}\n")
+        to_stderr(f"warning: {warning}")
     options, layers = request.options, layers_of(request)
     settings = layers.settings if first() else layers.settings.changed(record="")  # of several the first writes files
     if run := COMMANDS[request.command].run:

@@ -17,6 +17,7 @@ from app.settings.types import SWITCH
 from sampling.drafters.registry import table
 from utils.errors import UsageError, UserError
 from utils.files import read_text, write_text
+from utils.visible import to_stderr
 
 
 def _code(text: str) -> str:
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
             if new != text:
                 write_text(file, new)
     except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
+        to_stderr(f"error: {error}")
         return error.exit_code
     return 0
 

@@ -18,10 +18,10 @@ from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
 from app.replay.session_log import LoggedMessage, log_writer_of
 from app.screen.output import load_engine, screen
-from app.screen.rows import visible
 from app.screen.terminal import Interrupts
 from sampling.stats.metrics import Meter
 from utils.processes import agreed, first
+from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
     from app.settings.table import ModelOptions, Settings
@@ -43,7 +43,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
         engine = load_engine(settings, options, interrupt, servers=True)
         lanes, chat = engine.lanes(settings), conversation(engine, settings)
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
-            sys.stderr.write(f"{engine.loaded.target.name} has no chat template: the text is simply continued\n")
+            to_stderr(f"{engine.loaded.target.name} has no chat template: the text is simply continued")
         plan, said = chat.plan(text), engine.pieces.beside(chat.text)
         message = LoggedMessage(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
         answer_log = None if log is None else log.open_answer(engine, lanes, message, settings, said)
@@ -58,7 +58,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
             answer_of(lane, meter, said, terms_of(lane, engine)) for lane, meter in zip(lanes, meters, strict=True)
         ]
         if answer_log is not None and (problem := answer_log.end()):
-            sys.stderr.write(f"{problem}\n")
+            to_stderr(problem)
         if writer is None:
             head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
             write_json({**head, "results": [answer.to_json() for answer in answers], **compared(answers)})
@@ -67,7 +67,9 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
             if not settings.quiet:
                 report(answers, settings)
     if writer is None or settings.quiet:
-        sys.stderr.writelines(f"error: {answer.problem}\n" for answer in answers if answer.problem)
+        for answer in answers:
+            if answer.problem:
+                to_stderr(f"error: {answer.problem}")
     return max(answer.exit_code for answer in answers)
 
 

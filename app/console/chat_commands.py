@@ -27,7 +27,7 @@ from app.screen.inspection import Force, Inspection, forced_hint
 from app.screen.live import look_of, rounds_of, telling
 from app.screen.palette import Look
 from app.screen.panes import PaneData, StatsLines
-from app.screen.rows import Lines, fit, in_short, one_line, plural, visible
+from app.screen.rows import Lines, fit, in_short, one_line, plural
 from app.screen.spans import answer_text, thoughts
 from app.screen.terminal import view
 from app.screen.trace import RoundPictures
@@ -39,6 +39,7 @@ from sampling.stats.summary import Stats, disturbed, merge, speedup_over
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.files import write_text
 from utils.loading.loaded import NO_LIMIT, limit_text
+from utils.visible import visible
 
 if TYPE_CHECKING:
     from app.chat.conversation import Conversation

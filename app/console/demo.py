@@ -5,7 +5,6 @@ The steps are data (app/replay/player.py); each is answered by itself. Knows no 
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from app.screen.view import drafting, heading, models_of, question
 from app.settings.table import Layers
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
+from utils.visible import to_stderr
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -35,7 +35,7 @@ def run_demo(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     steps = chosen(args.step)
     if play_recorded(settings, steps) if args.recorded else _live(settings, options, steps):
         return 0
-    sys.stderr.write("the demo was left: infer.py demo N plays a step alone\n")
+    to_stderr("the demo was left: infer.py demo N plays a step alone")
     return INTERRUPTED
 
 

@@ -32,6 +32,7 @@ from rich.cells import cell_len, set_cell_size
 
 from app.screen.terminal import mark_pastes
 from utils.errors import UserError
+from utils.visible import visible
 
 # OSC, DCS, SOS, PM and APC; CSI (Linux sends F1 as ESC [ [ A); sets of characters and keys; single controls.
 _SEQUENCE = re.compile(
@@ -166,8 +167,8 @@ def state_folder() -> Path:
 class PromptReader:
     """Where lines come from: a prompt_toolkit prompt with `status` in its bottom line.
 
-    `ascii` and `color` choose how it looks; `note` takes a line that the user should read once, `tell` what the prompt
-    raised; while `second` holds, it raises LeaveError.
+    `ascii` and `color` choose how it looks; while `keep` holds, its lines go into a file for later runs; `note` takes
+    a line that the user should read once, `tell` what the prompt raised; while `second` holds, it raises LeaveError.
     """
 
     def __init__(
@@ -178,6 +179,7 @@ class PromptReader:
         tell: Callable[[Exception], None],
         *,
         second: Callable[[], bool] = lambda: False,
+        keep: Callable[[], bool] = lambda: True,
         ascii: bool = False,
         color: bool = True,
         **session: Any,
@@ -193,7 +195,7 @@ class PromptReader:
             "> " if ascii else "› ",
             multiline=True,
             prompt_continuation=lambda width, line, wrapped: "" if wrapped else self._more,
-            history=_history(note),
+            history=_history(note, keep),
             completer=CommandCompleter(offer),
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
             key_bindings=key_bindings(self._show_hint, second, lambda: self._given),
@@ -219,7 +221,7 @@ class PromptReader:
         self._hint = text
 
     def _toolbar(self) -> str:
-        width, text = self.session.app.output.get_size().columns - 1, self._hint or self._status()
+        width, text = self.session.app.output.get_size().columns - 1, visible(self._hint or self._status())
         return text if cell_len(text) <= width else set_cell_size(text, width)
 
     def read(self, default: str = "") -> str:
@@ -369,20 +371,24 @@ def is_text(key: KeyPress) -> bool:
 class _History(FileHistory):
     """A file history that says so when a line can no longer be written."""
 
-    def __init__(self, path: str, note: Callable[[str], None]) -> None:
+    def __init__(self, path: str, note: Callable[[str], None], keep: Callable[[], bool]) -> None:
         super().__init__(path)
-        self._note = note
+        self._note, self._keep = note, keep
 
     def store_string(self, string: str) -> None:
+        if not self._keep():
+            return
         try:
             super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
         except OSError as error:
             self._note(f"the line was not kept in the history: {error.strerror or error}")
 
 
-def _history(note: Callable[[str], None]) -> History:
-    """The history between runs, or one for this run where it cannot be kept."""
+def _history(note: Callable[[str], None], keep: Callable[[], bool]) -> History:
+    """The history between runs, or one for this run where it cannot, or shall not, be kept."""
     path = state_folder() / "history"
+    if not keep():
+        return InMemoryHistory()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(path, "ab"):
@@ -392,4 +398,4 @@ def _history(note: Callable[[str], None]) -> History:
     except OSError as error:
         note(f"no history between runs: {path}: {error.strerror or error}")
         return InMemoryHistory()
-    return _History(str(path), note)
+    return _History(str(path), note, keep)

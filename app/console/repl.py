@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from app.chat.conversation import clean
 from app.console.answer import UNANSWERED, answer
@@ -99,7 +98,7 @@ def ended(state: ConsoleState, code: int, error: Exception | None) -> int:
         if error is not None:
             tell(state, error)
         if line:
-            state.errors.print(Text(line), soft_wrap=True)
+            state.errors.print(line, soft_wrap=True)
     return code
 
 
@@ -119,6 +118,7 @@ def prompt_reader(state: ConsoleState) -> PromptReader:
         state.hint,
         lambda error: tell(state, error),
         second=state.just_stopped,
+        keep=lambda: state.settings.keep,
         ascii=plain,
         color=color,
     )
@@ -211,8 +211,9 @@ class Signals:
 
 
 def save_chat(state: ConsoleState) -> str:
-    """Save the conversation, if there is one, in the state folder; return a line that names the file or the problem."""
-    if state.chat is None or not state.chat.turns:
+    """Save the conversation, if there is one to be kept, in the state folder; return a line that names the file or the
+    problem."""
+    if state.chat is None or not state.chat.turns or not state.settings.keep:
         return ""
     folder = state_folder() / "chats"
     file = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"

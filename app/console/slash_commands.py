@@ -21,6 +21,7 @@ from app.screen.terminal import BELOW
 from app.settings.table import SETTING_FIELDS
 from app.settings.types import Choice, Whole, got, named
 from utils.errors import UsageError, UserError, did_you_mean
+from utils.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -185,7 +186,7 @@ def completions(line: str, state: ConsoleState) -> list[Completion]:
     if " " in so_far and not command.spaces:
         return []
     offered = ((value, note) for value, note in command.complete(state, so_far) if value.startswith(so_far))
-    return [Completion(value, -len(so_far), display_meta=note) for value, note in offered]
+    return [Completion(value, -len(so_far), visible(value), note) for value, note in offered]
 
 
 # -- /help: text only, fits 60 columns --------------------------------------------------------

@@ -23,7 +23,6 @@ from app.chat.conversation import Conversation
 from app.lanes.pairing import catalogue, drafter_words, load, load_options, with_drafter
 from app.replay.session_log import log_writer_of
 from app.screen.live import look_of
-from app.screen.rows import visible
 from app.screen.terminal import SECOND_WITHIN, InPlace, Interrupts, page
 from app.screen.view import Surface, heading, models_of
 from app.settings.table import Layers, ModelOptions, Settings
@@ -296,12 +295,11 @@ class ConsoleState(Surface):
 
     def page(self, what: Any) -> None:
         """Say what may be longer than the screen, on a terminal through the user's pager."""
-        content = Text(visible(what)) if isinstance(what, str) else what
-        if not (self.live and page(self.out, content)):
+        if not (self.live and page(self.out, what)):
             self.say(what)
 
     def fail(self, text: str) -> None:
-        self.errors.print(Text(visible(f"error: {' '.join(text.split())}"), style="red"))
+        self.errors.print(f"error: {' '.join(text.split())}", style="red")
 
     # -- the pair -----------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ from utils.files import check_outputs, first_difference, hash_of, writable, writ
 from utils.loading.fit import fingerprint
 from utils.machine import cpu_name, keep_memory, machine
 from utils.progress import INTERRUPTED
+from utils.visible import to_stderr, visible
 
 RUN, WORK = "run.json", "work"
 TEXT_FILE, TABLES_FILE = "text.jsonl", "tables.bin"
@@ -134,7 +135,7 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
                 "the same command resumes the run"
             ) from error
     if kept:
-        sys.stderr.write(f"interrupted: {kept}, the same command resumes the run\n")
+        to_stderr(f"interrupted: {kept}, the same command resumes the run")
     return INTERRUPTED if kept else 0
 
 
@@ -235,7 +236,7 @@ def _head(
     write_report(out, report)
     given = {"--pair": options.pair, "--models": options.models, "--target": options.target}
     flags = "".join(f"{flag} {shlex.quote(value)} " for flag, value in given.items() if value)
-    sys.stdout.write(in_lines(report, out, flags))
+    sys.stdout.write(visible(in_lines(report, out, flags)))
     return ""
 
 
@@ -313,7 +314,7 @@ def write_texts(
         raise UserError(f"every prompt has {source.longest} tokens or more: there is no room for an answer")
     if count > before and not settings.quiet:
         rate = (count - before) / max(time.monotonic() - begun, 1e-9)
-        sys.stderr.write(f"{file}: {count:,} tokens, {count - before:,} of them new, {rate:,.0f} tokens/s\n")
+        to_stderr(f"{file}: {count:,} tokens, {count - before:,} of them new, {rate:,.0f} tokens/s")
     return count
 
 
@@ -370,10 +371,10 @@ def build_tables(
     )
     if not settings.quiet:
         kept, counted = sum(facts["contexts"]), sum(facts["contexts_found"])
-        sys.stderr.write(
+        to_stderr(
             f"{out}: {facts['bytes'] / 1e6:.1f} MB, {kept:,} of {counted:,} entries for contexts of at most "
             f"{facts['max_n']} tokens from {facts['tokens']:,} tokens in {facts['passages']:,} passages, "
-            f"{time.monotonic() - begun:.0f} s\n"
+            f"{time.monotonic() - begun:.0f} s"
         )
 
 

@@ -201,6 +201,8 @@ def options_for(server: Server, settings: Settings) -> dict[str, Any]:
         fields["top_k"] = fields["top_k"] or ALL[server.kind]
         if server.kind.startswith("llama"):
             fields["repeat_penalty"] = fields.pop("repetition_penalty")
+        if server.kind == "SGLang":
+            fields["return_spec_tokens_details"] = True
         return {**options, "extra_body": fields}
     for name, (_, off) in FURTHER.items():
         if getattr(settings, name) != off:

@@ -17,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, drafter_words, load_options
-from app.measure.elsewhere import Recipe, written
+from app.measure.elsewhere import PUBLISHED, Recipe, kind_of, written
 from app.screen.output import load_progress, screen
 from app.screen.terminal import Interrupts
 from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
 from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of
+from utils.catalogue.templates import AUTO, PLAIN, carries_template
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import limit_text
 from utils.progress import never, silent
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
 _WIDE = 200  # columns for a table that goes into a file or a pipe
+_ELSEWHERE = "to be fetched"
 _WOULD = {
     "hidden size": _HEAD,
     "is for a vocabulary": _HEAD,
@@ -63,6 +65,7 @@ def list_pairs(settings: Settings, options: ModelOptions, own: None) -> int:
 def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Load the pair and print its parts and that they fit; return 0. `args`: :func:`app.measure.check.check_args`.
 
+    Of a pair that is not on disk --for needs no file: its command is printed, and nothing is fetched.
     With --speed also the time of passes over 1 … 16 tokens and the cost of drafting. Raises UserError (exit code 1)
     with the reason where the pair cannot be loaded or does not fit, its own tables or draft head included.
     """
@@ -76,6 +79,9 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     if args.plan:
         return run_plan(settings, options, args)
     spec, given = choose_pair(options), load_options(options)
+    if args.program is not None and _state(spec) == _ELSEWHERE:
+        screen(settings, sys.stdout, _WIDE).print(written(args.program, _unread(spec, settings)), soft_wrap=True)
+        return 0
     with load_progress(sys.stderr, quiet=settings.quiet) as progress, Interrupts() as interrupted:
         try:
             with drafter_words(spec):
@@ -90,18 +96,18 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     console = screen(settings, sys.stdout, _WIDE)
     console.print(_models(loaded))
     for line in [*lines, *(f"note: {note}" for note in loaded.notes)]:
-        console.print(Text(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if args.speed:
         console.print(speed_table(engine, settings))
     if args.forecast:
         with Interrupts() as interrupted:
             brings = forecast(engine, settings, interrupted)
         for line in ["nothing drafts: the speed is plain decoding's"] if brings is None else brings.lines():
-            console.print(Text(line), soft_wrap=True)
+            console.print(line, soft_wrap=True)
         if args.program is not None:
             recipe = _recipe(engine, settings, given, brings.gamma if brings else 0)
             console.print()
-            console.print(Text(written(args.program, recipe)), soft_wrap=True)
+            console.print(written(args.program, recipe), soft_wrap=True)
     return 0
 
 
@@ -122,10 +128,37 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
         gamma,
         "" if isinstance(spec.drafter, str) else _source(spec.drafter, given),
         translated=any(model.vocabulary is not None for model in loaded.drafting_models),
-        packed=engine.invariant,
+        compiled=_weights(loaded.target) if engine.invariant else "",
         encodes=loaded.target.encodes,
         lookup=settings.ngram_n,
+        template=_template(spec) if carries_template(loaded.tokenizer, spec.template or AUTO) else "",
     )
+
+
+def _weights(model: LoadedModel) -> str:
+    return f"{model.dtype_text} weights" if model.quantization == "none" else "4- to 8-bit weights"
+
+
+def _template(spec: PairSpec) -> str:
+    return "" if spec.template == PLAIN or spec.arch == "seq2seq" else spec.template or AUTO
+
+
+def _unread(spec: PairSpec, settings: Settings) -> Recipe:
+    """Return the facts of a pair as far as the catalogue knows them."""
+    drafter, way = "", str(spec.drafter)
+    notes = [f"{spec.name} is not on disk: nothing was read or measured (infer.py check {spec.name} fetches it)"]
+    if not isinstance(spec.drafter, str):
+        drafter = spec.drafter.file or spec.drafter.source
+        kinds = (kind for kind in PUBLISHED if kind.rstrip("1") in drafter.lower())
+        way = max(kinds, key=lambda kind: len(kind.rstrip("1")), default="model") if spec.method != "glide" else "glide"
+        taken = "a model with the target's vocabulary" if way == "model" else f"one of the {kind_of(way)}"
+        notes.append(f"{drafter} is taken for {taken}")
+    sources = [model for model in (spec.target, spec.drafter) if not isinstance(model, str) and model.file]
+    notes += [f"{model.file} comes from {model.repository or model.package}" for model in sources]
+    gamma = settings.gamma if isinstance(settings.gamma, int) else 4
+    target = spec.target.file or spec.target.source
+    own: Any = {"encodes": spec.arch == "seq2seq", "template": _template(spec), "notes": tuple(notes)}
+    return Recipe(target, way, gamma, drafter, settings.ngram_n, **own)
 
 
 def _source(model: ModelSpec, given: LoadOptions) -> str:
@@ -156,7 +189,7 @@ def _state(pair: PairSpec) -> str:
         folder = pair.students[kind]
         if not Path(folder).is_dir():
             return f"needs {folder}"
-    return "ready" if all(map(is_here, models)) else "to be fetched"
+    return "ready" if all(map(is_here, models)) else _ELSEWHERE
 
 
 def _models(loaded: LoadedPair) -> Table:

@@ -24,6 +24,7 @@ from typing import Any
 from app.settings.table import Field, arguments, by_name
 from app.settings.types import METHOD_NAMES, SWITCH, Choice, Number, NumberList, WholeList
 from sampling.drafters.registry import HEADS, ROWS
+from utils.catalogue.templates import TEMPLATES
 from utils.errors import UsageError
 
 ONCE = {"parallel_drafting": True}  # vLLM's word for a block in one pass
@@ -47,8 +48,9 @@ class Recipe:
 
     `target`, `drafter`: a hub id, a folder or a GGUF file. `way`: the drafter's word, of a published head a key of
     PUBLISHED. `gamma`: drafts a round. `lookup`: the most tokens that are looked up. `translated`: the drafter has
-    another vocabulary. `packed`: the target computes with its file's 4 to 8 bits here. `encodes`: an encoder reads the
-    prompt.
+    another vocabulary. `compiled`: the weights that the compiled pass computes with here, if it does. `encodes`: an
+    encoder reads the prompt. `template`: the chat template's name, "auto" for the tokenizer's own, empty without one.
+    `notes`: more to say.
     """
 
     target: str
@@ -57,8 +59,10 @@ class Recipe:
     drafter: str = ""
     lookup: int = 3
     translated: bool = False
-    packed: bool = False
+    compiled: str = ""
     encodes: bool = False
+    template: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def looks_up(self) -> bool:
@@ -69,7 +73,9 @@ class Recipe:
 def written(program: str, recipe: Recipe) -> str:
     """Return the text for `program`, one of PROGRAMS; comments alone where it cannot serve the target at all."""
     notes, text = PROGRAMS[program](recipe)
-    return "\n".join([*(f"# {note}" for note in notes), text]).rstrip()
+    if recipe.template in TEMPLATES and program != "transformers":
+        notes.append(f"for chats it needs the template {recipe.template} (--chat-template), which no file brings")
+    return "\n".join([*(f"# {note}" for note in (*notes, *recipe.notes)), text]).rstrip()
 
 
 def _lacking(recipe: Recipe, program: str) -> list[str]:
@@ -83,12 +89,12 @@ def _lacking(recipe: Recipe, program: str) -> list[str]:
         notes.append(f"{program} has no n-gram tables or bigrams")
     if recipe.looks_up and recipe.way != "ngram" and (recipe.way, program) != ("suffix", "vLLM"):
         notes.append("prompt lookup comes nearest: fewer drafts, and gamma was not measured for it")
-    if recipe.packed:
-        notes.append(f"the compiled pass over 4- to 8-bit weights stays here: c and v(n) are others in {program}")
+    if recipe.compiled:
+        notes.append(f"the compiled pass over {recipe.compiled} stays here: c and v(n) are others in {program}")
     return notes
 
 
-def _kind(way: str) -> str:
+def kind_of(way: str) -> str:
     """Return a published kind in words."""
     return {"eagle1": "EAGLE-1 or 2 heads", "eagle3": "EAGLE-3 heads", "pard": "PARD models"}.get(way, f"{way} heads")
 
@@ -139,7 +145,7 @@ def _transformers(recipe: Recipe) -> tuple[list[str], str]:
         notes.append("transformers' use_mtp is for DeepSeek V3, GLM-4-MoE and others that its documents name")
     elif recipe.way in PUBLISHED:
         notes.append(
-            f"transformers reads no {_kind(recipe.way)}: without drafts (its use_mtp is for a model's own layers)"
+            f"transformers reads no {kind_of(recipe.way)}: without drafts (its use_mtp is for a model's own layers)"
         )
     if any(map(_gguf, (recipe.target, recipe.drafter))):
         notes.append("GGUF files need the package gguf and are expanded to floats")
@@ -159,8 +165,15 @@ def _transformers(recipe: Recipe) -> tuple[list[str], str]:
     elif recipe.looks_up:
         call = f"prompt_lookup_num_tokens={recipe.gamma}, max_matching_ngram_size={recipe.lookup}, "
     ids = "answer[0]" if recipe.encodes else "answer[0, inputs.input_ids.shape[1] :]"
+    inputs = f'tokenizer({json.dumps(PROMPT)}, return_tensors="pt")'
+    if recipe.template:
+        own = TEMPLATES.get(recipe.template)
+        lines += [f"tokenizer.chat_template = {own!r}"] if own else []
+        lines.append(f"chat = {json.dumps([{'role': 'user', 'content': PROMPT}])}")
+        how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
+        inputs = f"tokenizer.apply_chat_template(chat, {how})"
     lines += [
-        f'inputs = tokenizer({json.dumps(PROMPT)}, return_tensors="pt")',
+        f"inputs = {inputs}",
         f"answer = model.generate(**inputs, {call}max_new_tokens=64, do_sample=False)",
         f"print(tokenizer.decode({ids}))",
     ]
@@ -194,7 +207,7 @@ def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
             head = _converted(recipe.drafter, notes, f" --target-model-dir {shlex.quote(recipe.target)}")
             words = ["-md", shlex.quote(head), *words]
     elif recipe.way in PUBLISHED:
-        notes.append(f"llama.cpp's --spec-type has no {_kind(recipe.way)}: without drafts")
+        notes.append(f"llama.cpp's --spec-type has no {kind_of(recipe.way)}: without drafts")
     elif recipe.looks_up:
         sizes = f"--spec-ngram-simple-size-n {recipe.lookup} --spec-ngram-simple-size-m {recipe.gamma}"
         words = ["--spec-type ngram-simple", sizes]

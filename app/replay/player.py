@@ -6,7 +6,6 @@ printed. :func:`walk` is the same for both tours, that of the loaded pair (app/c
 step says what to look at, is played, and waits for Enter. Knows no format (app/replay/session_log.py) and no engines.
 """
 
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from sampling.stats.summary import disturbed, speedup
 from utils.errors import UserError
 from utils.files import check_outputs, write_text
 from utils.progress import INTERRUPTED
+from utils.visible import to_stderr
 
 LONGEST_WAIT = 10.0  # seconds between two answers
 
@@ -43,7 +43,7 @@ def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     if args.page is not None:
         check_outputs({"--page": args.page}, [args.file])
         write_text(args.page, page(map(_on_page, answers), Path(args.file).name))
-        sys.stderr.write(f"wrote {plural(len(answers), 'answer')} to {args.page}\n")
+        to_stderr(f"wrote {plural(len(answers), 'answer')} to {args.page}")
         return 0
     console = make_console(settings)
     live = is_live(console) and not settings.quiet and args.speed > 0
@@ -54,7 +54,8 @@ def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         if not all(map(player.play, answers)):
             return INTERRUPTED
     notes = log.notes if answers else [*log.notes, f"{args.file} holds no answer yet"]
-    sys.stderr.write("".join(f"{note}\n" for note in notes))
+    for note in notes:
+        to_stderr(note)
     return 0
 
 

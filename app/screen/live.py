@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
-from rich.text import Text
 
 from app.lanes.answers import Answer, comparisons_of, may_differ, rule_of
 from app.lanes.costs import Terms, kept, known, seen_before, terms_of
@@ -24,7 +23,7 @@ from app.lanes.race import timed
 from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
 from app.screen.panes import Layout, PaneData, Round, State, StatsLines, note
-from app.screen.rows import Lines, Row, chunk, flow, plural, visible
+from app.screen.rows import Lines, Row, chunk, flow, plural
 from app.screen.spans import BeamReader, Spanner, answer_text, committed_text, span_parts, thoughts
 from app.screen.terminal import InPlace, await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace, read
@@ -252,7 +251,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
     """The final print: the text alone, then panes, figures, comparison and legend, which stay in view."""
     settings, last = place.settings, tracks[-1].pane()
     if settings.quiet:
-        place.out.print(Text(visible(text)), soft_wrap=True)
+        place.out.print(text, soft_wrap=True)
         place.say(StatsLines([last], look_of(place.out, settings).sized(height=None)))
         if cut := note(last, goes_on=place.goes_on):
             place.say(cut)

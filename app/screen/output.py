@@ -22,6 +22,7 @@ from app.screen.terminal import make_console, size_in
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 from utils.progress import Remaining
+from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -61,7 +62,7 @@ def load_engine(
         warm_up(engine)
     if not settings.quiet:
         for note in engine.notes:
-            sys.stderr.write(f"{note}\n")
+            to_stderr(note)
     return engine
 
 
@@ -79,9 +80,9 @@ def load_progress(stream: IO[str], *, quiet: bool) -> Iterator[Callable[[str, fl
             return
         name = stage.partition(",")[0]
         if live:
-            stream.write(f"\r\x1b[K{stage}{remaining.text(name, fraction)}")
+            stream.write(f"\r\x1b[K{visible(stage)}{remaining.text(name, fraction)}")
         elif fraction is not None and name != shown:
-            stream.write(f"{name}\n")
+            stream.write(f"{visible(name)}\n")
         stream.flush()
         shown = name
 

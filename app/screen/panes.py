@@ -37,6 +37,7 @@ from app.screen.spans import Span
 from sampling.drafters.registry import ROWS, is_simulated
 from sampling.stats.summary import Stats
 from utils.growing_text import NO_TEXT
+from utils.remote.pieces import Report
 from utils.remote.server import address_of, is_url
 
 State = Literal["waiting", "prefill", "running", "done", "stopped"]
@@ -121,7 +122,7 @@ class PaneData:
     @property
     def telling(self) -> bool:
         """Whether there is more to say than what every lane has."""
-        return self.drafting or bool(self.stats and (self.stats.beams or _reported(self.stats)))
+        return self.drafting or bool(self.stats and (self.stats.beams or reported(self.stats.report)))
 
     @property
     def status(self) -> str:
@@ -186,7 +187,7 @@ def details(pane: PaneData, look: Look, first: str = "  ") -> list[Chunk]:
 
 def _outcome(pane: PaneData, look: Look) -> list[str]:
     stats = pane.stats
-    if stats is not None and (texts := _reported(stats)):
+    if stats is not None and (texts := reported(stats.report)):
         return texts
     if stats is None or not (stats.beams or stats.draft_n):
         return []
@@ -204,16 +205,20 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
     return texts
 
 
-def _reported(stats: Stats) -> list[str]:
-    """Return a server's figures of its own drafts; empty where it gives none."""
-    if (report := stats.report) is None:
+def reported(report: Report | None) -> list[str]:
+    """Return a server's figures of its own drafts, and its own rate; empty where it gives none."""
+    if report is None:
         return []
     texts = []
-    if report.accepted is not None:
-        of = f"/{report.drafted} ({report.accepted / report.drafted:.0%})" if report.drafted else ""
-        texts.append(f"accepted {report.accepted}{of}")
-    if report.passes and report.tokens:
-        texts.append(f"{(report.tokens - 1) / report.passes:.2f} tok/pass over {report.passes} passes")
+    if report.drafted == 0:
+        texts.append("drafted nothing")
+    elif report.accepted is not None:
+        of = f"/{report.drafted:.0f} ({report.accepted / report.drafted:.0%})" if report.drafted else ""
+        texts.append(f"accepted {report.accepted:.0f}{of}")
+        if report.passes:
+            passes = plural(int(report.passes), "pass", "es")
+            texts.append(f"{1 + report.accepted / report.passes:.2f} tok/pass over {passes}")
+    texts += [rate(report.rate)] if report.rate else []
     return ["by the server:", *texts] if texts else []
 
 

@@ -1,14 +1,12 @@
 """Screen rows: what everything drawn is made of, from text made harmless to chunks that wrap only between each other.
 
 Text becomes lines, wrapped by rich: by display width, at a space (which goes) or, if a word is longer than the line,
-inside it. Control characters, escape sequences and direction overrides never reach the terminal. Indentation and line
-breaks stay. A piece is (text, role); a row is a list of rich segments without a line end, never wider than the
-look. Knows no models, no figures and no events.
+inside it. Indentation and line breaks stay. A piece is (text, role); a row is a list of rich segments without a line
+end, never wider than the look. Knows no models, no figures and no events.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,6 +18,7 @@ from rich.text import Text
 
 from app.screen.palette import Look
 from utils.growing_text import NO_TEXT
+from utils.visible import visible
 
 Piece = tuple[str, str]
 Line = tuple[Piece, ...]
@@ -28,42 +27,7 @@ TAB = 4
 _CONSOLE = Console()  # rich's wrapping asks for one, which it does not use
 _JOINER = "\u200d"  # of emoji: terminals disagree on the width of what it joins
 
-_DROPPED = [
-    *(0x00AD, 0x061C, 0x180E, 0x200B, 0x200E, 0x200F, 0xFEFF),
-    *range(0x202A, 0x202F),  # direction embeddings and overrides
-    *range(0x2060, 0x2070),  # invisible operators, direction isolates
-    *range(0xFFF9, 0xFFFC),
-    *range(0xE0000, 0xE0080),  # tags: text that no eye sees
-]
-_CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
-_HOSTILE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\xa0\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
-)
-
 Row = list[Segment]
-
-
-def _table(ascii_only: bool) -> dict[int, str]:
-    """Return the pictures of characters that a terminal would obey, or that are not seen."""
-    table = {code: f"\\x{code:02x}" for code in _CONTROLS} | {0x2028: " ", 0x2029: " ", 0xA0: " "}
-    table |= dict.fromkeys(_DROPPED, "") | dict.fromkeys(range(0xD800, 0xE000), "?" if ascii_only else "\ufffd")
-    for code in (*range(0x09), *range(0x0B, 0x20), 0x7F):
-        table[code] = f"^{chr(code ^ 0x40)}" if ascii_only else chr(0x2421 if code == 0x7F else 0x2400 + code)
-    return table
-
-
-_TABLES = {False: _table(False), True: _table(True)}
-
-
-def visible(text: str, ascii_only: bool = False) -> str:
-    """`text` without anything that a terminal would obey: only line breaks and tabs are left.
-
-    Controls become symbols (␛, or ^[ with `ascii_only`); invisible format characters are dropped.
-    """
-    if not _HOSTILE.search(text):
-        return text
-    text = text.replace("\r\n", "\n").removesuffix("\r")
-    return text.translate(_TABLES[ascii_only])
 
 
 def wrap(pieces: Sequence[Piece], width: int, ascii_only: bool = False) -> list[Line]:

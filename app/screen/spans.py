@@ -16,11 +16,12 @@ from typing import Literal, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from app.screen.rows import plural, visible
+from app.screen.rows import plural
 from app.settings.table import Settings
 from sampling.events import BeamStep, BeamTree, Event, Finished, Step
 from utils.catalogue.templates import Thinking
 from utils.growing_text import REPLACEMENT, Decode, Window
+from utils.visible import visible
 
 Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "plain"]
 

@@ -17,18 +17,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from io import StringIO
 from itertools import zip_longest
 from typing import Any, Protocol
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleDimensions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from app.screen.palette import Look
 from app.screen.rows import Drawn, Lines, Row, chunk, flow
 from app.settings.table import Settings
+from utils.visible import visible
 
 _CTRL_D = b"\x04"
 _NAP = 0.05  # seconds between two looks at the keyboard
@@ -207,13 +210,21 @@ def _cells(line: str) -> int:
 
 class Screen(Console):
     """A console that leaves a closed pipe to its caller (rich would end the program with 1) and heeds COLUMNS and LINES
-    only where they are sizes. It takes text as it is: neither markup nor emoji names, no numbers in colour.
+    only where they are sizes. It takes text as it is: neither markup nor emoji names, no numbers in colour. No text
+    that is printed here is obeyed by the terminal.
     """
 
     def __init__(self, **how: Any) -> None:
         wrong = {name for name in ("COLUMNS", "LINES") if size_in(os.environ, name) is None}
         environ = {name: value for name, value in os.environ.items() if name not in wrong}
         super().__init__(highlight=False, markup=False, emoji=False, **how, _environ=environ)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(visible(text), **how)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(visible(part.text), part.style)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -338,6 +349,6 @@ def painted(content: Drawn) -> str:
     """The rows as text for a terminal, styles as escape sequences."""
     look, file = content.look, StringIO()
     color: Any = {"color_system": "256" if look.color else None, "no_color": not look.color}
-    console = Console(file=file, width=look.width, force_terminal=look.color, highlight=False, markup=False, **color)
+    console = Screen(file=file, width=look.width, force_terminal=look.color, **color)
     console.print(content, soft_wrap=True, end="")
     return file.getvalue().removesuffix("\n")

@@ -31,11 +31,12 @@ from app.screen.panes import (
     timeline,
     title_of,
 )
-from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, visible
+from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow
 from app.screen.terminal import Interrupts
 from app.settings.table import Settings
 from utils.catalogue.specs import CASCADES, head_kind_of
 from utils.kernels.build import instruction_set, why_not
+from utils.visible import visible
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -305,12 +306,12 @@ class Surface:
     goes_on: bool = True
 
     def say(self, content: Any) -> None:
-        self.out.print(Text(visible(content)) if isinstance(content, str) else content)
+        self.out.print(content)
 
     def hint(self, text: str) -> None:
         """Say a line that matters less; --quiet leaves it out."""
         if not self.settings.quiet:
-            self.out.print(Text(visible(text), style="dim"))
+            self.out.print(text, style="dim")
 
 
 class Canvas(Surface):

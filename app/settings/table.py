@@ -299,6 +299,7 @@ class Settings(_Record):
     palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT)
     ascii: bool = row(False, SWITCH, "draw with plain ASCII", OUTPUT)
     quiet: bool = row(False, SWITCH, "answers only", OUTPUT)
+    keep: bool = row(True, SWITCH, "keep typed lines, and the chat when a signal ends it, on disk", OUTPUT)
     data_dir: str = row("", Text("DIR", "a folder"), "folder of the data sets that have a name", OUTPUT)
     verbose: bool = row(False, SWITCH, "more detail, tracebacks of errors", OUTPUT)
     debug: bool = row(False, SWITCH, "show details of every round", OUTPUT)

@@ -23,6 +23,7 @@ from sampling.drafters.registry import MEMBERS, ORACLE, oracle_of
 from utils.catalogue.specs import Matrix, check_shape, unknown_member
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.remote.server import is_server
+from utils.visible import visible
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -49,7 +50,7 @@ def got(value: object) -> str:
 
 def named(word: str) -> str:
     """Return a refused name for an error line: as typed, but cut when long and always one printable line."""
-    return _cut(word if word.isprintable() else repr(word)[1:-1])
+    return _cut(" ".join(visible(word).split()))
 
 
 def plain(value: float | str) -> str:

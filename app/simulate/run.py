@@ -47,6 +47,7 @@ from utils.files import append, check_outputs, drop_half_line, first_difference,
 from utils.loading.fit import fingerprint
 from utils.machine import machine
 from utils.progress import INTERRUPTED
+from utils.visible import to_stderr
 
 # -- record -----------------------------------------------------------------------------------------
 
@@ -82,16 +83,16 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
                 recorder.add_costs(questions)
             done = recorder.run(questions)
     for line in recorder.skipped:
-        sys.stderr.write(f"{line}\n")
+        to_stderr(line)
     count = len(recorder.answers)
     if done and not count:
         raise UserError(f"nothing was recorded: none of the {len(questions)} prompts fits into the context")
     if not done:
-        sys.stderr.write(f"interrupted: {args.out} keeps {count} answers, the same command resumes the run\n")
+        to_stderr(f"interrupted: {args.out} keeps {count} answers, the same command resumes the run")
         return INTERRUPTED
     if not settings.quiet:
         tokens = sum(map(len, recorder.answers.values()))
-        sys.stderr.write(f"{args.out}: {count} answers, {tokens:,} tokens; {recorder.new} answers are new\n")
+        to_stderr(f"{args.out}: {count} answers, {tokens:,} tokens; {recorder.new} answers are new")
     return 0
 
 
@@ -240,7 +241,7 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
         complete = simulation.run()
         rows = simulation.rows()
     if not rows:
-        sys.stderr.write("interrupted before the first answer was played\n")
+        to_stderr("interrupted before the first answer was played")
         return INTERRUPTED
     header, loaded = simulation.recorded.header, simulation.stage.loaded
     about = {
@@ -257,7 +258,7 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
     }
     print_simulation(about, rows, settings)
     if args.out is not None and not write_result(args.out, {**about, "rows": rows}):
-        sys.stderr.write(f"{args.out} holds a finished result and is kept\n")
+        to_stderr(f"{args.out} holds a finished result and is kept")
     return 0 if complete else INTERRUPTED
 
 

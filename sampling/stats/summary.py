@@ -212,7 +212,7 @@ def _summed(reports: Sequence[Report | None]) -> Report | None:
     if not known or len(known) < len(reports):
         return None
     counts: dict[str, list[Any]] = {
-        name: [getattr(report, name) for report in known] for name in Report._fields if name != "problem"
+        name: [getattr(report, name) for report in known] for name in Report._fields if name not in ("problem", "rate")
     }
     summed: dict[str, Any] = {name: None if None in column else sum(column) for name, column in counts.items()}
     return Report(**summed)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from app.console.repl import run_console
 from app.console.state import ConsoleState
+from app.screen.terminal import Screen
 from app.settings.table import Layers, ModelOptions, Settings
 from tests.support.tiny import TinyPair
 from utils.errors import UserError
@@ -95,9 +94,7 @@ def run_lines(
     """Run a console over these lines. Without `settings` answers have at most 12 tokens; `layers` outrank those."""
     stream = io.StringIO()
     system = "standard" if color else None
-    out = Console(
-        file=stream, width=width, height=30, color_system=system, markup=False, highlight=False, legacy_windows=False
-    )
+    out = Screen(file=stream, width=width, height=30, color_system=system, legacy_windows=False)
     held: list[Any] = []
 
     def make_reader(state: ConsoleState) -> ScriptedReader:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sampling.gamma.acceptance import expected_tokens
 from utils.files import write_text
+from utils.visible import visible
 
 GAMMAS = range(1, 9)
 
@@ -41,7 +42,7 @@ def expected(alpha: Sequence[float], c: float, v: Mapping[int, float]) -> list[d
 def write_report(folder: Path, report: Report) -> None:
     """Write the two files, each whole or not at all. Raises OSError."""
     write_text(folder / "report.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")
-    write_text(folder / "README.md", card(report))
+    write_text(folder / "README.md", visible(card(report)))
 
 
 def _expectations(report: Report) -> str:

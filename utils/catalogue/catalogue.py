@@ -82,7 +82,7 @@ def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
         raise UsageError(f"cannot read the catalogue {file}: {' '.join(str(error).split())}") from error
     except YamlError as problem:
         line, text = problem.args
-        raise UsageError(f"{file}:{line}: {_printable(text)}") from problem
+        raise UsageError(f"{file}:{line}: {text}") from problem
     return _Reader(file, tree, known).catalogue()
 
 
@@ -179,7 +179,7 @@ class _Reader:
 
     def wrong(self, path: Where, text: str) -> UsageError:
         """Return the error for a mistake under `path`, in one line."""
-        return UsageError(f"{self.file}:{self.tree.line(path)}: {_printable(text)}")
+        return UsageError(f"{self.file}:{self.tree.line(path)}: {text}")
 
 
 _MODEL = "a model (id, folder, file or mapping)"
@@ -200,18 +200,13 @@ def _line_for(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
     key, last, mistake = ".".join(map(str, where)), str(where[-1]) if where else "", error["type"]
     if mistake == "extra_forbidden":
         names = (ModelSpec if len(where) > 1 else kind).model_fields
-        return f"unknown key '{last}'{did_you_mean(last, names)}"
+        return f"unknown key {shown(last)}{did_you_mean(last, names)}"
     if mistake == "missing":
         return f"needs a {last}"
     if mistake == "value_error":
         return f"{key}: {error['ctx']['error']!s}" if key else str(error["ctx"]["error"])
     allowed = _KINDS.get(mistake, error["msg"].removeprefix("Input should be ").replace("a valid ", "a "))
     return f"{key} must be {allowed}, got {_shown(error['input'])}"
-
-
-def _printable(text: str) -> str:
-    """Return the text on one line, with escape sequences spelled out."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def _shown(value: Any) -> str:

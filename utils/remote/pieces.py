@@ -77,7 +77,7 @@ class PieceTokenizer:
 class Report(NamedTuple):
     """A server's own figures of an answer; None where it gives none. `problem`: why the answer broke off, in a line.
 
-    `passes` are runs of its target that verified drafts.
+    `passes` are runs of its target that verified drafts, `rate` is tokens a second by its own clock and definition.
     """
 
     tokens: int | None = None
@@ -85,4 +85,5 @@ class Report(NamedTuple):
     drafted: int | None = None
     accepted: int | None = None
     passes: int | None = None
+    rate: float | None = None
     problem: str = ""

@@ -6,6 +6,7 @@ UserError in one line. Knows no lanes and no screen.
 
 import asyncio
 import json
+import math
 import os
 import re
 import time
@@ -27,6 +28,16 @@ _COUNTERS = {  # of /metrics, by what they count; vLLM's, then SGLang's, which c
     "passes": "vllm:spec_decode_num_drafts_total",
     "verified": "sglang:spec_verify_calls_total",
 }
+_DRAFTS = {  # by its place in a chunk: an engine's own counts of an answer's drafts, accepted ones and passes
+    "timings": ("draft_n", "draft_n_accepted", ""),  # llama-server: tools/server/README.md
+    "metrics.speculative_decoding": ("num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"),  # vLLM 0.32:
+    # docs/features/speculative_decoding/acceptance_metrics.md; SGLang answers `return_spec_tokens_details` (its #33518)
+    "sglext.spec_tokens_details": ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct"),
+    "stats": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # LM Studio 0.3.10, release notes …
+    "usage": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # … or here
+}
+_COUNTED = ("drafted", "accepted", "passes")
+_RATES = {"timings": "predicted_per_second", "metrics": "tokens_per_second", "stats": "tokens_per_second"}
 _DONE = "[DONE]"  # the data of the event that ends a stream
 _KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
 
@@ -130,7 +141,8 @@ class Server:
         named = {} if self.chosen is None else {"model": self.chosen}
         with self.reading():
             answer = self._client.post(path, body={**named, **body}, cast_to=object)
-            return _not_page(answer)
+            _in(answer, "error", object)  # refuses a web page
+            return answer
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -181,13 +193,6 @@ def _is_page(body: object) -> bool:
     return isinstance(body, str) and body.lstrip().startswith("<")
 
 
-def _not_page(body: Any) -> Any:
-    """Return the body; ValueError for a web page."""
-    if _is_page(body):
-        raise ValueError(_PAGE)
-    return body
-
-
 def _line(error: object) -> str:
     """At most 200 characters on one line."""
     text = " ".join(str(error).split())
@@ -222,7 +227,7 @@ class ChatAnswer:
                     now = time.monotonic()
                     yield text, now - last
                     last, begun = now, True
-                if before and self.reason != "interrupted":
+                if before and self.reason != "interrupted" and self.report.accepted is None:
                     self._count(before, self._wait(runner, _counters(client)) or {})
         except UserError as error:
             if not begun:
@@ -240,7 +245,7 @@ class ChatAnswer:
                 asked = create(stream=True, stream_options={"include_usage": True}, **request_fields)
                 async with asked as response:
                     async for data in _events(response.iter_bytes()):
-                        chunks.put_nowait(data if data == _DONE else json.loads(data) or {})
+                        chunks.put_nowait(data if data == _DONE else json.loads(data or "{}") or {})
                         if data == _DONE:
                             break
             finally:
@@ -286,14 +291,19 @@ class ChatAnswer:
         return runner.run(watched())
 
     def _report(self, chunk: Any) -> None:
-        """Take over what a chunk says of the whole answer: `usage`, and llama-server's `timings`."""
-        usage, timings = chunk.get("usage"), chunk.get("timings")
+        """Take over what a chunk says of the whole answer: `usage`, and what engines add of drafts and their rate."""
+        usage = chunk.get("usage")
         found: dict[str, Any] = {
             "tokens": _count_in(usage, "completion_tokens"),
             "prompt_tokens": _count_in(usage, "prompt_tokens"),
-            "drafted": _count_in(timings, "draft_n"),
-            "accepted": _count_in(timings, "draft_n_accepted"),
         }
+        for place, names in _DRAFTS.items():
+            counts = (_count_in(_at(chunk, place), name) for name in names)
+            found |= {key: count for key, count in zip(_COUNTED, counts, strict=True) if count is not None}
+        for place, name in _RATES.items():
+            rate = (_at(chunk, place) or {}).get(name)
+            if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
+                found["rate"] = float(rate)
         self.report = self.report._replace(**{name: count for name, count in found.items() if count is not None})
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
@@ -329,6 +339,14 @@ def _whole(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def _at(chunk: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:
+    """Return the record at a dotted place of a chunk; None where there is none."""
+    record: Any = chunk
+    for name in place.split("."):
+        record = record.get(name) if isinstance(record, Mapping) else None
+    return record if isinstance(record, Mapping) else None
+
+
 def _count_in(record: Any, name: str) -> int | None:
     """Return a count in part of an answer, whatever stands there."""
     value = record.get(name) if isinstance(record, Mapping) else None
@@ -347,23 +365,19 @@ def _in(record: Any, name: str, kind: type[Field]) -> Field | None:
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """Yield the data of a stream's events, by the HTML Living Standard, 9.2.6. Comments, other fields and events
-    without data are left out; the last event's end may be missing. ValueError for a web page."""
-    begun, rest, data = "", b"", list[bytes]()
-    async for part in _and_then(parts, b"\n\n"):
-        begun = begun or _not_page((rest + part).decode("utf-8", "replace").strip())
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            name, _, value = line.removesuffix(b"\r").partition(b":")
-            if name == b"data":
-                data.append(value.removeprefix(b" "))
-            elif not line.strip() and data:
-                if text := b"\n".join(data).decode().strip():
-                    yield text
-                data = []
-
-
-async def _and_then(parts: AsyncIterator[bytes], last: bytes) -> AsyncIterator[bytes]:
+    """Yield the data of a stream's events, the last of which may lack its end."""
+    rest = b""
     async for part in parts:
-        yield part
-    yield last
+        *events, rest = re.split(rb"\r?\n\r?\n", rest + part)
+        for event in events:
+            yield _data_of(event)
+    yield _data_of(rest)
+
+
+def _data_of(event: bytes) -> str:
+    """Return an event's data, by the HTML Living Standard, 9.2.6; "" for comments and other fields alone. ValueError
+    for a web page."""
+    if event.lstrip().startswith(b"<"):
+        raise ValueError(_PAGE)
+    lines = (line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:"))
+    return b"\n".join(lines).decode().strip()

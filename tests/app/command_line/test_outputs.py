@@ -25,6 +25,7 @@ from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 
 APP = Path(__file__).resolve().parents[3] / "app"
 REFERENCE = APP.parent / "docs" / "reference.md"
+SESSION = REFERENCE.parent / "examples" / "session.jsonl"
 PATHS = re.compile(r"FILE|DIR|GGUF|F\.json|[Ff]ile|[Ff]older|[Pp]ath")
 
 
@@ -111,6 +112,7 @@ FILES = {
     "record --out": Output(command("record", "--prompts", ":prompts.jsonl", "--max-new-tokens", "2"), appends=True),
     "simulate --out": Output(command("simulate", ":recorded.jsonl", "--drafter", "ngram", "--gammas", "2")),
     "--record": Output(command("run", "one", "--max-new-tokens", "2", flag="--record"), appends=True),
+    "replay --page": Output(command("replay", str(SESSION), flag="--page", target=False)),
     "/save FILE": Output(saved, ending=".json"),
     "reference": Output(renewed, rereads=True),
 }

@@ -66,6 +66,45 @@ def test_bench_sends_a_server_the_chat_and_keeps_its_text(
     assert [rows[-1]["text"] for rows in results] == ["w1 onetwo", "w1 three"]
 
 
+VLLM = {"speculative_decoding": {"num_draft_tokens": 12, "num_accepted_draft_tokens": 6, "num_spec_steps": 3}}
+
+
+@pytest.fixture
+def drafting() -> Iterator[ScriptedServer]:
+    *pieces, last = said("w1 ", "w2", tokens=10)
+    with ScriptedServer([*pieces, {**last, "metrics": VLLM}], owner="sglang") as server:
+        yield server
+
+
+def test_a_servers_figures_of_its_drafts_are_shown_as_its_own(
+    drafting: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "hi", "--target", drafting.url]) == 0
+    assert "by the server:  accepted 6/12 (50%)  3.00 tok/pass over 3 passes" in capsys.readouterr().err
+    assert main(["run", "hi", "--target", drafting.url, "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["report"] == {
+        **{"tokens": 10, "prompt_tokens": 7, "drafted": 12, "accepted": 6, "passes": 3, "rate": None, "problem": ""}
+    }
+    assert (result["draft_n"], result["acceptance_rate"]) == (0, None)  # ours: nothing was drafted here
+    asked = [body for path, _, body in drafting.requests if "chat" in path]
+    assert [body["return_spec_tokens_details"] for body in asked] == [True, True]  # one request an answer
+
+
+def test_bench_says_a_servers_figures_of_its_drafts_as_its_own(
+    drafting: ScriptedServer, pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = bench(pair, drafting, tmp_path, "one", "two")
+    assert code == 0
+    line = f"{drafting.url}, by the server: accepted 12/24 (50%), 3.00 tok/pass over 6 passes"
+    assert line in capsys.readouterr().out.split("\n")
+    rows = json.loads(out.read_text())["summary"]
+    assert [row["reported"].get("accepted") for row in rows] == [None, 12]
+    report = tmp_path / "page.html"
+    assert main(["bench", "--from", str(out), "--report", str(report), "--quiet"]) == 0
+    assert f"<p>{line}.</p>" in report.read_text(encoding="utf-8")
+
+
 def test_a_server_that_breaks_off_ends_bench_with_1_and_keeps_what_was_measured(
     server: ScriptedServer, pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

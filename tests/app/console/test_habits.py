@@ -12,10 +12,10 @@ import pytest
 from app.console.slash_commands import COMMANDS, TABLE, completions, dispatch, help_names, help_page
 from app.console.state import ConsoleState
 from app.prompts.questions import FIRST_QUESTION
-from app.screen.rows import visible
 from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
+from utils.visible import visible
 
 pytestmark = pytest.mark.slow
 

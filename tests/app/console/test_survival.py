@@ -22,6 +22,7 @@ from tests.support.screen import PASTE_OFF, PASTE_ON, ROOT, Terminal
 from tests.support.scripted import Line, Ran, run_lines
 
 SHAPE = {"context": 8192}
+QUESTIONS = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
 
 SECONDS = float(os.environ.get("SURVIVAL_SECONDS", "4"))
 SEED = int(os.environ.get("SURVIVAL_SEED", str(time.time_ns() % 1_000_000)))
@@ -194,6 +195,27 @@ def test_a_signal_before_anything_was_said_leaves_nothing_and_says_nothing(catal
     assert terminal.end() == 143
     assert not (tmp_path / "speculative-console" / "chats").exists()
     assert "saved" not in terminal.text
+
+
+@pytest.mark.parametrize("keep", ["on", "off"])
+def test_only_files_that_the_questions_list_are_written_and_none_of_the_chat_with_keep_off(
+    catalogue: Path, tmp_path: Path, keep: str
+) -> None:
+    unset = dict.fromkeys(("XDG_STATE_HOME", "XDG_CACHE_HOME", "SPEC_CACHE_DIR", "HF_HOME"), "")
+    terminal = chatting(catalogue, tmp_path, **unset, HOME=str(tmp_path), SPEC_KERNELS="torch", SPEC_KEEP=keep)
+    terminal.enter("/set keep")
+    terminal.wait(f"keep = {keep}", 20)
+    os.kill(terminal.child.pid, signal.SIGTERM)
+    assert terminal.end() == 143
+    assert ("the conversation was saved" in terminal.text) == (keep == "on")
+    rows = [line.split(" | ")[0] for line in QUESTIONS.splitlines() if line.startswith(("| `~/", "| … `"))]
+    listed = [name for row in rows for name in re.findall(r"`(?:~/)?([^`*]+)", row)]
+    cache, state = ".cache/speculative-console/", ".local/state/speculative-console/"
+    written = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    unlisted = {name for name in written if not name.removeprefix(cache).startswith(tuple(listed))}
+    assert {name for name in unlisted if not name.endswith(".lock")} == set()
+    assert any(name.startswith(state) for name in written) == (keep == "on")
+    assert cache + "costs.json" in written
 
 
 def test_a_terminal_that_goes_away_leaves_the_chat_in_a_file(catalogue: Path, tmp_path: Path) -> None:

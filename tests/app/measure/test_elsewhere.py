@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from app.command_line.main import main
-from app.measure.elsewhere import PROGRAMS, PUBLISHED, Recipe, written
+from app.measure.elsewhere import PROGRAMS, PROMPT, PUBLISHED, Recipe, written
 from app.measure.plan import Forecast, Grown, Option, forecast
+from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import Settings
 from tests.app.lanes.test_draft_heads import write_student
-from tests.support.tiny import TinyPair, tiny_model, tiny_tokenizer
+from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
 from utils.progress import Cancelled, never
 
 DRAFT = "-md D.gguf --spec-type draft-simple --spec-draft-n-max 4 --spec-draft-n-min 0 --spec-draft-p-min 0"
@@ -94,12 +95,12 @@ def test_another_vocabulary_files_and_encoders_have_words_of_their_own() -> None
     config = json.loads(shlex.split(code(written("vllm", other)))[4])
     assert config == {"method": "draft_model", **DRAFTS, "use_heterogeneous_vocab": True}
     assert "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, " in written("transformers", other)
-    file = Recipe("/a b/T.gguf", "model", 4, "D.gguf", packed=True)
+    file = Recipe("/a b/T.gguf", "model", 4, "D.gguf", compiled="4- to 8-bit weights")
     assert code(written("llama.cpp", file)) == f"llama-server -m '/a b/T.gguf' {DRAFT}"
     assert "convert_hf_to_gguf.py" not in written("llama.cpp", file)
     assert 'model = AutoModelForCausalLM.from_pretrained("/a b", gguf_file="T.gguf")' in written("transformers", file)
     assert "vllm-gguf-plugin" in written("vllm", file)
-    assert all("stays here" in written(program, file) for program in PROGRAMS)
+    assert all("pass over 4- to 8-bit weights stays here" in written(program, file) for program in PROGRAMS)
     head = written("llama.cpp", recipe("eagle3"))
     assert "# first: python convert_hf_to_gguf.py o/D --target-model-dir o/T --outfile D.gguf" in head.split("\n")
     for way in ("model", "ngram"):
@@ -193,19 +194,90 @@ def test_two_words_say_that_a_pair_fits_and_what_it_brings(pair: TinyPair, capsy
     assert checked(capsys, pair.target, "none")[1][-2] == "nothing drafts: the speed is plain decoding's"
 
 
-@pytest.mark.parametrize("way", ["model", "other", "ngram"])
+def program_of(out: list[str]) -> str:
+    return "\n".join(out[out.index("# transformers 5.23") :])
+
+
+@pytest.mark.parametrize("way", ["model", "other", "ngram", "vicuna"])
 def test_transformers_call_runs_as_printed_and_answers_as_plain_decoding(
     way: str, pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drafter = {"model": pair.drafter, "ngram": "ngram"}.get(way) or strange(tmp_path / "other")
-    status, out, _ = checked(capsys, pair.target, drafter, "--for", "transformers")
+    drafter = strange(tmp_path / "other") if way == "other" else way if way in ("ngram", "tables", "none") else None
+    named = {"plain template": "plain", "vicuna": "vicuna"}.get(way)
+    one = {
+        "target": str(pair.target),
+        "drafter": str(drafter or pair.drafter),
+        **({"template": named} if named else {}),
+    }
+    file = tmp_path / "models.yaml"
+    file.write_text(json.dumps({"default": "a", "pairs": {"a": one}}), encoding="utf-8")
+    status, out, _ = checked(capsys, "a", "--models", file, "--for", "transformers")
     assert status == 0
     ran: dict[str, Any] = {}
-    exec("\n".join(out[out.index("# transformers 5.23") :]), ran)
+    exec(program_of(out), ran)
     assert ("assistant_tokenizer" in ran) == (way == "other")
     plain = ran["model"].generate(**ran["inputs"], max_new_tokens=64, do_sample=False)
     assert ran["answer"].tolist() == plain.tolist()
     assert plain.shape[1] > ran["inputs"].input_ids.shape[1] + 32
+    engine = load_engine(Settings(quiet=True), pair.options(), never)
+    ours = prompt_ids(engine, PROMPT, Settings(template=named or "auto"))
+    assert ran["inputs"].input_ids[0].tolist() == ours
+
+
+def test_a_folder_of_floats_says_which_compiled_pass_stays_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = tiny_pair(tmp_path, num_attention_heads=1, num_key_value_heads=1)
+    status, out, _ = checked(capsys, pair.target, "none", "--for", "vllm")
+    assert status == 0
+    assert "# the compiled pass over float32 weights stays here: c and v(n) are others in vLLM" in out
+
+
+NOT_HERE = (
+    "smollm2",
+    "vicuna-7b",
+    "llama-3.1-8b-eagle3",
+    "qwen3-8b-speculator",
+    "qwen2.5-coder-0.5b",
+    "vicuna-7b-glide",
+)
+VLLM = {  # SpeculativeConfig in vllm/config/speculative.py (002e77c)
+    *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
+    *("parallel_drafting", "use_heterogeneous_vocab"),
+}
+LLAMA_CPP = {  # common/arg.cpp (0017d6f)
+    *("-m", "-md", "--spec-type", "--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min"),
+    *("--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"),
+}
+
+
+@pytest.mark.parametrize("name", [*NOT_HERE, "flan-t5-xxl", "llama-2-7b-cascade"])
+def test_a_pair_that_is_not_on_disk_gets_its_commands_and_nothing_is_fetched(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable in ("SPEC_CACHE_DIR", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr("socket.socket.connect", None)
+    texts = {}
+    for program in PROGRAMS:
+        status, out, _ = checked(capsys, name, "--for", program)
+        assert status == 0
+        assert any("is not on disk: nothing was read or measured" in line for line in out)
+        texts[program] = code("\n".join(out)).strip()
+    compile(texts["transformers"], "printed", "exec")
+    assert ("apply_chat_template(chat" in texts["transformers"]) == (name != "flan-t5-xxl")
+    assert ("tokenizer.chat_template = " in texts["transformers"]) == name.startswith("vicuna")
+    assert (texts["vllm"] == texts["llama.cpp"] == "") == (name == "flan-t5-xxl")
+    if texts["vllm"]:
+        *words, config = shlex.split(texts["vllm"])
+        assert (words[:2], words[3:], set(json.loads(config)) - VLLM) == (
+            ["vllm", "serve"],
+            ["--speculative-config"],
+            set(),
+        )
+        assert (json.loads(config)["method"] == "eagle3") == (name in ("llama-3.1-8b-eagle3", "qwen3-8b-speculator"))
+        server, *flags = shlex.split(texts["llama.cpp"])
+        assert (server, {flag for flag in flags if flag.startswith("-")} - LLAMA_CPP) == ("llama-server", set())
 
 
 def test_two_words_that_do_not_fit_end_with_why_and_what_would(

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from app.screen.rows import visible, wrap
+from app.screen.rows import wrap
+from utils.visible import visible
 
 texts = st.text(
     st.sampled_from("abc xyz.,\n\t日本😀👍🏽é́\u200d\ufe0f❤[]{}+-\x1b\r") | st.characters(codec="utf-8"), max_size=30

@@ -70,6 +70,70 @@ def test_llama_servers_own_count_of_drafts_is_reported() -> None:
     assert answer.report == Report(tokens=9, prompt_tokens=7, drafted=12, accepted=6)
 
 
+VLLM = {  # docs/features/speculative_decoding/acceptance_metrics.md and per_request_metrics.md of vLLM 0.32
+    "time_to_first_token_ms": 85.2,
+    "generation_time_ms": 1240.5,
+    "tokens_per_second": 103.2,
+    "speculative_decoding": {
+        "mean_acceptance_length": 1.2325581395348837,
+        "draft_acceptance_rate": 0.07751937984496124,
+        "acceptance_histogram": [39, 1, 0, 3],
+        "acceptance_histogram_by_draft_length": {"3": [39, 1, 0, 3]},
+        "num_spec_steps": 43,
+        "num_accepted_draft_tokens": 10,
+        "num_draft_tokens": 129,
+        "num_spec_tokens": 3,
+    },
+}
+SGLANG = {  # SGLang's pull request 33518, for `return_spec_tokens_details`
+    "spec_tokens_details": {
+        "spec_accept_rate": 0.2,
+        "spec_accept_length": 2.0,
+        "spec_num_correct_drafts": 1,
+        "spec_num_proposed_drafts": 5,
+        "spec_verify_ct": 1,
+    }
+}
+LM_STUDIO = {  # release notes of LM Studio 0.3.10
+    "tokens_per_second": 17.92897117267284,
+    "time_to_first_token": 1.162136,
+    "draft_model": "d",
+    "total_draft_tokens_count": 492,
+    "accepted_draft_tokens_count": 176,
+    "rejected_draft_tokens_count": 316,
+}
+LLAMA = {"predicted_n": 9, "predicted_ms": 100.0, "predicted_per_second": 90.0, "draft_n": 12, "draft_n_accepted": 6}
+
+
+@pytest.mark.parametrize(
+    ("last", "figures"),
+    [
+        ({"metrics": VLLM}, {"drafted": 129, "accepted": 10, "passes": 43, "rate": 103.2}),
+        ({"metrics": {**VLLM, "speculative_decoding": None}}, {"rate": 103.2}),
+        ({"metrics": None}, {}),
+        ({"timings": LLAMA}, {"drafted": 12, "accepted": 6, "rate": 90.0}),
+        ({"sglext": SGLANG}, {"drafted": 5, "accepted": 1, "passes": 1}),
+        ({"sglext": {"spec_tokens_details": [SGLANG["spec_tokens_details"]]}}, {}),
+        ({"stats": LM_STUDIO}, {"drafted": 492, "accepted": 176, "rate": LM_STUDIO["tokens_per_second"]}),
+        ({"usage": {**usage(9)["usage"], **LM_STUDIO}}, {"drafted": 492, "accepted": 176}),
+        ({"timings": {"draft_n": "many", "draft_n_accepted": -1, "predicted_per_second": True}}, {}),
+        ({"timings": "x", "metrics": 3, "stats": [1]}, {}),
+    ],
+)
+def test_an_engines_own_figures_of_its_drafts_are_read_from_the_last_chunk(
+    last: dict[str, Any], figures: dict[str, Any]
+) -> None:
+    texts, answer = heard([chunk("x"), chunk(finish="stop"), {**usage(9), **last}])
+    assert (texts, answer.report) == (["x"], Report(9, 7, **figures))
+
+
+def test_what_a_chunk_says_of_its_own_answer_outranks_the_whole_servers_counters() -> None:
+    page = "vllm:spec_decode_num_drafts_total {}\nvllm:spec_decode_num_accepted_tokens_total {}\n"
+    metrics = counters(page.format(10, 10), page.format(90, 90))
+    _, answer = heard([chunk("x"), chunk(finish="stop"), {**usage(9), "metrics": VLLM}], metrics=metrics)
+    assert (answer.report.accepted, answer.report.passes) == (10, 43)
+
+
 def counters(*texts: str) -> Act:
     """A /metrics page that says the next of these at each look, the last one from then on."""
     left = list(texts)
