@@ -17,7 +17,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text

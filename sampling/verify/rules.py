@@ -224,8 +224,8 @@ def examine_drawn(
 
 
 def _tossed(chance: Tensor, open_: Tensor, keys: Tensor, sampler: Sampler) -> Tensor:
-    """Return whether the coin of each chance [M] falls, only where `open_` [M]; where not all places are decided at once
-    no other coin is tossed."""
+    """Return whether the coin of each chance [M] falls, only where `open_` [M]. No other coin is tossed, unless all
+    places are decided at once."""
     if at_once(chance, sampler):
         return sampler.coin(chance.flatten(), keys.flatten(0, -2)).view_as(open_) & open_
     fell = torch.zeros_like(open_)
