@@ -46,7 +46,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         raise UserError("a server answers whole messages: only the other lanes continue an answer (/compare)")
     previous, state.session = state.session, None
     decode = engine.pieces.beside(chat.text)
-    tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking)
+    tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking, plan.forced)
     if plan.regenerated and not plan.answer:
         same = settings.temperature == 0
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")

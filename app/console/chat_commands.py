@@ -312,9 +312,13 @@ def plot(state: ConsoleState, which: str) -> None:
 
 
 def heat(state: ConsoleState, by: str) -> None:
+    """Show the last answer coloured; off: as it was printed."""
     from app.screen.plots import Heat
 
-    state.page(Heat(last_answer(state).tokens, by, look_of(state.out, state.settings).sized(height=None)))
+    if by == "off":
+        text, marks = state.said().turns[-1].text, state.conversation().thinking
+        return state.say(answer_text(text, state.settings, live=state.live, marks=marks))
+    return state.page(Heat(last_answer(state).tokens, by, look_of(state.out, state.settings).sized(height=None)))
 
 
 def inspect(state: ConsoleState, number: int | None) -> None:
@@ -406,7 +410,7 @@ def facts(engine: PairEngine, chat: Conversation) -> str:
 
 def _context(used: int, context: int) -> str:
     if context >= NO_LIMIT:
-        return f"context  {used:,} tokens used, {limit_text(context)}"
+        return f"context  {plural(used, 'token')} used, {limit_text(context)}"
     return f"context  {used:,} of {context:,} tokens used, {max(0, context - used):,} left"
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".html", ".svg"), (".json",)
 LEAVE = ("exit", "quit")  # without a slash too
-STATS, PLOTS, HEATS = ("last", "session"), ("gamma", "ranks", "time"), ("p", "entropy")
+STATS, PLOTS, HEATS = ("last", "session"), ("gamma", "ranks", "time"), ("p", "entropy", "off")
 
 
 def show_help(state: ConsoleState, name: str) -> None:
@@ -94,7 +94,7 @@ TABLE: tuple[Command, ...] = (
         words(*PLOTS),
     ),
     Command(
-        "/heat [p|entropy]", "colour the answer by the target's uncertainty", LOOK, chat.heat,
+        "/heat [p|entropy|off]", "colour the answer by the target's uncertainty", LOOK, chat.heat,
         one(Choice(HEATS), HEATS[0]), words(*HEATS),
     ),
     value("view", LOOK),
