@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, get_common_complete_suffix
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching, to_filter
+from prompt_toolkit.formatted_text.utils import fragment_list_to_text
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPress, KeyPressEvent
@@ -47,6 +49,7 @@ _SEQUENCE = re.compile(
     """,
     re.VERBOSE,
 )
+_JOINER = "\u200d"  # of emoji
 _NO_TEXT = re.compile("[\udc80-\udcff]")  # bytes that are no UTF-8
 
 Offer = Callable[[str], Iterable[Completion]]  # the line up to the cursor → what Tab offers
@@ -99,7 +102,13 @@ class Unjoined(Processor):
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
         fragments: Any = transformation_input.fragments
-        return Transformation([(style, text.replace("\u200d", "\u200c"), *more) for style, text, *more in fragments])
+        text = fragment_list_to_text(fragments)
+        kept = [index for index, char in enumerate(text) if char != _JOINER]
+        return Transformation(
+            [(style, part.replace(_JOINER, ""), *more) for style, part, *more in fragments],
+            source_to_display=lambda index: bisect_left(kept, index) + max(0, index - len(text)),
+            display_to_source=lambda index: kept[index] if index < len(kept) else len(text) + index - len(kept),
+        )
 
 
 def fill_up(window: Window) -> None:
