@@ -163,7 +163,8 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], li
 @pytest.mark.parametrize("words", [20, 300])
 def test_a_long_line_stays_in_view_where_the_cursor_is_below_it(drawn: Callable[[str], list[str]], words: int) -> None:
     """A paste with a line break at its end, and Alt-Enter after a long line."""
-    for typed in (f"{PASTE_ON}{'word ' * words}END\n{PASTE_OFF}", f"{'word ' * words}END\x1b\r"):
+    line = f"{'word ' * words}END"
+    for typed in (f"{PASTE_ON}{line}\n{PASTE_OFF}", f"{PASTE_ON}{line}{PASTE_OFF}\x1b\r"):
         lines = drawn(typed)
         at = next(number for number, line in enumerate(lines) if line.endswith("END"))
         assert lines[at + 1] == "…"

@@ -232,7 +232,8 @@ def test_what_can_be_on_can_be_said_off() -> None:
     for name, value in OFF.items():
         assert getattr(Settings(**{name: "off"}), name) == value
     assert {*SETTING_FIELDS} == {*OFF} | NEVER_OFF
-    assert transcript("/slow 4", "/slow off", "/top_p .5", "/top_p off").split("\n")[1::2] == ["slow = 1", "top_p = 1"]
+    said = transcript("> /slow 4\n> /slow off\n> /set top_p=off")
+    assert [line for line in said.splitlines() if " = " in line] == ["slow = 4", "slow = 1", "top_p = 1"]
     assert list(offered("/slow o")) == ["off"]
 
 
