@@ -141,7 +141,7 @@ def read_chat(path: Path) -> SavedChat:
 
 def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
     """Return each decoding of a turn's answer, continuations included; none if they were not saved with these texts."""
-    decodings = []
+    decodings = list[Answered]()
     try:
         before = tuple(map(int, turn.record.get("forced", ())))  # the beginning of a branch
         for decoding in turn.record.get("decodings", []):
