@@ -86,6 +86,9 @@ TABLE: tuple[Command, ...] = (
         "/inspect [N]", "the answer token by token", LOOK, chat.inspect, one(Whole(1, 1_000_000), None),
     ),
     Command(
+        "/samples N", "answer N times, as a tree", CHAT, chat.samples, one(Whole(2, 64)),
+    ),
+    Command(
         "/branches [N]", "answers with a forced token", CHAT, chat.branches,
         one(Whole(1, 1_000_000), None),
     ),

@@ -326,6 +326,13 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         tracks = tracks_of(lanes, engine, question.ids, logging, question.before, forced=question.forced)
         return AnswerLog(self, question, settings, tracks, logging)
 
+    def log_answer(self, engine: PairEngine, track: Track, question: LoggedMessage) -> str:
+        """Log an answer that is over, of one lane; a line about the file, or ""."""
+        log = self.open_answer(engine, [track.lane], question, track.lane.settings, track.decode)
+        for event in track.events:
+            log.feed(0, event)
+        return log.end()
+
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line at once; after a failure the file keeps its earlier lines and nothing more is written."""
         if self._file is None:

@@ -29,10 +29,10 @@ from app.screen.terminal import InPlace, await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace, read
 from app.screen.view import Frame, Surface
 from app.settings.table import Settings
-from sampling.events import Event, Finished, Prefill, Reason, Step, to_json
+from sampling.events import ENOUGH, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
-from utils.errors import UserError
+from utils.errors import UsageError, UserError
 from utils.growing_text import Window
 
 if TYPE_CHECKING:
@@ -208,6 +208,33 @@ def tracks_of(
         Track(lane, decode, len(prompt), lane.settings.max_new_tokens, before, terms_of(lane, engine), thinking, forced)
         for lane in lanes
     ]
+
+
+def sampled(
+    engine: PairEngine,
+    settings: Settings,
+    prompt: list[int],
+    count: int,
+    decode: Callable[[list[int]], str],
+    interrupt: Callable[[], bool],
+) -> list[Track]:
+    """Return `count` answers that the target draws as one batch, each as a finished lane with its alternatives.
+
+    UserError at temperature 0, and for a pair that is a server.
+    """
+    if not settings.temperature:
+        raise UsageError("at temperature 0 all answers are the same (--temperature 0.8, /temperature 0.8)")
+    if engine.server is not None:
+        raise UserError("a server draws one answer at a time: several need a model that runs here")
+    lane = engine.lane("ar", settings)
+    tracks = [track for _ in range(count) for track in tracks_of([lane], engine, prompt, decode)]
+    for event in lane.run_rows([prompt] * count, interrupt=interrupt, alternatives=ENOUGH):
+        for row, track in enumerate(tracks):
+            if isinstance(event, Prefill):
+                track.feed(event)
+            elif event.row == row:
+                track.feed(replace(event, row=0))
+    return tracks
 
 
 def frame(tracks: Sequence[Track], look: Look, settings: Settings, **more: Any) -> Frame:
