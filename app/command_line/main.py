@@ -109,13 +109,15 @@ def _run(request: Request) -> int:
         own = request.own if first() else Namespace(**{**vars(request.own), "out": None, "report": None})
         return int(getattr(import_module(module), name)(settings, options, own))
     if request.command == "run" or not (sys.stdin and not sys.stdin.closed and sys.stdin.isatty()):
-        from app.command_line.run import run_once, run_samples
+        from app.command_line.run import run_once
 
         piped = request.prompt in (None, "-")
         if piped and (sys.stdin is None or sys.stdin.closed):
             raise UsageError("no prompt: stdin is closed")
         as_json = request.command == "run" and request.own.json
         if request.command == "run" and request.own.samples is not None:
+            from app.command_line.run import run_samples
+
             return run_samples(settings, options, None if piped else request.prompt, as_json, request.own.samples)
         return run_once(settings, options, None if piped else request.prompt, as_json)
     from app.console.repl import run_console

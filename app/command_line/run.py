@@ -43,8 +43,9 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
         chat = conversation(engine, settings)
         ids = fitting(chat.plan(text).prompt, engine.context)
         tracks = sampled(engine, settings, ids, count, chat.text, interrupt)
-        for track in tracks if log is not None else ():
-            log.log_answer(engine, track, LoggedMessage(text, ids))
+        if log is not None:
+            for track in tracks:
+                log.log_answer(engine, track, LoggedMessage(text, ids))
     tree = tree_of([tokens_of(track) for track in tracks])
     if as_json:
         head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
