@@ -20,6 +20,7 @@ from app.screen.live import Track, phases, telling, tokens_of
 from app.screen.palette import TINTS, Look
 from app.screen.panes import StatsLines, details, note, title_of
 from app.screen.rows import Row, one_line
+from app.screen.samples import Branch, probability
 from app.screen.trace import TracedRound, read
 from app.screen.view import heading
 from app.settings.table import Settings
@@ -43,6 +44,7 @@ class PageAnswer(NamedTuple):
     models: Mapping[str, str] = {}
     settings: Settings = Settings()
     tracks: Sequence[Track] = ()
+    samples: Sequence[Branch] = ()  # other answers to the question, as a tree
 
 
 def page(answers: Iterable[PageAnswer], title: str = "Conversation") -> str:
@@ -95,11 +97,23 @@ def _article(number: int, answer: PageAnswer) -> str:
         lanes = "\n".join(_section(track, answer.question) for track in answer.tracks)
         notes = [each.text for each in comparisons_of([track.answer() for track in answer.tracks])]
         notes += filter(None, [note(answer.tracks[-1].pane(), goes_on=False)])
+    samples = f'<section class="branches"><h3>Samples</h3>{_branches(answer.samples)}</section>'
+    samples = samples if answer.samples else ""
     lines = "".join(f'<p class="compared">{_html(line)}</p>\n' for line in notes)
     return (
         f'<article aria-labelledby="q{number}">\n<h2 id="q{number}">{_html(answer.question or "(continued)")}</h2>\n'
-        f'<p class="faint models">{_html(models)}</p>\n<div class="lanes">\n{lanes}\n</div>\n{lines}</article>'
+        f'<p class="faint models">{_html(models)}</p>\n<div class="lanes">\n{lanes}\n</div>\n{lines}{samples}</article>'
     )
+
+
+def _branches(branches: Sequence[Branch]) -> str:
+    """A list of branches, those that part further on to be opened."""
+    parts = []
+    for branch in branches:
+        text = f'<b>{branch.count}</b> <span class="faint">{probability(branch.p)}</span> {_html(branch.text)}'
+        inner = f"<details open><summary>{text}</summary>{_branches(branch.children)}</details>"
+        parts.append(f"<li>{inner if branch.children else text}</li>")
+    return f"<ul>{''.join(parts)}</ul>"
 
 
 def _section(track: Track, question: str) -> str:

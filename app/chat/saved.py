@@ -141,11 +141,11 @@ def read_chat(path: Path) -> SavedChat:
 
 def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
     """Return each decoding of a turn's answer, continuations included; none if they were not saved with these texts."""
-    decodings = []
+    decodings = list[Answered]()
     try:
         before = tuple(map(int, turn.record.get("forced", ())))  # the beginning of a branch
         for decoding in turn.record.get("decodings", []):
-            answered = _answered(turn, decoding, before, decode)
+            answered = _answered(turn, decoding, before, decode, forced=bool(before) and not decodings)
             before = (*before, *answered.tracks[-1].meter.ids)
             decodings.append(answered)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, UserError):
@@ -153,14 +153,17 @@ def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
     return decodings if decodings and before == turn.answer else []
 
 
-def _answered(turn: Turn, record: Mapping[str, Any], before: tuple[int, ...], decode: Decode) -> Answered:
+def _answered(
+    turn: Turn, record: Mapping[str, Any], before: tuple[int, ...], decode: Decode, *, forced: bool
+) -> Answered:
     """Return one decoding, with all derived figures: an impossible record raises here."""
     decoding = _Decoding.model_validate(record)
     settings = settings_of(decoding.settings)
     tracks = []
     for saved in decoding.lanes:
         lane = replace(saved.lane, settings=settings)
-        views = LaneViews(Track(lane, decode, saved.prompt_n, settings.max_new_tokens, before, lane.terms))
+        most = settings.max_new_tokens
+        views = LaneViews(Track(lane, decode, saved.prompt_n, most, before, lane.terms, forced=forced))
         for event in map(event_of, saved.events):
             views.feed(event)
         tracks.append(views.track)

@@ -150,7 +150,10 @@ COMMANDS: Mapping[str, SubCommand] = {
     "run": SubCommand(
         "run [PROMPT|-] [--json] [options]",
         "answer one prompt; - or a pipe is one prompt",
-        fields=by_name(Field("json", SWITCH, False, "every figure, as one JSON object")),
+        fields=by_name(
+            Field("json", SWITCH, False, "every figure, as one JSON object"),
+            Field("samples", Whole(2, 64), None, "answer N times as one batch, and show the answers as a tree"),
+        ),
         word=_PROMPT,
     ),
     "bench": SubCommand(

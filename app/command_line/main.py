@@ -115,6 +115,10 @@ def _run(request: Request) -> int:
         if piped and (sys.stdin is None or sys.stdin.closed):
             raise UsageError("no prompt: stdin is closed")
         as_json = request.command == "run" and request.own.json
+        if request.command == "run" and request.own.samples is not None:
+            from app.command_line.run import run_samples
+
+            return run_samples(settings, options, None if piped else request.prompt, as_json, request.own.samples)
         return run_once(settings, options, None if piped else request.prompt, as_json)
     from app.console.repl import run_console
 

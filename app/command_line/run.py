@@ -18,6 +18,7 @@ from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
 from app.replay.session_log import LoggedMessage, log_writer_of
 from app.screen.output import load_engine, screen
+from app.screen.rows import Lines
 from app.screen.terminal import Interrupts
 from sampling.stats.metrics import Meter
 from utils.processes import agreed, first
@@ -29,6 +30,31 @@ if TYPE_CHECKING:
 
 
 _WIDTH = 120  # columns of figures that go to no terminal
+
+
+def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool, count: int) -> int:
+    """Answer one prompt `count` times; write the answers as a tree, or as JSON with their probabilities."""
+    from app.screen.live import look_of, sampled, tokens_of
+    from app.screen.samples import SampleTree, tree_of
+
+    text = agreed(given_prompt(prompt, sys.stdin) if first() else "")
+    with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
+        engine = load_engine(settings, options, interrupt, servers=True)
+        chat = conversation(engine, settings)
+        ids = fitting(chat.plan(text).prompt, engine.context)
+        tracks = sampled(engine, settings, ids, count, chat.text, interrupt)
+        if log is not None:
+            for track in tracks:
+                log.log_answer(engine, track, LoggedMessage(text, ids))
+    tree = tree_of([tokens_of(track) for track in tracks])
+    if as_json:
+        head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
+        results = [track.answer().to_json() for track in tracks]
+        write_json({**head, "results": results, "tree": [branch.model_dump() for branch in tree]})
+    else:
+        console = screen(settings, sys.stdout, _WIDTH)
+        console.print(Lines(SampleTree(tree).rows(look_of(console, settings).sized()), look_of(console, settings)))
+    return max(track.answer().exit_code for track in tracks)
 
 
 def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool) -> int:

@@ -6,6 +6,7 @@ Knows neither commands nor keys. The text printed at the end stays in the scroll
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,8 @@ from app.lanes.costs import SEEN
 from app.lanes.race import Race, slowed
 from app.replay.session_log import LoggedMessage
 from app.screen.inspection import SaidToken, forced_in
-from app.screen.live import Pause, play, show, stepped, streaming, tracks_of, undrawn
+from app.screen.live import Pause, Track, play, sampled, show, stepped, streaming, tracks_of, undrawn
+from app.screen.samples import Branch
 from app.screen.view import models_of
 from app.settings.table import Settings
 from sampling.events import ENOUGH
@@ -46,7 +48,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         raise UserError("a server answers whole messages: only the other lanes continue an answer (/compare)")
     previous, state.session = state.session, None
     decode = engine.pieces.beside(chat.text)
-    tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking)
+    tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking, plan.forced)
     if plan.regenerated and not plan.answer:
         same = settings.temperature == 0
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
@@ -92,6 +94,27 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     state.answers.append(state.latest)
     show(tracks, turn.text, state)
     return True
+
+
+def samples_of(plan: Plan, count: int, state: ConsoleState) -> list[Track]:
+    """Return the finished lanes of `count` answers to a plan, drawn as one batch by the target alone."""
+    engine, settings = state.engine(), _seeded(state.settings, plan)
+    return sampled(engine, settings, plan.prompt, count, engine.pieces.beside(state.conversation().text), state.stop)
+
+
+def take_sample(plan: Plan, track: Track, tree: Sequence[Branch], state: ConsoleState) -> None:
+    """Enter one of several answers into the conversation, and into the log, and show it."""
+    engine, chat, settings = state.engine(), state.conversation(), track.lane.settings
+    if state.log is not None:
+        state.log.log_answer(engine, track, LoggedMessage(plan.user, plan.prompt))
+    models, ids = models_of(engine), list(track.meter.ids)
+    decodings = [{"models": models, "settings": shown_settings(settings), "lanes": [track.record()]}]
+    engine.drafters.answers.add(plan.prompt, ids)
+    record = {"decodings": decodings, "samples": [branch.model_dump() for branch in tree]}
+    turn = chat.commit(plan, ids, track.reason, seed=settings.seed, **record)
+    state.latest = Answered(engine.loaded.spec.name, settings, turn, [track], models)
+    state.answers.append(state.latest)
+    show([track], turn.text, state)
 
 
 def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:

@@ -7,6 +7,7 @@ Errors that a user can mend are raised as UserError and shown by whoever dispatc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,17 +18,18 @@ from rich.text import Text
 from app.chat.conversation import Plan
 from app.chat.page import PageAnswer, page
 from app.chat.saved import Answered, answered_of, as_json, as_text, draw, drawing, read_chat, svg
-from app.console.answer import UNANSWERED, answer
+from app.console.answer import UNANSWERED, answer, samples_of, take_sample
 from app.console.setting_commands import can_run, files
 from app.console.state import load_another_drafter
 from app.lanes.answers import Answer, comparisons_of, promise
 from app.lanes.costs import Terms, cost_lines
 from app.lanes.pairing import choose_pair
 from app.screen.inspection import Force, Inspection, forced_hint
-from app.screen.live import look_of, rounds_of, telling
+from app.screen.live import look_of, rounds_of, telling, tokens_of
 from app.screen.palette import Look
 from app.screen.panes import PaneData, StatsLines
 from app.screen.rows import Lines, fit, in_short, one_line, plural
+from app.screen.samples import BRANCHES, SampleTree, tree_of
 from app.screen.spans import answer_text, thoughts
 from app.screen.terminal import view
 from app.screen.trace import RoundPictures
@@ -219,6 +221,8 @@ def _page(state: ConsoleState, ending: str) -> str:
             answers.append(PageAnswer(question, turn.text, answered.models, answered.settings, answered.tracks))
             question = ""
         answers += [] if decodings else [PageAnswer(question, turn.text)]
+        with suppress(ValueError):  # of a file that /save has not written
+            answers[-1] = answers[-1]._replace(samples=BRANCHES.validate_python(turn.record.get("samples", ())))
     return page(answers)
 
 
@@ -312,9 +316,13 @@ def plot(state: ConsoleState, which: str) -> None:
 
 
 def heat(state: ConsoleState, by: str) -> None:
+    """Show the last answer coloured; off: as it was printed."""
     from app.screen.plots import Heat
 
-    state.page(Heat(last_answer(state).tokens, by, look_of(state.out, state.settings).sized(height=None)))
+    if by == "off":
+        text, marks = state.said().turns[-1].text, state.conversation().thinking
+        return state.say(answer_text(text, state.settings, live=state.live, marks=marks))
+    return state.page(Heat(last_answer(state).tokens, by, look_of(state.out, state.settings).sized(height=None)))
 
 
 def inspect(state: ConsoleState, number: int | None) -> None:
@@ -347,6 +355,20 @@ def force(state: ConsoleState, wanted: Force) -> None:
     if not answer(plan, state):
         return state.hint(UNANSWERED)
     return state.hint(f"branch {len(chat.branches)} of {len(chat.branches)} (/branches lists them, /undo goes back)")
+
+
+def samples(state: ConsoleState, count: int) -> None:
+    """Answer the last message `count` times, and show the answers as a tree; on a terminal one of them can be taken."""
+    plan = state.said().plan_regen()
+    tracks = samples_of(plan, count, state)
+    tree = tree_of([tokens_of(track) for track in tracks])
+    content, look = SampleTree(tree), look_of(state.out, state.settings).sized()
+    row = view(content, lambda: look_of(state.out, state.settings)) if state.live and tree else None
+    if row is not None:
+        return take_sample(plan, tracks[row], tree, state)
+    if tree:
+        state.said().turns[-1].record["samples"] = [branch.model_dump() for branch in tree]
+    return state.say(Lines(content.rows(look), look))
 
 
 def branches(state: ConsoleState, number: int | None) -> None:
@@ -406,7 +428,7 @@ def facts(engine: PairEngine, chat: Conversation) -> str:
 
 def _context(used: int, context: int) -> str:
     if context >= NO_LIMIT:
-        return f"context  {used:,} tokens used, {limit_text(context)}"
+        return f"context  {plural(used, 'token')} used, {limit_text(context)}"
     return f"context  {used:,} of {context:,} tokens used, {max(0, context - used):,} left"
 
 

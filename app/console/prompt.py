@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -22,10 +23,14 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, get_common_complete_suffix
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching, to_filter
+from prompt_toolkit.formatted_text.utils import fragment_list_to_text
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.layout.containers import Window
+from prompt_toolkit.layout.controls import UIContent
+from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
@@ -44,6 +49,7 @@ _SEQUENCE = re.compile(
     """,
     re.VERBOSE,
 )
+_JOINER = "\u200d"  # of emoji
 _NO_TEXT = re.compile("[\udc80-\udcff]")  # bytes that are no UTF-8
 
 Offer = Callable[[str], Iterable[Completion]]  # the line up to the cursor → what Tab offers
@@ -88,6 +94,40 @@ def complete(buffer: Buffer) -> None:
         buffer.insert_text(common)
     elif found:
         buffer.start_completion()
+
+
+class Unjoined(Processor):
+    """Emoji that are joined to one are shown side by side: terminals disagree on the width of what a joiner joins. The
+    text stays as it is."""
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        fragments: Any = transformation_input.fragments
+        text = fragment_list_to_text(fragments)
+        kept = [index for index, char in enumerate(text) if char != _JOINER]
+        return Transformation(
+            [(style, part.replace(_JOINER, ""), *more) for style, part, *more in fragments],
+            source_to_display=lambda index: bisect_left(kept, index) + max(0, index - len(text)),
+            display_to_source=lambda index: kept[index] if index < len(kept) else len(text) + index - len(kept),
+        )
+
+
+def fill_up(window: Window) -> None:
+    """Let a window show the end of a line that is higher than the window, where the cursor is in a line below it:
+    prompt_toolkit shows only whole lines above the cursor's."""
+    scroll = window._scroll_when_linewrapping
+
+    def filling(ui_content: UIContent, width: int, height: int) -> None:
+        scroll(ui_content, width, height)
+
+        def high(line: int) -> int:
+            return ui_content.get_height_for_line(line, width, window.get_line_prefix)
+
+        top = window.vertical_scroll
+        empty = height - sum(map(high, range(top, ui_content.line_count)))
+        if top and empty > 0 and not window.vertical_scroll_2:
+            window.vertical_scroll, window.vertical_scroll_2 = top - 1, high(top - 1) - empty
+
+    window._scroll_when_linewrapping = filling  # type: ignore[method-assign]
 
 
 class LeaveError(Exception):
@@ -205,11 +245,13 @@ class PromptReader:
             enable_open_in_editor=True,
             reserve_space_for_menu=5,
             tempfile_suffix=".txt",
+            input_processors=[Unjoined()],
             **{"output": create_output(always_prefer_tty=True), **session},
         )
         self.session.default_buffer.on_text_changed += lambda _: self._show_hint("")
         for window in self.session.layout.find_all_windows():
             window.dont_extend_height = to_filter(True)  # the status line right below the input
+            fill_up(window)
         self.session.app.renderer.cpr_not_supported_callback = None  # it prints a warning
         source = self.session.app.input
         self._read, self._waited = source.read_keys, False  # `_waited`: keys were there before the prompt

@@ -210,7 +210,8 @@ def values_of(name: str) -> Offer:
     def offer(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
         known = SETTING_FIELDS[name].kind.choices
         if name not in ("compare", "cascade"):
-            return [(choice, f"now {state.settings.show(name)}") for choice in known]
+            off = () if SETTING_FIELDS[name].off is None else ("off",)
+            return [(choice, f"now {state.settings.show(name)}") for choice in (*known, *off)]
         *done, _ = so_far.split(",")
         every = known if name == "compare" else dict.fromkeys((*known, *state.layers.defaults.cascade))
         lanes = [lane for lane in every if lane not in done and can_run(state, lane)]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".html", ".svg"), (".json",)
 LEAVE = ("exit", "quit")  # without a slash too
-STATS, PLOTS, HEATS = ("last", "session"), ("gamma", "ranks", "time"), ("p", "entropy")
+STATS, PLOTS, HEATS = ("last", "session"), ("gamma", "ranks", "time"), ("p", "entropy", "off")
 
 
 def show_help(state: ConsoleState, name: str) -> None:
@@ -86,6 +86,9 @@ TABLE: tuple[Command, ...] = (
         "/inspect [N]", "the answer token by token", LOOK, chat.inspect, one(Whole(1, 1_000_000), None),
     ),
     Command(
+        "/samples N", "answer N times, as a tree", CHAT, chat.samples, one(Whole(2, 64)),
+    ),
+    Command(
         "/branches [N]", "answers with a forced token", CHAT, chat.branches,
         one(Whole(1, 1_000_000), None),
     ),
@@ -94,7 +97,7 @@ TABLE: tuple[Command, ...] = (
         words(*PLOTS),
     ),
     Command(
-        "/heat [p|entropy]", "colour the answer by the target's uncertainty", LOOK, chat.heat,
+        "/heat [p|entropy|off]", "colour the answer by the target's uncertainty", LOOK, chat.heat,
         one(Choice(HEATS), HEATS[0]), words(*HEATS),
     ),
     value("view", LOOK),

@@ -158,7 +158,10 @@ class LoggedAnswer:
         """Its lanes before anything has happened."""
         size, most, before = len(self.opening.prompt_ids), self.settings.max_new_tokens, self.opening.before
         seen = self.closing is not None and self.closing.seen
-        return [Track(lane, self.decode, size, most, before, replace(lane.terms, seen=seen)) for lane in self.lanes]
+        return [
+            Track(lane, self.decode, size, most, before, replace(lane.terms, seen=seen), forced=self.opening.forced)
+            for lane in self.lanes
+        ]
 
     def over(self) -> list[Track]:
         """Its lanes when all has happened."""
@@ -320,8 +323,15 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
             signed = {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
             self.write({"kind": "recording", "version": VERSION, **signed, **head})
         logging = LoggingDecoder(decode)
-        tracks = tracks_of(lanes, engine, question.ids, logging, question.before)
+        tracks = tracks_of(lanes, engine, question.ids, logging, question.before, forced=question.forced)
         return AnswerLog(self, question, settings, tracks, logging)
+
+    def log_answer(self, engine: PairEngine, track: Track, question: LoggedMessage) -> str:
+        """Log an answer that is over, of one lane; a line about the file, or ""."""
+        log = self.open_answer(engine, [track.lane], question, track.lane.settings, track.decode)
+        for event in track.events:
+            log.feed(0, event)
+        return log.end()
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line at once; after a failure the file keeps its earlier lines and nothing more is written."""

@@ -379,7 +379,7 @@ _ROLES: dict[Kind, str] = {
     "correction": "target",
     "bonus": "bonus",
     "own token": "target",
-    "forced": "question",
+    "forced": "forced",
     "a server's": "target",
 }
 

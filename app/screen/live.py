@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +24,15 @@ from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
 from app.screen.panes import Layout, PaneData, Round, State, StatsLines, note
 from app.screen.rows import Lines, Row, chunk, flow, plural
-from app.screen.spans import BeamReader, Spanner, answer_text, committed_text, span_parts, thoughts
+from app.screen.spans import BeamReader, Span, Spanner, answer_text, committed_text, span_parts, thoughts
 from app.screen.terminal import InPlace, await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace, read
 from app.screen.view import Frame, Surface
 from app.settings.table import Settings
-from sampling.events import Event, Finished, Prefill, Reason, Step, to_json
+from sampling.events import ENOUGH, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
-from utils.errors import UserError
+from utils.errors import UsageError, UserError
 from utils.growing_text import Window
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ _REST = 4  # rounds without drafts, under `gamma auto`, that say that it has sto
 class Track:
     """What one lane has made so far: events, figures and coloured text.
 
-    `before` are ids of the answer that are on the screen already (a continuation); `terms` go with its answer;
-    `thinking` are the marks around the model's thinking.
+    `before` are ids of the answer that are on the screen already (a continuation), the last of which is shown if the
+    user has `forced` it; `terms` go with its answer; `thinking` are the marks around the model's thinking.
     """
 
     def __init__(
@@ -71,9 +71,14 @@ class Track:
         before: Sequence[int] = (),
         terms: Terms | None = None,
         thinking: Thinking | None = None,
+        forced: bool = False,
     ) -> None:
         self.lane, self.limit, self.terms, self.before = lane, limit, terms or Terms(), tuple(before)
         self.thinking = thinking
+        self._forced: tuple[Span, ...] = ()
+        if forced:
+            with suppress(ValueError):  # an older log does not have the text
+                self._forced = (Span(decode([*before])[len(decode([*before[:-1]])) :], "forced"),)
         self.events: list[Event] = []
         self._meter = Meter(prompt_n=prompt_n)
         searches = getattr(lane, "beams", None) is not None
@@ -137,7 +142,7 @@ class Track:
         auto, stats = getattr(self.lane, "pace", None) is not None, self.meter.stats
         return PaneData(
             self.lane.name,
-            tuple(self.spanner.spans),
+            (*self._forced, *self.spanner.spans),
             stats,
             self._state,
             self._progress or self.waiting,
@@ -156,7 +161,7 @@ class Track:
         if self.thinking is None:
             return pane
         found = thoughts(self.text, self.thinking, settings.thinking, self.decode(list(self.before)))
-        return replace(pane, spans=span_parts(pane.spans, found, settings.thinking))
+        return replace(pane, spans=(*self._forced, *span_parts(self.spanner.spans, found, settings.thinking)))
 
     def _resting(self) -> tuple[float, float | None] | None:
         """Return c and alpha of this answer if `gamma auto` stopped drafting in it; no alpha if it never drafted."""
@@ -196,12 +201,40 @@ def tracks_of(
     decode: Callable[[list[int]], str],
     before: Sequence[int] = (),
     thinking: Thinking | None = None,
+    forced: bool = False,
 ) -> list[Track]:
     """Return the tracks of an engine's lanes; see :class:`Track`."""
     return [
-        Track(lane, decode, len(prompt), lane.settings.max_new_tokens, before, terms_of(lane, engine), thinking)
+        Track(lane, decode, len(prompt), lane.settings.max_new_tokens, before, terms_of(lane, engine), thinking, forced)
         for lane in lanes
     ]
+
+
+def sampled(
+    engine: PairEngine,
+    settings: Settings,
+    prompt: list[int],
+    count: int,
+    decode: Callable[[list[int]], str],
+    interrupt: Callable[[], bool],
+) -> list[Track]:
+    """Return `count` answers that the target draws as one batch, each as a finished lane with its alternatives.
+
+    UserError at temperature 0, and for a pair that is a server.
+    """
+    if not settings.temperature:
+        raise UsageError("at temperature 0 all answers are the same (--temperature 0.8, /temperature 0.8)")
+    if engine.server is not None:
+        raise UserError("a server draws one answer at a time: several need a model that runs here")
+    lane = engine.lane("ar", settings)
+    tracks = [track for _ in range(count) for track in tracks_of([lane], engine, prompt, decode)]
+    for event in lane.run_rows([prompt] * count, interrupt=interrupt, alternatives=ENOUGH):
+        for row, track in enumerate(tracks):
+            if isinstance(event, Prefill):
+                track.feed(event)
+            elif event.row == row:
+                track.feed(replace(event, row=0))
+    return tracks
 
 
 def frame(tracks: Sequence[Track], look: Look, settings: Settings, **more: Any) -> Frame:

@@ -58,6 +58,7 @@ _COMMON = {
     "cursor": "dim",
     "here": "bold reverse",
     "question": "bold magenta",
+    "forced": "bold magenta",
     "heat 1": "color(136)",
     "heat 2": "color(172)",
     "heat 3": "underline color(166)",

@@ -2,7 +2,8 @@
 panes: side by side or stacked, within a given height.
 
 Seconds and rates are decoding time: they leave the prefill out, and a note says so. Every word shows what became of it:
-by style, or without colour by marks, {+x+} for the target's own token, {*x*} for a bonus and [-x-] for a rejected one.
+by style, or without colour by marks, {+x+} for the target's own token, {*x*} for a bonus, {!x!} for a forced one and
+[-x-] for a rejected one.
 Accepted text is tinted by who proposed it, or without colour marked by a letter, {m:x}. Where the text is longer than
 the pane its end is shown. Knows no events and no token ids; figures that are undefined are not shown.
 """
@@ -112,7 +113,7 @@ class PaneData:
     @property
     def amount(self) -> str:
         """How much was said so far."""
-        return f"{self.tokens} {unit(self.stats)}"
+        return counted(self.stats)
 
     @property
     def drafting(self) -> bool:
@@ -132,8 +133,8 @@ class PaneData:
         if self.state == "running" and self.slow > 1:
             return f"{self.tokens}/{self.limit or '?'} {unit(self.stats)}, slow {self.slow:g}"
         if self.state == "running":
-            counted = self.limit and unit(self.stats) == "tok"
-            tokens = f"{self.tokens} of {self.limit} tok" if counted else self.amount
+            of_limit = self.limit and unit(self.stats) == "tok"
+            tokens = f"{self.tokens} of {self.limit} tok" if of_limit else self.amount
             return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma:.1f}"
         cut = self.state == "done" and self.stats is not None and self.stats.stop_reason == "length"
         return f"cut at {self.amount}" if cut else f"{self.state}, {self.amount}"
@@ -158,6 +159,12 @@ def unit(stats: Stats | None) -> str:
     return "tok" if stats is None or stats.counts_tokens else "pieces"
 
 
+def counted(stats: Stats | None) -> str:
+    """How much was said: "3 tok", "1 piece"."""
+    tokens = 0 if stats is None else stats.predicted_n
+    return f"{tokens} tok" if unit(stats) == "tok" else plural(tokens, "piece")
+
+
 def rate(value: float | None) -> str:
     """Tokens a second."""
     return "- tok/s" if value is None else f"{value:.1f} tok/s"
@@ -171,7 +178,7 @@ def _milliseconds(value: float | None) -> str:
 
 def _cells(stats: Stats) -> tuple[str, str, str, str]:
     return (
-        f"{stats.predicted_n} {unit(stats)}",
+        counted(stats),
         f"{stats.predicted_ms / 1000:.2f} s",
         rate(stats.predicted_per_second),
         _milliseconds(stats.ttft_ms),
@@ -287,11 +294,11 @@ def rates(rounds: Sequence[Round], span: float) -> list[float]:
 
 
 def bars_key(look: Look) -> str:
-    """The meaning of a bar, or of a digit in its place."""
-    levels = look.glyph("levels")
+    """The meaning of a bar, or of a digit in its place, and of a round without drafts."""
+    levels, none = look.glyph("levels"), look.glyph("none")
     if not levels:
-        return "a digit a round: accepted drafts"
-    return f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more"
+        return f"a digit a round: accepted drafts, 9: 9 or more, {none} none drafted"
+    return f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more, {none} none drafted"
 
 
 def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row]:
@@ -327,7 +334,7 @@ def _speeds(rounds: Sequence[Round], plain: TimeLine | None, look: Look) -> list
     for (name, _, role), some in zip(lines, values, strict=True):
         line = "".join(levels[round(value / most * (len(levels) - 1))] for value in some)
         pieces += [(f"  {name} ", "faint"), (line, role)]
-    return [*pieces, (f"  {levels[-1]} {most:.0f}", "faint")]
+    return [*pieces, (f"  peak {most:.0f}", "faint")]
 
 
 # -- the texts in panes -----------------------------------------------------------------------------
@@ -336,6 +343,7 @@ Layout = Literal["auto", "side", "stack", "trace"]
 
 SIDE_FROM = 80  # columns from which two panes stand side by side by themselves
 _MARKS = {"target": ("{+", "+}"), "bonus": ("{*", "*}"), "rejected": ("[-", "-]"), "discarded": ("[~", "~]")}
+_MARKS["forced"] = ("{!", "!}")
 _WORDS = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 
@@ -406,7 +414,7 @@ class Pane(Drawn):
         show_discarded: bool = False,
     ) -> None:
         self.data, self.look, self.height = data, look, height
-        drafts = data.drafting or any(span.kind != "plain" for span in data.spans)
+        drafts = data.drafting or any(span.kind not in ("plain", "forced") for span in data.spans)
         self._frame = "accent" if drafts else "faint"
         self._corners, self._edges = look.glyph("corners"), look.glyph("edges")
         pieces = pieces_of(data.spans, look, show_discarded=show_discarded, names=data.names)

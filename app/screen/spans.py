@@ -23,7 +23,7 @@ from utils.catalogue.templates import Thinking
 from utils.growing_text import REPLACEMENT, Decode, Window
 from utils.visible import visible
 
-Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "plain"]
+Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "forced", "plain"]
 
 
 @dataclass(frozen=True, slots=True)

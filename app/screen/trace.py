@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from app.lanes.answers import RULES, Rule, chance
 from app.screen.palette import Look, tint
-from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, quoted, share
+from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, plural, quoted, share
 from app.screen.terminal import Action
 from app.settings.types import one_of
 from sampling.events import Step
@@ -109,13 +109,13 @@ def chances_of(step: Step) -> dict[int, tuple[float, float | None]]:
 def _downwards(step: Step, above: int = -1, margin: str = "") -> Iterator[tuple[int, str]]:
     """The nodes of a tree below one of them, each followed by those below it, and the lines that lead to them.
 
-    Siblings hang on a line, each with a corner; an only child stands right under its parent, as in a chain.
+    Siblings hang on a line, each with a corner; an only child has a corner under its parent's text.
     """
     children = [node for node, parent in enumerate(step.parents) if parent == above]
     for node in children:
         if len(children) == 1:
-            yield node, margin
-            yield from _downwards(step, node, margin)
+            yield node, margin + "└ " * (above >= 0)
+            yield from _downwards(step, node, margin + "  " * (above >= 0))
         else:
             last = node == children[-1]
             yield node, margin + ("└─ " if last else "├─ ")
@@ -327,7 +327,7 @@ class RoundPictures:
         self._page = max(1, height - 1)
         self._top = max(0, min(self._top, len(rows) - self._page))
         left = len(rows) - self._top - self._page
-        position = chunk(f"{self._top} rows above, {left} below", "faint")
+        position = chunk(f"{plural(self._top, 'row')} above, {left} below", "faint")
         return [*rows[self._top : self._top + self._page], *flow([position], look)[:1]]
 
     def picture(self, look: Look) -> list[Row]:

@@ -70,14 +70,23 @@ def heading(models: Models, settings: Settings, look: Look, drafted: float | Non
         models.get("where", ""),
         f"{look.glyph('gamma')} {gamma_text(settings, drafted)}" if drafter else "",
         f"T {settings.temperature:g}",
-        f"top-p {settings.top_p:g}",
-        f"top-k {settings.top_k}" if settings.top_k else "",
-        f"min-p {settings.min_p:g}" if settings.min_p else "",
-        f"penalty {settings.repetition_penalty:g}" if settings.repetition_penalty != 1 else "",
-        f"no {settings.no_repeat_ngram}-gram twice" if settings.no_repeat_ngram else "",
+        *([] if settings.top_p != 1 else ["top-p 1"]),
+        *filters(settings),
         f"seed {settings.seed}",
     ]
     return Lines(flow([*names, *(chunk(text, "faint", "   ") for text in texts if text)], look, 2), look)
+
+
+def filters(settings: Settings) -> list[str]:
+    """The settings beside the temperature that shape the distribution, those that do."""
+    texts = {
+        f"top-p {settings.top_p:g}": settings.top_p != 1,
+        f"top-k {settings.top_k}": settings.top_k,
+        f"min-p {settings.min_p:g}": settings.min_p,
+        f"penalty {settings.repetition_penalty:g}": settings.repetition_penalty != 1,
+        f"no {settings.no_repeat_ngram}-gram twice": settings.no_repeat_ngram,
+    }
+    return [text for text, shapes in texts.items() if shapes]
 
 
 def drafter_name(engine: PairEngine) -> str:
@@ -122,7 +131,8 @@ def gamma_text(settings: Settings, drafted: float | None) -> str:
 def toolbar(pair: str, settings: Settings, loading: str, used: int, context: int, drafted: float | None = None) -> str:
     """Pair, progress of loading, settings and context, what matters most first; `drafted`: tokens a round of `auto`."""
     parts = [f"{pair}: {loading}" if loading else pair]
-    parts += [f"gamma {gamma_text(settings, drafted)}", f"T {settings.temperature:g}", ",".join(settings.compare)]
+    parts += [f"gamma {gamma_text(settings, drafted)}", f"T {settings.temperature:g}", *filters(settings)]
+    parts.append(",".join(settings.compare))
     if settings.temperature:
         parts.append(f"seed {settings.seed}")
     if settings.slow != 1:
@@ -175,14 +185,17 @@ def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool
     if look.color:
         first = _accepted(panes)
         words = {"rejected": "rejected", "discarded": "discarded", "target": "from the target", "bonus": "bonus"}
+        words["forced"] = "forced"
     else:
         marks = [(letters(pane.names)[source], name) for pane in panes for source, name in _proposers(pane)]
-        named = [chunk(f"{{{letter}:x}} {name}", "accepted") for letter, name in dict.fromkeys(marks)]
-        first = [chunk("text accepted", "accepted"), *named]
+        named = [f"{{{letter}:x}} {name}" for letter, name in dict.fromkeys(marks)]
+        bare = not named or any(span.kind == "accepted" for pane in panes if len(pane.names) < 2 for span in pane.spans)
+        first = [chunk("text accepted", "accepted")] if bare else []
+        first += [chunk(f"accepted: {', '.join(named)}", "accepted")] if named else []
         words = {"rejected": "[-x-] rejected", "discarded": "[~x~] discarded", "target": "{+x+} from target"}
-        words["bonus"] = "{*x*} bonus"
+        words |= {"bonus": "{*x*} bonus", "forced": "{!x!} forced"}
     kinds = {span.kind for pane in panes for span in pane.spans}
-    gone = ({"discarded"} if not show_discarded else set()) | ({"bonus"} - kinds)
+    gone = ({"discarded"} if not show_discarded else set()) | ({"bonus", "forced"} - kinds)
     return first + [chunk(text, role) for role, text in words.items() if role not in gone]
 
 

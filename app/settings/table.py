@@ -46,7 +46,8 @@ FILES = ("prompts", "out", "report", "from", "ids", "features", "start")
 @dataclass(frozen=True)
 class Field:
     """One setting, or a flag of a sub-command, which needs no `group`. `short` is the name of its console command if
-    that differs from `name`; `also` names the flag that is shown, beside the one that follows from `name`.
+    that differs from `name`; `also` names the flag that is shown, beside the one that follows from `name`; `off` is the
+    value that the word off stands for, where the kind does not know it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Field:
     group: str = ""
     short: str = ""
     also: str = ""
+    off: Any = None
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -74,8 +76,9 @@ class Field:
 
     def read(self, value: object, label: str = "", still: Any = ...) -> Any:
         """Return the value of a text or plain value; UsageError `LABEL must be …, got … (still …)`."""
+        named_off = self.off is not None and str(value).lower() == "off"
         try:
-            return self.kind.read(value)
+            return self.kind.read(self.off if named_off else value)
         except RefusedError as error:
             holds = "" if still is ... else f" (still {self.show(still)})"
             raise UsageError(f"{label or self.name} must be {error}, got {got(value)}{holds}") from None
@@ -90,9 +93,9 @@ def by_name(*fields: Field) -> Mapping[str, Field]:
     return {field.name: field for field in fields}
 
 
-def row(default: Any, kind: Any, help: str, group: str, **names: str) -> Any:
-    """Declare a setting of a record; `names` may give `short` and `also`, see :class:`Field`."""
-    return pydantic.Field(default, description=help, json_schema_extra={"kind": kind, "group": group, **names})
+def row(default: Any, kind: Any, help: str, group: str, **more: Any) -> Any:
+    """Declare a setting of a record; `more` may give `short`, `also` and `off`, see :class:`Field`."""
+    return pydantic.Field(default, description=help, json_schema_extra={"kind": kind, "group": group, **more})
 
 
 class _Record(pydantic.BaseModel):
@@ -233,14 +236,14 @@ class Settings(_Record):
     noun = "setting"
 
     gamma: int | str = row(4, Whole(1, 64, "auto"), "tokens to draft a round; auto: the fastest number", DECODING)
-    temperature: float = row(0.0, Number(0, 5, least=COLDEST), "randomness; 0: the likeliest token", DECODING)
-    top_p: float = row(1.0, Number(0, 1, without_low=True), "sample from this share; 1: all", DECODING)
-    top_k: int = row(0, Whole(0, _MANY), "sample from the k best; 0: all", DECODING)
-    min_p: float = row(0.0, Number(0, 1, without_high=True), "least share of the best token's", DECODING)
+    temperature: float = row(0.0, Number(0, 5, least=COLDEST), "randomness; 0: the likeliest token", DECODING, off=0)
+    top_p: float = row(1.0, Number(0, 1, without_low=True), "sample from this share; 1: all", DECODING, off=1)
+    top_k: int = row(0, Whole(0, _MANY), "sample from the k best; 0: all", DECODING, off=0)
+    min_p: float = row(0.0, Number(0, 1, without_high=True), "least share of the best token's; 0: all", DECODING, off=0)
     repetition_penalty: float = row(
-        1.0, Number(0, 10, without_low=True), "makes what was said less likely; 1: off", DECODING
+        1.0, Number(0, 10, without_low=True), "makes what was said less likely; 1: off", DECODING, off=1
     )
-    no_repeat_ngram: int = row(0, Whole(0, _MANY), "never repeat an n-gram of this length; 0: off", DECODING)
+    no_repeat_ngram: int = row(0, Whole(0, _MANY), "never repeat an n-gram of this length; 0: off", DECODING, off=0)
     max_new_tokens: int = row(128, Whole(1, _MANY), "longest answer, in tokens", DECODING, short="length")
     seed: int = row(42, SEED, "seed; random draws one", DECODING)
     coupling: str = row(
@@ -258,6 +261,7 @@ class Settings(_Record):
         Choice(("auto", "none", "dynamic")),
         "grow drafts into trees of the likeliest nodes; auto: the fastest way",
         DECODING,
+        off="none",
     )
     suffix: str = row(
         "auto",
@@ -266,36 +270,44 @@ class Settings(_Record):
         DECODING,
     )
     nodes: int = row(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING)
-    glide_offset: int = row(0, Whole(0, 64), "added to the positions of what GLIDE drafts", DECODING)
+    glide_offset: int = row(0, Whole(0, 64), "added to the positions of what GLIDE drafts", DECODING, off=0)
     system: str = row("", Text(), "system prompt", DECODING)
     chat: bool = row(True, SWITCH, "use the model's chat template", DECODING)
-    template: str = row(AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING)
+    template: str = row(
+        AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING, off="plain"
+    )
     ngram_n: int = row(3, Whole(2, 16), "longest n-gram looked up", NGRAM)
     ngram_multi_level: bool = row(True, SWITCH, "fall back to shorter n-grams", NGRAM)
-    ngram_filler: int = row(3, Whole(1, 64), "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM)
+    ngram_filler: int = row(
+        3, Whole(1, 64), "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM, off=1
+    )
     ngram_stop_if_unknown: bool = row(True, SWITCH, "stop drafting at an unknown n-gram", NGRAM)
     ngram_reset: bool = row(True, SWITCH, "forget the n-grams between answers", NGRAM)
     cascade: tuple[str, ...] = row(
-        (), DRAFTER_NAMES, "drafters of the lanes cascade and chain, large to small", CASCADE
+        (), DRAFTER_NAMES, "drafters of the lanes cascade and chain, large to small", CASCADE, off=()
     )
     k_matrix: tuple[tuple[int, ...], ...] = row(
-        (), K_MATRIX, "tokens each drafter adds; first row: for the target", CASCADE
+        (), K_MATRIX, "tokens each drafter adds; first row: for the target", CASCADE, off=()
     )
-    lenience: float = row(1.0, Number(1, _MANY), "leniency of the drafters' reviews; 1: none", CASCADE)
+    lenience: float = row(1.0, Number(1, _MANY), "leniency of the drafters' reviews; 1: none", CASCADE, off=1)
     num_beams: int = row(4, Whole(1, 64), "texts that the lane beam grows at a time", BEAM)
-    beam_top_k: int = row(0, Whole(0, _MANY), "tokens each may go on with; 0: all that can count", BEAM)
-    min_length: int = row(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM)
-    length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM)
+    beam_top_k: int = row(0, Whole(0, _MANY), "tokens each may go on with; 0: all that can count", BEAM, off=0)
+    min_length: int = row(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM, off=0)
+    length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM, off=0)
     compare: tuple[str, ...] = row(("ar", "spec"), LANE_NAMES, "lanes; the last carries the chat", OUTPUT)
     view: str = row("auto", Choice(("auto", "side", "stack", "trace")), "how the lanes are laid out", OUTPUT)
     thinking: str = row(
-        "fold", Choice(("show", "fold", "hide")), "a model's thinking: dim, as one line, or not at all", OUTPUT
+        "fold",
+        Choice(("show", "fold", "hide")),
+        "a model's thinking: dim, as one line, or not at all",
+        OUTPUT,
+        off="hide",
     )
     render: bool = row(True, SWITCH, "draw Markdown and code of a finished answer", OUTPUT)
     slow: float | str = row(
-        1.0, Number(1, 1000, "step"), "factor by which the race is slowed; step: phase by phase", OUTPUT
+        1.0, Number(1, 1000, "step"), "factor by which the race is slowed; step: phase by phase", OUTPUT, off=1
     )
-    color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT)
+    color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT, off="never")
     palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT)
     ascii: bool = row(False, SWITCH, "draw with plain ASCII", OUTPUT)
     quiet: bool = row(False, SWITCH, "answers only", OUTPUT)
@@ -303,8 +315,8 @@ class Settings(_Record):
     data_dir: str = row("", Text("DIR", "a folder"), "folder of the data sets that have a name", OUTPUT)
     verbose: bool = row(False, SWITCH, "more detail, tracebacks of errors", OUTPUT)
     debug: bool = row(False, SWITCH, "show details of every round", OUTPUT)
-    log_top: int = row(0, Whole(0, 32), "likeliest tokens of each position that files keep; 0: none", OUTPUT)
-    record: str = row("", _FILE, "write everything decoded to this file, for replay", OUTPUT, also="log")
+    log_top: int = row(0, Whole(0, 32), "likeliest tokens of each position that files keep; 0: none", OUTPUT, off=0)
+    record: str = row("", _FILE, "write everything decoded to this file, for replay", OUTPUT, also="log", off="")
 
     @property
     def steps(self) -> bool:
@@ -363,11 +375,13 @@ def from_pair(values: Values) -> dict[str, Any]:
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return one warning for each SPEC_* variable that nearly names a setting but does not."""
-    known = {field.variable for field in FIELDS.values()}
+    """Return one warning for each SPEC_* variable that nearly names a setting, or a folder or kernel, but does not."""
+    names = {name: field.name for field in FIELDS.values() for name in (field.short, field.also, field.name) if name}
+    names |= {name: name for name in ("cache_dir", "kernels")}  # read where they are used
+    known = {f"SPEC_{name.upper()}" for name in names.values()}
     unknown = sorted(name for name in environ if name.startswith("SPEC_") and name not in known)
-    near = {name: nearest(name[5:], FIELDS) for name in unknown}
-    return [f"{name} is not a setting (did you mean SPEC_{n.upper()}?)" for name, n in near.items() if n]
+    near = {name: nearest(name[5:], names) for name in unknown}
+    return [f"{name} is not a setting (did you mean SPEC_{names[n].upper()}?)" for name, n in near.items() if n]
 
 
 def model_options(environ: Mapping[str, str], flags: Values) -> ModelOptions:

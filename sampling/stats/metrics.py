@@ -52,6 +52,8 @@ class Meter:
             return
         elif isinstance(event, Finished):
             self._reason, self._report = event.reason, event.report
+            if self._pieces and self._report is not None and not self._report.tokens:  # 0 beside a text: not counted
+                self._report = self._report._replace(tokens=None)
             if self._beams and event.reason != "interrupted":
                 self._tree.close()
                 self.ids = list(self._tree.best.tokens)

@@ -189,15 +189,19 @@ def kernels() -> Any:
     return _library
 
 
-def load(folder: Path | None = None, report: Callable[[], None] = lambda: None) -> bool:
+def load(
+    folder: Path | None = None,
+    report: Callable[[], None] = lambda: None,
+    waits: Callable[[], None] = lambda: None,
+) -> bool:
     """Load the kernels; whether that succeeded. The compiled library is kept in `folder`; `report` is called before it
-    is compiled."""
+    is compiled, `waits` where another process does that."""
     global _library
     with _one_at_a_time:
         row = build.instruction_set()
         if _library is None and row is not None:
             try:
-                loaded = build.library(folder, row, report)
+                loaded = build.library(folder, row, report, waits)
             except build.BuildError as error:
                 build.failed(str(error))
                 return False

@@ -106,20 +106,32 @@ def features() -> set[str]:
     return {word for line in lines if line.startswith(("flags", "Features")) for word in line.split(":")[-1].split()}
 
 
-def library(folder: Path | None, row: InstructionSet, report: Callable[[], None] = lambda: None) -> ctypes.CDLL:
-    """The kernels for a processor, kept in `folder`; `report` is called before they are compiled.
+def library(
+    folder: Path | None,
+    row: InstructionSet,
+    report: Callable[[], None] = lambda: None,
+    waits: Callable[[], None] = lambda: None,
+) -> ctypes.CDLL:
+    """The kernels for a processor, kept in `folder`; `report` is called before they are compiled, `waits` where another
+    process is compiling them.
 
     Where `folder` cannot be written to or executed from, a temporary folder serves this process. BuildError if they
     cannot be compiled or loaded.
     """
     if folder is not None:
-        from filelock import FileLock
+        from filelock import FileLock, Timeout
 
         kept = kept_library(folder, row)
         with suppress(OSError):  # not writable, a full disk, or a folder whose files must not be executed
             if not kept.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(f"{kept}.lock"), scratch_folder(folder) as scratch:
+                lock = FileLock(f"{kept}.lock")
+                try:
+                    held = lock.acquire(timeout=0)
+                except Timeout:
+                    waits()
+                    held = lock.acquire()
+                with held, scratch_folder(folder) as scratch:
                     if not kept.is_file():  # another process may have compiled it meanwhile
                         report()
                         os.replace(compile_library(Path(scratch) / kept.name, row.cpu), kept)

@@ -90,7 +90,7 @@ def locked(name: Path, progress: Progress, cancelled: Callable[[], bool]) -> Ite
                 break
             except Timeout:
                 check(cancelled)
-                progress(f"waiting: another process is preparing {name.name}", None)
+                progress(f"waiting: another process is preparing the same {name.parent.name} model", None)
     try:
         yield
     finally:

@@ -139,13 +139,16 @@ def main(source: Path, folder: Path, weights: bool) -> int:
 
 
 def write_folder(source: Path, folder: Path, report: Callable[[float], None], *, weights: bool = True) -> None:
-    """Convert `source` into `folder` in this process; `report` gets the fraction done."""
+    """Convert `source` into `folder` in this process; `report` gets the fraction done. Without `weights` its steps are
+    the imports, the configuration, the tokenizer and the files, by the time that they usually take."""
     import gguf
     import torch
     import transformers
     from safetensors.torch import save_file
     from transformers import modeling_gguf_pytorch_utils as legacy
 
+    step = (lambda done: None) if weights else report
+    step(0.15)
     header = read_header(source)
     teach_families()
     check_said(header, source.name)
@@ -153,6 +156,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     names = _watch(gguf, legacy, report)
     given: dict[str, Any] = {"gguf_file": source.name}
     config = transformers.AutoConfig.from_pretrained(str(source.parent), **given)
+    step(0.8)
     if config.model_type == "llama" and header.get("expert_count"):
         given_numbers = {key: value for key, value in config.to_dict().items() if key != "model_type"}
         config = transformers.MixtralConfig(**given_numbers)
@@ -182,6 +186,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     if model.generation_config is not None:
         model.generation_config.eos_token_id = end_ids(header)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(source.parent), **given)
+    step(0.95)
     _mend_tokenizer(tokenizer, source, model.config)
     tokenizer.save_pretrained(str(folder))
     if weights:

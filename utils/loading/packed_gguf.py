@@ -97,7 +97,7 @@ def load_packed(
 def make_kernels(progress: Progress) -> None:
     """Load the kernels, compiled once with a line of progress. UnfitError if there are none."""
     folder, text = cache_folder() / "compiled", "compiling the kernels, once on this machine"
-    if not load(folder, lambda: progress(text, None)):
+    if not load(folder, lambda: progress(text, None), lambda: progress(f"waiting: another process is {text}", None)):
         raise UnfitError(why_not())
 
 

@@ -6,16 +6,21 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pyte
 import pytest
 from prompt_toolkit.application import Application, create_app_session
+from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
+from prompt_toolkit.output.vt100 import Vt100_Output
 
 from app.console.prompt import PromptReader, without_escapes
+from tests.support.screen import PASTE_OFF, PASTE_ON
 
 
 @pytest.mark.parametrize(
@@ -123,3 +128,54 @@ def test_the_status_may_be_refreshed_while_the_prompt_ends(typed: Any, monkeypat
 
     monkeypatch.setattr(Application, "invalidate", ended)
     typed.reader.refresh()
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """`drawn(text)`: the screen of 60 columns and 12 rows while the prompt stands with this text typed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def draw(text: str) -> list[str]:
+        screen = pyte.Screen(60, 12)
+        written, stream = StringIO(), pyte.Stream(screen)
+        output = Vt100_Output(written, lambda: Size(rows=12, columns=60), term="xterm-256color")
+        with create_pipe_input() as pipe, create_app_session(input=pipe, output=output):
+            reader = PromptReader(
+                lambda _: (), lambda: "status", lambda _: None, lambda _: None, input=pipe, output=output
+            )
+            shown: list[str] = []
+
+            def leave() -> None:
+                shown.append(written.getvalue())
+                reader.leave()
+
+            pipe.send_text(text)
+            patience = threading.Timer(1.0, leave)
+            patience.start()
+            with pytest.raises(EOFError):
+                reader.read()
+        stream.feed(shown[0])
+        return [line.rstrip() for line in screen.display]
+
+    return draw
+
+
+@pytest.mark.parametrize("words", [20, 300])
+def test_a_long_line_stays_in_view_where_the_cursor_is_below_it(drawn: Callable[[str], list[str]], words: int) -> None:
+    """A paste with a line break at its end, and Alt-Enter after a long line."""
+    line = f"{'word ' * words}END"
+    for typed in (f"{PASTE_ON}{line}\n{PASTE_OFF}", f"{PASTE_ON}{line}{PASTE_OFF}\x1b\r"):
+        lines = drawn(typed)
+        at = next(number for number, line in enumerate(lines) if line.endswith("END"))
+        assert lines[at + 1] == "…"
+        assert at == min((2 + 5 * words) // 60, 10)
+        assert all(lines[:at])
+
+
+def test_emoji_that_are_joined_leave_no_hole(drawn: Callable[[str], list[str]]) -> None:
+    assert drawn("a 👨\u200d👩\u200d👧 b")[0] == "› a 👨👩👧 b"
+    assert drawn("a 👨\u200d👩\u200d👧 b" + 7 * "\x1b[D" + "x")[0] == "› a x👨👩👧 b"
+
+
+def test_joined_emoji_stay_joined_in_the_message(typed: Any) -> None:
+    assert typed("a 👨\u200d👩\u200d👧 b\r") == "a 👨\u200d👩\u200d👧 b"

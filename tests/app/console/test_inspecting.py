@@ -159,6 +159,11 @@ def test_a_forced_token_cuts_the_answer_and_a_saved_branch_can_be_inspected(cata
         force(state, Force(4, token))
         answers.append(state.said().turns[-1].answer)
         assert answers[-1][:5] == (*answers[0][:4], token)
+        forced = next(choice.text for choice in said.choices if choice.token == token)
+        for track in state.latest.tracks if state.latest else ():
+            first, *later = track.pane_as(state.settings).spans
+            assert (first.text, first.kind) == (forced, "forced")
+            assert "".join(span.text for span in (first, *later) if span.committed) == forced + track.text
 
     def look(state: ConsoleState) -> None:
         answers.append(state.said().turns[-1].answer)

@@ -35,6 +35,7 @@ def test_every_model_review_and_source_has_its_figures() -> None:
         "small passed 4 of 10 drafts",
         "accepted of each source's drafts: base 4/4, small 4/4, maxgram 6/10",
         "walltime improvement (SWI) 6.67x by time, 7.58x by parameters, 7.02x by previous work",
+        "(SWI takes a pass over many tokens to cost as much as one over a single token)",
     ]
 
 
@@ -70,11 +71,12 @@ def test_stats_last_shows_costs_below_the_times() -> None:
     cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
     console = Console(file=io.StringIO(), width=100)
     lines = printed(last_stats(answered(PLAIN, cascade), console, Settings(color="never", ascii=True)))
-    assert lines[-6:] == [
+    assert lines[-7:] == [
         "AR: draft 0 ms, verify 400 ms, sample 0 ms, other 0 ms; 0 drafted, 0 of them discarded",
         "cascade: draft 60 ms, verify 200 ms, sample 0 ms, other 0 ms; 18 drafted, 2 of them discarded",
         "         calls: base 4 of 4.0 ms, small 6 of 4.0 ms, target 2 of 100.0 ms",
         "         base passed 4 of 6 drafts",
         "         accepted of each source's drafts: base 4/4, small 4/4, maxgram 6/10",
         "         walltime improvement (SWI) 6.67x by time, 7.58x by parameters, 7.02x by previous work",
+        "         (SWI takes a pass over many tokens to cost as much as one over a single token)",
     ]

@@ -16,6 +16,10 @@ from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import Settings
 from tests.app.lanes.test_draft_heads import write_student
+from tests.app.lanes.test_encoder_decoder import TOKENS
+from tests.app.lanes.test_encoder_decoder import tokenizer as numbers
+from tests.sampling.models.test_encoder_decoder import t5
+from tests.support.gguf_files import random_model, write_gguf
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
 from utils.progress import Cancelled, never
 
@@ -222,6 +226,29 @@ def test_transformers_call_runs_as_printed_and_answers_as_plain_decoding(
     engine = load_engine(Settings(quiet=True), pair.options(), never)
     ours = prompt_ids(engine, PROMPT, Settings(template=named or "auto"))
     assert ran["inputs"].input_ids[0].tolist() == ours
+
+
+@pytest.mark.parametrize("kind", ["gguf", "seq2seq"])
+def test_transformers_text_runs_for_files_and_encoder_decoders(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if kind == "gguf":
+        target = write_gguf(tmp_path / "T.gguf", "llama3", random_model("llama3"))
+        words = [str(target), "ngram"]
+    else:
+        model = t5(29, len(TOKENS), 1.0, num_layers=2)
+        drafter = t5(7, len(TOKENS), like=model, noise=0.05, num_layers=2)
+        for name, each in {"T": model, "D": drafter}.items():
+            each.float().save_pretrained(tmp_path / name)
+            numbers().save_pretrained(tmp_path / name)
+        words = [str(tmp_path / "T"), str(tmp_path / "D")]
+    status, out, error = checked(capsys, *words, "--for", "transformers")
+    assert status == 0, error
+    ran: dict[str, Any] = {}
+    exec(program_of(out), ran)
+    assert ("chat" in ran) == (kind == "gguf")
+    plain = ran["model"].generate(**ran["inputs"], max_new_tokens=64, do_sample=False)
+    assert ran["answer"].tolist() == plain.tolist()
 
 
 def test_a_folder_of_floats_says_which_compiled_pass_stays_here(

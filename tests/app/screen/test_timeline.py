@@ -27,10 +27,10 @@ def text(drafting: TimeLine, plain: TimeLine | None, look: Look) -> str:
         (19, ""),
         (30, "spec accepted ▁▂▃▄▅▅▂▁·"),
         # By hand, of spans of 2 s / 7: 19.5, 45.5, 17.5 and 10 tok/s, levels 3, 7, 3 and 2 of 7; AR 10.
-        (60, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▄█▄▃  AR ▃▃▃▃▃▃▃  █ 46"),
-        (80, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▃▆█▃▂  AR ▂▂▂▂▂▂▂▂▂▂  █ 50"),
-        (100, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▃▆█▇▃▃  AR ▃▃▃▃▃▃▃▃▃▃▃▃  █ 46"),
-        (140, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▃▄▆▇█▄▂▂  AR ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂  █ 50"),
+        (60, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▄█▄▃  AR ▃▃▃▃▃▃▃  peak 46"),
+        (80, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▃▆█▃▂  AR ▂▂▂▂▂▂▂▂▂▂  peak 50"),
+        (100, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▃▆█▇▃▃  AR ▃▃▃▃▃▃▃▃▃▃▃▃  peak 46"),
+        (140, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s ▃▄▆▇█▄▂▂  AR ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂  peak 50"),
     ],
 )
 def test_the_line_at_each_width(width: int, shown: str) -> None:
@@ -38,17 +38,18 @@ def test_the_line_at_each_width(width: int, shown: str) -> None:
 
 
 def test_without_level_bars_it_is_digits() -> None:
-    digits = "spec accepted 01234410{}  tok/s 369722  AR 222222222222  9 46"
+    digits = "spec accepted 01234410{}  tok/s 369722  AR 222222222222  peak 46"
     assert text(SPEC, AR, Look(100, color=False)) == digits.format("·")
     assert text(SPEC, AR, Look(100, ascii=True)) == digits.format(".")
-    assert bars_key(Look(ascii=True)) == "a digit a round: accepted drafts"
-    assert bars_key(Look()) == "a bar a round: ▁ 0, █ 7 or more"
+    assert bars_key(Look(ascii=True)) == "a digit a round: accepted drafts, 9: 9 or more, . none drafted"
+    assert bars_key(Look(color=False)) == "a digit a round: accepted drafts, 9: 9 or more, · none drafted"
+    assert bars_key(Look()) == "a bar a round: ▁ 0, █ 7 or more, · none drafted"
 
 
 def test_more_rounds_than_room_shows_the_last_ones() -> None:
     rounds = [Round(0.1, 1, 4, n % 5) for n in range(200)]
-    line = text(("spec", rounds), None, Look(40))
-    assert line == "spec accepted …" + "".join("▁▂▃▄▅"[n % 5] for n in range(194, 200)) + "  tok/s █████  █ 10"
+    line = text(("spec", rounds), None, Look(43))
+    assert line == "spec accepted …" + "".join("▁▂▃▄▅"[n % 5] for n in range(194, 200)) + "  tok/s █████  peak 10"
 
 
 def test_rates_are_tokens_over_seconds_in_equal_spans() -> None:

@@ -81,7 +81,9 @@ def test_without_colour_letters_tell_the_sources_apart() -> None:
     )
     assert "{+A+} river is a natural [-down-] {+stream+} of water" in one
     assert "{+A+} {g:river is} {m:a natural} [-down-] {+stream+} {b:of water}" in several
-    assert "text accepted  {g:x} glide  {m:x} maxgram  {b:x} bigram  [-x-] rejected" in several
+    assert "accepted: {g:x} glide, {m:x} maxgram, {b:x} bigram  [-x-] rejected" in several
+    assert "text accepted" in one
+    assert "text accepted" not in several  # none is untagged
     assert "{g:x}" not in one
 
 

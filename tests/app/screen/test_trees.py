@@ -66,7 +66,7 @@ def test_the_pane_shows_the_way_taken_and_one_branch() -> None:
     assert spans(replace(TREE, path=(2, 5), token=8))[1:] == [(" dog flew", "accepted"), (" on", "bonus")]
 
 
-def test_the_trace_reads_downwards_siblings_on_a_line_and_an_only_child_under_its_parent() -> None:
+def test_the_trace_reads_downwards_siblings_on_a_line_and_an_only_child_as_a_child() -> None:
     found = read(TREE, Window(decode))
     told = [(draft.number, draft.branch, draft.text, draft.fate) for draft in found.drafts]
     assert told == [
@@ -74,7 +74,7 @@ def test_the_trace_reads_downwards_siblings_on_a_line_and_an_only_child_under_it
         (2, "│  ├─ ", " sat", "rejected"),
         (5, "│  └─ ", " ran", "rejected"),
         (3, "├─ ", " dog", "discarded"),
-        (6, "│  ", " flew", "discarded"),
+        (6, "│  └ ", " flew", "discarded"),
         (4, "└─ ", " bird", "discarded"),
     ]
     assert [(draft.q, draft.p) for draft in found.drafts[:3]] == [(0.4, 0.5), (0.3, 0.1), (0.2, 0.05)]
@@ -89,7 +89,7 @@ def test_the_trace_as_text() -> None:
         ' 2  |  |- " sat"',
         ' 5  |  `- " ran"',
         ' 3  |- " dog"',
-        ' 6  |  " flew"',
+        ' 6  |  ` " flew"',
         ' 4  `- " bird"',
     ]
     assert "accepted" in drafts[0]

@@ -17,7 +17,7 @@ from app.screen.palette import PALETTES, Look
 from app.screen.panes import Pane, PaneData, SideBySide, StatsLines, note, pieces_of, positions
 from app.screen.rows import Drawn, Lines, Row, flow
 from app.screen.spans import Span
-from app.screen.view import Frame, heading, meanings
+from app.screen.view import Frame, heading, meanings, toolbar
 from app.settings.table import Settings
 from sampling.events import Step
 from sampling.stats.summary import Stats
@@ -359,3 +359,31 @@ def test_frames_are_dropped_where_drawing_takes_long_and_tokens_never(frame_s: f
     assert fed == steps
     assert 1 < len(drawn) <= most
     assert frame_s * (len(drawn) - 1) <= 0.045 * now[0]
+
+
+def test_the_status_line_has_every_setting_that_shapes_what_is_drawn() -> None:
+    assert toolbar("p", Settings(temperature=0.5), "", 0, 0) == "p  gamma 4  T 0.5  ar,spec  seed 42"
+    shaped = Settings(
+        temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1, no_repeat_ngram=3, seed=1
+    )
+    filters = "top-p 0.9  top-k 40  min-p 0.05  penalty 1.1  no 3-gram twice"
+    assert toolbar("p", shaped, "", 0, 0) == f"p  gamma 4  T 0.5  {filters}  ar,spec  seed 1"
+    line = shown(heading({"target": "M", "drafter": "D"}, shaped, Look(140))).strip()
+    assert line == "M ← D   γ 4   T 0.5   " + filters.replace("  ", "   ") + "   seed 1"
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 piece"), (2, "2 pieces")])
+def test_pieces_are_counted_in_words_that_agree(count: int, words: str) -> None:
+    pane = PaneData("server", (), Stats(predicted_n=count, predicted_ms=10, ttft_ms=5, pieces=count), "done")
+    assert pane.status == f"done, {words}"
+    assert shown(StatsLines([pane], Look(80))).startswith(f"server  {words}  ")
+
+
+def test_a_forced_token_has_a_style_a_mark_and_a_word_of_its_own() -> None:
+    pane = PaneData("spec", [Span(" a", "forced"), Span(" b", "accepted")], Stats(predicted_n=1, draft_n=1), "done")
+    plain = shown(Frame([pane], Look(100, color=False)))
+    assert "{!a!} b" in plain
+    assert "{!x!} forced" in plain
+    words = [item.pieces[0] for item in meanings(Look(100), [pane])]
+    assert ("forced", "forced") in words
+    assert not any("forced" in text for item in meanings(Look(100), [PaneData("spec")]) for text, _ in item.pieces)

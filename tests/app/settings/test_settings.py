@@ -207,6 +207,34 @@ def test_model_options_come_from_environment_and_flags() -> None:
 def test_a_nearly_named_variable_is_told_and_a_foreign_one_is_not() -> None:
     environ = {"SPEC_GAMA": "3", "SPEC_FILE": "x", "SPEC_GAMMA": "3", "OTHER_GAMA": "1"}
     assert misspelt_variables(environ) == ["SPEC_GAMA is not a setting (did you mean SPEC_GAMMA?)"]
+    assert misspelt_variables({"SPEC_CACHE_DIR": "x", "SPEC_KERNELS": "torch"}) == []
+    meant = {"LENGTH": "MAX_NEW_TOKENS", "LOG": "RECORD", "CACHEDIR": "CACHE_DIR", "KERNEL": "KERNELS", "TOPP": "TOP_P"}
+    for word, name in meant.items():
+        line = f"SPEC_{word} is not a setting (did you mean SPEC_{name}?)"
+        assert misspelt_variables({f"SPEC_{word}": "3"}) == [line]
+
+
+OFF = {
+    "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "no_repeat_ngram": 0,
+    "expand": "none", "suffix": "off", "glide_offset": 0, "chat": False, "template": "plain",
+    "ngram_multi_level": False, "ngram_filler": 1, "ngram_stop_if_unknown": False, "ngram_reset": False, "cascade": (),
+    "k_matrix": (), "lenience": 1.0, "beam_top_k": 0, "min_length": 0, "length_penalty": 0.0, "thinking": "hide",
+    "render": False, "slow": 1.0, "color": "never", "ascii": False, "quiet": False, "verbose": False, "debug": False,
+    "log_top": 0, "record": "", "keep": False,
+}  # fmt: skip
+NEVER_OFF = {
+    "gamma", "max_new_tokens", "seed", "coupling", "draft_sampling", "verify", "nodes", "ngram_n", "num_beams",
+    "compare", "view", "palette", "data_dir", "system",
+}  # fmt: skip
+
+
+def test_what_can_be_on_can_be_said_off() -> None:
+    for name, value in OFF.items():
+        assert getattr(Settings(**{name: "off"}), name) == value
+    assert {*SETTING_FIELDS} == {*OFF} | NEVER_OFF
+    said = transcript("> /slow 4\n> /slow off\n> /set top_p=off")
+    assert [line for line in said.splitlines() if " = " in line] == ["slow = 4", "slow = 1", "top_p = 1"]
+    assert offered("/slow o") == ["/slow off"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats, disturbed, expected, merge, speedup, speedup_over
 from sampling.stats.theory import best_gamma, efficiency, expected_speedup
 from tests.support.runs import measure
+from utils.remote.pieces import Report
 
 KEYS = (
     *("stop_reason", "prompt_n", "prompt_ms", "ttft_ms", "predicted_n", "predicted_ms", "predicted_per_second"),
@@ -318,3 +319,14 @@ def test_no_speed_up_is_expected_of_trees_by_the_formula_of_chains() -> None:
     assert expected(drafted.stats, plain.stats, 4) is not None
     drafted.add(replace(step(4, 2, verify_s=1.1), parents=(-1, 0, 0, 1)))
     assert expected(drafted.stats, plain.stats, 4) is None
+
+
+@pytest.mark.parametrize(("reported", "tokens", "counted"), [(0, 2, False), (None, 2, False), (3, 3, True)])
+def test_a_server_that_counts_no_token_beside_a_text_has_not_counted(
+    reported: int | None, tokens: int, counted: bool
+) -> None:
+    meter = Meter(prompt_n=0)
+    for seconds in (0.1, 0.2):
+        meter.add(Step(0, 0, (), (), (), (), 5, (), (), None, (), 0.0, seconds, 0.0))
+    meter.add(Finished(0, "eos", Report(tokens=reported)))
+    assert (meter.stats.predicted_n, meter.stats.counts_tokens) == (tokens, counted)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from utils.kernels import bindings, build
 from utils.kernels.bindings import SHORTEST, Pace
@@ -209,3 +210,12 @@ def test_a_busy_machine_brings_one_thread_for_a_while_and_longer_each_time(slept
         assert pace.threads(2, now + 0.99 * pause) == 1
         now += pause
         assert pace.threads(2, now) == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_start_beside_one_that_compiles_says_that_it_waits(tmp_path: Path) -> None:
+    said: list[str] = []
+    lock = FileLock(f"{kept_library(tmp_path, row())}.lock")
+    lock.acquire()
+    library(tmp_path, row(), lambda: said.append("compiling"), lambda: (said.append("waits"), lock.release()))
+    assert said == ["waits", "compiling"]

@@ -122,7 +122,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def convert(file: Path, folder: Path, *, weights: bool) -> None:
+def convert(file: Path, folder: Path, *, weights: bool, report: Callable[[float], None] = lambda _: None) -> None:
     """As the converter does in a process of its own; the functions that it watches are put back."""
     folder.mkdir()
     watched = {gguf: ("GGUFReader", "get_tensor_name_map"), legacy: ("tqdm", "get_gguf_hf_weights_map")}
@@ -130,7 +130,7 @@ def convert(file: Path, folder: Path, *, weights: bool) -> None:
         for module, names in watched.items():
             for name in names:
                 patch.setattr(module, name, getattr(module, name))
-        write_folder(file, folder, lambda _: None, weights=weights)
+        write_folder(file, folder, report, weights=weights)
 
 
 def converted_logits(file: Path, folder: Path) -> Tensor:
@@ -317,3 +317,13 @@ def test_parts_of_a_split_file_are_all_there_or_it_is_refused(tmp_path: Path) ->
         tmp_path / "model.gguf",
         match=r"model.gguf is one of 3 parts: name it …-00001-of-00003.gguf, as it was$",
     )
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_gguf_file_is_read_with_progress(weights: bool, tmp_path: Path) -> None:
+    reports: list[float] = []
+    file = contents_of(random_model("llama"), "llama").write(tmp_path / "m.gguf")
+    convert(file, tmp_path / "m", weights=weights, report=reports.append)
+    assert len(reports) >= 3
+    assert reports == sorted(reports)
+    assert all(0 <= done < 1 for done in reports)

@@ -1,0 +1,123 @@
+"""Several answers to one prompt as a tree: beginnings that they share stand once, with number and probability; and a
+viewer's content that walks over it.
+
+Knows no models: an answer is its tokens with their probabilities. A branch that is taken is only handed back.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from pydantic import BaseModel, TypeAdapter
+
+from app.screen.inspection import SaidToken
+from app.screen.palette import Look
+from app.screen.rows import Piece, Row, fit, one_line, row_of, wrap
+from app.screen.terminal import Action
+
+Place = tuple[int, ...]  # of a branch: its number among its siblings, after those above it
+
+
+class Branch(BaseModel, frozen=True):
+    """A stretch of text that `count` answers share, the first of which is number `row`, after the branches above.
+
+    `p` is the probability of all tokens up to its end in the distributions that they were drawn from.
+    """
+
+    text: str
+    count: int
+    p: float
+    row: int
+    children: tuple["Branch", ...] = ()
+
+
+BRANCHES: TypeAdapter[tuple[Branch, ...]] = TypeAdapter(tuple[Branch, ...])
+
+
+def tree_of(answers: Sequence[Sequence[SaidToken]]) -> tuple[Branch, ...]:
+    """Return the tree of these answers, the branch of most answers first."""
+    return _below(answers, range(len(answers)), 0, 1.0)
+
+
+def _below(answers: Sequence[Sequence[SaidToken]], rows: Sequence[int], start: int, p: float) -> tuple[Branch, ...]:
+    groups: dict[int, list[int]] = {}
+    for row in rows:
+        if start < len(answers[row]):
+            groups.setdefault(answers[row][start].token, []).append(row)
+    branches = []
+    for group in groups.values():
+        first, end = answers[group[0]], start + 1
+        shortest = min(len(answers[row]) for row in group)
+        while end < shortest and len({answers[row][end].token for row in group}) == 1:
+            end += 1
+        chance = p * math.prod(_drawn_with(token) for token in first[start:end])
+        text = "".join(token.text for token in first[start:end])
+        children = _below(answers, group, end, chance)
+        branches.append(Branch(text=text, count=len(group), p=chance, row=group[0], children=children))
+    return tuple(sorted(branches, key=lambda branch: -branch.count))
+
+
+def _drawn_with(token: SaidToken) -> float:
+    return next((choice.processed for choice in token.choices if choice.fate == "said" and choice.processed), 1.0)
+
+
+class SampleTree:
+    """A viewer's content: the tree with a cursor on one branch; Enter gives back the number of its first answer."""
+
+    help = "up/down branch  right open  left close  Enter takes it as the answer  q leave"
+
+    def __init__(self, top: Sequence[Branch]) -> None:
+        self.top, self.total, self.at = top, sum(branch.count for branch in top), 0
+        self.closed: set[Place] = set()
+
+    def shown(self, branches: Sequence[Branch] | None = None, above: Place = ()) -> Iterator[tuple[Place, Branch]]:
+        """The branches that are not below a closed one, with their places."""
+        for index, branch in enumerate(self.top if branches is None else branches):
+            place = (*above, index)
+            yield place, branch
+            if place not in self.closed:
+                yield from self.shown(branch.children, place)
+
+    def rows(self, look: Look) -> list[Row]:
+        """A row for each branch, and below them the text of the one under the cursor."""
+        every = list(self.shown())
+        rows = [self._row(at, place, branch, look) for at, (place, branch) in enumerate(every)]
+        if look.height is None:
+            return rows
+        place = every[self.at][0]
+        said = "".join(branch.text for where, branch in every if where == place[: len(where)])
+        text = [row_of(line, look) for line in wrap([(said, "question")], look.width, look.ascii)]
+        room = max(1, look.height - min(len(text), look.height // 3) - 1)
+        first = max(0, min(self.at - room // 2, len(rows) - room))
+        return [*rows[first : first + room], [], *text[-(look.height // 3) :]][: look.height]
+
+    def _row(self, at: int, place: Place, branch: Branch, look: Look) -> Row:
+        cursor = look.height is not None and at == self.at
+        more = "+" if place in self.closed else " "
+        head = f"{look.glyph('prompt') if cursor else ' '}{more}{'  ' * (len(place) - 1)}"
+        head += f"{branch.count}/{self.total} {probability(branch.p)} "
+        pieces: list[Piece] = [(head, "strong" if cursor else "faint")]
+        return row_of([*pieces, (fit(one_line(branch.text, look), look.width - len(head), look), "plain")], look)
+
+    def move(self, by: int) -> None:
+        """Go to another branch."""
+        self.at = max(0, min(len(list(self.shown())) - 1, self.at + by))
+
+    def fold(self, closed: bool) -> None:
+        """Close the branch, or open it."""
+        place, branch = list(self.shown())[self.at]
+        (self.closed.add if closed and branch.children else self.closed.discard)(place)
+
+    @property
+    def keys(self) -> dict[str, Action]:
+        return {
+            "up": lambda: self.move(-1),
+            "down": lambda: self.move(1),
+            "left": lambda: self.fold(True),
+            "right": lambda: self.fold(False),
+            "enter": lambda: list(self.shown())[self.at][1].row,
+        }
+
+
+def probability(p: float) -> str:
+    """A probability in two digits, however small."""
+    return f"{p:.2f}".removeprefix("0") if p >= 0.005 else f"{p:.0e}"

@@ -1,0 +1,150 @@
+"""Several answers as a tree: shared beginnings once, the probabilities of the target itself, and a walk over it."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from app.command_line.main import main
+from app.lanes.lane import PairEngine
+from app.replay.session_log import read_log
+from app.screen.live import sampled, tokens_of
+from app.screen.palette import Look
+from app.screen.samples import Branch, SampleTree, tree_of
+from app.settings.table import Settings
+from tests.support.screen import Terminal
+from tests.support.scripted import catalogue_of, run_lines
+from tests.support.tiny import TinyPair
+from utils.errors import UserError
+
+SETTINGS = Settings(temperature=0.3, max_new_tokens=5)
+
+
+def test_the_tree_holds_every_answer_with_the_targets_own_probability(engine: PairEngine, pair: TinyPair) -> None:
+    prompt = [5, 6, 7]
+
+    def decode(ids: list[int]) -> str:
+        return "".join(f"<{token}>" for token in ids)
+
+    tracks = sampled(engine, SETTINGS, prompt, 12, decode, lambda: False)
+    answers = [track.meter.ids for track in tracks]
+    model = AutoModelForCausalLM.from_pretrained(pair.target).eval()
+
+    def chance(ids: list[int]) -> float:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        logs = (logits / SETTINGS.temperature).log_softmax(-1)
+        return float(logs[range(len(ids)), ids].sum().exp())
+
+    def check(branches: tuple[Branch, ...], rows: set[int], before: str) -> None:
+        left = set(rows)
+        for branch in branches:
+            text = before + branch.text
+            under = {row for row in left if decode(answers[row]).startswith(text)}
+            assert (branch.row in under, len(under)) == (True, branch.count)
+            length = next(n for n in range(1, 6) if decode(answers[branch.row][:n]) == text)
+            assert branch.p == pytest.approx(chance(answers[branch.row][:length]), rel=1e-3)
+            left -= under
+            check(branch.children, under, text)
+        assert not left or not branches
+
+    tree = tree_of([tokens_of(track) for track in tracks])
+    check(tree, set(range(12)), "")
+    assert len({tuple(ids) for ids in answers}) > 1  # other noise in each row
+    assert tree[0].count == max(branch.count for branch in tree)
+    assert sum(branch.count for branch in tree) == 12
+
+
+TREE = (
+    Branch(text="A b", count=3, p=0.5, row=0, children=(
+        Branch(text="c", count=2, p=0.25, row=1), Branch(text="d\n", count=1, p=1e-7, row=0))),
+    Branch(text="E", count=1, p=0.125, row=3),
+)  # fmt: skip
+
+
+def lines(tree: SampleTree, look: Look) -> list[str]:
+    return ["".join(part.text for part in row).rstrip() for row in tree.rows(look)]
+
+
+def test_keys_walk_close_and_take() -> None:
+    tree, look = SampleTree(TREE), Look(40, 12, False)
+    assert lines(tree, look.sized()) == ["  3/4 .50 A b", "    2/4 .25 c", "    1/4 1e-07 d↵", "  1/4 .12 E"]
+    tree.keys["down"]()
+    assert lines(tree, look)[1].startswith("›")
+    assert lines(tree, look)[-1] == "A bc"  # its whole text
+    assert tree.keys["enter"]() == 1
+    tree.keys["up"]()
+    tree.keys["left"]()
+    assert [line[1] for line in lines(tree, look)[:2]] == ["+", " "]
+    tree.keys["down"]()
+    tree.keys["down"]()
+    assert tree.keys["enter"]() == 3
+    tree.keys["up"]()
+    tree.keys["right"]()
+    assert len(lines(tree, look.sized())) == 4
+    assert all(len(tree.rows(Look(10, height))) <= height for height in range(1, 12))
+
+
+def test_samples_stand_on_the_page_as_a_tree(pair: TinyPair, tmp_path: Path) -> None:
+    settings = {"temperature": 0.5, "max_new_tokens": 6}
+    files = [f"/save {tmp_path}/chat.html", f"/save {tmp_path}/chat.json", f"/load {tmp_path}/chat.json"]
+    again = f"/save {tmp_path}/again.html"
+    ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "one", "/samples 9", *files, again, settings=settings)
+    assert ran.errors == []
+    shown = ran.after("/samples 9")
+    for text in ((tmp_path / "chat.html").read_text(), (tmp_path / "again.html").read_text()):
+        tree = text.partition('class="branches"')[2].partition("</section>")[0]
+        counts = re.findall(r"<b>(\d+)</b>", tree)
+        assert sorted(counts) == sorted(re.findall(r"(\d+)/9 ", shown))
+        assert tree.count("<details open>") == tree.count("</details>") > 0
+
+
+def test_run_writes_the_tree_or_json(pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue = str(catalogue_of(tmp_path, {"tiny": pair}))
+    words = ["run", "one", "--samples", "4", "--models", catalogue, "--max-new-tokens", "5"]
+    assert main([*words, "--temperature", "0.7"]) == 0
+    assert re.search(r"\d/4 ", capsys.readouterr().out)
+    assert main([*words, "--temperature", "0.7", "--json", "--log", str(tmp_path / "log.jsonl")]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [len(result["ids"]) for result in data["results"]] == [5] * 4
+    logged = [answer.text(answer.over()) for answer in read_log(tmp_path / "log.jsonl").answers]
+    assert logged == [result["text"] for result in data["results"]]
+    assert math.isclose(sum(branch["count"] for branch in data["tree"]), 4)
+    assert main(words) == 2
+    assert "error: at temperature 0 all answers are the same (--temperature 0.8" in capsys.readouterr().err
+
+
+def test_samples_need_a_model_here_and_a_message(engine: PairEngine, pair: TinyPair, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="all answers are the same"):
+        sampled(engine, Settings(), [5], 2, engine.tokenizer.decode, lambda: False)
+    ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "/samples 3", "one", "/samples 1", "/samples 3")
+    assert [line[:24] for line in ran.errors] == [
+        "error: no message yet",
+        "error: /samples must be ",
+        "error: at temperature 0 ",
+    ]
+
+
+@pytest.mark.slow
+def test_enter_takes_a_branch_as_the_answer(pair: TinyPair, tmp_path: Path) -> None:
+    flags = ("--models", str(catalogue_of(tmp_path, {"tiny": pair})), "--temperature", "0.7", "--log")
+    environ = {"XDG_STATE_HOME": str(tmp_path), "SPEC_MAX_NEW_TOKENS": "6"}
+    opened = Terminal(*flags, str(tmp_path / "log.jsonl"), columns=80, rows=24, environ=environ, warm=True)
+    opened.wait("›", 30)
+    opened.enter("one")
+    opened.wait(lambda: "TTFT" in opened.raw and opened.at_prompt, 120)
+    opened.enter("/samples 5")
+    opened.wait("Enter takes it as the answer")
+    opened.type("\x1b[B\r")
+    opened.wait(lambda: opened.raw.count("TTFT") > 1 and opened.at_prompt)
+    opened.enter("/inspect")
+    opened.wait("token 1/6")
+    opened.type("q")
+    opened.enter("/exit")
+    assert opened.end() == 0
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["kind"] for row in rows].count("answered") == 2
