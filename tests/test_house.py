@@ -1,7 +1,12 @@
 """docs/architecture.md and the folders agree: every room is on the page, and every file that a page names exists."""
 
+import inspect
 import re
+import textwrap
 from pathlib import Path
+
+import sampling.loop
+from sampling.verify.rules import examine_drawn
 
 ROOT = Path(__file__).parent.parent
 FLOORS = ("app", "training", "sampling", "utils")
@@ -27,3 +32,13 @@ def test_every_file_that_a_page_names_is_there() -> None:
     named = [(page.name, path) for page in PAGES for path in FILE.findall(page.read_text(encoding="utf-8"))]
     assert len(named) > 50
     assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_round_on_the_page_is_the_code() -> None:
+    """Line by line, of the functions that it says; on one screen."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page.partition("## A round")[2].partition("\n## ")[0], re.DOTALL)
+    sources = [inspect.getsource(each) for each in (sampling.loop._Run.round, examine_drawn)]
+    for block, source in zip(blocks, sources, strict=True):
+        assert textwrap.indent(block, "    ") in source
+    assert sum(len(block.splitlines()) for block in blocks) <= 60

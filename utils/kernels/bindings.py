@@ -138,7 +138,7 @@ class Descent(ctypes.Structure):
         ("states", _address),
         ("nodes", _whole),
         *_fields(_address, "tokens parents"),
-        *_fields(_whole, "from_ stood"),
+        *_fields(_whole, "begin stood"),
         *_fields(_address, "path walks"),
     )
 

@@ -152,7 +152,7 @@ typedef struct {
     float values[MOST];
 } Walk;
 
-/* A walk from node `from` of a draft (-1: the root) down to the first node of which no child is drawn, or at which the
+/* A walk from node `begin` of a draft (-1: the root) down to the first node of which no child is drawn, or at which the
    draw is undecided. */
 typedef struct {
     const float *logits; /* of the root, then of each node, `stride` numbers apart */
@@ -161,7 +161,7 @@ typedef struct {
     const uint64_t *states; /* of the noise at each depth */
     int64_t nodes;
     const int64_t *tokens, *parents;
-    int64_t from, stood; /* nodes at which it has stood */
+    int64_t begin, stood; /* nodes at which it has stood */
     int64_t *path;
     Walk *walks;
 } Descent;

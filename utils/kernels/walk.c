@@ -127,7 +127,7 @@ void walk(Walk *w) {
 void sum_up(Walk *w) { add_up(w); }
 
 void descend(Descent *d) {
-    for (int64_t node = d->from, child = 0; child >= 0; node = child) {
+    for (int64_t node = d->begin, child = 0; child >= 0; node = child) {
         Walk *w = d->walks + d->stood;
         w->logits = d->logits + (node + 1) * d->stride;
         w->count = d->count, w->most = d->most, w->draws = d->draws, w->inverse = d->inverse;

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, DraftTree, Rows
-from sampling.verify.rules import Review, review
+from sampling.verify.rules import Keys, Review, review
 from utils.logits_processors import make_processor
 
 
@@ -36,7 +36,7 @@ class Fixed:
         self.drawn += probs.tolist()
         return torch.tensor([self.draws.pop(0) for _ in probs])
 
-    def drafting(self, starts: Tensor) -> Fixed:
+    def drafting(self, starts: Keys) -> Fixed:
         return self
 
 

@@ -20,10 +20,23 @@ from utils.kernels.build import BuildError, InstructionSet, instruction_set, kep
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
 
 SOURCES = Path(build.__file__).parent
-STRUCTURES = ["Weight", "Input", "Product", "LookUp", "Expert", "Layer", "Pass", "Step", "Walk"]
+STRUCTURES = [
+    "Weight",
+    "Input",
+    "Product",
+    "LookUp",
+    "Expert",
+    "Layer",
+    "Pass",
+    "Step",
+    "Walk",
+    "Descent",
+    "TableLevel",
+    "Offers",
+]
 ENUMERATIONS = (
     *("COLUMNS", "GROUP", "TILE", "FEW", "TABLES", "MOST_CHOSEN", "MOST"),
-    *("PRODUCT", "LOOK_UP", "PASS", "STEP"),
+    *("PRODUCT", "LOOK_UP", "PASS", "STEP", "CONTEXT", "OFFERED"),
 )
 
 
