@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sampling.events import Reason
-from utils.catalogue.templates import AUTO, Thinking, carries_template, end_ids, render, thinking_marks
+from utils.catalogue.templates import AUTO, TEMPLATES, Thinking, carries_template, end_ids, render, thinking_marks
 from utils.errors import UserError
+from utils.ordinary_text import CUT, Markers, ids_in_parts, without
 
 Message = dict[str, str]
 CHANNEL = Thinking("<think>", "</think>", False)  # marks of ours around a channel in which a model thinks
@@ -27,16 +28,41 @@ SEAM = 16  # tokens at a prompt's end that the next one may leave out, such as a
 
 class Template:
     """A chat template as text: the head of a chat and the tail after an answer. `name` as in
-    utils/catalogue/templates.py.
+    utils/catalogue/templates.py. Markers in the messages are cut (utils/ordinary_text.py) unless they are `special`.
     """
 
-    def __init__(self, tokenizer: Any, name: str = AUTO) -> None:
+    def __init__(self, tokenizer: Any, name: str = AUTO, special: bool = False) -> None:
         self._tokenizer, self._name = tokenizer, name
         self.present = carries_template(tokenizer, name)
         self.folds_system = False  # the template refuses a system role: it goes into the first message
+        source = str(tokenizer.chat_template if name == AUTO else TEMPLATES[name]) if self.present else ""
+        self.markers = None if special else Markers(tokenizer, source)
 
     def render(self, system: str, messages: list[Message]) -> str:
         """Return the chat as the model reads it, up to its answer; UserError where the template refuses it."""
+        plain, edged = self._cut(system, messages), self._cut(system, messages, edges=True)
+        text, markers = self._render(*plain), self.markers
+        if markers is None or edged == plain:
+            return text
+        other = self._render(*edged)  # half a marker at a message's end may be whole in the template's text
+        return other if markers.count(other) < markers.count(text) else text
+
+    def _cut(self, system: str, messages: list[Message], edges: bool = False) -> tuple[str, list[Message]]:
+        """Return a chat with its markers cut, but for those in answers that are no special tokens: the model's own."""
+        markers = self.markers
+        if markers is None:
+            return system, messages
+        keep = {"assistant": markers.written}
+        rows = [
+            {
+                key: text if key == "role" else markers.cut(text, keep.get(row["role"], ()), edges)
+                for key, text in row.items()
+            }
+            for row in messages
+        ]
+        return markers.cut(system, (), edges), rows
+
+    def _render(self, system: str, messages: list[Message]) -> str:
         ways = [(False, messages)]
         if system:
             folded = {"role": "user", "content": f"{system}\n\n{messages[0]['content']}"}
@@ -108,7 +134,8 @@ def clean(text: str) -> str:
 class Conversation:
     """Turns by their ids. `stop_ids` end an answer; `context` is the most the model can read.
 
-    `single`: an encoder reads each message by itself, without template, system prompt and history.
+    `single`: an encoder reads each message by itself, without template, system prompt and history. `special_tokens`:
+    control tokens in messages are let through, as they always are without `chat`.
     """
 
     def __init__(
@@ -121,16 +148,17 @@ class Conversation:
         chat: bool = True,
         single: bool = False,
         template: str = AUTO,
+        special_tokens: bool = False,
     ) -> None:
         self.turns: list[Turn] = []
         self.cleared: list[Turn] = []  # the turns that :meth:`restore` brings back
         self.branches: list[Turn] = []  # the last turn and those that it was branched from or into; [] without branches
-        self.system, self.chat, self.template_name = system, chat, template
+        self.system, self.chat, self.template_name, self.special_tokens = system, chat, template, special_tokens
         self._take(tokenizer, stop_ids, context, single)
 
     def _take(self, tokenizer: Any, stop_ids: frozenset[int], context: int, single: bool) -> None:
         self.tokenizer, self.own_stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
-        self.template = Template(tokenizer, self.template_name)
+        self.template = Template(tokenizer, self.template_name, self.special_tokens or not self.chat)
         self.stop_ids = stop_ids | end_ids(tokenizer, self.template_name)
 
     @property
@@ -256,13 +284,20 @@ class Conversation:
             vars(self).update(before)
             raise
 
-    def settle(self, *, system: str | None = None, chat: bool | None = None, template: str | None = None) -> None:
+    def settle(
+        self,
+        *,
+        system: str | None = None,
+        chat: bool | None = None,
+        template: str | None = None,
+        special_tokens: bool | None = None,
+    ) -> None:
         """Set another system prompt or template, also for earlier turns; answers keep their ids.
 
         None changes nothing. UserError, and nothing has changed, where the template refuses the chat.
         """
         models = (self.tokenizer, self.own_stop_ids, self.context, self.single)
-        self.adopt(*models, template, system=system, chat=chat)
+        self.adopt(*models, template, system=system, chat=chat, special_tokens=special_tokens)
 
     def adopt(
         self,
@@ -274,18 +309,20 @@ class Conversation:
         *,
         system: str | None = None,
         chat: bool | None = None,
+        special_tokens: bool | None = None,
     ) -> bool:
         """Continue with another model, and settle as :meth:`settle` does. True if the history had to be tokenised again
         from its texts.
         """
         same = single == self.single and (tokenizer is self.tokenizer or self._same_ids(tokenizer))
-        before = (self.template_name, self.system)
+        before = (self.template_name, self.system, self.special_tokens)
         with self.whole():
             self.template_name = template or self.template_name
             self.system = self.system if system is None else system
             self.chat = self.chat if chat is None else chat
+            self.special_tokens = self.special_tokens if special_tokens is None else special_tokens
             self._take(tokenizer, stop_ids, context, single)
-            if not (alike := same and (self.template_name, self.system) == before):
+            if not (alike := same and (self.template_name, self.system, self.special_tokens) == before):
                 self.cleared = []
                 self._rebuild(same)
         return bool(self.turns) and not (alike or same)
@@ -374,7 +411,21 @@ class Conversation:
         return messages
 
     def _encode(self, text: str, special: bool = False) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+        def alone(part: str) -> list[int]:
+            return list(self.tokenizer(part, add_special_tokens=False)["input_ids"])
+
+        return ids_in_parts(
+            text, alone, lambda part: list(self.tokenizer(part, add_special_tokens=special)["input_ids"])
+        )
+
+    def _ordinary(self, text: str) -> str:
+        """Return a text that no template surrounds with its markers cut."""
+        return self.template.markers.cut(text) if self.template.markers else text
+
+    def markers_in(self, plan: Plan) -> list[str]:
+        """Return the control tokens that stand in the messages of a plan and are read as text."""
+        markers, turns = self.template.markers, self.turns[: plan.keep]
+        return markers.found("\n".join([plan.user, *(turn.user for turn in turns)])) if markers else []
 
     def _same_ids(self, tokenizer: Any) -> bool:
         mine, other = (getattr(each, "get_vocab", None) for each in (self.tokenizer, tokenizer))
@@ -384,20 +435,20 @@ class Conversation:
         """Make all prompts again, and the answers from their texts if their ids are another tokenizer's."""
         turns: list[Turn] = []
         for turn in self.turns:
-            answer = turn.answer if same else tuple(self._encode(turn.text))
+            answer = turn.answer if same else tuple(self._encode(self._ordinary(turn.text)))
             turns.append(replace(turn, prompt=tuple(self._prompt(turns, turn.user)), answer=answer, origin=None))
         self.turns, self.branches = turns, []
 
     def _prompt(self, turns: list[Turn], text: str) -> list[int]:
         """Return the ids of the next prompt: the turns so far, the closing of the last, the new message."""
         if not turns or self.single:
-            message = self.template.render(self.system, _messages([], text)) if self.templated else text
+            message = self.template.render(self.system, _messages([], text)) if self.templated else self._ordinary(text)
             return self._encode(message, special=not self.templated)
         ids, tail = [*turns[-1].prompt, *turns[-1].answer], self._tail(turns, text)
         if self.templated:
             before = self.template.render(self.system, self._messages(turns[:-1], turns[-1].user))
             whole = self.template.render(self.system, self._messages(turns, text))
-            if "".join(whole.split()) != "".join(f"{before}{self._sent(turns[-1])}{tail}".split()):
+            if _squeezed(whole) != _squeezed(f"{before}{self._sent(turns[-1])}{tail}"):
                 return self._continued(list(turns[-1].prompt), whole)
         end = self.tokenizer.decode([ids[-1]]) if ids[-1] in self.stop_ids else None
         if end is not None and tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
@@ -408,9 +459,10 @@ class Conversation:
 
     def _continued(self, prompt: list[int], whole: str) -> list[int]:
         """Return the ids of the text `whole`: first those of the last prompt as far as both agree, for the cache."""
+        plain = whole.replace(CUT, "")
         for count in range(len(prompt), max(0, len(prompt) - SEAM), -1):
-            if count and whole.startswith(text := self.tokenizer.decode(prompt[:count])):
-                return prompt[:count] + self._encode(whole[len(text) :])
+            if count and plain.startswith(text := self.tokenizer.decode(prompt[:count])):
+                return prompt[:count] + self._encode(without(whole, len(text)))
         return self._encode(whole)
 
     def _sent(self, turn: Turn) -> str:
@@ -422,11 +474,21 @@ class Conversation:
 
     def _tail(self, turns: list[Turn], text: str) -> str:
         if not self.templated:
-            return f"\n{text}"
+            return f"\n{self._ordinary(text)}"
         tail = self.template.tail(self.system, self._messages(turns[:-1], turns[-1].user), text)
         if tail is None:
             raise UserError("the model's chat template leaves out earlier answers: use /clear or /set chat=off")
         return tail
+
+
+def as_text(markers: Sequence[str]) -> str:
+    """Return a line that says that these markers are read as text."""
+    return f"read as text, not as control tokens: {' '.join(markers)} (/set special_tokens=on lets them through)"
+
+
+def _squeezed(text: str) -> str:
+    """Return a text without white space and cuts."""
+    return "".join(text.replace(CUT, "").split())
 
 
 def _messages(turns: Sequence[Turn], text: str) -> list[Message]:

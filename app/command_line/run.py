@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import IO, TYPE_CHECKING
 
+from app.chat.conversation import as_text
 from app.lanes.answers import Answer, answer_of, compared, comparisons_of, shown_settings
 from app.lanes.costs import terms_of
 from app.lanes.race import Race
@@ -71,6 +72,8 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
             to_stderr(f"{engine.loaded.target.name} has no chat template: the text is simply continued")
         plan, said = chat.plan(text), engine.pieces.beside(chat.text)
+        if (markers := chat.markers_in(plan)) and not settings.quiet:
+            sys.stderr.write(f"{visible(as_text(markers))}\n")
         message = LoggedMessage(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
         answer_log = None if log is None else log.open_answer(engine, lanes, message, settings, said)
         writer = None if as_json else AnswerWriter(sys.stdout, said)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from app.chat.conversation import Conversation
+from app.chat.conversation import Conversation, Plan, as_text
 from app.lanes.pairing import catalogue, drafter_words, load, load_options, with_drafter
 from app.replay.session_log import log_writer_of
 from app.screen.live import look_of
@@ -225,6 +225,7 @@ class ConsoleState(Surface):
         self.session: Session | None = None  # the target's, with the cache of what was said
         self.answers: list[Answered] = []  # all of this run
         self.said_before: dict[str | None, SuffixIndex] = {}  # by tokenizer: the answers that are over
+        self.said_markers = False  # that control tokens in messages are text
         self.latest: Answered | None = None  # the one to look back at, also one that was loaded
         self.replaceable: set[Path] = set()  # files that /save wrote here, or whose owner was named
         self.next_line = ""  # what the next input line begins with
@@ -274,7 +275,7 @@ class ConsoleState(Surface):
     def _go_on(self, layers: Layers, engine: PairEngine | None) -> None:
         """Conversation and session log under these settings, all or nothing."""
         settings, retokenised = layers.settings, False
-        how: Any = {"system": settings.system, "chat": settings.chat, "template": settings.template}
+        how: Any = {name: getattr(settings, name) for name in ("system", "chat", "template", "special_tokens")}
         with nullcontext() if self.chat is None else self.chat.whole():
             if engine is None and self.chat is not None:
                 self.chat.settle(**how)
@@ -356,6 +357,12 @@ class ConsoleState(Surface):
         if self.pairs.engine is None:
             raise NotSentError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")
         return self.pairs.engine
+
+    def say_markers(self, plan: Plan) -> None:
+        """Say once that control tokens in what was typed are read as text."""
+        if not self.said_markers and (found := self.conversation().markers_in(plan)):
+            self.said_markers = True
+            self.hint(as_text(found))
 
     # -- the conversation ---------------------------------------------------------------------
 

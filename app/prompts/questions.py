@@ -105,6 +105,7 @@ def conversation(engine: PairEngine, settings: Settings) -> Conversation:
         chat=settings.chat,
         single=engine.encodes,
         template=settings.template,
+        special_tokens=settings.special_tokens,
     )
 
 

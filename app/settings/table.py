@@ -276,6 +276,9 @@ class Settings(_Record):
     template: str = row(
         AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING, off="plain"
     )
+    special_tokens: bool = row(
+        False, SWITCH, "let control tokens in messages through; off: what is written is text", DECODING
+    )
     ngram_n: int = row(3, Whole(2, 16), "longest n-gram looked up", NGRAM)
     ngram_multi_level: bool = row(True, SWITCH, "fall back to shorter n-grams", NGRAM)
     ngram_filler: int = row(

@@ -105,7 +105,9 @@ def _starts(
             raise UsageError("--prompts needs a tokenizer: --pair, --target or --drafter names a model that has one")
         options = options.changed(target=options.drafter, drafter=None)
     tokenizer = target_tokenizer(settings, options, cancelled)
-    layout: dict[str, Any] = {"system": settings.system, "chat": settings.chat, "template": settings.template}
+    layout: dict[str, Any] = {
+        name: getattr(settings, name) for name in ("system", "chat", "template", "special_tokens")
+    }
     chat = Conversation(tokenizer, frozenset(), NO_LIMIT, **layout)
     plain = [[list(tokenizer(text, add_special_tokens=also)["input_ids"]) for also in (True, False)] for text in texts]
     return [[chat.plan(text).prompt, *ways] for text, ways in zip(texts, plain, strict=True)]

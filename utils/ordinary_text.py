@@ -1,0 +1,79 @@
+"""Text that a tokenizer would take for control tokens, made ordinary: what somebody wrote is text, not control.
+
+A :data:`CUT` stands inside each marker of such a text, and :func:`ids_in_parts` tokenises the parts between the cuts
+one by one, so no part holds a marker. Text without markers is left alone, and so are its ids. Knows no chats.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+CUT = "\ufdd0"  # a noncharacter of Unicode, reserved for programs' own use
+_ANCHORS = ("\n", ".", "a")  # texts of which one stays a token of its own before any other text
+_BRACKETS = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_HALF = 2  # characters that a part of a marker has at least
+
+
+class Markers:
+    """The control tokens of a tokenizer by their texts: its special ones, and those in brackets in a template."""
+
+    def __init__(self, tokenizer: Any, template: str = "") -> None:
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        special = {token.content for token in added if token.special and token.content.strip()}
+        brackets = set(_BRACKETS.findall(template)) - special
+        self.written = tuple(token.content for token in added if token.content in brackets)  # answers may have them
+        self.words = sorted((*special, *self.written), key=len, reverse=True)
+
+    def found(self, text: str) -> list[str]:
+        """Return the different markers in a text, in order."""
+        return list(dict.fromkeys(self._any(()).findall(text)))
+
+    def count(self, text: str) -> int:
+        """Return the number of markers in a text with cuts."""
+        return len(self._any(()).findall(text))
+
+    def cut(self, text: str, keep: tuple[str, ...] = (), edges: bool = False) -> str:
+        """Return the text with a cut in every marker but those of `keep`; `edges`: also beside half a marker at either
+        end, which the text around might complete."""
+        if not self.words:
+            return text
+        text = re.sub(f"(?={self._any(keep).pattern})(.)", rf"\g<2>{CUT}", text.replace(CUT, ""), flags=re.DOTALL)
+        begins = any(text.startswith(word[at:]) for word in self.words for at in range(1, len(word) - _HALF + 1))
+        ends = any(text.endswith(word[:at]) for word in self.words for at in range(_HALF, len(word)))
+        return f"{CUT * (edges and begins)}{text}{CUT * (edges and ends)}"
+
+    @functools.cache  # noqa: B019  (a few per conversation)
+    def _any(self, keep: tuple[str, ...]) -> re.Pattern[str]:
+        words = [re.escape(word) for word in self.words if word not in keep]
+        return re.compile(f"({'|'.join(words) or '(?!)'})")
+
+
+def ids_in_parts(text: str, encode: Callable[[str], list[int]], first: Callable[[str], list[int]]) -> list[int]:
+    """Return the ids of the parts of a text, without a space that the tokenizer puts before a text of its own.
+
+    `encode` gives the ids of a text by itself, `first` those of the first part.
+    """
+    begin, *parts = text.split(CUT)
+    ids = first(begin) if begin or not parts else []
+    for part in parts:
+        ids += _continued(part, encode) if part else []
+    return ids
+
+
+def _continued(text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    """Return the ids of a text that goes on: as it is tokenised after an anchor."""
+    for anchor in _ANCHORS:
+        alone, both = encode(anchor), encode(anchor + text)
+        if alone and both[: len(alone)] == alone:
+            return both[len(alone) :]
+    return encode(text)
+
+
+def without(text: str, count: int) -> str:
+    """Return a text after its first `count` characters, among which cuts do not count."""
+    at = 0
+    while count or text[at : at + 1] == CUT:
+        count -= text[at] != CUT
+        at += 1
+    return text[at:]
