@@ -20,8 +20,18 @@ Item = TypeVar("Item")
 
 
 def common_prefix(cached: list[int], row: list[int]) -> int:
-    """Return the length of the common prefix; slices compare fast, and one comparison nearly always suffices."""
-    limit = min(len(cached), len(row))
+    """Return the length of the common prefix; one comparison nearly always suffices.
+
+    A row that has only grown is compared without a copy of it, which would touch every number in it.
+    """
+    known = len(cached)
+    if known <= len(row):
+        cached += row[known:]
+        grown = cached == row
+        del cached[known:]
+        if grown:
+            return known
+    limit = min(known, len(row))
     # Compare the last tokens first: if they differ, the whole rows need not be compared.
     if cached[limit - 1 : limit] == row[limit - 1 : limit] and cached[:limit] == row[:limit]:
         return limit

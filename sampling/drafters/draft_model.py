@@ -87,7 +87,8 @@ class Model(Source):
         self._passes, self._seconds, self.columns = 0, 0.0, []
         self._expanded, self._expanded_tokens, self._expanded_parents = {}, [], []
         self._count = FEW if sampler.greedy else MANY
-        self._base = [row[: self.lm.context] for row in rows]
+        most = self.lm.context
+        self._base = [row if len(row) <= most else row[:most] for row in rows]
         self._active = [*self._base]
         if self.session is not None:
             self._score, self._short = scoring(self.session, whole=self.draws and sampler.needs_prefixes)
@@ -120,7 +121,8 @@ class Model(Source):
     def _logits(self, nodes: list[Node]) -> Tensor:
         """Return logits [B, n] after each row; for the rows of these nodes, after the nodes."""
         for node in nodes:
-            self._active[node.row] = [*self._base[node.row], *node.tokens]
+            base = self._base[node.row]
+            self._active[node.row] = [*base, *node.tokens] if node.depth else base
         self._passes += 1
         return self._score(self._active, Draft.empty(len(self._active)))[:, 0]
 

@@ -93,8 +93,6 @@ class CausalSession(Session):
     def rollback(self, rows: Rows) -> list[int]:
         """Crop to the common prefix with `rows`; the number of cached tokens of each row."""
         self._settle()
-        if len(rows) == 1 and rows[0][: len(self._tokens[0])] == self._tokens[0]:  # it has only grown
-            return self._crop([len(self._tokens[0])])
         return self._crop([common_prefix(cached, row) for cached, row in zip(self._tokens, rows, strict=True)])
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:

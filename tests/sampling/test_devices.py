@@ -34,6 +34,7 @@ from sampling.sampler import KeyedSampler
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import merge
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
+from sampling.verify.rules import Keys
 from tests.support import proofs
 from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, placed
 from tests.support.students import make_target
@@ -240,17 +241,14 @@ real_verify = sampling.loop.verify
 
 
 def accepts_one_more(
-    logits: torch.Tensor, draft: Draft, rows: Rows, keys: torch.Tensor, sampler: Sampler, rule: Rule
+    logits: torch.Tensor, draft: Draft, rows: Rows, keys: Keys, sampler: Sampler, rule: Rule
 ) -> Verdict:
     """Of a chain the first refused draft is taken all the same."""
     verdict = real_verify(logits, draft, rows, keys, sampler, rule)
-    if draft.parents is not None or not draft.width:
+    if not all(tree.is_chain for tree in draft.trees):
         return verdict
-    path = verdict.path.clone()
-    for row, taken in enumerate((path >= 0).sum(dim=1).tolist()):
-        if taken < path.shape[1] and draft.tokens[row, taken] >= 0:
-            path[row, taken] = taken
-    return replace(verdict, path=path)
+    rows_taken = zip(draft.trees, verdict.path, strict=True)
+    return replace(verdict, path=[list(range(min(len(path) + 1, len(tree.tokens)))) for tree, path in rows_taken])
 
 
 def cropped_only(self: Buffer, moves: torch.Tensor, length: int) -> None:

@@ -24,7 +24,7 @@ from sampling.events import Finished, Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Session, Verdict
+from sampling.types import Budget, Draft, Drafter, DraftTree, FixedPace, Limits, Rows, Rule, Sampler, Session, Verdict
 from tests.support.reference import chi_square_p
 from tests.support.students import make_drafter, make_student, make_target
 from tests.support.tiny import noisy_copy
@@ -84,10 +84,10 @@ class PlantedDrafter(Drafter):
         script = enumerate(self.script[start : start + budget.max_depth[0]], start)
         said = [(token + (random.Random(at).random() >= self.share)) % self.vocab_size for at, token in script]
         if not self.branching:
-            return Draft.of([said], calls=calls)
+            return Draft([DraftTree.of(said)], calls=calls)
         tree = [node for token in said for node in ((token + 2) % self.vocab_size, token)]
         parents = [2 * depth - 1 for depth in range(len(said)) for _ in range(2)]
-        return Draft.of([tree], parents=parents, calls=calls)
+        return Draft([DraftTree.of(tree, parents)], calls=calls)
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         self.inner.observe(rows, draft, verdict)

@@ -94,9 +94,8 @@ def test_trees_are_inputs_of_a_recorded_pass(dense: Any) -> None:
         draft = Draft.of([row[3:8]], parents=parents)
         ours, theirs = (session.score([row[:3]], draft) for session in sessions)
         close(ours, theirs, 1e-9)
-    path = torch.tensor([[2, 4]])
     for session in sessions:
-        session.commit(path)
+        session.commit([[2, 4]])
     longer = [*row[:3], row[5], row[7], 11]
     close(*(session.score([longer], Draft.empty(1)) for session in sessions), within=1e-9)
     assert recorder.recorded <= 3

@@ -77,7 +77,7 @@ def test_what_cannot_be_divided_by_is_greedy(temperature: float, make: Any, numb
     assert processor.sample(processor(logits)).tolist() == [[1]]
     sampler = KeyedSampler(processor)
     assert sampler.point_mass
-    assert sampler.drafting(torch.zeros((1, 2), dtype=torch.long)).point_mass
+    assert sampler.drafting([(0, 0)]).point_mass
     assert sampler.shared_noise(0, 5, [1, 2]) == pytest.approx([0.0, 0.0])
 
 

@@ -19,6 +19,7 @@ from gguf import quants
 
 from sampling.models import fused
 from sampling.models.fused import FusedNetwork
+from sampling.types import DraftTree
 from tests.sampling.models.test_families import CASES, packed, random_model
 from tests.support.pass_image import Image
 from tests.support.quantized import SHAPES, quantized_model
@@ -118,9 +119,9 @@ def images() -> list[tuple[bytes, bytes]]:
         for number, model in enumerate(models):
             network = FusedNetwork(model, (torch.float16, torch.float32)[number % 2])
             cache, ids = network.new_cache(1), [3 + 7 * at % 190 for at in range(21)]
-            network.of_one_row(ids, [5, 6, 7, 8], [-1, 0, 0, 1], cache)
+            network.of_one_row(ids, DraftTree.of([5, 6, 7, 8], [-1, 0, 0, 1]), cache)
             cache.shift(torch.tensor([[0], [23], [21]]), 22)
-            network.of_one_row([9], [], [], cache)
+            network.of_one_row([9], DraftTree.of([]), cache)
             both, positions = torch.tensor([ids[:9], ids[9:18]]), torch.arange(9).expand(2, -1)
             network.forward(both, positions, None, network.new_cache(2), 3)
     return found
