@@ -70,7 +70,7 @@ def facts(step: Any, index: int) -> dict[str, Any]:
     above = step["path"][index - 1] if index else -1
     examined = [node for node, parent in enumerate(step["parents"]) if parent == above]
     node = step["path"][index] if index < len(step["path"]) else None
-    trials = {trial[0]: trial[1:] for trial in step.get("trials", [])}
+    trials = {trial[0]: trial[1:3] for trial in step.get("trials", [])}
     position = step["positions"][index] if step.get("positions") else None
     return {"node": node, "rejected": [] if node is not None else examined, "trials": trials, "position": position}
 
