@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from utils.remote.pieces import Report
 
-Reason = Literal["eos", "length", "interrupted"]
+Reason = Literal["eos", "stop", "length", "interrupted"]
 
 
 class Call(NamedTuple):
