@@ -160,15 +160,14 @@ def _spans(track: Track) -> Iterator[str]:
 
 
 def _data(answer: PageAnswer, texts: dict[str, int]) -> dict[str, Any]:
-    tracks = answer.tracks
-    shown = telling(tracks) if tracks else None
+    rounds = [track for track in answer.tracks if track.steps]
     return {
         "question": answer.question,
         "text": answer.text,
         "models": dict(answer.models),
         "settings": shown_settings(answer.settings),
-        "telling": None if shown is None or not shown.steps else tracks.index(shown),
-        "lanes": [_lane(track, texts) for track in tracks],
+        "telling": answer.tracks.index(telling(rounds)) if rounds else None,
+        "lanes": [_lane(track, texts) for track in answer.tracks],
     }
 
 

@@ -237,6 +237,15 @@ def test_two_hundred_tokens_are_less_than_400_kb(pair: TinyPair, tmp_path: Path)
     assert len(text.encode()) < 400_000
 
 
+def test_a_beam_search_is_its_text_and_another_lane_is_played(pair: TinyPair, tmp_path: Path) -> None:
+    settings = {"compare": "ar,spec,beam", "record": str(tmp_path / "log.jsonl")}
+    assert not run_lines(catalogue_of(tmp_path, {"tiny": pair}), "one", settings=settings).errors
+    text, data = page_of(tmp_path / "log.jsonl", tmp_path / "page.html")
+    (answer,) = data["answers"]
+    assert (answer["telling"], answer["lanes"][2]["rounds"]) == (1, [])
+    assert text.count(answer["text"].split("\ufffd")[0]) >= 1
+
+
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log.jsonl"
     log.write_bytes(CLASS.read_bytes())
