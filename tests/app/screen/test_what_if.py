@@ -17,7 +17,7 @@ from app.screen.palette import Look
 from app.screen.what_if import Named, Shape, drafters_rest, overlap, rest_of, shaped
 from app.settings.table import Settings
 from sampling.events import ENOUGH, INVERSE_TEMPERATURES, Position, Step, to_json
-from sampling.verify.round_metrics import NodeSoftmax
+from sampling.verify.facts import AllFacts
 from utils.logits_processors import LogitsProcessor
 
 V = 400
@@ -33,7 +33,7 @@ shapes = st.builds(
 def position(seed: int, sharp: float) -> tuple[torch.Tensor, list[Named], tuple[float, ...]]:
     """Logits, the 20 likeliest and three unlikely tokens by rank, and the sums over all others."""
     logits = torch.randn(V, generator=torch.Generator().manual_seed(seed)) * sharp
-    known, order = NodeSoftmax(logits), logits.argsort(descending=True).tolist()
+    known, order = AllFacts(logits), logits.argsort(descending=True).tolist()
     ids = [*order[:20], order[40], order[77], order[V - 1]]
     return logits, [Named(token, known.p(token), order.index(token) + 1) for token in ids], known.rest(ids)
 
@@ -61,7 +61,7 @@ def test_the_whole_distribution_lies_within_the_bounds(seed: int, sharp: float, 
 def test_the_chance_of_a_drawn_draft_lies_within_its_bounds(seed: int, sharp: float, temperature: float) -> None:
     (logits, named, sums), (others, drafted, _) = position(seed, sharp), position(seed + 1, sharp)
     mixed = logits + others / 2  # a drafter that knows the target a little
-    known, order = NodeSoftmax(mixed), mixed.argsort(descending=True).tolist()
+    known, order = AllFacts(mixed), mixed.argsort(descending=True).tolist()
     drafted = [Named(token, known.p(token), at + 1) for at, token in enumerate(order[:20])]
     shape, beta = Shape(temperature, top_p=0.95), 1 / temperature
     p = shaped(named, rest_of(sums, beta), shape)
