@@ -22,10 +22,10 @@ _ENDS = {
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
     *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<turn|>", "<|tool_response>"),
     *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["),
+}
+_FILLING = {  # marks of texts with a gap: llama.cpp ends an answer at some, which no chat does
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|file_sep|>"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-}
-_FILLING = {
     *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
     *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
     *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
@@ -66,7 +66,7 @@ def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
     ids = {token: index for index, token in enumerate(tokens)}
     for token in (_ENDS | _FILLING) & ids.keys():
         types[ids[token]] = _CONTROL
-    roles = (_role(header, role) for role in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+    roles = (_role(header, role) for role in ("eos", "eot", "eom"))
     ends = {ids[token] for token in _ENDS & ids.keys()} | {token for token in roles if token is not None}
     names = {tokens[end] for end in ends if end < len(tokens)}
     several = "<|return|>" in names or "<|flush|>" in names  # messages, of which <|end|> ends one
