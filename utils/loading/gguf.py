@@ -33,7 +33,7 @@ from utils.loading.cache import (
 )
 from utils.progress import Progress, run_child
 
-FORMAT = 5  # raised whenever a file is converted differently
+FORMAT = 6  # raised whenever a file is converted differently
 _EXPANDING = 2  # memory for expanding, over the float32 weights
 
 _READ = 0.75  # share of the time until the tensors are read
