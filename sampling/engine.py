@@ -31,6 +31,7 @@ from utils.catalogue.templates import carries_template, check_template, end_ids,
 from utils.errors import UserError, nearest, shown, whole
 from utils.loading.fit import fingerprint
 from utils.logits_processors import LogitsProcessor, make_processor
+from utils.tokenizer import first_ids
 
 NEW_TOKENS = 128  # if the config has no length
 
@@ -266,7 +267,7 @@ class Engine:
             text = render(self.tokenizer, chat, self.template)
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         if isinstance(prompt, str):
-            return prompt_ids(list(self.tokenizer(prompt)["input_ids"]), f"prompt {number}")
+            return prompt_ids(first_ids(self.tokenizer, prompt), f"prompt {number}")
         return prompt_ids(prompt, f"prompt {number}")
 
     def _glide(self, drafter: Any) -> Drafter:

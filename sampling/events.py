@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from utils.remote.pieces import Report
 
-Reason = Literal["eos", "length", "interrupted"]
+Reason = Literal["eos", "stop", "length", "interrupted"]
 
 
 class Call(NamedTuple):
@@ -101,11 +101,16 @@ class Odds(NamedTuple):
 
 class Trial(NamedTuple):
     """The examination of draft `node`, accepted with this chance: if its coin's `number`, drawn from (0, 1), is less;
-    without a coin (None) if the target drew the draft's token."""
+    without a coin (None) if the target drew the draft's token.
+
+    `p` and `q` are the probabilities of the token after all settings: the target's, for a coin what refused siblings
+    left of it, and the drafter's (1 for a point mass); None in greedy decoding, `q` also where no coin decides."""
 
     node: int
     chance: float
     number: float | None
+    p: float | None = None
+    q: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,11 @@ def ids_in_parts(text: str, encode: Callable[[str], list[int]], first: Callable[
     begin, *parts = text.split(CUT)
     ids = first(begin) if begin or not parts else []
     for part in parts:
-        ids += _continued(part, encode) if part else []
+        ids += continued_ids(part, encode) if part else []
     return ids
 
 
-def _continued(text: str, encode: Callable[[str], list[int]]) -> list[int]:
+def continued_ids(text: str, encode: Callable[[str], list[int]]) -> list[int]:
     """Return the ids of a text that goes on: as it is tokenised after an anchor."""
     for anchor in _ANCHORS:
         alone, both = encode(anchor), encode(anchor + text)

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
-_WITHOUT_EFFECT = {"backend", "tokenizer_class", "model_max_length"}
+# A key of the configuration of a GGUF file's tokenizer: whether a chat begins with the BOS, whatever its template.
+BOS_BEFORE_CHAT = "bos_before_chat"
+_WITHOUT_EFFECT = {"backend", "tokenizer_class", "model_max_length", BOS_BEFORE_CHAT}
 _BEYOND = re.compile(r"\b(dict|namespace|tojson|strftime_now|raise_exception|generation|break|continue)\b")
 PIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _SAMPLE = "The river is long. Hello, world! 12"
@@ -34,9 +36,10 @@ class FileTokenizer:
 
     response_template = None  # `file_tokenizer` takes no tokenizer that has one
 
-    def __init__(self, backend: Any, tokens: Mapping[str, str], template: str | None, load: Callable[[], Any]) -> None:
-        self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, dict(tokens), template
-        self._load = load
+    def __init__(self, backend: Any, stored: Mapping[str, Any], template: str | None, load: Callable[[], Any]) -> None:
+        tokens: dict[str, str] = {role: stored[role] for role in ROLES if role in stored}
+        self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, tokens, template
+        self.init_kwargs, self._load = dict(stored), load
         for role in ROLES:
             token = tokens.get(role)
             setattr(self, role, token)
@@ -127,7 +130,13 @@ def file_tokenizer(folder: Path, load: Callable[[], Any]) -> FileTokenizer | Non
     if changed or backend.get_vocab_size() > _LARGEST:
         return None
     template = folder / "chat_template.jinja"
-    return FileTokenizer(backend, tokens, template.read_text(encoding="utf-8") if template.is_file() else None, load)
+    return FileTokenizer(backend, stored, template.read_text(encoding="utf-8") if template.is_file() else None, load)
+
+
+def first_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text that nothing precedes, with the tokenizer's own beginning but never two of it."""
+    ids, bos = list(tokenizer(text)["input_ids"]), getattr(tokenizer, "bos_token_id", None)
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
 def sentence_pieces(folder: Path) -> list[str] | None:

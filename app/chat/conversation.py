@@ -11,15 +11,17 @@ Knows no models, no sampling and no screen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from sampling.events import Reason
 from utils.catalogue.templates import AUTO, TEMPLATES, Thinking, carries_template, end_ids, render, thinking_marks
 from utils.errors import UserError
 from utils.ordinary_text import CUT, Markers, ids_in_parts, without
+from utils.tokenizer import first_ids
 
 Message = dict[str, str]
 CHANNEL = Thinking("<think>", "</think>", False)  # marks of ours around a channel in which a model thinks
@@ -410,13 +412,21 @@ class Conversation:
                 message.update({"content": "", **channels})
         return messages
 
-    def _encode(self, text: str, special: bool = False) -> list[int]:
+    def _encode(self, text: str, first: Callable[[str], list[int]] | None = None) -> list[int]:
         def alone(part: str) -> list[int]:
             return list(self.tokenizer(part, add_special_tokens=False)["input_ids"])
 
-        return ids_in_parts(
-            text, alone, lambda part: list(self.tokenizer(part, add_special_tokens=special)["input_ids"])
-        )
+        return ids_in_parts(text, alone, first or alone)
+
+    def _encode_after(self, last: int, text: str) -> list[int]:
+        """Return the ids of a text that stands behind the token `last`: there it may begin otherwise than alone."""
+        before = self.tokenizer.decode([last])
+
+        def behind(part: str) -> list[int]:
+            alone, whole = self._encode(before), self._encode(before + part)
+            return whole[len(alone) :] if whole[: len(alone)] == alone else self._encode(part)
+
+        return self._encode(text, behind)
 
     def _ordinary(self, text: str) -> str:
         """Return a text that no template surrounds with its markers cut."""
@@ -443,7 +453,7 @@ class Conversation:
         """Return the ids of the next prompt: the turns so far, the closing of the last, the new message."""
         if not turns or self.single:
             message = self.template.render(self.system, _messages([], text)) if self.templated else self._ordinary(text)
-            return self._encode(message, special=not self.templated)
+            return self._encode(message, None if self.templated else partial(first_ids, self.tokenizer))
         ids, tail = [*turns[-1].prompt, *turns[-1].answer], self._tail(turns, text)
         if self.templated:
             before = self.template.render(self.system, self._messages(turns[:-1], turns[-1].user))
@@ -455,14 +465,14 @@ class Conversation:
             tail = tail.lstrip()[len(end) :]
         elif end is not None:
             ids.pop()
-        return ids + self._encode(tail)
+        return ids + self._encode_after(ids[-1], tail)
 
     def _continued(self, prompt: list[int], whole: str) -> list[int]:
         """Return the ids of the text `whole`: first those of the last prompt as far as both agree, for the cache."""
         plain = whole.replace(CUT, "")
         for count in range(len(prompt), max(0, len(prompt) - SEAM), -1):
             if count and plain.startswith(text := self.tokenizer.decode(prompt[:count])):
-                return prompt[:count] + self._encode(without(whole, len(text)))
+                return prompt[:count] + self._encode_after(prompt[count - 1], without(whole, len(text)))
         return self._encode(whole)
 
     def _sent(self, turn: Turn) -> str:

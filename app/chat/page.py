@@ -33,6 +33,7 @@ _LOOK = Look(width=10_000)
 _NO_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 DRAFTS = ("node", "parent", "depth", "branch", "text", "source", "fate", "q", "p", "chance", "u")
 CHOICES = ("text", "token", "p", "processed", "rank", "q", "q_rank", "by", "fate")  # the text: its place in `texts`
+SAMPLES = "Samples, with their number and the probability of all tokens so far"
 NOT_THERE = "the drafts and figures of this answer are not there"
 
 
@@ -97,8 +98,8 @@ def _article(number: int, answer: PageAnswer) -> str:
         lanes = "\n".join(_section(track, answer.question) for track in answer.tracks)
         notes = [each.text for each in comparisons_of([track.answer() for track in answer.tracks])]
         notes += filter(None, [note(answer.tracks[-1].pane(), goes_on=False)])
-    samples = f'<section class="branches"><h3>Samples</h3>{_branches(answer.samples)}</section>'
-    samples = samples if answer.samples else ""
+    samples = _branches(answer.samples) if answer.samples else ""
+    samples = samples and f'<section class="branches"><h3>{SAMPLES}</h3>{samples}</section>'
     lines = "".join(f'<p class="compared">{_html(line)}</p>\n' for line in notes)
     return (
         f'<article aria-labelledby="q{number}">\n<h2 id="q{number}">{_html(answer.question or "(continued)")}</h2>\n'
@@ -159,15 +160,14 @@ def _spans(track: Track) -> Iterator[str]:
 
 
 def _data(answer: PageAnswer, texts: dict[str, int]) -> dict[str, Any]:
-    tracks = answer.tracks
-    shown = telling(tracks) if tracks else None
+    rounds = [track for track in answer.tracks if track.steps]
     return {
         "question": answer.question,
         "text": answer.text,
         "models": dict(answer.models),
         "settings": shown_settings(answer.settings),
-        "telling": None if shown is None or not shown.steps else tracks.index(shown),
-        "lanes": [_lane(track, texts) for track in tracks],
+        "telling": answer.tracks.index(telling(rounds)) if rounds else None,
+        "lanes": [_lane(track, texts) for track in answer.tracks],
     }
 
 

@@ -25,6 +25,7 @@ from app.settings.types import (
     LANE_NAMES,
     METHOD_NAMES,
     SWITCH,
+    TEXTS,
     Choice,
     Number,
     NumberList,
@@ -328,6 +329,13 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
         _add(section, known, **({"nargs": "+"} if known.name in _MANY else {}))
 
 
+class _AddText(argparse.Action):
+    """Adds a text to those of the same flag, each with its escapes read."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *TEXTS.read(values)))
+
+
 def _add(section: Any, known: Field, **more: Any) -> None:
     """Add one setting by all its flags, of which help shows one; of a switch the form that changes something."""
     text, flags, how = known.help.replace("%", "%%"), dict.fromkeys(known.flags), more
@@ -337,6 +345,7 @@ def _add(section: Any, known: Field, **more: Any) -> None:
         how = {"action": "store_const"}
     else:
         text += "" if known.default in (None, "", ()) else f" (default {known.show(known.default)})"
+        how |= {"action": _AddText} if known.kind is TEXTS else {}
         how["metavar"] = (known.kind.metavar, "…") if "nargs" in more else known.kind.metavar
     for flag, value in flags.items():
         shown = text if flag == known.flag else argparse.SUPPRESS

@@ -82,19 +82,27 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         state.stopped_at = time.monotonic()
     if not ids:
         return False
+    _enter(plan, tracks, ids, settings, state)
+    return True
+
+
+def _enter(
+    plan: Plan, tracks: list[Track], ids: list[int], settings: Settings, state: ConsoleState, **more: object
+) -> None:
+    """Enter an answer, of which `ids` are new, into the conversation with what files keep of it (`more`); show it."""
+    engine, chat = state.engine(), state.conversation()
     record = chat.turns[plan.keep].record if plan.answer else {}
     forced = list(plan.answer) if plan.forced else record.get("forced")
     earlier = [] if plan.forced else record.get("decodings", [])
     models, records = models_of(engine), [track.record() for track in tracks]
     decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": records}]
-    answers.add(plan.prompt, ids)  # no lane of this turn has read it
-    more = {} if forced is None else {"forced": forced}
+    engine.drafters.answers.add(plan.prompt, ids)  # no lane of this turn has read it
+    more |= {} if forced is None else {"forced": forced}
     kept = kept_tokens(plan, state.latest)
-    turn = chat.commit(plan, ids, last.reason, seed=settings.seed, decodings=decodings, **more)
+    turn = chat.commit(plan, ids, tracks[-1].reason, seed=settings.seed, decodings=decodings, **more)
     state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, kept)
     state.answers.append(state.latest)
     show(tracks, turn.text, state)
-    return True
 
 
 def samples_of(plan: Plan, count: int, state: ConsoleState) -> list[Track]:
@@ -105,17 +113,10 @@ def samples_of(plan: Plan, count: int, state: ConsoleState) -> list[Track]:
 
 def take_sample(plan: Plan, track: Track, tree: Sequence[Branch], state: ConsoleState) -> None:
     """Enter one of several answers into the conversation, and into the log, and show it."""
-    engine, chat, settings = state.engine(), state.conversation(), track.lane.settings
     if state.log is not None:
-        state.log.log_answer(engine, track, LoggedMessage(plan.user, plan.prompt))
-    models, ids = models_of(engine), list(track.meter.ids)
-    decodings = [{"models": models, "settings": shown_settings(settings), "lanes": [track.record()]}]
-    engine.drafters.answers.add(plan.prompt, ids)
-    record = {"decodings": decodings, "samples": [branch.model_dump() for branch in tree]}
-    turn = chat.commit(plan, ids, track.reason, seed=settings.seed, **record)
-    state.latest = Answered(engine.loaded.spec.name, settings, turn, [track], models)
-    state.answers.append(state.latest)
-    show([track], turn.text, state)
+        state.log.log_answer(state.engine(), track, LoggedMessage(plan.user, plan.prompt))
+    samples = [branch.model_dump() for branch in tree]
+    _enter(plan, [track], list(track.meter.ids), track.lane.settings, state, samples=samples)
 
 
 def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:

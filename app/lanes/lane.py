@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.drafters import PairDrafters
+from app.lanes.stops import StopStrings
 from sampling.beam import BeamPlan, beam_generate
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.oracle import Oracle
@@ -63,6 +64,7 @@ class Lane:
     reopen: Callable[[list[int], Sequence[int]], Session] | None = None  # of a lane that keeps its own session
     pace: Controller | None = None  # `gamma auto`
     beams: BeamPlan | None = None  # beam search in place of the loop
+    stops: StopStrings | None = None
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -121,7 +123,8 @@ class Lane:
             return beam_generate(
                 self.lm, [prompt], self.limits, self.beams, processor=processor, session=session, interrupt=interrupt
             )
-        return self.run_rows([prompt], session=session, interrupt=interrupt, alternatives=alternatives)
+        events = self.run_rows([prompt], session=session, interrupt=interrupt, alternatives=alternatives)
+        return events if self.stops is None else self.stops.over(events)
 
     def run_rows(
         self,
@@ -196,6 +199,7 @@ def piece(token: int, seconds: float) -> Step:
 def options_for(server: Server, settings: Settings) -> dict[str, Any]:
     """The settings as a request has them. UsageError for one that the server has no field for."""
     options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
+    options |= {"stop": list(settings.stop)} if settings.stop else {}
     if server.kind in ALL:
         fields = {field: getattr(settings, name) for name, (field, _) in FURTHER.items()}
         fields["top_k"] = fields["top_k"] or ALL[server.kind]
@@ -320,13 +324,15 @@ class PairEngine:
                 if head_kind_of(kind) is not None:
                     raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
-            return Lane(name, model, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
+            return Lane(name, model, NoDrafter(), settings, limits, False, self._reopen, stops=self._stops(settings))
         if name == "beam":
+            if settings.stop:
+                raise UsageError(f"lane beam: a beam search has no stop strings (now {settings.show('stop')})")
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
             return Lane(name, self.target, NoDrafter(), settings, limits, beams=beams)
         kept = self._drafting(name, settings)
         pace = kept.pace if settings.gamma == "auto" else None
-        return Lane(name, self.target, kept.drafter, settings, limits, pace=pace)
+        return Lane(name, self.target, kept.drafter, settings, limits, pace=pace, stops=self._stops(settings))
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
         """UsageError for settings under which a server's likeliest token is not the one to say."""
@@ -348,6 +354,17 @@ class PairEngine:
             setting = "chat" if not settings.chat else "no_repeat_ngram"
             raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
         return ServerLane(name, server, settings, self.pieces)
+
+    def _stops(self, settings: Settings) -> StopStrings | None:
+        """Return the stop strings over the target's tokenizer; None without any."""
+        if not settings.stop:
+            return None
+        how: Any = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return StopStrings(
+            settings.stop,
+            lambda ids: str(self.tokenizer.decode(ids, **how)),
+            lambda text: list(self.tokenizer(text, add_special_tokens=False)["input_ids"]),
+        )
 
     def mean_drafted(self, settings: Settings) -> float | None:
         """Return the tokens that `gamma auto` drafts a round in the last lane with a controller; None without one."""

@@ -305,7 +305,7 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> bool
     live = is_live(console) and not settings.quiet
     with quiet_keys(), Interrupts() as stop:
         place = Canvas(settings, console, live, stop, touring=True)
-        place.say(f"This is what a win and a loss look like; a page to click through is {PAGE}")
+        place.say(f"This is what a win and a loss look like (page: {PAGE})")
         player = Player(place, 1.0)
 
         def play(step: Step) -> Answers | None:

@@ -1,8 +1,8 @@
-"""The teaching view: round by round each draft with q(x), p(x), its chance of acceptance and its fate.
+"""The teaching view: round by round each draft with q(x), p(x), its chance of acceptance, its coin or draw, its fate.
 
-p and q are the probabilities at temperature 1 that the events carry, and are labelled so. Each review of a cascade has
-a line before the round's drafts: who reviewed whose drafts, and how many it passed. Knows no models and no settings but
-the rule by which drafts were accepted.
+p and q are those that the rule compared, where that was recorded, else at temperature 1, and are labelled so. Each
+review of a cascade has a line before the round's drafts: who reviewed whose drafts, and how many it passed. Knows no
+models and no settings but the rule by which drafts were accepted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +46,7 @@ class Drafted(NamedTuple):
     chosen: bool = False  # not drawn: accepted with chance p
     chance: float | None = None
     coin: float | None = None
+    compared: tuple[float, float] | None = None  # q and p after the settings, as the rule compared them
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ def read(step: Step, window: Window) -> TracedRound:
     for node, odds in enumerate(step.odds):
         target_p.setdefault(node, odds.p)
         draft_p.setdefault(node, odds.q)
+    compared = {
+        trial.node: (draft_p.get(trial.node, 1.0) if trial.q is None else trial.q, trial.p)
+        for trial in step.trials
+        if trial.p is not None
+    }
     fates = dict.fromkeys(step.path, "accepted") | dict.fromkeys(step.rejected, "rejected")
     sources, chances = dict(enumerate(step.source)), chances_of(step)
     drafts = [
@@ -80,7 +86,9 @@ def read(step: Step, window: Window) -> TracedRound:
             fates.get(node, "discarded"),
             branch,
             step.chosen,
-            *chances.get(node, (None, None)),
+            chance=chances.get(node, (None, None))[0],
+            coin=chances.get(node, (None, None))[1],
+            compared=compared.get(node),
         )
         for node, branch in (_downwards(step) if step.is_tree else ((node, "") for node in range(len(texts))))
     ]
@@ -132,8 +140,8 @@ class Trace(Drawn):
     """The rounds of an answer.
 
     `steps` are one row's rounds from its prefill on, `names` the drafter's names for the sources.
-    `exact` says that p and q are the very distributions that decided (temperature 1, no filter); otherwise the
-    chance is only near.
+    `exact` says that p and q at temperature 1 are the very distributions that decided (no filter); otherwise the
+    chance is only near, unless the rounds recorded what was compared.
     """
 
     def __init__(
@@ -152,12 +160,15 @@ class Trace(Drawn):
         self._reviewed = any(step.inner for step in self.steps)
         # A draft's row is its number, text, figures, fate and source, one row where that can be.
         self._has_chance = rule in ("match", "ratio")
-        coins = any(trial.number is not None for step in self.steps for trial in step.trials)
+        self._draws = rule in ("match", "coupled")  # no coin decides, but whether the target drew the draft
+        trials = [trial for step in self.steps for trial in step.trials]
+        self._compared = any(trial.p is not None for trial in trials)
+        coins = any(trial.number is not None for trial in trials) or (self._draws and self._compared)
         left = look.width - 17 - (2 + max(map(cell_len, names)) if len(names) > 1 else 0)
         self._room = (27 if self._has_chance else 14) + 11 * coins  # columns of the figures, their words spelled out
         self._spelled = left - self._room >= 12
         if not self._spelled:
-            self._room = (18 if self._has_chance else 12) + 5 * coins
+            self._room = (18 if self._has_chance else 12) + (6 if self._draws else 5) * coins
         self._text = max(_LEAST, min(_TEXT, left - self._room))
 
     def rows(self) -> list[Row]:
@@ -208,10 +219,15 @@ class Trace(Drawn):
         exact = self.exact and not self._reviewed  # a lenient review changes q
         exact = exact or all(step.trials for step in self.steps if step.drafted)
         near = "; the run's own may differ, chances are near" if self._has_chance and not exact else ""
+        compared = "p(x) after the settings, q(x) the drafter's own" if self._draws else "q(x), p(x) after the settings"
+        if any(step.is_tree for step in self.steps) and not self._draws:
+            compared += " and refused siblings"
+        if any(step.discarded for step in self.steps):
+            compared += "; (not examined: at temperature 1)"
         texts = [
             RULES[self.rule],
             *([REVIEWED] if self._reviewed else []),
-            f"q(x), p(x) at temperature 1{near}",
+            compared if self._compared else f"q(x), p(x) at temperature 1{near}",
             *([f"drafts by {self.names[0]}"] if len(self.names) == 1 else []),
         ]
         return [row for text in texts for row in flow([chunk(text, "faint")], self.look)]
@@ -281,17 +297,24 @@ class Trace(Drawn):
         return self.names[source] if 0 <= source < len(self.names) else str(source)
 
     def _figures(self, draft: Drafted) -> str:
-        if draft.q is not None and draft.fate == "drafted" and draft.p is None:
-            return (f"q {share(draft.q):>4}" if self._spelled else f"q{share(draft.q)}").ljust(self._room)
-        if draft.q is None or draft.p is None:
+        both, examined = draft.compared or (draft.q, draft.p), draft.compared or not self._compared
+        if both[0] is not None and draft.fate == "drafted" and draft.p is None:
+            return (f"q {share(both[0]):>4}" if self._spelled else f"q{share(both[0])}").ljust(self._room)
+        if both[0] is None or both[1] is None:
             return "not examined".ljust(self._room)
-        q, p, likely = share(draft.q), share(draft.p), self._chance(draft)
+        q, p, likely = share(both[0]), share(both[1]), self._chance(draft) if examined else None
         chance = "" if likely is None else share(likely)
         coin = "" if draft.coin is None else share(draft.coin)
+        decided = draft.fate != "drafted"
+        drawn = self._draws and draft.compared and decided
         figures = f"q{q} p{p}" + (f" ch{chance}" if chance else "") + (f" u{coin}" if coin else "")
+        figures += (" drawn" if draft.fate == "accepted" else " other") if drawn else ""
         if self._spelled:
             figures = f"q {q:>4}  p {p:>4}" + (f"  chance {chance:>4}" if chance else "")
             figures += f"  coin {coin:>4}" if coin else ""
+            figures += ("  drawn" if draft.fate == "accepted" else "  not drawn") if drawn else ""
+        if decided and not examined:
+            figures = f"({figures})"
         return figures.ljust(self._room)
 
     def _chance(self, draft: Drafted) -> float | None:

@@ -25,6 +25,7 @@ from app.settings.types import (
     LANE_NAMES,
     SEED,
     SWITCH,
+    TEXTS,
     Choice,
     Kind,
     Number,
@@ -276,6 +277,7 @@ class Settings(_Record):
     template: str = row(
         AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING, off="plain"
     )
+    stop: tuple[str, ...] = row((), TEXTS, "a text before which the answer ends (repeatable)", DECODING, off=())
     special_tokens: bool = row(
         False, SWITCH, "let control tokens in messages through; off: what is written is text", DECODING
     )

@@ -11,6 +11,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -305,6 +306,31 @@ DRAFTER_NAMES = Kind(
     lambda names: ",".join(names) or NONE,
 )
 """A comma list (or a sequence) of drafters: words, or names of models that the pair brings. Empty: the pair's."""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Return the texts of a JSON list or of a sequence; any other text is the only one, with \\n, \\t and \\\\ read."""
+    if value in ("", NONE):
+        return ()
+    if isinstance(value, str):
+        with suppress(ValueError):
+            listed = json.loads(value)
+            value = listed if isinstance(listed, list) and all(isinstance(text, str) for text in listed) else value
+    if isinstance(value, str):
+        return (re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], "\\"), value),)
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) and text for text in value):
+        raise ValueError
+    return tuple(dict.fromkeys(value))
+
+
+TEXTS = Kind(
+    Annotated[Any, AfterValidator(_texts)],
+    'a text, or several as a JSON list: ["a","b"]',
+    "TEXT",
+    (),
+    lambda texts: json.dumps(list(texts), ensure_ascii=False) if texts else NONE,
+)
+"""Texts, each once. In a single one \\n is a line break. Empty: none."""
 
 
 def _matrix(value: Any) -> Matrix:

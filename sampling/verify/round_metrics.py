@@ -4,7 +4,7 @@ and the alternatives at each position, with the trials that decided it. No decis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,14 +110,17 @@ class PositionRecorder:
             target.sort(key=lambda likely: likely.rank)
             rest = at.rest(ids) if self.count >= ENOUGH else ()
             positions.append(Position(tuple(target), proposals, at.entropy, rest))
-        trials = self._tossed(step, tree, verdict.path[index])
-        known, drawn = {trial.node for trial in trials}, self.rule is Rule.POINT
+        trials, drawn = self._tossed(step, tree, verdict.path[index]), self.rule is Rule.POINT
+        known = {trial.node for trial in trials}
         trials += [  # if coins decide, a draft without one had no chance
-            Trial(node, processed[depth][step.drafted[node]] if drawn else 0.0, None)
+            Trial(node, p if drawn else 0.0, None, None if self.sampler.greedy else p)
             for depth, nodes in enumerate(examined)
             for node in nodes
             if node not in known
+            for p in [processed[depth][step.drafted[node]]]
         ]
+        if not drawn:
+            trials = [self._compared(trial, index, draft, verdict, facts) for trial in trials]
         each = zip(tree.tokens, tree.parents, tree.draft_prob, strict=True)
         odds = tuple(Odds(facts[parent].p(token), q) for token, parent, q in each)
         return replace(step, positions=tuple(positions), odds=odds, trials=tuple(trials))
@@ -143,5 +146,19 @@ class PositionRecorder:
                 if row == step.row:
                     depth = position - start
                     parent = stood[depth] if depth < len(stood) else depth - 1  # a block has coins after a refusal too
-                    trials.append(Trial(tree.children[parent + 1][turn], min(1.0, chance), coin))
+                    trials.append(Trial(tree.children[parent + 1][turn], chance, coin))
         return trials
+
+    def _compared(
+        self, trial: Trial, index: int, draft: Draft, verdict: Verdict, facts: Mapping[int, AllFacts]
+    ) -> Trial:
+        """Return a trial whose chance is that of its coin, at most 1, with p(x) and q(x). A drawn draft's coin has the
+        chance p(x)/q(x), where p is what refused siblings left."""
+        tree, node = draft.trees[index], trial.node
+        token, parent = tree.tokens[node], tree.parents[node]
+        q = 1.0 if draft.probs is None else float(draft.probs[index, node, token])
+        if self.rule is Rule.DRAWN and trial.number is not None:
+            p = trial.chance * q
+        else:
+            (p,) = self._processed(verdict, index, parent, facts[parent], [token])
+        return trial._replace(chance=min(1.0, trial.chance), p=min(1.0, p), q=q)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from utils.catalogue.templates import render
 from utils.errors import UserError
+from utils.tokenizer import first_ids
 
 _MARK = "user-turn-0"
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers, chat by chat
@@ -258,7 +260,7 @@ class Talk:
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the ids of the chat up to where its answer begins; without a template of the first message itself."""
         if not self.templated:
-            return list(self._tokenizer(messages[0]["content"])["input_ids"])
+            return first_ids(self._tokenizer, messages[0]["content"])
         return self.ids(self._render(messages))
 
     def opening(self) -> list[int]:
@@ -277,7 +279,7 @@ class Talk:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _render(self, messages: list[dict[str, str]]) -> str:
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return render(self._tokenizer, messages)
 
 
 def _user(text: str) -> dict[str, str]:

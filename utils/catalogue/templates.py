@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from utils.errors import UsageError, did_you_mean
+from utils.tokenizer import BOS_BEFORE_CHAT
 
 AUTO, PLAIN = "auto", "plain"
 
@@ -99,13 +100,12 @@ def render(tokenizer: Any, messages: list[dict[str, str]], name: str = AUTO) -> 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, str]], name: str, **how: Any) -> str:
     if name != AUTO:
-        return str(
-            tokenizer.apply_chat_template(
-                messages, tokenize=False, chat_template=TEMPLATES[check_template(name)], **how
-            )
-        )
-    chat = _in_parts(messages, _roles_in_parts(tokenizer, str(tokenizer.chat_template)))
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, **how))
+        how["chat_template"] = TEMPLATES[check_template(name)]
+    else:
+        messages = _in_parts(messages, _roles_in_parts(tokenizer, str(tokenizer.chat_template)))
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
+    begin = tokenizer.bos_token if getattr(tokenizer, "init_kwargs", {}).get(BOS_BEFORE_CHAT) else ""
+    return text if text.startswith(begin) else begin + text
 
 
 def _in_parts(messages: list[dict[str, str]], roles: frozenset[str]) -> list[dict[str, Any]]:

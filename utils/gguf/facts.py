@@ -1,17 +1,16 @@
 """A GGUF file's metadata beside the sizes → the model's configuration, by llama.cpp's rules.
 
-transformers reads sizes and weights. This file reads positions, windows, soft caps and the ends of answers, and refuses
+transformers reads sizes and weights. This file reads positions, windows and soft caps, and refuses
 a file with keys of its architecture that neither knows, since it would silently be another model.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from utils.errors import UserError
 from utils.gguf.header import TOKENS, GgufHeader
 
-_CONTROL = 3  # among tokenizer.ggml.token_type
 _PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
 
 _ATTRIBUTES = {  # keys, and attributes of the configuration of which it has one at most
@@ -49,12 +48,6 @@ _OPTIONAL |= {"decoder_start_token_id", "feed_forward_length", "nextn_predict_la
 _NO_BASE = ("falcon", "gemma2", "nemotron")  # families whose files never have the base of their positions
 # Values without effect, as are 0, empty and false ones. Every sixth layer of Gemma 3 has full attention.
 _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "attention.sliding_window_pattern": 6}
-
-# Tokens that end an answer wherever llama.cpp meets them in a vocabulary.
-_ENDS = (
-    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>"),
-    *("<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
-)
 
 
 def check_said(header: GgufHeader, name: str) -> None:
@@ -221,16 +214,3 @@ def _scaling(config: Any, header: GgufHeader, factors: Mapping[str, list[float]]
     lengths = {"factor": stretch, "original_max_position_embeddings": original}
     rules = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
     return {**rules, **lengths, "attention_factor": attention}
-
-
-def end_ids(header: GgufHeader) -> list[int]:
-    """Return the ids that end an answer: the file's ends of a text, a turn and a message, and known control tokens."""
-    named = (header.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
-    ids: set[int] = {token for token in named if token is not None}
-    tokens: Sequence[str] = header.metadata.get(TOKENS, ())
-    kinds = header.metadata.get("tokenizer.ggml.token_type", [_CONTROL] * len(tokens))
-    known = {token: at for at, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == _CONTROL}
-    ends = {name for name in _ENDS if name in known}
-    if "<|return|>" in ends:  # then <|end|> ends one message of several
-        ends -= {"<|end|>"}
-    return sorted(ids | {known[name] for name in ends})

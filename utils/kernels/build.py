@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.files import scratch_folder
+from utils.kernels.processor import architecture, features
 
 OFF = "SPEC_KERNELS"  # "torch": no kernels; a name of the table: that row, if the processor has it
 FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fPIC", "-Wall", "-Wextra", "-g0")
@@ -46,8 +47,9 @@ class InstructionSet:
 
 
 _WIDE = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _WIDE | {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}
 INSTRUCTION_SETS = (  # the first that fits is taken
-    InstructionSet("avx512vnni", "x86_64", _WIDE | {"avx512bw", "avx512vl", "avx512_vnni"}, "x86_64_v4+avx512vnni"),
+    InstructionSet("avx512vnni", "x86_64", _AVX512, "x86_64_v4+avx512vnni"),
     InstructionSet("avxvnni", "x86_64", _WIDE | {"avx_vnni"}, "x86_64_v3+avxvnni"),
     InstructionSet("avx2", "x86_64", _WIDE, "x86_64_v3"),
     InstructionSet("i8mm", "aarch64", frozenset({"asimddp", "i8mm"}), "generic+dotprod+i8mm"),
@@ -87,23 +89,13 @@ def _unfit() -> str:
 
 @functools.cache
 def _fitting() -> list[InstructionSet]:
-    machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
-    known = features()
-    rows = [row for row in INSTRUCTION_SETS if row.machine == machine and row.needs <= known]
+    rows = fitting(architecture(), features())
     return [row for row in rows if row.name == os.environ.get(OFF)] or rows
 
 
-def features() -> set[str]:
-    """The processor's features by their Linux names, as far as the system lists them."""
-    if sys.platform == "darwin":
-        return {"asimddp"}  # every Apple processor of these machines
-    if sys.platform == "win32":
-        return set(_WIDE) if ctypes.windll.kernel32.IsProcessorFeaturePresent(40) else set()  # 40: AVX2
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return set()
-    return {word for line in lines if line.startswith(("flags", "Features")) for word in line.split(":")[-1].split()}
+def fitting(machine: str, known: set[str]) -> list[InstructionSet]:
+    """The table's rows for a processor with the `known` features, the fastest first."""
+    return [row for row in INSTRUCTION_SETS if row.machine == machine and row.needs <= known]
 
 
 def library(

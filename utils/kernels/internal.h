@@ -70,6 +70,12 @@ void read_row(const Weight *weight, int64_t index, float *y);
 
 /* -- what enters a product -- */
 
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define WORDS 1 /* 16-bit codes are kept as words, of each four the first and third beside each other */
+#else
+#define WORDS 0
+#endif
+
 static const float NARROW_TOP = 127.0f, TOP = 127.0f * 256.0f; /* the largest codes of 8 and of 16 bits */
 /* The bits of 2^-50 and of 2^74: no smaller and no larger numbers are codes. */
 static const uint32_t TINY_BITS = 77u << 23, HUGE_BITS = 201u << 23;
@@ -119,9 +125,17 @@ INLINE void quantise(Reals low, Reals high, Codes *to, int64_t narrow) {
         put_bytes(to->high, first), put_bytes(to->high + WIDTH, second);
         return;
     }
+#if WORDS
+    typedef int16_t Words16 __attribute__((vector_size(32)));
+    const Words16 a16 = __builtin_convertvector(first, Words16), b16 = __builtin_convertvector(second, Words16);
+    const Words16 words[2] = {__builtin_shufflevector(a16, a16, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15),
+                              __builtin_shufflevector(b16, b16, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15)};
+    memcpy(to->high, words, sizeof words);
+#else
     Wholes upper = (first + 128) >> 8, more = (second + 128) >> 8;
     put_bytes(to->high, upper), put_bytes(to->high + WIDTH, more);
     put_bytes(to->low, first - (upper << 8)), put_bytes(to->low + WIDTH, second - (more << 8));
+#endif
 }
 
 /* Where a group of row `row` of `rows` lies. */

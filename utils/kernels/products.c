@@ -54,17 +54,6 @@ INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
     (void)bits;
     return (Sums)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, _mm256_set1_epi32(four));
 }
-#elif LANES == 8
-INLINE Sums quads(__m256i codes, int32_t four) {
-    __m256i two = _mm256_maddubs_epi16(codes, _mm256_set1_epi32(four)); /* no saturation below 7 bits */
-    return (Sums)_mm256_madd_epi16(two, _mm256_set1_epi16(1));
-}
-INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
-    if (bits < 8) return sums + quads((__m256i)codes, four);
-    const __m256i low = _mm256_set1_epi8(15);
-    Sums upper = quads(_mm256_and_si256(_mm256_srli_epi16((__m256i)codes, 4), low), four);
-    return sums + quads(_mm256_and_si256((__m256i)codes, low), four) + (upper << 4);
-}
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
     (void)bits;
@@ -124,16 +113,16 @@ INLINE Octets nonlinear(Octets codes) {
 #endif
 }
 
-/* The eight quads of LANES columns. `low` and `high`: where their first line of low and of high bits begins. */
-INLINE void unpack(const Shape *shape, const uint8_t *low, const uint8_t *high, Octets quads[8]) {
-    for (int q = 0; q < 8; q++) {
-        if (shape->low == 8) quads[q] = (Octets)line(low + 64 * q);
-        if (shape->low == 4) quads[q] = masked(shifted(line(low + 64 * (q % 4)), q < 4 ? 0 : -4), 15);
-        if (shape->low == 2) quads[q] = masked(shifted(line(low + 64 * (q % 2)), -(q / 2 * 2)), 3);
-        if (shape->high == 1) quads[q] |= masked(shifted(line(high), shape->low - q), 1 << shape->low);
-        if (shape->high == 2) quads[q] |= masked(shifted(line(high + 64 * (q % 2)), 4 - q / 2 * 2), 3 << 4);
-        if (shape->nonlinear) quads[q] = nonlinear(quads[q]);
-    }
+/* Quad q of LANES columns, whose lines begin at `low`. */
+INLINE Octets quad(const Shape *shape, const uint8_t *low, int q) {
+    const uint8_t *high = low + 64 * shape->low;
+    Octets codes = {0};
+    if (shape->low == 8) codes = (Octets)line(low + 64 * q);
+    if (shape->low == 4) codes = masked(shifted(line(low + 64 * (q % 4)), q < 4 ? 0 : -4), 15);
+    if (shape->low == 2) codes = masked(shifted(line(low + 64 * (q % 2)), -(q / 2 * 2)), 3);
+    if (shape->high == 1) codes |= masked(shifted(line(high), shape->low - q), 1 << shape->low);
+    if (shape->high == 2) codes |= masked(shifted(line(high + 64 * (q % 2)), 4 - q / 2 * 2), 3 << 4);
+    return shape->nonlinear ? nonlinear(codes) : codes;
 }
 
 INLINE Lanes halves(const uint8_t *at) {
@@ -186,11 +175,51 @@ INLINE void two_rows(const Octets quads[8], const int8_t *first, const int8_t *s
 }
 #endif
 
+#if WORDS
+INLINE __m256i four_of(const void *codes, int at) {
+    int32_t four;
+    memcpy(&four, (const uint8_t *)codes + 4 * at, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+/* Σ codes · codes over quads `from` to `to`, exact. Each quad is unpacked once for all rows. Of 16-bit codes two words of
+   every column are multiplied at once. Products of 8-bit codes are added in 16 bits, as many as cannot overflow. */
+INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, const Codes *x, int from, int to, int rows,
+                  Sums whole[TILE]) {
+    const int signs = narrow && shape->bits == 8, most = shape->bits <= 4 ? 8 : shape->bits == 5 ? 4 : shape->bits == 6 ? 2 : 1;
+    const int32_t bias = signs ? 0 : shape->bias;
+    __m256i pairs[TILE];
+    for (int row = 0; row < rows; row++) whole[row] = (Sums){0};
+    UNROLLED for (int q = from; q < to; q++) {
+        __asm__("" : "+r"(lines)); /* else all quads are unpacked first and leave no registers to the rows */
+        const Octets codes = quad(shape, lines, q);
+        const __m256i even = (__m256i)((Pairs)codes & 255), odd = (__m256i)((Pairs)codes >> 8);
+        const __m256i offset = (__m256i)(codes ^ 128), magnitude = _mm256_abs_epi8(offset);
+        UNROLLED for (int row = 0; row < rows; row++) {
+            if (!narrow) {
+                whole[row] += (Sums)_mm256_madd_epi16(even, four_of(x[row].high, 2 * q));
+                whole[row] += (Sums)_mm256_madd_epi16(odd, four_of(x[row].high, 2 * q + 1));
+                continue;
+            }
+            const __m256i four = four_of(x[row].high, q);
+            const __m256i two = signs ? _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(four, offset))
+                                      : _mm256_maddubs_epi16((__m256i)codes, four);
+            pairs[row] = (q - from) % most ? _mm256_add_epi16(pairs[row], two) : two;
+            if ((q - from) % most == most - 1 || q == to - 1)
+                whole[row] += (Sums)_mm256_madd_epi16(pairs[row], _mm256_set1_epi16(1));
+        }
+    }
+    for (int row = 0; row < rows && bias; row++)
+        whole[row] -= bias * ((from == 0 ? x[row].count[0] : 0) + (to == 8 ? x[row].count[1] : 0));
+}
+#else
 /* Σ codes · codes over quads `from` to `to`, exact. The rows' chains of sums run beside each other: of one or two rows two
    chains each, of more one. */
-INLINE void exact(const Shape *shape, int narrow, const Octets quads[8], const Codes *x, int from, int to, int rows,
+INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, const Codes *x, int from, int to, int rows,
                   Sums whole[TILE]) {
     const int32_t bias = bias_of(shape), two = rows <= 2 && !narrow;
+    Octets quads[8];
+    for (int q = from; q < to; q++) quads[q] = quad(shape, lines, q);
     Sums low[TILE];
     int32_t four;
     int first = 0; /* the first row that is multiplied by itself */
@@ -220,14 +249,16 @@ INLINE void exact(const Shape *shape, int narrow, const Octets quads[8], const C
         whole[row] -= bias * ((from == 0 ? x[row].count[0] : 0) + (to == 8 ? x[row].count[1] : 0));
 }
 
-/* One group, unpacked, added to the running sums of a few rows. */
-INLINE void add_rows(const Shape *shape, int narrow, const Octets quads[8], const Lanes scales[2], const Lanes least[2],
+#endif
+
+/* One group added to the running sums of a few rows. */
+INLINE void add_rows(const Shape *shape, int narrow, const uint8_t *lines, const Lanes scales[2], const Lanes least[2],
                      const Codes *x, Lanes *sums, int rows) {
     const int two = shape->scales == 2;
     Sums first[TILE], second[TILE];
-    exact(shape, narrow, quads, x, 0, two ? 4 : 8, rows, first);
+    exact(shape, narrow, lines, x, 0, two ? 4 : 8, rows, first);
     if (two && !shape->minimum) { /* both halves under their scales, then under the row's */
-        exact(shape, narrow, quads, x, 4, 8, rows, second);
+        exact(shape, narrow, lines, x, 4, 8, rows, second);
         for (int row = 0; row < rows; row++) {
             Lanes sum = __builtin_convertvector(first[row], Lanes) * scales[0];
             sum = fused(__builtin_convertvector(second[row], Lanes), scales[1], sum);
@@ -236,7 +267,7 @@ INLINE void add_rows(const Shape *shape, int narrow, const Octets quads[8], cons
         return;
     }
     for (int half = 0; half < shape->scales; half++) {
-        if (half == 1) exact(shape, narrow, quads, x, 4, 8, rows, first);
+        if (half == 1) exact(shape, narrow, lines, x, 4, 8, rows, first);
         for (int row = 0; row < rows; row++) {
             const float by = x[row].scale;
             const float count = two ? (float)x[row].count[half] * by : x[row].sum;
@@ -250,15 +281,12 @@ INLINE void add_rows(const Shape *shape, int narrow, const Octets quads[8], cons
 /* One group added to the running sums of all rows. */
 INLINE void add_group(const Shape *shape, int narrow, const uint8_t *header, const uint8_t *group, int part,
                       const Codes *x, Lanes *sums, int rows) {
-    Octets quads[8];
     Lanes scales[2], least[2];
-    const uint8_t *low = group + shape->head + 4 * LANES * part;
-    unpack(shape, low, low + 64 * shape->low, quads);
     const int offset = LANES * part * (shape->header ? 1 : 2);
     scales_of(shape, header + 2 * LANES * part, group + offset, scales, least);
-    const int step = shape->scales == 2 && rows > 4 ? TILE : 2; /* measured: docs/notes/passes.md */
+    const int step = WORDS || (shape->scales == 2 && rows > 4) ? TILE : 2; /* measured: docs/notes/passes.md */
     UNROLLED for (int row = 0; row < rows; row += step)
-        add_rows(shape, narrow, quads, scales, least, x + row, sums + row, rows - row < step ? rows - row : step);
+        add_rows(shape, narrow, group + shape->head + 4 * LANES * part, scales, least, x + row, sums + row, rows - row < step ? rows - row : step);
 }
 
 /* 16 columns of the rows of a tile. */

@@ -36,7 +36,7 @@ from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import model_folder, weight_files
 from utils.processes import meet
 from utils.progress import Progress, check
-from utils.tokenizer import PIECE_FILES, file_tokenizer, sentence_pieces, splitting_so
+from utils.tokenizer import BOS_BEFORE_CHAT, PIECE_FILES, file_tokenizer, sentence_pieces, splitting_so
 
 BITSANDBYTES = ("int8", "nf4", "fp4")
 QUANTIZATIONS = ("none", *KINDS, *BITSANDBYTES)
@@ -235,7 +235,10 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
     if not any((folder / name).is_file() for name in names):
         return None
 
-    def whole(kind: str = "AutoTokenizer") -> Any:
+    stored = folder / "tokenizer_config.json"
+    of_gguf = stored.is_file() and BOS_BEFORE_CHAT in read_object(stored)  # "auto" is another class for some models
+
+    def whole(kind: str = "PreTrainedTokenizerFast" if of_gguf else "AutoTokenizer") -> Any:
         quiet_libraries()
         import transformers
 

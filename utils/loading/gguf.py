@@ -18,8 +18,9 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.families import UnfitError
-from utils.gguf.facts import check_said, complete, end_ids, teach_families
+from utils.gguf.facts import check_said, complete, teach_families
 from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, module_name, read_header, write_joined
+from utils.gguf.vocabulary import end_ids, tokenizer_of
 from utils.loading.accounting import check_loaded, check_tensors
 from utils.loading.cache import (
     cache_folder,
@@ -32,20 +33,10 @@ from utils.loading.cache import (
 )
 from utils.progress import Progress, run_child
 
-FORMAT = 4  # raised whenever a file is converted differently
+FORMAT = 6  # raised whenever a file is converted differently
 _EXPANDING = 2  # memory for expanding, over the float32 weights
 
 _READ = 0.75  # share of the time until the tensors are read
-
-# Vocabularies that split off every digit before anything else; transformers leaves this out for GGUF files.
-_DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
-
-# Those that split as GPT-2's does, by llama.cpp's list; None: files from before the key.
-_AS_GPT2 = {None, "default", "gpt-2", "phi-2", "jina-es", "jina-de", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo"}
-_AS_GPT2 |= {"jais", "trillion", "granite-docling"}
-
-# Vocabularies in which a word that is a token is that token, without merges.
-_WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
 
 
 def gguf_digest(file: Path, cancelled: Callable[[], bool]) -> str:
@@ -185,10 +176,8 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     vars(model.config).pop("quantization_config", None)
     if model.generation_config is not None:
         model.generation_config.eos_token_id = end_ids(header)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(source.parent), **given)
     step(0.95)
-    _mend_tokenizer(tokenizer, source, model.config)
-    tokenizer.save_pretrained(str(folder))
+    tokenizer_of(source, header, model.config.max_position_embeddings).save_pretrained(str(folder))
     if weights:
         model.save_pretrained(str(folder))
         if shipped := _next_token_layer(header, model.config.num_hidden_layers):
@@ -277,27 +266,6 @@ def _next_token_layer(header: GgufHeader, layers: int) -> dict[str, Any]:
         else:
             tensors[f"mtp.{name}.weight"] = values[None] if part == "ffn_gate_inp_shexp" else values
     return tensors
-
-
-def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:
-    """Add the settings that transformers leaves out when it builds a tokenizer from a GGUF file."""
-    from tokenizers import pre_tokenizers
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS, get_gguf_tokenizer
-
-    _, described, _ = get_gguf_tokenizer(str(source))
-    split, known = described.get("pre_tokenizer_type"), _AS_GPT2 | _DIGITS_APART | GGUF_PRE_TOKENIZER_SPLITS.keys()
-    if described.get("tokenizer_type") == "gpt2" and split not in known:
-        raise UserError(f"tokenizer.ggml.pre is '{split}', a way to split text that this program does not know")
-    if described.get("pre_tokenizer_type") in _DIGITS_APART:
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
-    if described.get("pre_tokenizer_type") in _WHOLE_WORDS:
-        tokenizer.backend_tokenizer.model.ignore_merges = True
-    tokenizer.model_max_length = config.max_position_embeddings
-    tokenizer.init_kwargs["model_max_length"] = config.max_position_embeddings
-    for key in ("is_local", "local_files_only"):
-        tokenizer.init_kwargs.pop(key, None)
 
 
 def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str, str]:

@@ -70,7 +70,7 @@ def facts(step: Any, index: int) -> dict[str, Any]:
     above = step["path"][index - 1] if index else -1
     examined = [node for node, parent in enumerate(step["parents"]) if parent == above]
     node = step["path"][index] if index < len(step["path"]) else None
-    trials = {trial[0]: trial[1:] for trial in step.get("trials", [])}
+    trials = {trial[0]: trial[1:3] for trial in step.get("trials", [])}
     position = step["positions"][index] if step.get("positions") else None
     return {"node": node, "rejected": [] if node is not None else examined, "trials": trials, "position": position}
 
@@ -235,6 +235,15 @@ def test_two_hundred_tokens_are_less_than_400_kb(pair: TinyPair, tmp_path: Path)
     assert text.count("data-t=") == 400
     assert '"rank"' in text
     assert len(text.encode()) < 400_000
+
+
+def test_a_beam_search_is_its_text_and_another_lane_is_played(pair: TinyPair, tmp_path: Path) -> None:
+    settings = {"compare": "ar,spec,beam", "record": str(tmp_path / "log.jsonl")}
+    assert not run_lines(catalogue_of(tmp_path, {"tiny": pair}), "one", settings=settings).errors
+    text, data = page_of(tmp_path / "log.jsonl", tmp_path / "page.html")
+    (answer,) = data["answers"]
+    assert (answer["telling"], answer["lanes"][2]["rounds"]) == (1, [])
+    assert text.count(answer["text"].split("\ufffd")[0]) >= 1
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from app.command_line.main import main
-from app.replay.player import RECORDED, STEPS, chosen, figures_of, slowness, steps_of, walk
+from app.replay.player import PAGE, RECORDED, STEPS, chosen, figures_of, slowness, steps_of, walk
 from app.replay.session_log import LoggedAnswer
 from app.screen.live import Track
 from app.screen.view import Canvas
@@ -140,6 +140,8 @@ def test_the_recorded_demo_imports_no_torch() -> None:
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "False"
+    assert done.stdout.startswith("This is what a win and a loss look like (page: docs/examples/")
+    assert (ROOT / PAGE).is_file()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from app.lanes.answers import RULES, Rule, rule_of
 from app.screen.palette import Look
 from app.screen.trace import Trace
 from app.settings.table import Settings
-from sampling.events import Call, Step
+from sampling.events import Call, Odds, Step, Trial
 
 WORDS = {
     0: "",
@@ -270,3 +270,33 @@ def test_with_reviews_a_chance_is_only_near() -> None:
 
 
 # ---------------------------------------------------------------- real ones
+
+
+def test_a_draft_has_the_probabilities_that_were_compared_and_its_coin() -> None:
+    """At temperature 1 q .06 and p .02 would not give a chance of .17."""
+    odds = (Odds(0.5, 0.6), Odds(0.02, 0.06), Odds(0.3, 0.4))
+    trials = (Trial(0, 0.75, 0.25, 0.6, 0.8), Trial(1, 0.17, 0.5, 0.017, 0.1))
+    drafted = replace(step([2, 3, 4], 1, 5, q=(0.6, 0.06), p=(0.5, 0.02)), odds=odds, trials=trials)
+    lines = shown(steps=[STEPS[0], drafted], rule="ratio").split("\n")
+    assert "q(x), p(x) after the settings; (not examined: at temperature 1)" in lines
+    assert ' 1  " river"            q  .80  p  .60  chance  .75  coin  .25  accepted' in lines
+    assert ' 2  " is"               q  .10  p  .02  chance  .17  coin  .50  rejected' in lines
+    assert ' 3  " down"             (q  .40  p  .30)                        discarded' in lines
+    narrow = shown(60, steps=[STEPS[0], drafted], rule="ratio").split("\n")
+    assert any('" is"' in line and "q.10 p.02 ch.17 u.50" in line and line.endswith("rejected") for line in narrow)
+    assert "not examined" not in shown(steps=[STEPS[0], replace(drafted, parents=(-1, 0, 0))], rule="ratio")
+
+
+@pytest.mark.parametrize("rule", ["match", "coupled"])
+def test_where_the_target_draws_a_draft_says_whether_it_was_drawn(rule: Rule) -> None:
+    trials = (Trial(0, 0.6, None, 0.6), Trial(1, 0.01, None, 0.01))
+    drafted = replace(step([2, 3], 1, 5, q=(0.6, 0.06), p=(0.5, 0.02)), trials=trials)
+    lines = shown(steps=[STEPS[0], drafted], rule=rule, width=100).split("\n")
+    assert "p(x) after the settings, q(x) the drafter's own" in lines
+    words = {"accepted": "drawn", "rejected": "not drawn"}
+    for line in lines:
+        if '"A"' in line or "from the target" in line or '"' not in line:
+            continue
+        fate = line.split()[-1]
+        assert f"  {words[fate]} " in line
+        assert ("p  .60" in line) == (fate == "accepted")

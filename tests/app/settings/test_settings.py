@@ -220,7 +220,7 @@ OFF = {
     "ngram_multi_level": False, "ngram_filler": 1, "ngram_stop_if_unknown": False, "ngram_reset": False, "cascade": (),
     "k_matrix": (), "lenience": 1.0, "beam_top_k": 0, "min_length": 0, "length_penalty": 0.0, "thinking": "hide",
     "render": False, "slow": 1.0, "color": "never", "ascii": False, "quiet": False, "verbose": False, "debug": False,
-    "log_top": 0, "record": "", "keep": False,
+    "log_top": 0, "record": "", "keep": False, "stop": (), "special_tokens": False,
 }  # fmt: skip
 NEVER_OFF = {
     "gamma", "max_new_tokens", "seed", "coupling", "draft_sampling", "verify", "nodes", "ngram_n", "num_beams",

@@ -13,7 +13,7 @@ from sampling.models.causal import CausalLM
 from sampling.types import Drafter, Rule
 from tests.support.runs import decode, sampler, steps
 from tests.support.tiny import TinyPair, tiny_pair
-from tests.support.toy_drafters import PointDrafter
+from tests.support.toy_drafters import PointDrafter, TreeDrafter
 from tests.support.toys import TableLM
 
 PROMPT = [5, 9, 40, 41, 60, 7]
@@ -74,6 +74,55 @@ def test_the_coins_are_those_that_decided(rule: Rule) -> None:
             for coin in (one for one in step.trials if one.node in step.path):
                 index = step.path.index(coin.node)
                 assert coin.chance == pytest.approx(min(1.0, step.target_p[index] / step.draft_p[index]), rel=1e-4)
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_a_trial_has_the_probabilities_that_the_rule_compared(rule: Rule) -> None:
+    """p and q after temperature and top-p, computed from the tables of the models."""
+    target, small = TableLM(12, 1, name="target"), TableLM(12, 2, name="small")
+    drafter: Drafter = PointDrafter(12, lambda row: int(target.logits([row])[0].argmax()))
+    if rule is not Rule.POINT:
+        drafter = ModelDrafter(small, rule=rule)
+    rounds = steps(decode(target, [[1, 2]], drafter, sampler(0.7, 4, top_p=0.9), length=60, alternatives=3))
+
+    def after_settings(model: TableLM, context: list[int]) -> list[float]:
+        hot, order = (model.logits([context])[0] / 0.7).softmax(-1).sort(descending=True)
+        kept = order[(hot.cumsum(-1) - hot) < 0.9]
+        return [(hot[order == token] / hot[: len(kept)].sum()).item() if token in kept else 0.0 for token in range(12)]
+
+    said, fates = [1, 2], set()
+    for step in rounds:
+        for trial in step.trials:
+            before = [*said, *step.drafted[: trial.node]]
+            p = after_settings(target, before)[step.drafted[trial.node]]
+            q = after_settings(small, before)[step.drafted[trial.node]]
+            assert trial.p == pytest.approx(p, rel=1e-5, abs=1e-9)
+            assert trial.q == (None if rule is Rule.POINT else pytest.approx(q, rel=1e-5))
+            if rule is not Rule.BLOCK:
+                assert trial.chance == pytest.approx(p if rule is Rule.POINT else min(1, p / q), rel=1e-5, abs=1e-9)
+            fates.add(trial.node in step.path)
+        assert {trial.node for trial in step.trials} >= {*step.path, *step.rejected}
+        said += step.emitted
+    assert fates == {True, False}
+    greedy = steps(decode(target, [[1, 2]], drafter, sampler(), length=20, alternatives=3))
+    assert all((trial.p, trial.q) == (None, None) for step in greedy for trial in step.trials if rule is Rule.POINT)
+
+
+def test_a_refused_sibling_is_taken_off_before_the_next_is_compared() -> None:
+    target, small = TableLM(12, 1, name="target"), TableLM(12, 2, name="small")
+    rounds = steps(decode(target, [[1, 2]], TreeDrafter(small, [2, 1]), sampler(0.7, 4), length=60, alternatives=3))
+    said, seconds = [1, 2], 0
+    for step in rounds:
+        first, second = ({trial.node: trial for trial in step.trials}.get(node) for node in (0, 1))
+        if first is not None and second is not None and (first.number or 0.0) >= first.chance:
+            p, q = ((model.logits([said])[0] / 0.7).softmax(-1) for model in (target, small))
+            left = (p - q).clamp(min=0)
+            by_hand = (left / left.sum())[step.drafted[1]].item()
+            assert second.p == pytest.approx(by_hand, rel=1e-4, abs=1e-9)
+            assert second.chance == pytest.approx(min(1.0, by_hand / (second.q or 1.0)), rel=1e-4, abs=1e-9)
+            seconds += 1
+        said += step.emitted
+    assert seconds
 
 
 def test_a_draw_is_the_largest_of_log_probability_and_noise() -> None:

@@ -27,8 +27,8 @@ from tests.support.gguf_files import (
 from tests.support.quantized import keep_code
 from tests.support.refusals import refused
 from utils.catalogue.catalogue import ships_mtp
-from utils.gguf.facts import end_ids
 from utils.gguf.header import read_header
+from utils.gguf.vocabulary import end_ids
 from utils.loading.build import load_tokenizer, stop_ids
 from utils.loading.gguf import write_folder
 from utils.loading.loaded import LoadOptions

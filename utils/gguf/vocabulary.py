@@ -1,0 +1,171 @@
+"""A GGUF file's vocabulary → its tokenizer and the ends of answers, by llama.cpp's rules (llama-vocab.cpp).
+
+A type is a token's own: control tokens, user-defined and unknown ones are matched in a text before it is split, as the
+file spells them. In a sentencepiece vocabulary every stretch of text between them begins with a space, unless
+`add_space_prefix` is false. Knows no weights.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+from utils.gguf.header import TOKENS, GgufHeader
+from utils.tokenizer import BOS_BEFORE_CHAT
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4  # among tokenizer.ggml.token_type
+_LLAMA = {"bos": 1, "eos": 2, "unknown": 0}  # ids of a sentencepiece vocabulary that names none
+
+# Tokens that end an answer wherever a vocabulary has them, and further control tokens, whatever their type is.
+_ENDS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+    *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<turn|>", "<|tool_response>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["),
+}
+_FILLING = {  # marks of texts with a gap: llama.cpp ends an answer at some, which no chat does
+    *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|file_sep|>"),
+    *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
+    *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
+    *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
+    *("<|prefix|>", "<|suffix|>", "<|middle|>"),
+}
+_SHOWN = {"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"}  # user-defined: a text shows them
+
+# Vocabularies that split off every digit before anything else; transformers leaves this out for GGUF files.
+_DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+
+# Those that split as GPT-2's does, by llama.cpp's list; None: files from before the key.
+_AS_GPT2 = {None, "default", "gpt-2", "phi-2", "jina-es", "jina-de", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo"}
+_AS_GPT2 |= {"jais", "trillion", "granite-docling"}
+
+# Those in which a word that is a token is that token, without merges, and texts begin with the BOS.
+_WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
+_WHOLE_WORDS |= {"jina-v5-nano"}
+
+
+def _tokenizer(header: GgufHeader, key: str, default: Any = None) -> Any:
+    return header.metadata.get(f"tokenizer.ggml.{key}", default)
+
+
+def _role(header: GgufHeader, role: str) -> int | None:
+    default = _LLAMA.get(role) if _tokenizer(header, "model") == "llama" else None
+    token: int | None = _tokenizer(header, f"{role}_token_id", default)
+    return token
+
+
+def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
+    """Return the tokens, their types and the ids that end an answer. UserError unless each token has a type."""
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(header.metadata.get(TOKENS, ()))]
+    types = list(_tokenizer(header, "token_type", [_NORMAL] * len(tokens)))
+    if len(types) < len(tokens):
+        raise UserError(
+            f"{header.parts[0].name} has {len(tokens)} tokens, and {len(types)} in tokenizer.ggml.token_type"
+        )
+    ids = {token: index for index, token in enumerate(tokens)}
+    for token in (_ENDS | _FILLING) & ids.keys():
+        types[ids[token]] = _CONTROL
+    roles = (_role(header, role) for role in ("eos", "eot", "eom"))
+    ends = {ids[token] for token in _ENDS & ids.keys()} | {token for token in roles if token is not None}
+    names = {tokens[end] for end in ends if end < len(tokens)}
+    several = "<|return|>" in names or "<|flush|>" in names  # messages, of which <|end|> ends one
+    plain = {
+        "<|end|>": several and bool(names & {"<|call|>", "<|calls|>"}),
+        "</s>": bool(names & {"<|tool_response>", "<|plamo:eos|>"}),
+    }
+    for token, holds in plain.items():
+        if holds and token in names:
+            ends.discard(ids[token])
+            types[ids[token]] = _USER if token == "<|end|>" else _NORMAL
+    for token in _SHOWN & ids.keys():
+        types[ids[token]] = _USER
+    return tokens, types, ends
+
+
+def end_ids(header: GgufHeader) -> list[int]:
+    """Return the ids that end an answer: those that the file names, and known names whatever their type."""
+    return sorted(_typed(header)[2])
+
+
+def tokenizer_of(file: Path, header: GgufHeader, context: int) -> Any:
+    """Return the tokenizer of a GGUF file for a model with `context` positions: transformers' class, with llama.cpp's
+    ids. UserError, in one line, for a way to split text that this program does not know."""
+    import transformers
+    from tokenizers import AddedToken, Tokenizer
+
+    tokens, types, _ = _typed(header)
+    kind = _tokenizer(header, "model")
+    if kind not in ("llama", "gpt2"):
+        return transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    ids = {token: index for index, token in enumerate(tokens)}
+    named = {role: token for role in ("bos", "eos", "unknown", "padding") if (token := _role(header, role)) is not None}
+    roles = {f"{role[:3]}_token": tokens[token] for role, token in named.items()}
+    backend: Tokenizer = _pieces(header, ids, roles) if kind == "llama" else _letters(file, header, ids)
+    name = str(header.metadata.get("general.name", "")).lower()
+    strips = "phi-3" in name or "phi3" in name  # their special tokens take the white space after them
+    backend.add_tokens(
+        [
+            AddedToken(
+                token,
+                normalized=False,
+                special=type_ != _USER,
+                rstrip=strips and token not in ("<unk>", "<s>", "<|endoftext|>"),
+            )
+            for token, type_ in zip(tokens, types, strict=False)
+            if type_ in (_UNKNOWN, _CONTROL, _USER)
+        ]
+    )
+    begins = _tokenizer(header, "add_bos_token", kind == "llama" or _tokenizer(header, "pre") in _WHOLE_WORDS)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=header.metadata.get("tokenizer.chat_template"),
+        add_bos_token=begins,
+        add_eos_token=_tokenizer(header, "add_eos_token", False),
+        model_max_length=context,
+        **roles,
+    )
+    for key in ("add_bos_token", "add_eos_token"):  # the file of the tokenizer says both
+        tokenizer.init_kwargs.pop(key, None)
+    tokenizer.init_kwargs[BOS_BEFORE_CHAT] = begins and "bos_token" in roles
+    return tokenizer
+
+
+def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]) -> Any:
+    """Return the tokenizer of a sentencepiece vocabulary, which joins the pair of the best score first."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers.tokenization_utils_base import generate_merges
+
+    scores = dict(zip(ids, _tokenizer(header, "scores", [0.0] * len(ids)), strict=False))
+    merges = generate_merges(dict(ids), scores)
+    unknown = roles.get("unk_token")
+    backend: Any = Tokenizer(
+        models.BPE(vocab=dict(ids), merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    prefix = _tokenizer(header, "add_space_prefix", True)
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    texts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*texts, decoders.Strip(" ", 1, 0)] if prefix else texts)
+    return backend
+
+
+def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> Any:
+    """Return the tokenizer of a byte-level vocabulary: transformers' merges and split, the tokens as they are."""
+    import transformers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    split = _tokenizer(header, "pre")
+    if split not in _AS_GPT2 | _DIGITS_APART | GGUF_PRE_TOKENIZER_SPLITS.keys():
+        raise UserError(f"tokenizer.ggml.pre is '{split}', a way to split text that this program does not know")
+    theirs: Any = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    state = json.loads(theirs.backend_tokenizer.to_str())
+    joins = (pair for pair in state["model"]["merges"] if ids.keys() >= {*pair, "".join(pair)})
+    state["model"] |= {"vocab": dict(ids), "merges": list(joins), "ignore_merges": split in _WHOLE_WORDS}
+    backend: Any = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
+    if split in _DIGITS_APART:
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    return backend
