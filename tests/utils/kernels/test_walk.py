@@ -59,12 +59,15 @@ def test_what_a_walk_judges_and_tells_is_what_whole_distributions_do(
     drawn = [int(sampler.draw(sampler.probs(logits[row, :1], []), torch.tensor([[row, 7]]))) for row in range(rows)]
     draft = Draft.of([[drawn[row], 11, 12, 13, drawn[0]] for row in range(rows)], parents=[-1, -1, 0, 0, 1])
 
+    gaps: dict[int, list[list[float]]] = {}
+
     def judged() -> tuple[Verdict, list[list[float]]]:
-        """The verdict, and of each row the gaps and the probabilities of its drafts where it stood."""
+        """The verdict, and of each row the probabilities of its drafts where it stood; its gaps go to `gaps`."""
         found, told = verify(logits, draft, [[1]] * rows, keys, sampler, Rule.POINT), list[list[float]]()
         for row, tokens in enumerate(draft.tokens):
             facts = facts_on(found, row, [-1, *found.path[row]])
-            told.append([number for each in facts for number in (each.gap, *map(each.p, tokens))])
+            told.append([p for each in facts for p in map(each.p, tokens)])
+            gaps.setdefault(row, []).append([each.gap for each in facts])
         return found, told
 
     (quick, told), nodes = judged(), [-1, 0]
@@ -77,6 +80,7 @@ def test_what_a_walk_judges_and_tells_is_what_whole_distributions_do(
     assert any(map(len, quick.path))
     for row in range(rows):
         assert told[row] == pytest.approx(said[row], rel=1e-4)
+        assert gaps[row][0] == pytest.approx(gaps[row][1], rel=1e-5)
     likely = whole.distributions.at([0, 0], nodes).topk(4)
     for found, ids, chances in zip(near, likely.indices.tolist(), likely.values.tolist(), strict=True):
         count = len(found) if temperature else 1
