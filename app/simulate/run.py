@@ -33,6 +33,7 @@ from app.lanes.lane import Lane, PairEngine
 from app.lanes.warm import measure_costs
 from app.prompts.questions import Question, conversation, selected, turns_of
 from app.screen.output import answer_bar, fitted, load_engine, screen
+from app.screen.rows import plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from app.simulate.loading import RecordedPair, load_recorded_pair
@@ -88,11 +89,11 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     if done and not count:
         raise UserError(f"nothing was recorded: none of the {len(questions)} prompts fits into the context")
     if not done:
-        to_stderr(f"interrupted: {args.out} keeps {count} answers, the same command resumes the run")
+        to_stderr(f"interrupted: {args.out} keeps {plural(count, 'answer')}, the same command resumes the run")
         return INTERRUPTED
     if not settings.quiet:
         tokens = sum(map(len, recorder.answers.values()))
-        to_stderr(f"{args.out}: {count} answers, {tokens:,} tokens; {recorder.new} answers are new")
+        to_stderr(f"{args.out}: {plural(count, 'answer')}, {plural(tokens, 'token')}; new: {recorder.new}")
     return 0
 
 
