@@ -84,6 +84,9 @@ def filters(settings: Settings) -> list[str]:
         f"top-k {settings.top_k}": settings.top_k,
         f"min-p {settings.min_p:g}": settings.min_p,
         f"penalty {settings.repetition_penalty:g}": settings.repetition_penalty != 1,
+        f"presence {settings.presence_penalty:g}": settings.presence_penalty,
+        f"frequency {settings.frequency_penalty:g}": settings.frequency_penalty,
+        f"typical-p {settings.typical_p:g}": settings.typical_p != 1,
         f"no {settings.no_repeat_ngram}-gram twice": settings.no_repeat_ngram,
     }
     return [text for text, shapes in texts.items() if shapes]

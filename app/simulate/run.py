@@ -35,7 +35,7 @@ from app.prompts.questions import Question, conversation, selected, turns_of
 from app.screen.output import answer_bar, fitted, load_engine, screen
 from app.screen.rows import plural
 from app.screen.terminal import Interrupts
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import SETTING_FIELDS, ModelOptions, Settings
 from app.simulate.loading import RecordedPair, load_recorded_pair
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Step
@@ -55,6 +55,7 @@ from utils.visible import to_stderr
 _SAME = ("target", "vocab_size", "end_id", "tokenizer", "weights")
 _SETTINGS = (
     *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "repetition_penalty", "no_repeat_ngram"),
+    *("presence_penalty", "frequency_penalty", "penalty_window", "typical_p"),
     *("system", "chat", "template"),
 )
 """The settings that an answer of the target alone depends on."""
@@ -118,7 +119,9 @@ def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> di
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     settings, machine = header.get("settings", {}), header.get("machine", {})
-    facts = {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
+    facts = {name: header.get(name) for name in _SAME} | {
+        name: settings.get(name, SETTING_FIELDS[name].default) for name in _SETTINGS
+    }
     return facts | {name: machine.get(name) for name in ("dtype", "quantization")}
 
 
