@@ -118,11 +118,11 @@ def dtype_name(model: LoadedModel) -> str:
 
 
 def kernels_of(model: LoadedModel) -> str:
-    """What computes its products, and why it is torch where nothing is compiled."""
+    """What computes its products, and why the pass, or all of it, runs in torch where that is not compiled."""
     from utils.loading.packed_gguf import packed_weights
 
     if (row := instruction_set()) is not None and packed_weights(model.model):
-        return f"compiled for {row.name}"
+        return f"compiled for {row.name}{model.expanded and f'; the pass in torch: {model.expanded}'}"
     return f"torch ({why_not()})" if why_not() else "torch"
 
 
