@@ -2,10 +2,11 @@
 
 :data:`ARGUMENTS` has a row for each number that shapes a distribution, in the order in which they act, and
 :data:`PROCESSORS` one for each named combination: flags, `/processor`, help and docs can be read off them. The order is
-repetition penalty → no-repeat n-grams → temperature → top-k → top-p → min-p (the one transformers uses).
-The first two change the score of an id by the tokens before it, as transformers defines them: the tokens before are
-the whole prefix, the prompt included. Under speculation that prefix is the committed tokens and the drafts before the
-position, which is why the caller gives one for each distribution. A processor never changes the caller's logits.
+repetition penalty → presence and frequency penalties → no-repeat n-grams → temperature → top-k → top-p → min-p →
+typical-p (the one transformers uses). Those before the temperature change the score of an id by the tokens before it,
+the prompt's included (as llama.cpp and transformers have it); penalties see the last `penalty_window` of them. Under
+speculation those are the committed tokens and the drafts before the position, which is why the caller gives a prefix
+for each distribution. A processor never changes the caller's logits.
 Probabilities are float32 (float64 for float64 logits). Knows no models, no text and no seeds: `sample` takes the
 caller's generator. Importing it is cheap: torch comes in with the first distribution.
 """
@@ -13,6 +14,7 @@ caller's generator. Importing it is cheap: torch comes in with the first distrib
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -45,6 +47,22 @@ def penalise(scores: Tensor, penalty: float, prefixes: Sequence[Sequence[int]]) 
     before = flat[at]
     changed = torch.where(before < 0, before * penalty, before / penalty).clamp_(-most, most)
     flat[at] = torch.where(before.isfinite(), changed, before)
+
+
+def discourage_said(scores: Tensor, amount: float, prefixes: Sequence[Sequence[int]]) -> None:
+    """Subtract `amount` from the scores [M, V] of ids in the prefix, in place (OpenAI's presence penalty)."""
+    scores.view(-1)[_flat_indices(scores, (set(prefix) for prefix in prefixes))] -= amount
+
+
+def discourage_counted(scores: Tensor, amount: float, prefixes: Sequence[Sequence[int]]) -> None:
+    """Subtract `amount` for each time that an id is in the prefix from scores [M, V], in place (OpenAI's frequency
+    penalty)."""
+    import torch
+
+    counts = [Counter(prefix) for prefix in prefixes]
+    size = scores.shape[-1]
+    times = [count for row in counts for token, count in row.items() if 0 <= token < size]
+    scores.view(-1)[_flat_indices(scores, counts)] -= torch.tensor(times, device=scores.device).to(scores) * amount
 
 
 def ban_repeats(scores: Tensor, n: int, prefixes: Sequence[Sequence[int]]) -> None:
@@ -106,6 +124,18 @@ def likely(probs: Tensor, least: float) -> Tensor:
     return _normalised(probs.masked_fill(probs < least * probs.amax(dim=-1, keepdim=True), 0.0))
 
 
+def typical(probs: Tensor, mass: float) -> Tensor:
+    """Keep the ids of probs [..., V] whose surprise is nearest to the entropy, until they have this mass; equal ones
+    stay (Meister et al., arXiv 2202.00666; as transformers computes it)."""
+    surprise = -probs.log()
+    entropy = (probs * surprise).nansum(dim=-1, keepdim=True)
+    distance = (surprise - entropy).abs()
+    nearest = distance.sort(dim=-1)
+    count = (probs.gather(-1, nearest.indices).cumsum(dim=-1) < mass).sum(dim=-1, keepdim=True)
+    most = nearest.values.gather(-1, count.clamp(max=probs.shape[-1] - 1))
+    return _normalised(probs.masked_fill(distance > most, 0.0))
+
+
 def _normalised(probs: Tensor) -> Tensor:
     return probs / probs.sum(dim=-1, keepdim=True)
 
@@ -156,9 +186,12 @@ class Argument(NamedTuple):
     check: Callable[[str, Any], Any]  # its name and value → the value; UserError outside its range
     letter: str  # stands for it in the usage of a named processor
     on_prefixes: Callable[[Tensor, Any, Sequence[Sequence[int]]], None] | None = None  # changes scores [M, V] in place
+    windowed: bool = False  # only the last `penalty_window` tokens of a prefix count
     on_scores: Callable[[Tensor, Any], Tensor] | None = None
     on_probs: Callable[[Tensor, Any], Tensor] | None = None
 
+
+_PENALTY = partial(number, fits=lambda value: -2 <= value <= 2, allowed="from -2 to 2 (0 = off)")
 
 ARGUMENTS: Mapping[str, Argument] = {
     "repetition_penalty": Argument(
@@ -166,7 +199,11 @@ ARGUMENTS: Mapping[str, Argument] = {
         partial(number, fits=lambda value: value > 0, allowed="above 0 (1 = off)"),
         "R",
         on_prefixes=penalise,
+        windowed=True,
     ),
+    "presence_penalty": Argument(0.0, _PENALTY, "A", on_prefixes=discourage_said, windowed=True),
+    "frequency_penalty": Argument(0.0, _PENALTY, "F", on_prefixes=discourage_counted, windowed=True),
+    "penalty_window": Argument(0, partial(whole, least=0, allowed="0 (all) or more"), "W"),
     "no_repeat_ngram": Argument(
         0,
         partial(whole, least=0, allowed="0 (off) or more"),
@@ -196,6 +233,12 @@ ARGUMENTS: Mapping[str, Argument] = {
         "P",
         on_probs=likely,
     ),
+    "typical_p": Argument(
+        1.0,
+        partial(number, fits=lambda value: 0 < value <= 1, allowed="above 0 and at most 1"),
+        "P",
+        on_probs=typical,
+    ),
 }
 
 
@@ -204,6 +247,9 @@ class Rules(TypedDict, total=False):
 
     repetition_penalty: float
     no_repeat_ngram: int
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_window: int
 
 
 @dataclass(eq=False)
@@ -218,6 +264,10 @@ class LogitsProcessor:
         min_p: drop ids less probable than min_p × the most probable one, 0 = none.
         repetition_penalty: above 1, ids of the prefix become less probable, 1 = off (utils/logits_processors.py).
         no_repeat_ngram: n-grams of this length that the prefix holds are not said again, 0 = off.
+        presence_penalty: taken from the scores of ids of the prefix, 0 = off.
+        frequency_penalty: taken from them once for each time, 0 = off.
+        penalty_window: the number of last tokens that the three penalties see, 0 = all.
+        typical_p: keep the ids whose surprise is nearest to the entropy, with this mass; 1 = all.
 
     Raises:
         UserError: a value outside its range, or no number.
@@ -229,6 +279,10 @@ class LogitsProcessor:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 0
+    typical_p: float = 1.0
 
     def __post_init__(self) -> None:
         for name, rule in ARGUMENTS.items():
@@ -286,9 +340,11 @@ class LogitsProcessor:
             raise ValueError(
                 f"this processor needs the tokens before each distribution: {len(flat)} rows, {given} prefixes"
             )
+        window = self.penalty_window
+        recent = [prefix[-window:] for prefix in prefixes] if window else prefixes
         for rule, value in self.at_work:
             if rule.on_prefixes:
-                rule.on_prefixes(flat, value, prefixes)
+                rule.on_prefixes(flat, value, recent if rule.windowed else prefixes)
         return flat.view(scores.shape)
 
     def sample(self, probs: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from app.lanes.answers import Answer, Variant, shown_settings
 from app.lanes.pairing import choose_pair
 from app.prompts.questions import Question
+from app.screen.rows import plural
 from app.settings.table import MODEL_FIELDS, ModelOptions, Settings
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line, first_difference, stream_of
@@ -97,7 +98,7 @@ def open_journal(
         return None
     journal = Journal(args.out, about(settings, options, args, questions))
     if not settings.quiet and journal.known:
-        to_stderr(f"resuming: {len(journal.known)} answers are in {journal.path}")
+        to_stderr(f"resuming: {plural(len(journal.known), 'answer')} in {journal.path}")
     elif not settings.quiet and args.out.exists():
         to_stderr(f"{args.out} exists: this run begins again and replaces it at its end")
     return journal

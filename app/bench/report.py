@@ -22,6 +22,7 @@ from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table
 from app.screen.palette import Look
 from app.screen.panes import reported
+from app.screen.rows import plural
 from app.settings.table import Settings
 from app.settings.types import got, named
 from sampling.drafters.registry import is_simulated
@@ -218,7 +219,7 @@ def page(run: Run, name: str) -> str:
         facts=[(key.replace("_", " "), _in_words(value)) for key, value in facts if value is not None],
         machine=[(key.replace("_", " "), _in_words(value)) for key, value in run.machine.items() if value is not None],
         settings=[(key, _in_words(value)) for key, value in run.settings.items()],
-        counts=f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method; rates leave prefill out",
+        counts=f"{plural(prompts, 'prompt')}, {plural(answers, 'answer')} a method; rates leave prefill out",
         disturbances=disturbances(figures),
         by_servers=by_servers(figures),
         visible=visible,

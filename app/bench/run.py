@@ -48,6 +48,7 @@ from app.lanes.costs import terms_of
 from app.prompts.questions import Question, conversation, fitting_prompts, selected, turns_of
 from app.replay.session_log import LoggedMessage, SessionLogWriter, log_writer_of
 from app.screen.output import answer_bar, load_engine, screen
+from app.screen.rows import plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UsageError, UserError
@@ -254,7 +255,7 @@ class Bench:
             raise UserError(f"nothing was measured: none of the {len(self.questions)} prompts fits into the context")
         if self.interrupted:
             more = "" if self.journal is None else ": the same command resumes the run"
-            to_stderr(f"{self.problem or 'interrupted'} after {self.measured} answers{more}")
+            to_stderr(f"{self.problem or 'interrupted'} after {plural(self.measured, 'answer')}{more}")
         try:
             self._write(summary)
         finally:

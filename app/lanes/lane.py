@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from utils.loading.loaded import LoadedPair
 
 SENT = ("temperature", "top_p", "seed")
+PENALTIES = ("presence_penalty", "frequency_penalty")
+LOCAL = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, "chat": True}
+"""Settings that no server is told, and the value of each that is off."""
+
 FURTHER = {"top_k": ("top_k", 0), "min_p": ("min_p", 0.0), "repetition_penalty": ("repetition_penalty", 1.0)}
 """Settings that the protocol has no field for: the field of engines that have one, and the value that is off."""
 
@@ -200,6 +204,7 @@ def options_for(server: Server, settings: Settings) -> dict[str, Any]:
     """The settings as a request has them. UsageError for one that the server has no field for."""
     options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
     options |= {"stop": list(settings.stop)} if settings.stop else {}
+    options |= {name: value for name in PENALTIES if (value := getattr(settings, name))}
     if server.kind in ALL:
         fields = {field: getattr(settings, name) for name, (field, _) in FURTHER.items()}
         fields["top_k"] = fields["top_k"] or ALL[server.kind]
@@ -336,7 +341,7 @@ class PairEngine:
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
         """UsageError for settings under which a server's likeliest token is not the one to say."""
-        wrong = [one for one in ("temperature", "no_repeat_ngram") if getattr(settings, one)]
+        wrong = [one for one in ("temperature", "no_repeat_ngram", *PENALTIES) if getattr(settings, one)]
         wrong += ["repetition_penalty"] if settings.repetition_penalty != 1 else []
         if name == "beam" or wrong:
             why = f"{wrong[0]} {settings.show(wrong[0])}" if wrong else "a beam search"
@@ -350,8 +355,8 @@ class PairEngine:
             raise UsageError(
                 f"lane {name}: the target is no server (--target http://HOST:PORT/v1, or a URL for a lane)"
             )
-        if settings.no_repeat_ngram or not settings.chat:
-            setting = "chat" if not settings.chat else "no_repeat_ngram"
+        setting = next((name for name, off in LOCAL.items() if getattr(settings, name) != off), None)
+        if setting is not None:
             raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
         return ServerLane(name, server, settings, self.pieces)
 

@@ -26,7 +26,7 @@ from app.lanes.lane import Lane, PairEngine, make_sampler
 from app.lanes.warm import COUNTS, Pass, passes, timed
 from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.screen.output import load_engine, screen, small_table
-from app.screen.rows import in_short
+from app.screen.rows import in_short, plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.registry import HEADS
@@ -297,8 +297,8 @@ class Forecast:
         if self.alpha is None:
             return [*lines, f"verdict: it drafted nothing in {self.tokens} tokens, so it brings nothing. {_LOOKUP}"]
         lines.append(
-            f"agreement: alpha {self.alpha:.2f}, drafts in {self.share:.0%} of the rounds ({self.prompts} prompts, "
-            f"{self.tokens} tokens, greedily, gamma {self.own or GAMMA})"
+            f"agreement: alpha {self.alpha:.2f}, drafts in {self.share:.0%} of the rounds "
+            f"({plural(self.prompts, 'prompt')}, {plural(self.tokens, 'token')}, greedily, gamma {self.own or GAMMA})"
         )
         gain = f"{self.speedup(self.gamma):.2f}x plain decoding at gamma {self.gamma}"
         even = break_even(c, v, MOST)

@@ -432,8 +432,13 @@ class Supposed:
     def __init__(self, token: SaidToken, shape: Shape, settings: Settings) -> None:
         self.token, self.shape, self.p, self.q = token, shape, dict[int, Bounds](), dict[int, Bounds]()
         self.problem = "" if token.rest else "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"
-        if settings.repetition_penalty != 1 or settings.no_repeat_ngram:
-            self.problem = "what if: penalties and bans of repeats cannot be taken back"
+        if (
+            settings.repetition_penalty != 1
+            or settings.no_repeat_ngram
+            or settings.typical_p != 1
+            or (settings.presence_penalty or settings.frequency_penalty)
+        ):
+            self.problem = "what if: penalties, typical-p and bans of repeats cannot be taken back"
         if self.problem:
             return
         beta = 1 / (shape.temperature or 1)

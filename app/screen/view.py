@@ -84,6 +84,9 @@ def filters(settings: Settings) -> list[str]:
         f"top-k {settings.top_k}": settings.top_k,
         f"min-p {settings.min_p:g}": settings.min_p,
         f"penalty {settings.repetition_penalty:g}": settings.repetition_penalty != 1,
+        f"presence {settings.presence_penalty:g}": settings.presence_penalty,
+        f"frequency {settings.frequency_penalty:g}": settings.frequency_penalty,
+        f"typical-p {settings.typical_p:g}": settings.typical_p != 1,
         f"no {settings.no_repeat_ngram}-gram twice": settings.no_repeat_ngram,
     }
     return [text for text, shapes in texts.items() if shapes]
@@ -115,11 +118,11 @@ def dtype_name(model: LoadedModel) -> str:
 
 
 def kernels_of(model: LoadedModel) -> str:
-    """What computes its products, and why it is torch where nothing is compiled."""
+    """What computes its products, and why the pass, or all of it, runs in torch where that is not compiled."""
     from utils.loading.packed_gguf import packed_weights
 
     if (row := instruction_set()) is not None and packed_weights(model.model):
-        return f"compiled for {row.name}"
+        return f"compiled for {row.name}{model.expanded and f'; the pass in torch: {model.expanded}'}"
     return f"torch ({why_not()})" if why_not() else "torch"
 
 

@@ -244,6 +244,12 @@ class Settings(_Record):
     repetition_penalty: float = row(
         1.0, Number(0, 10, without_low=True), "makes what was said less likely; 1: off", DECODING, off=1
     )
+    presence_penalty: float = row(0.0, Number(-2, 2), "taken from the score of what was said; 0: none", DECODING, off=0)
+    frequency_penalty: float = row(0.0, Number(-2, 2), "the same for each time it was said; 0: none", DECODING, off=0)
+    penalty_window: int = row(0, Whole(0, _MANY), "last tokens that the penalties see; 0: all", DECODING, off=0)
+    typical_p: float = row(
+        1.0, Number(0, 1, without_low=True), "sample from this share of the least surprising; 1: all", DECODING, off=1
+    )
     no_repeat_ngram: int = row(0, Whole(0, _MANY), "never repeat an n-gram of this length; 0: off", DECODING, off=0)
     max_new_tokens: int = row(128, Whole(1, _MANY), "longest answer, in tokens", DECODING, short="length")
     seed: int = row(42, SEED, "seed; random draws one", DECODING)

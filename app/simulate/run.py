@@ -33,8 +33,9 @@ from app.lanes.lane import Lane, PairEngine
 from app.lanes.warm import measure_costs
 from app.prompts.questions import Question, conversation, selected, turns_of
 from app.screen.output import answer_bar, fitted, load_engine, screen
+from app.screen.rows import plural
 from app.screen.terminal import Interrupts
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import SETTING_FIELDS, ModelOptions, Settings
 from app.simulate.loading import RecordedPair, load_recorded_pair
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Step
@@ -54,6 +55,7 @@ from utils.visible import to_stderr
 _SAME = ("target", "vocab_size", "end_id", "tokenizer", "weights")
 _SETTINGS = (
     *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "repetition_penalty", "no_repeat_ngram"),
+    *("presence_penalty", "frequency_penalty", "penalty_window", "typical_p"),
     *("system", "chat", "template"),
 )
 """The settings that an answer of the target alone depends on."""
@@ -88,11 +90,11 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     if done and not count:
         raise UserError(f"nothing was recorded: none of the {len(questions)} prompts fits into the context")
     if not done:
-        to_stderr(f"interrupted: {args.out} keeps {count} answers, the same command resumes the run")
+        to_stderr(f"interrupted: {args.out} keeps {plural(count, 'answer')}, the same command resumes the run")
         return INTERRUPTED
     if not settings.quiet:
         tokens = sum(map(len, recorder.answers.values()))
-        to_stderr(f"{args.out}: {count} answers, {tokens:,} tokens; {recorder.new} answers are new")
+        to_stderr(f"{args.out}: {plural(count, 'answer')}, {plural(tokens, 'token')}; new: {recorder.new}")
     return 0
 
 
@@ -117,7 +119,9 @@ def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> di
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     settings, machine = header.get("settings", {}), header.get("machine", {})
-    facts = {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
+    facts = {name: header.get(name) for name in _SAME} | {
+        name: settings.get(name, SETTING_FIELDS[name].default) for name in _SETTINGS
+    }
     return facts | {name: machine.get(name) for name in ("dtype", "quantization")}
 
 

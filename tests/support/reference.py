@@ -28,10 +28,15 @@ class NaiveLaw:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 0
+    typical_p: float = 1.0
 
     @property
     def needs_prefixes(self) -> bool:
-        return self.repetition_penalty != 1 or self.no_repeat_ngram > 0
+        penalties = self.presence_penalty or self.frequency_penalty
+        return self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or bool(penalties)
 
     def __call__(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
         """[..., V] logits, and the tokens before each, → [..., V] float64 probabilities."""
@@ -43,8 +48,10 @@ class NaiveLaw:
     def ruled(self, values: list[float], prefix: Sequence[int]) -> list[float]:
         """The scores after the rules about the tokens before."""
         penalty, n = self.repetition_penalty, self.no_repeat_ngram
-        for token in set(prefix) & set(range(len(values))):
+        recent = list(prefix)[-self.penalty_window :]
+        for token in set(recent) & set(range(len(values))):
             values[token] = values[token] * penalty if values[token] < 0 else values[token] / penalty
+            values[token] -= self.presence_penalty + self.frequency_penalty * recent.count(token)
         if n == 0:
             return values
         said = {tuple(prefix[start : start + n]) for start in range(len(prefix) - n + 1)}
@@ -68,6 +75,16 @@ class NaiveLaw:
             probs = normalised(values)
             bar = self.min_p * max(probs)
             values = [value if prob >= bar else -math.inf for value, prob in zip(values, probs, strict=True)]
+        if self.typical_p < 1:
+            probs = normalised(values)
+            entropy = -math.fsum(prob * math.log(prob) for prob in probs if prob > 0)
+            distances = [abs(-math.log(prob) - entropy) if prob > 0 else math.inf for prob in probs]
+            mass, bar = 0.0, 0.0
+            for token in sorted(range(len(probs)), key=lambda token: distances[token]):
+                if mass >= self.typical_p:
+                    break
+                mass, bar = mass + probs[token], distances[token]
+            values = [v if d <= bar else -math.inf for v, d in zip(values, distances, strict=True)]
         return torch.tensor(normalised(values), dtype=torch.float64)
 
 

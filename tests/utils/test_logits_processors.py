@@ -188,3 +188,21 @@ def test_every_number_has_a_row_and_a_processor_that_is_off_changes_nothing() ->
     logits = torch.randn(3, 9)
     found = LogitsProcessor(**{name: argument.off for name, argument in ARGUMENTS.items()})(logits)  # type: ignore[arg-type]
     assert torch.allclose(found, logits.softmax(dim=-1))
+
+
+@given(ROWS, st.lists(st.integers(0, 5), max_size=12), st.integers(0, 6), st.floats(-2, 2), st.floats(-2, 2))
+def test_presence_and_frequency_penalties(
+    row: list[float], prefix: list[int], window: int, presence: float, frequency: float
+) -> None:
+    how: dict[str, Any] = {"presence_penalty": presence, "frequency_penalty": frequency, "penalty_window": window}
+    got = LogitsProcessor(**how)(wide(row)[None], [prefix])
+    assert torch.allclose(got, NaiveLaw(**how)(wide(row)[None], [prefix]), atol=CLOSE, rtol=0)
+
+
+@given(ROWS, st.sampled_from([0.1, 0.5, 0.9]))
+def test_typical_p_is_that_of_transformers(row: list[float], mass: float) -> None:
+    from transformers import TypicalLogitsWarper
+
+    theirs: Any = TypicalLogitsWarper(mass)(torch.tensor([[0]]), wide(row)[None]).softmax(dim=-1)
+    assert torch.allclose(LogitsProcessor(typical_p=mass)(wide(row)[None]), theirs, atol=CLOSE, rtol=0)
+    agree(LogitsProcessor(typical_p=mass), NaiveLaw(typical_p=mass), row)

@@ -43,6 +43,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 IDS = "lm_head.ids"  # of the reduced vocabulary
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FOUR = ".q4_1"  # after the name of a matrix in 4 bits
+_LATER = ("output_bias", "mlp_bias")  # keys that older folders lack, which have neither
 _LAYER = "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # only GLIDE heads have it
 
@@ -206,7 +207,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def _check_complete(stored: dict[str, Any], ours: bool, place: Path) -> None:
     """Raise UserError if the configuration lacks a value for which a default would describe another head."""
     if ours:
-        missing = [field.name for field in fields(DraftHeadConfig) if field.name not in stored]
+        missing = [field.name for field in fields(DraftHeadConfig) if field.name not in {*stored, *_LATER}]
     else:
         inner = stored.get("transformer_layer_config") or stored
         needed = ["student"] if stored.get("kind") in KINDS else []

@@ -38,6 +38,8 @@ class DraftHeadConfig:
     wide: bool = False  # eagle: the first layer reads token and state side by side (EAGLE-3), else their sum by `fc`
     fc_bias: bool = False
     attention_bias: bool = False  # of q, k, v
+    output_bias: bool = False  # of o
+    mlp_bias: bool = False
     qk_norm: bool = False  # of each head, as Qwen3 has them
     final_norm: bool = True
     norm_before_fc: bool = False  # of the target's states, all as one

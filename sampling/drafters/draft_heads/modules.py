@@ -91,7 +91,7 @@ class SelfAttention(nn.Module):
         self.q_proj = nn.Linear(width, heads * size, bias=bias)
         self.k_proj = nn.Linear(width, shared * size, bias=bias)
         self.v_proj = nn.Linear(width, shared * size, bias=bias)
-        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=config.output_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(size, config.rms_norm_eps) for _ in range(2))
@@ -153,9 +153,9 @@ class Gated(nn.Module):
 
     def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))

@@ -112,7 +112,7 @@ def shape(
         "rms_norm_eps": inner.get("rms_norm_eps", 1e-6),
         **_rope(inner, folder),
         "reads": reads,
-        "attention_bias": f"{_FIRST}self_attn.q_proj.bias" in own,
+        **{key: f"{_FIRST}{part}.bias" in own for key, part in _BIASES.items()},
         "qk_norm": f"{_FIRST}self_attn.q_norm.weight" in own,
         "shared_embedding": _EMBEDDING not in own,
         "shared_head": _HEAD not in own,
@@ -138,6 +138,7 @@ def _check_switches(stored: Config, inner: Config, own: dict[str, Tensor], wide:
 
 _FIRST = "model.layers.0."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_BIASES = {"attention_bias": "self_attn.q_proj", "output_bias": "self_attn.o_proj", "mlp_bias": "mlp.gate_proj"}
 _NEEDED = (
     *("model.fc.weight", f"{_FIRST}self_attn.q_proj.weight", f"{_FIRST}self_attn.k_proj.weight"),
     f"{_FIRST}mlp.gate_proj.weight",
@@ -175,7 +176,7 @@ def check_verifier(stored: Config, target: str | None, folder: Path) -> None:
 
 
 def _reads(stored: Config, layers: int, folder: Path) -> tuple[int, ...]:
-    """Return the target's states that EAGLE-3 reads, as `sampling.types.Hidden` numbers them, ascending.
+    """Return the target's states that EAGLE-3 reads, as `sampling.types.Hidden` numbers them, in the order of its `fc`.
 
     The authors read the inputs of layers 2, n//2 and n−3 (EAGLE's modeling_llama_kv.py); speculators and vLLM store
     numbers of the same meaning (`resolve_target_layer_ids`; n is the output of the last layer). SpecForge and ModelOpt
@@ -190,8 +191,8 @@ def _reads(stored: Config, layers: int, folder: Path) -> tuple[int, ...]:
             f"the drafter {folder} reads three layers of its target and names none: one of {layers} layers "
             "has no three for it"
         )
-    ids = sorted(named or usual)
-    outputs = ids != usual and (named == nested or ids == [layer - 1 for layer in usual])
+    ids, before = list(named or usual), [layer - 1 for layer in usual]
+    outputs = sorted(ids) != usual and (named == nested or sorted(ids) == before)
     return states_read(ids, outputs, "eagle_aux_hidden_state_layer_ids", layers, folder)
 
 
@@ -266,7 +267,7 @@ def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple
     }
     inner = {name: config[name] for name in (*_SAME, "attention_bias")}
     rope = {"rope_type": "default", **config["rope"], "rope_theta": config["rope_theta"]}
-    llama = {"model_type": "llama", "hidden_act": "silu", "mlp_bias": False, "tie_word_embeddings": False}
+    llama = {"model_type": "llama", "hidden_act": "silu", "mlp_bias": config["mlp_bias"], "tie_word_embeddings": False}
     reads = [layers if state < 0 else state for state in config["reads"]]
     if block:
         llama = {**llama, "model_type": "qwen3", "layer_types": ["full_attention"] * config["num_hidden_layers"]}

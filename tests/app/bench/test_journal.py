@@ -175,7 +175,7 @@ def test_after_ctrl_c_the_same_command_goes_on_and_says_so(world: Any, capsys: p
     assert world.run(5, like=loud) == 130
     assert "interrupted after 5 answers: the same command resumes the run" in capsys.readouterr().err
     assert world.run(like=loud) == 0
-    assert f"resuming: 5 answers are in {world.journal}\n" in capsys.readouterr().err
+    assert f"resuming: 5 answers in {world.journal}\n" in capsys.readouterr().err
     assert len(world.asked) == TOTAL - ROUND  # the round that was stopped in its midst is timed anew
     data = json.loads(world.out.read_text())
     assert data["resumed"] == 1

@@ -16,6 +16,7 @@ from tests.support.screen import Terminal
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
 from utils.errors import UserError
+from utils.visible import visible
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +120,17 @@ def test_a_race_in_steps_stops_after_each_phase_until_a_key(terminal: Terminal) 
 
 def ran_over(catalogue: Path, *lines: object) -> Ran:
     return run_lines(catalogue, *lines)  # type: ignore[arg-type]
+
+
+def test_heat_off_shows_the_answer_as_it_was_printed(catalogue: Path) -> None:
+    texts: list[str] = []
+
+    def note(state: ConsoleState) -> None:
+        texts.append(state.said().turns[-1].text)
+
+    ran = ran_over(catalogue, "one", note, "/heat entropy", "/heat off")
+    assert not ran.errors
+    assert ran.text.rstrip().endswith(visible(texts[0]).rstrip())
 
 
 def test_without_a_terminal_inspect_lists_all_tokens_or_tells_of_one(catalogue: Path) -> None:

@@ -20,6 +20,7 @@ from app.lanes.lane import PairEngine
 from app.lanes.pairing import choose_pair
 from app.prompts.questions import conversation, prompt_ids
 from app.screen.output import load_engine
+from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
 from app.settings.types import LANES
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
@@ -213,6 +214,8 @@ def test_the_default_pair_is_identical_by_construction_in_every_lane(
     row = instruction_set()
     assert row is not None
     assert f"\nkernels  compiled for {row.name}, the whole pass as one\n" in facts(packed, chat)
+    in_torch = replace(packed.loaded.target, expanded="heads of 24")
+    assert kernels_of(in_torch) == f"compiled for {row.name}; the pass in torch: heads of 24"
     assert f"\noutput   {promise('Q4_1', invariant=True)}\n" in facts(packed, chat)
 
 

@@ -220,7 +220,8 @@ OFF = {
     "ngram_multi_level": False, "ngram_filler": 1, "ngram_stop_if_unknown": False, "ngram_reset": False, "cascade": (),
     "k_matrix": (), "lenience": 1.0, "beam_top_k": 0, "min_length": 0, "length_penalty": 0.0, "thinking": "hide",
     "render": False, "slow": 1.0, "color": "never", "ascii": False, "quiet": False, "verbose": False, "debug": False,
-    "log_top": 0, "record": "", "keep": False, "stop": (), "special_tokens": False,
+    "log_top": 0, "record": "", "keep": False, "stop": (), "presence_penalty": 0.0,
+    "frequency_penalty": 0.0, "penalty_window": 0, "typical_p": 1.0, "special_tokens": False,
 }  # fmt: skip
 NEVER_OFF = {
     "gamma", "max_new_tokens", "seed", "coupling", "draft_sampling", "verify", "nodes", "ngram_n", "num_beams",

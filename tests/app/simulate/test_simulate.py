@@ -240,7 +240,7 @@ def test_an_interrupt_keeps_whole_answers(
 
     monkeypatch.setattr(app.simulate.run, "run_lane", second_is_stopped)
     assert record(out) == 130
-    assert f"interrupted: {out} keeps 1 answers, the same command resumes the run" in capsys.readouterr().err
+    assert f"interrupted: {out} keeps 1 answer, the same command resumes the run" in capsys.readouterr().err
     assert record(out) == 0
     assert len(out.read_text().splitlines()) == 4
 

@@ -36,6 +36,9 @@ LAWS = {
     "penalty below 1": NaiveLaw(repetition_penalty=0.6, temperature=1.3),
     "bigrams once": NaiveLaw(no_repeat_ngram=2),
     "both, shaped": NaiveLaw(0.8, 0, 0.9, 0.05, repetition_penalty=1.5, no_repeat_ngram=2),
+    "presence": NaiveLaw(presence_penalty=1.2),
+    "frequency in a window": NaiveLaw(frequency_penalty=0.7, penalty_window=2),
+    "all": NaiveLaw(0.8, 0, 0.9, 0.0, 1.2, 0, 0.5, -0.4, 3, 0.9),
     "both, greedy": NaiveLaw(0.0, repetition_penalty=1.5, no_repeat_ngram=2),
 }
 MAKERS: dict[str, Callable[[], Drafter]] = {
@@ -93,7 +96,7 @@ def committed_only(rows: Rows, draft: Draft, places: list[tuple[int, int]] | Non
     return [row for row in rows for _ in range(draft.width + 1)]
 
 
-@pytest.mark.parametrize("law", ["penalty", "bigrams once"])
+@pytest.mark.parametrize("law", ["penalty", "bigrams once", "presence", "frequency in a window"])
 @pytest.mark.parametrize("name", ["model", "always 3"])
 def test_ignoring_the_drafts_in_the_prefix_is_caught(name: str, law: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Id 3 is in no prompt: whether it is in the prefix is the drafts' doing."""

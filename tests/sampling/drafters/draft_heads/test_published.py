@@ -35,6 +35,9 @@ LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_fr
 LLAMA3["original_max_position_embeddings"] = 16
 
 
+_BIASED = ("self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+
+
 class Case(NamedTuple):
     """How a head is published. `style`: midlayer, speculators or one (EAGLE-1); `store`: bin, whole or shards."""
 
@@ -47,6 +50,8 @@ class Case(NamedTuple):
     prefix: str = ""
     bias: bool = False
     layers: int = 1
+    all_biases: bool = False
+    order: tuple[int, ...] = (2, 4, 5)
 
 
 CASES = {
@@ -56,6 +61,8 @@ CASES = {
     "normed states, Qwen3": Case("speculators", "whole", {"norm_before_fc": True, "norm_output": True}, qk=True),
     "each state normed": Case("speculators", "whole", {"fc_norm": True}, embedding=16, bias=True),
     "two layers": Case("speculators", "whole", {"norm_output": True, "norm_before_residual": True}, layers=2),
+    "layers in another order": Case("speculators", "whole", order=(5, 2, 4)),
+    "biases everywhere": Case("speculators", "whole", bias=True, all_biases=True, layers=2),
     "EAGLE-1": Case("one", "bin", short=False),
     "EAGLE-1 with biases": Case("one", "bin", short=False, bias=True, layers=2),
 }
@@ -87,6 +94,9 @@ def published(case: Case) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors[f"{layer}self_attn.o_proj.weight"] = drawn(width, 4 * HEAD)
         tensors |= {f"{layer}mlp.{name}_proj.weight": drawn(32, width) for name in ("gate", "up")}
         tensors[f"{layer}mlp.down_proj.weight"] = drawn(width, 32)
+        if case.all_biases:
+            wide = {"self_attn.o": width, "mlp.gate": 32, "mlp.up": 32, "mlp.down": width}
+            tensors |= {f"{layer}{name}_proj.bias": drawn(rows) - 1 for name, rows in wide.items()}
         tensors[f"{layer}post_attention_layernorm.weight"] = drawn(width)
         if not one or at:
             tensors[f"{layer}input_layernorm.weight"] = drawn(width)
@@ -114,7 +124,7 @@ def published(case: Case) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": len(SHORT), **inner}, tensors
     made = {"algorithm": "eagle3", "verifier": {"name_or_path": "org/Large-8B"}}
     told = {"speculators_model_type": "eagle3", "speculators_config": made, "transformer_layer_config": inner}
-    return {**told, "eagle_aux_hidden_state_layer_ids": [2, 4, 5], **case.options}, tensors
+    return {**told, "eagle_aux_hidden_state_layer_ids": list(case.order), **case.options}, tensors
 
 
 def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], case: Case) -> Path:
@@ -182,7 +192,7 @@ class Naive:
         out = self.target(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
         if self.case.style == "one":
             return out[-1][0].double()
-        parts = [out[at][0].double() for at in (2, 4, 5)]
+        parts = [out[at][0].double() for at in self.case.order]
         if "fc_norm.0.weight" in self.tensors:
             parts = [rms(part, self.tensors[f"fc_norm.{at}.weight"]) for at, part in enumerate(parts)]
         x = torch.cat(parts, dim=-1)
@@ -213,10 +223,11 @@ class Naive:
         for head in range(4):
             scores = torch.stack([query[head] @ keys[head // 2] for keys, _ in seen]) / HEAD**0.5
             mixed.append(scores.softmax(0) @ torch.stack([values[head // 2] for _, values in seen]))
-        x = residual + get("self_attn.o_proj") @ torch.cat(mixed)
+        bias = {name: self.tensors.get(f"layers.{at}.{name}_proj.bias", 0.0) for name in _BIASED}
+        x = residual + get("self_attn.o_proj") @ torch.cat(mixed) + bias["self_attn.o"]
         inner = rms(x, get("post_attention_layernorm"))
-        gate = get("mlp.gate_proj") @ inner
-        return x + get("mlp.down_proj") @ (gate * gate.sigmoid() * (get("mlp.up_proj") @ inner))
+        gate, up = (get(f"mlp.{name}_proj") @ inner + bias[f"mlp.{name}"] for name in ("gate", "up"))
+        return x + get("mlp.down_proj") @ (gate * gate.sigmoid() * up) + bias["mlp.down"]
 
     @torch.no_grad()
     def logits(self, ids: list[int], held: int) -> Tensor:
@@ -251,17 +262,18 @@ class Theirs:
         config, tensors = published(case)
         inner = dict(config.get("transformer_layer_config", config))
         inner |= {"intermediate_size": 32, "num_hidden_layers": case.layers, "attention_bias": case.bias}
+        inner["mlp_bias"] = case.all_biases
         inner["model_type"] = "qwen3" if case.qk else "llama"
         inner["rope_parameters"] = {"rope_type": "default", **(inner.pop("rope_scaling") or {})}
         inner["rope_parameters"]["rope_theta"] = inner.pop("rope_theta")
         self.model = speculators.made({**config, "transformer_layer_config": inner}, tensors, target)
-        self.target, self.ids = target, torch.tensor(SHORT if case.short else range(V))
+        self.target, self.order, self.ids = target, case.order, torch.tensor(SHORT if case.short else range(V))
 
     @torch.no_grad()
     def logits(self, ids: list[int], held: int) -> Tensor:
         """[1, V] behind the last token: the draft after those that the target has not read."""
         states = self.target(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
-        features = torch.cat([states[at][0] for at in (2, 4, 5)], dim=-1)
+        features = torch.cat([states[at][0] for at in self.order], dim=-1)
         step = len(ids) - 1 - held
         row = torch.full((V,), float("-inf"))
         row[self.ids] = speculators.steps(self.model, features, ids, step + 1)[step][held - 1]
