@@ -104,7 +104,8 @@ def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Calla
     target = choose_pair(options).target
     with load_progress(sys.stderr, quiet=settings.quiet) as progress:
         tokenizer = load_tokenizer(
-            model_folder(target, load_options(options), progress, cancelled, weights=False), load_options(options)
+            model_folder(target, load_options(options), progress, cancelled, weights=False, tokenizer_only=True),
+            load_options(options),
         )
     if tokenizer is None:
         raise UserError(f"{target.name} has no tokenizer files: they are needed")

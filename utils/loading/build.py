@@ -137,6 +137,9 @@ def load_model(
         check_loaded(spec.name, reported, config=config)
         if hasattr(config, "quantization_config") and getattr(model, "hf_quantizer", None) is None:
             raise UserError(f"{spec.name} is quantized in a way that transformers does not know and would leave out")
+        says_tied = bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
+        heads = [model.get_output_embeddings(), model.get_input_embeddings()]
+        own_head = says_tied and None not in heads and heads[0].weight is not heads[1].weight
         check(cancelled)
         if options.tp_size > 1:
             meet("loaded")
@@ -155,7 +158,7 @@ def load_model(
             pack(model, tables=one_pass)
             hide_weights(model.float())
     loaded = _loaded(spec.name, model, config, chosen, dtype, kind, started, parameters, options)
-    return replace(loaded, expanded=expanded)
+    return replace(loaded, expanded=expanded, own_head=own_head)
 
 
 def admit_readers(kind: Any) -> None:

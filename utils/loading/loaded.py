@@ -66,6 +66,7 @@ class LoadedModel:
     encodes: bool = False  # whether an encoder reads the prompt
     vocabulary: Any = None  # the `TokenBytes` of a drafter whose tokens are not its target's
     expanded: str = ""  # why no compiled pass runs it, and a GGUF file was expanded
+    own_head: bool = False  # whether its file has another head than the embedding that its configuration says
 
     @property
     def dtype_text(self) -> str:

@@ -71,7 +71,18 @@ def load_pair(
     from utils.device_map import spread_note
 
     spread = filter(None, [spread_note(target.name, target.model)])
-    return replace(complete, notes=(*expanded(spec.target, options, target), *spread, *complete.notes))
+    return replace(
+        complete, notes=(*expanded(spec.target, options, target), *spread, *own_head(target), *complete.notes)
+    )
+
+
+def own_head(target: LoadedModel) -> list[str]:
+    """One line on which head is used where a folder contradicts itself; [] otherwise."""
+    if not target.own_head:
+        return []
+    return [
+        f"{target.name} has a head of its own, though config.json ties it to the embedding: the file's head is used"
+    ]
 
 
 def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
@@ -235,7 +246,7 @@ def load_served(spec: PairSpec, options: LoadOptions, progress: Progress, cancel
     name, tokenizer, size, context = server.chosen or target.name, None, 0, server.context or NO_LIMIT
     if target.tokenizer is not None:
         quiet_environment()
-        folder = model_folder(target.tokenizer, options, progress, cancelled, weights=False)
+        folder = model_folder(target.tokenizer, options, progress, cancelled, weights=False, tokenizer_only=True)
         tokenizer = load_tokenizer(folder, options)
         if tokenizer is None:
             raise UserError(f"{target.tokenizer.name} has no tokenizer files: drafts for a server need its tokenizer")

@@ -29,10 +29,12 @@ def model_folder(
     cancelled: Callable[[], bool],
     *,
     weights: bool = True,
+    tokenizer_only: bool = False,
 ) -> Path:
     """Return a folder with configuration, weights and tokenizer of `spec`, fetched and converted if need be.
 
-    Without `weights` a GGUF file's are not expanded. Raises UserError or Cancelled.
+    Without `weights` a GGUF file's are not expanded. The weights of a folder are checked, however they will be loaded,
+    unless only its tokenizer is read. Raises UserError or Cancelled.
     """
     if spec.url is not None:
         raise UserError(f"{spec.url} is a server: its model is not loaded here")
@@ -44,9 +46,9 @@ def model_folder(
         source, digest = partial(gguf_file, spec, options, progress, cancelled), digest_of(spec, cancelled)
         return converted(source, digest, progress, cancelled, weights=weights)
     if spec.path is not None:
-        return _local_folder(Path(spec.path), weights)
+        return _local_folder(Path(spec.path), not tokenizer_only)
     revision = options.revision or spec.revision
-    return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress, cancelled), weights)
+    return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress, cancelled), not tokenizer_only)
 
 
 def digest_of(spec: ModelSpec, cancelled: Callable[[], bool]) -> str:

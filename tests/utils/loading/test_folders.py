@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import T5Config, T5ForConditionalGeneration
 
 from tests.support.refusals import refused
 from tests.support.tiny import tiny_pair
@@ -27,7 +28,7 @@ from utils.errors import UserError
 from utils.loading.accounting import check_written
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
-from utils.loading.loading import load_drafter, load_pair
+from utils.loading.loading import load_drafter, load_pair, own_head
 from utils.loading.sources import model_folder
 from utils.progress import never, silent
 
@@ -239,3 +240,69 @@ def test_a_drafter_with_other_tensors_is_refused_by_name(tmp_path: Path) -> None
             LoadOptions(),
             match=f"^drafter does not fit its configuration: .*{name}",
         )
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_tensor_in_two_parts_is_refused_however_the_folder_is_loaded(weights: bool, tmp_path: Path) -> None:
+    """`--quantization auto` expands nothing, and reads the same files."""
+    random_model("llama").save_pretrained(tmp_path, max_shard_size="100KB")
+    first, *_, last = sorted(tmp_path.glob("model-*.safetensors"))
+    name, value = load_file(first).popitem()
+    save_file({**load_file(last), name: value + 1}, last)
+    spec = spec_from_argument(str(tmp_path))
+    refused(
+        lambda: model_folder(spec, LoadOptions(), silent, never, weights=weights),
+        match=f"{name} is in two parts, {first.name} and {last.name}$",
+    )
+    assert model_folder(spec, LoadOptions(), silent, never, weights=False, tokenizer_only=True) == tmp_path
+
+
+@pytest.mark.parametrize("quantization", ["none", "auto"])
+def test_a_head_beside_an_embedding_that_is_said_to_be_it_is_used_and_said(quantization: str, tmp_path: Path) -> None:
+    """In torch and in the compiled pass alike."""
+    model = random_model("llama")
+    model.save_pretrained(tmp_path)
+    stored, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    head = torch.randn(stored["model.embed_tokens.weight"].shape, generator=torch.Generator().manual_seed(1))
+    save_file({**stored, "lm_head.weight": head}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    spec = spec_from_argument(str(tmp_path))
+    loaded = load_model(spec, tmp_path, LoadOptions(), "cpu", quantization, silent, never)
+    with torch.no_grad():
+        model.lm_head.weight = torch.nn.Parameter(head)
+    assert torch.allclose(logits_of(loaded.model), logits_of(model), atol=1e-3)
+    (line,) = own_head(loaded)
+    assert "the file's head is used" in line
+    assert not own_head(
+        load_model(
+            spec_from_argument(str(tmp_path)),
+            plain_folder(tmp_path / "tied"),
+            LoadOptions(),
+            "cpu",
+            quantization,
+            silent,
+            never,
+        )
+    )
+
+
+def plain_folder(folder: Path) -> Path:
+    """A model whose head is its embedding, and says so."""
+    model = random_model("llama")
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_t5_without_its_shared_embedding_has_those_of_its_file(tmp_path: Path) -> None:
+    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    shared = stored.pop("shared.weight")
+    names = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
+    save_file({**stored, **{name: shared.clone() for name in names}}, tmp_path / "model.safetensors")
+    spec = spec_from_argument(str(tmp_path))
+    model = load_model(spec, tmp_path, LoadOptions(), "cpu", "none", silent, never).model
+    assert all(torch.equal(part.weight, shared) for part in (model.shared, model.encoder.embed_tokens))
+    assert torch.equal(model.decoder.embed_tokens.weight, shared)
