@@ -122,14 +122,14 @@ def pass_table(both: list[ctypes.CDLL], file: str, rows: list[int], repeat: int)
         cells = []
         for count in rows:
             least = [float("inf")] * 2
-            draft = Draft(torch.tensor([list(range(300, 299 + count))], dtype=torch.long).reshape(1, -1))
+            draft = Draft.of([list(range(300, 299 + count))])
             for turn in range(2 * repeat):
                 bindings._library = both[turn % 2]
                 row.append(200 + turn % 50)
                 begin = time.perf_counter()
                 session.score([row], draft)
                 least[turn % 2] = min(least[turn % 2], 1000 * (time.perf_counter() - begin))
-                session.commit(torch.full((1, 1), -1))
+                session.commit([[]])
             cells.append(f"{least[0]:.2f} → {least[1]:.2f}  {least[1] / least[0]:.2f}")
         table.add_row(activations, *cells)
     return table

@@ -41,6 +41,7 @@ typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES)));
 #define HINT 0
 #endif /* bytes that weights are fetched ahead of their use */
 
+#if !WORDS
 /* -- the innermost products, for each kind of processor ------------------------------------------------------ */
 
 /* Each column's four codes times four bytes, added. `bits` of a code: 8-bit ones are biased by 128. */
@@ -82,6 +83,7 @@ INLINE int32_t bias_of(const Shape *shape) {
 #endif
     return shape->bias;
 }
+#endif
 
 INLINE Lanes fused(Lanes a, Lanes b, Lanes c) {
 #if defined(__clang__)

@@ -46,6 +46,7 @@ ZIG = [sys.executable, "-m", "ziglang", "cc", "-O2"]
 ARM = [*ZIG, "-target", "aarch64-linux-musl", "-static", "-mcpu=generic+dotprod"]
 BUILDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "sanitized": (SANITIZED, ()),
+    "sanitized, AVX2": ([*SANITIZED[:-1], "-mavx2", "-mfma", "-mf16c"], ()),
     "plain C": ([*ZIG, "-target", "x86_64-linux-musl", "-static", "-mcpu=x86_64"], ()),
     "arm64": (ARM, ("qemu-aarch64", "-cpu", "max")),
     "arm64 with i8mm": ([*ARM[:-1], f"{ARM[-1]}+i8mm"], ("qemu-aarch64", "-cpu", "max")),
