@@ -188,19 +188,21 @@ INLINE __m256i four_of(const void *codes, int at) {
    every column are multiplied at once. Products of 8-bit codes are added in 16 bits, as many as cannot overflow. */
 INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, const Codes *x, int from, int to, int rows,
                   Sums whole[TILE]) {
-    const int signs = narrow && shape->bits == 8, most = shape->bits <= 4 ? 8 : shape->bits == 5 ? 4 : shape->bits == 6 ? 2 : 1;
+    const int signs = narrow ? shape->bits == 8 : rows > 2 && shape->bias; /* codes without their bias */
+    const int most = shape->bits <= 4 ? 8 : shape->bits == 5 ? 4 : shape->bits == 6 ? 2 : 1;
     const int32_t bias = signs ? 0 : shape->bias;
+    const uint16_t none = (uint16_t)(signs ? shape->bias : 0);
     __m256i pairs[TILE];
     for (int row = 0; row < rows; row++) whole[row] = (Sums){0};
     UNROLLED for (int q = from; q < to; q++) {
         __asm__("" : "+r"(lines)); /* else all quads are unpacked first and leave no registers to the rows */
         const Octets codes = quad(shape, lines, q);
-        const __m256i even = (__m256i)((Pairs)codes & 255), odd = (__m256i)((Pairs)codes >> 8);
-        const __m256i offset = (__m256i)(codes ^ 128), magnitude = _mm256_abs_epi8(offset);
+        const __m256i even = (__m256i)(((Pairs)codes & 255) - none), odd = (__m256i)(((Pairs)codes >> 8) - none);
+        const __m256i offset = (__m256i)(codes - (uint8_t)shape->bias), magnitude = _mm256_abs_epi8(offset);
         UNROLLED for (int row = 0; row < rows; row++) {
             if (!narrow) {
-                whole[row] += (Sums)_mm256_madd_epi16(even, four_of(x[row].high, 2 * q));
-                whole[row] += (Sums)_mm256_madd_epi16(odd, four_of(x[row].high, 2 * q + 1));
+                whole[row] += (Sums)_mm256_madd_epi16(even, four_of(x[row].high, 2 * q)) +
+                              (Sums)_mm256_madd_epi16(odd, four_of(x[row].high, 2 * q + 1));
                 continue;
             }
             const __m256i four = four_of(x[row].high, q);
@@ -286,7 +288,7 @@ INLINE void add_group(const Shape *shape, int narrow, const uint8_t *header, con
     Lanes scales[2], least[2];
     const int offset = LANES * part * (shape->header ? 1 : 2);
     scales_of(shape, header + 2 * LANES * part, group + offset, scales, least);
-    const int step = WORDS || (shape->scales == 2 && rows > 4) ? TILE : 2; /* measured: docs/notes/passes.md */
+    const int step = WORDS ? (shape->scales == 2 ? 4 : TILE) : shape->scales == 2 && rows > 4 ? TILE : 2; /* measured: docs/notes/passes.md */
     UNROLLED for (int row = 0; row < rows; row += step)
         add_rows(shape, narrow, group + shape->head + 4 * LANES * part, scales, least, x + row, sums + row, rows - row < step ? rows - row : step);
 }
