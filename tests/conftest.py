@@ -119,6 +119,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
+def own_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the width of the terminal that started pytest, or that a library has put into the environment."""
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
 def _signals_again() -> Iterator[None]:
     """What leaves because of a signal ends a process; here it is the next test's turn."""
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}

@@ -73,7 +73,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
             to_stderr(f"{engine.loaded.target.name} has no chat template: the text is simply continued")
         plan, said = chat.plan(text), engine.pieces.beside(chat.text)
         if (markers := chat.markers_in(plan)) and not settings.quiet:
-            sys.stderr.write(f"{visible(as_text(markers))}\n")
+            to_stderr(as_text(markers))
         message = LoggedMessage(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
         answer_log = None if log is None else log.open_answer(engine, lanes, message, settings, said)
         writer = None if as_json else AnswerWriter(sys.stdout, said)

@@ -37,7 +37,8 @@ def test_the_documents_tables_have_every_word_of_a_drafter_and_no_other() -> Non
 
 def test_the_drafter_of_the_recipe_drafts() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    recipe = page.partition("### Add a drafter")[2].partition("\n### ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", recipe, re.DOTALL)
     names: dict[str, Any] = {"__name__": "last_time"}
     exec(code, names)
     lm, limits = CausalLM(tiny_model(0)), Limits(20, frozenset(), 512)
