@@ -31,7 +31,10 @@ def check_fit(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Any, 
             f"({target.name} {target.vocab_size}, {drafter.name} {drafter.vocab_size})"
         ]
     shared = min(target.vocab_size, drafter.vocab_size)
-    mine, yours = _by_id(ours), _by_id(theirs)
+    # A file's token of spaces is spelled with spaces by one tokenizer, with ▁ by another.
+    mine, yours = (
+        {token_id: token.replace(" ", "▁") for token_id, token in _by_id(each).items()} for each in (ours, theirs)
+    )
     for token_id in range(max([-1, *mine, *yours]) + 1):
         our_token, their_token = mine.get(token_id), yours.get(token_id)
         if token_id < shared and our_token != their_token:

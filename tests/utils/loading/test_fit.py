@@ -23,6 +23,12 @@ def test_the_same_tokens_under_the_same_ids_fit():
     assert check_fit(*pair, (tokenizer("a", "b", "c"), tokenizer("a", "b", "c"))) == []
 
 
+def test_a_token_of_spaces_is_the_same_however_a_tokenizer_spells_it():
+    pair = model("big", 3), model("small", 3)
+    assert check_fit(*pair, (tokenizer("a", "  ", "▁c"), tokenizer("a", "▁▁", "▁c"))) == []
+    assert check_fit(*pair, (tokenizer("a", "  ", "▁c"), tokenizer("a", "▁", "▁c"))) != []
+
+
 def test_padding_of_different_length_fits_and_is_never_said():
     big, small = model("big", 152064), model("small", 151936)
     tokens = [f"t{i}" for i in range(151665)]
