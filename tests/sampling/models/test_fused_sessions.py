@@ -122,3 +122,20 @@ def test_whatever_a_session_went_through_its_logits_are_those_of_a_fresh_one(
             case 2:
                 twin = session.fork()
                 session = chance.choice((session, twin))
+
+
+@pytest.mark.parametrize("order", [(1, 0, -1), (-1, 1), (1, -1, 0)])
+def test_states_of_layers_come_in_the_order_in_which_they_are_wanted(model: Any, order: tuple[int, ...]) -> None:
+    """A head reads them side by side, as its file lists them; of prompts, of one row and of several."""
+    lm, rows = CausalLM(FusedNetwork(model)), [tokens(9, 1), tokens(6, 2)]
+    for texts in (rows[:1], rows):
+        session = lm.open(texts, hidden=order)
+        session.score(texts, Draft.empty(len(texts)))
+        for row, text in enumerate(texts):
+            each = []
+            for state in order:
+                alone = lm.open([text], hidden=(state,))
+                alone.score([text], Draft.empty(1))
+                each.append(alone.hidden()[0])
+            assert torch.equal(session.hidden()[row, : len(text)], torch.cat(each, dim=-1))
+            assert torch.equal(session.hidden(order)[row, : len(text)], torch.cat(each, dim=-1))

@@ -5,6 +5,7 @@ where it is installed (requirements-dev.txt), is one more reference.
 """
 
 import json
+import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -297,6 +298,45 @@ def test_three_recycled_drafts_have_the_logits_of_the_reference(name: str, refer
     # The target has moved by two tokens: what stood in for its states goes.
     session = lm.open([row], previous=session, target=fed(target, [row], [10], hidden=lm.reads_hidden))
     close(session.score([row], NOTHING)[0, 0], naive.logits(row, 10)[-1])
+
+
+def by_lot(seed: int) -> Case:
+    """A head of any configuration."""
+    chance = random.Random(seed)
+    norms = [{}, {"norm_before_fc": True}, {"fc_norm": True}][chance.randrange(3)]
+    options = {name: True for name in ("norm_before_residual", "norm_output") if chance.random() < 0.5}
+    order = chance.sample(range(1, 8), 3)
+    bias = chance.random() < 0.5
+    return Case(
+        "speculators",
+        chance.choice(("bin", "whole", "shards")),
+        {**norms, **options},
+        qk=chance.random() < 0.3,
+        embedding=chance.choice((0, G, 16)),
+        short=chance.random() < 0.5,
+        bias=bias,
+        layers=chance.randrange(1, 3),
+        all_biases=bias and chance.random() < 0.6,
+        order=(order[0], order[1], order[2]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_head_of_any_configuration_has_the_logits_of_the_reference_or_one_line(seed: int, tmp_path: Path) -> None:
+    """Norms, biases, widths, layers and the target's layers in any order; without any one of its tensors, one line."""
+    case, target = by_lot(seed), large()
+    config, tensors = published(case)
+    student, naive = load_student(written(tmp_path / "head", config, tensors, case), target), Naive(case, target)
+    lm, row = FeatureLM(student, "eagle"), text(seed, 9, V)
+    session = lm.open([row], target=fed(target, [row], [8], hidden=lm.reads_hidden))
+    for draft in (7, 0, 33):
+        close(session.score([row], NOTHING)[0, 0], naive.logits(row, 8)[-1], 4e-5)
+        row = [*row, draft]
+    spare = {"embed_tokens.weight", "t2d"} | (set() if case.short else {"lm_head.weight"})  # the target's serve
+    gone = random.Random(seed).choice([name for name in tensors if name not in spare])
+    rest = {name: tensor for name, tensor in tensors.items() if name != gone}
+    line = refused(load_student, written(tmp_path / "less", config, rest, case), target)
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize("name", CASES)
