@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 CUT = "\ufdd0"  # a noncharacter of Unicode, reserved for programs' own use
-_ANCHORS = ("\n", ".", "a")  # texts of which one stays a token of its own before any other text
+_ANCHORS = ("\n", ".", "a")  # texts of which one stays a separate token before any other text
 _BRACKETS = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 _HALF = 2  # characters that a part of a marker has at least
 
@@ -50,7 +50,7 @@ class Markers:
 
 
 def ids_in_parts(text: str, encode: Callable[[str], list[int]], first: Callable[[str], list[int]]) -> list[int]:
-    """Return the ids of the parts of a text, without a space that the tokenizer puts before a text of its own.
+    """Return the ids of the parts of a text, without the space that the tokenizer puts before a whole text.
 
     `encode` gives the ids of a text by itself, `first` those of the first part.
     """
@@ -62,7 +62,7 @@ def ids_in_parts(text: str, encode: Callable[[str], list[int]], first: Callable[
 
 
 def continued_ids(text: str, encode: Callable[[str], list[int]]) -> list[int]:
-    """Return the ids of a text that goes on: as it is tokenised after an anchor."""
+    """Return the ids of the rest of a text: as it is tokenised after an anchor."""
     for anchor in _ANCHORS:
         alone, both = encode(anchor), encode(anchor + text)
         if alone and both[: len(alone)] == alone:

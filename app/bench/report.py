@@ -91,7 +91,7 @@ def disturbances(summary: Rows) -> list[str]:
 
 
 def by_servers(summary: Rows) -> list[str]:
-    """Return a line for each server that says what became of its own drafts."""
+    """Return a line for each server that says what became of the server's drafts."""
     texts = {variant_name(row): reported(Report(**row["reported"])) for row in summary}
     return [f"{name}, {', '.join(each).replace(':,', ':', 1)}" for name, each in texts.items() if each]
 

@@ -189,7 +189,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _of_server(timed: Timed) -> dict[str, int]:
-    """Return a server's counts over the answers, of its own drafts too."""
+    """Return a server's counts over the answers, those of its drafts too."""
     report = timed.total.report
     counts = {} if report is None else report._asdict()
     return {name: count for name, count in counts.items() if isinstance(count, int)}

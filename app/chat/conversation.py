@@ -419,14 +419,14 @@ class Conversation:
         return ids_in_parts(text, alone, first or alone)
 
     def _encode_after(self, last: int, text: str) -> list[int]:
-        """Return the ids of a text that stands behind the token `last`: there it may begin otherwise than alone."""
+        """Return the ids of a text after the token `last`, where its first token may differ."""
         before = self.tokenizer.decode([last])
 
-        def behind(part: str) -> list[int]:
+        def after_last(part: str) -> list[int]:
             alone, whole = self._encode(before), self._encode(before + part)
             return whole[len(alone) :] if whole[: len(alone)] == alone else self._encode(part)
 
-        return self._encode(text, behind)
+        return self._encode(text, after_last)
 
     def _ordinary(self, text: str) -> str:
         """Return a text that no template surrounds with its markers cut."""

@@ -1,6 +1,6 @@
 """A page to hand round: answers with their rounds and tokens in one HTML file that loads nothing.
 
-The texts and figures are plain HTML, readable without scripts. What is known of rounds and tokens is JSON in the page
+The texts and figures are plain HTML, readable without scripts. Rounds and tokens are JSON in the page
 (docs/replay-and-simulate.md), which the script of the template (page.html beside this file) plays and explains. All of
 the texts is shown as text; only the template's own script may run. Knows no models, no tokenizer and no torch.
 """
@@ -87,7 +87,7 @@ def _html(text: str) -> str:
     return escape(_shown(text))
 
 
-# -- what is read without scripts --------------------------------------------------------------------
+# -- the text without scripts --------------------------------------------------------------------
 
 
 def _article(number: int, answer: PageAnswer) -> str:

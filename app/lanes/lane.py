@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SENT = ("temperature", "top_p", "seed")
 PENALTIES = ("presence_penalty", "frequency_penalty")
 LOCAL = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, "chat": True}
-"""Settings that no server is told, and the value of each that is off."""
+"""Settings that no request has, and the value of each that is off."""
 
 FURTHER = {"top_k": ("top_k", 0), "min_p": ("min_p", 0.0), "repetition_penalty": ("repetition_penalty", 1.0)}
 """Settings that the protocol has no field for: the field of engines that have one, and the value that is off."""

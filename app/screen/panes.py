@@ -213,7 +213,7 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
 
 
 def reported(report: Report | None) -> list[str]:
-    """Return a server's figures of its own drafts, and its own rate; empty where it gives none."""
+    """Return a server's figures of its drafts, and its rate; empty where it gives none."""
     if report is None:
         return []
     texts = []

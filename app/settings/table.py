@@ -284,9 +284,7 @@ class Settings(_Record):
         AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING, off="plain"
     )
     stop: tuple[str, ...] = row((), TEXTS, "a text before which the answer ends (repeatable)", DECODING, off=())
-    special_tokens: bool = row(
-        False, SWITCH, "let control tokens in messages through; off: what is written is text", DECODING
-    )
+    special_tokens: bool = row(False, SWITCH, "let control tokens in messages through; off: they are text", DECODING)
     ngram_n: int = row(3, Whole(2, 16), "longest n-gram looked up", NGRAM)
     ngram_multi_level: bool = row(True, SWITCH, "fall back to shorter n-grams", NGRAM)
     ngram_filler: int = row(

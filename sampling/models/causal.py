@@ -26,7 +26,7 @@ UNKNOWN = -1  # stands for a token that is on the device only
 
 class Pending(NamedTuple):
     """Tokens of a row that the last pass read: `fed` committed ones, whose slots end before `end`, and the nodes of a
-    draft from there on. `whole`: the draft is a chain that stays if nothing else is said."""
+    draft from there on. `whole`: the draft is a chain, which stays unless a path is given."""
 
     fed: int
     end: int

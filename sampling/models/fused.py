@@ -473,7 +473,7 @@ class FusedNetwork:
         return logits
 
     def _turn(self, positions: int) -> None:
-        """Extend the rotary tables to so many positions, and some more."""
+        """Extend the rotary tables to `positions`, and some more."""
         positions += TURNED
         for index, (angles, rotation) in enumerate(zip(self._angles, self._rotary, strict=True)):
             self._angles[index] = torch.cat([angles, table(*rotation, len(angles), positions)])

@@ -53,7 +53,7 @@ class PositionFacts:
 
 
 class WalkedFacts(PositionFacts):
-    """The facts that a compiled walk over logits found; their sum is worked out when it is asked for. The draw's
+    """The facts that a compiled walk over logits found; their sum is worked out at its first use. The draw's
     `temperature` is None where it is from another distribution than their softmax."""
 
     def __init__(self, walked: Walk, temperature: float | None) -> None:

@@ -85,7 +85,7 @@ def verify_points(draft: Draft, keys: Keys, distributions: HostDistributions, sa
     for row, (tree, (number, start)) in enumerate(zip(draft.trees, keys, strict=True)):
         path, node = list[int](), -1
         while True:
-            # the compiled walk goes on as long as drafts are drawn; its Python twin takes one step
+            # the compiled walk ends at the first node of which no child is drawn; its Python twin takes one step
             passed, token = distributions.descend(row, node, (number, start + len(path)))
             path += passed
             node = path[-1] if path else -1

@@ -27,7 +27,7 @@ _X86 = {  # leaf, subleaf, register and bit of CPUID
     "avx512_vnni": (7, 0, ECX, 11),
     "avx_vnni": (7, 1, EAX, 4),
 }
-_OSXSAVE = (1, 0, ECX, 27)  # the system uses XSAVE, and XGETBV may be asked
+_OSXSAVE = (1, 0, ECX, 27)  # the system uses XSAVE, and XGETBV is allowed
 _AVX, _AVX512 = 0x06, 0xE6  # bits of XCR0: registers that the system saves
 _WINDOWS = {"avx2": 40, "asimddp": 43, "i8mm": 66}  # numbers of IsProcessorFeaturePresent
 _MACOS = {

@@ -80,9 +80,7 @@ def own_head(target: LoadedModel) -> list[str]:
     """One line on which head is used where a folder contradicts itself; [] otherwise."""
     if not target.own_head:
         return []
-    return [
-        f"{target.name} has a head of its own, though config.json ties it to the embedding: the file's head is used"
-    ]
+    return [f"{target.name} has a separate head, though config.json ties it to the embedding: the file's head is used"]
 
 
 def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
