@@ -1,4 +1,4 @@
-"""The recorded session for a class in a real terminal, a hundred times faster than it was shown."""
+"""The recorded session for a class in a real terminal, thirty times faster than it was shown."""
 
 from itertools import chain
 
@@ -15,7 +15,7 @@ FILE = "docs/examples/class.jsonl"
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 140])
 def test_it_has_two_questions_a_round_in_steps_a_forced_token_and_a_simulated_lane(columns: int) -> None:
-    played = Terminal("replay", FILE, "--speed", "100", columns=columns, rows=24)
+    played = Terminal("replay", FILE, "--speed", "30", columns=columns, rows=24)
     seen: list[str] = []
 
     def over() -> bool:
