@@ -89,6 +89,10 @@ class HostDistributions(Distributions):
             token = self.drawn(row, stood[-1], (key[0], key[1] + len(stood) - 1))
         return stood[1:], token
 
+    def bring(self, *tensors: Tensor) -> list[Tensor]:
+        """Return these tensors on the host."""
+        return fetched(*tensors)
+
     def draw_all(self, keys: Sequence[Sequence[int]]) -> None:
         """Draw the tokens of all places, where they are decided at once."""
 

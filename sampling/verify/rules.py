@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.rows import fetched, padded, put
+from sampling.rows import padded, put
 from sampling.types import Draft, Drafter, DraftTree, Rows, Rule, Sampler, Verdict
 from sampling.verify.distributions import (
     TINY,
@@ -153,10 +153,7 @@ def descend(
         depths = [0 if node < 0 else trees[row].depths[node] for row, node in zip(rows, nodes, strict=True)]
         at = torch.tensor([[keys[row][0], keys[row][1] + d, keys[row][1]] for row, d in zip(rows, depths, strict=True)])
         found = examine(rows, nodes, at)
-        if isinstance(distributions, DeviceDistributions):
-            child, token, undefined = distributions.bring(*found)
-        else:
-            child, token, undefined = fetched(*found)
+        child, token, undefined = distributions.bring(*found)
         each = zip(child.long().tolist(), token.long().tolist(), undefined.bool().tolist(), strict=True)
         decided.update(zip(zip(rows, nodes, strict=True), each, strict=True))
 
