@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
-from utils.remote.pieces import Report
+from utils.remote.pieces import ServerFigures
 
 Reason = Literal["eos", "stop", "length", "interrupted"]
 
@@ -274,7 +274,7 @@ class Finished:
 
     row: int
     reason: Reason
-    report: Report | None = None
+    report: ServerFigures | None = None
 
 
 Event = Prefill | Step | BeamStep | Finished

@@ -33,7 +33,7 @@ from sampling.types import LM, Draft, Hidden, Rows, Session
 from utils.errors import UserError
 from utils.files import object_in, read_text
 
-Ids = tuple[int, ...]
+IdTuple = tuple[int, ...]
 Starts = Sequence[Sequence[Sequence[int]]]
 
 _TENSOR = re.compile(
@@ -47,7 +47,7 @@ Reading = Literal["told", "answers alone", "prompt first", "start first"]
 """How the values of a file were read; "told": as the file or the caller says."""
 
 
-def _rows(file: Path, text: str) -> Iterator[tuple[int, Ids]]:
+def _rows(file: Path, text: str) -> Iterator[tuple[int, IdTuple]]:
     """Yield every row of every tensor, with the line on which it begins."""
     hint = _SHORTENED if "..." in text else ""
     for tensor in _TENSOR.finditer(text):
@@ -60,8 +60,8 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, Ids]]:
 
 
 def _split(
-    file: Path, rows: list[tuple[int, Ids]], starts: Starts | None, prompt_tokens: int | None
-) -> Iterator[tuple[Ids, Ids]]:
+    file: Path, rows: list[tuple[int, IdTuple]], starts: Starts | None, prompt_tokens: int | None
+) -> Iterator[tuple[IdTuple, IdTuple]]:
     """Yield each row as prompt and answer."""
     if starts is None and not prompt_tokens:
         raise UserError(f"{file}: its rows hold prompts and answers together: tell the prompts, or their tokens")
@@ -83,7 +83,7 @@ def _split(
         yield prompt, answer
 
 
-def checked(file: Path, number: int, what: str, ids: Any) -> Ids:
+def checked(file: Path, number: int, what: str, ids: Any) -> IdTuple:
     """Return a list of ids as a tuple. UserError, with file and line, for anything else."""
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise UserError(f"{file}:{number}: {what} must be a list of ids, at least one, none below 0")
@@ -102,9 +102,9 @@ def refuse(file: Path, text: str, offset: int, why: str) -> NoReturn:
 class RecordedAnswer:
     """One recorded answer. `best` holds the model's likeliest ids at each position, likeliest first, if recorded."""
 
-    prompt: Ids
-    answer: Ids
-    best: tuple[Ids, ...] = ()
+    prompt: IdTuple
+    answer: IdTuple
+    best: tuple[IdTuple, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def read_answers(
 
 
 def _recording(
-    rows: Iterable[tuple[Ids, Ids]], reading: Reading = "told", start_id: int | None = None
+    rows: Iterable[tuple[IdTuple, IdTuple]], reading: Reading = "told", start_id: int | None = None
 ) -> RecordedAnswers:
     """Return prompts with their answers; count the prompts without one."""
     pairs = [RecordedAnswer(prompt, answer) for prompt, answer in rows]
@@ -199,7 +199,7 @@ def _recording(
     return RecordedAnswers(answers, header, reading, len(pairs) - len(answers))
 
 
-def _after_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> RecordedAnswers:
+def _after_prompts(file: Path, entries: list[tuple[IdTuple, IdTuple]]) -> RecordedAnswers:
     """Split values that all begin with their prompts' ids; take other values as answers alone.
 
     UserError if most values begin with their prompts and some do not: neither reading would be right.
@@ -225,11 +225,11 @@ def _after_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> RecordedAnswer
     return _recording(entries, "answers alone")
 
 
-def _begins(value: Ids, prompt: Ids) -> bool:
+def _begins(value: IdTuple, prompt: IdTuple) -> bool:
     return value[: len(prompt)] == prompt
 
 
-def _after_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None) -> RecordedAnswers:
+def _after_start(file: Path, rows: list[tuple[IdTuple, IdTuple]], start_id: int | None) -> RecordedAnswers:
     """Remove the decoder start id if all values begin with it; if none begins with a known one, they are answers alone.
 
     UserError for any other values.
@@ -245,7 +245,7 @@ def _after_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None) 
     return _recording([(prompt, value[1:]) for prompt, value in rows], "start first", start)
 
 
-def _map(file: Path, text: str) -> list[tuple[Ids, Ids]] | None:
+def _map(file: Path, text: str) -> list[tuple[IdTuple, IdTuple]] | None:
     """Return the entries of the JSON map; None for a file of JSON lines."""
     try:
         entry = json.loads(text)
@@ -256,7 +256,7 @@ def _map(file: Path, text: str) -> list[tuple[Ids, Ids]] | None:
     return [(_joined(file, text, key, key), _joined(file, text, key, value)) for key, value in entry.items()]
 
 
-def _joined(file: Path, text: str, key: str, ids: Any) -> Ids:
+def _joined(file: Path, text: str, key: str, ids: Any) -> IdTuple:
     parts = ids.split("_") if isinstance(ids, str) else []
     if not parts or not all(part.isascii() and part.isdigit() for part in parts):
         refuse(file, text, max(0, text.find(json.dumps(key))), f'the entry "{_short(key)}" must be ids joined by "_"')
@@ -270,7 +270,7 @@ def _short(key: str) -> str:
 def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> RecordedAnswers:
     """Read JSON lines. A damaged last line was being written when the writer stopped: it is left out."""
     header: dict[str, Any] = {}
-    answers: dict[Ids, RecordedAnswer] = {}
+    answers: dict[IdTuple, RecordedAnswer] = {}
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -345,13 +345,13 @@ class RecordedLM(LM):
 
     def __init__(
         self,
-        answers: Mapping[Ids, Sequence[int]],
+        answers: Mapping[IdTuple, Sequence[int]],
         end_id: int,
         vocab_size: int | None = None,
         name: str = "target",
         context: int = 1 << 30,
         start_id: int | None = None,
-        best: Mapping[Ids, Sequence[Ids]] | None = None,
+        best: Mapping[IdTuple, Sequence[IdTuple]] | None = None,
     ) -> None:
         if not answers:
             raise UserError(f"the recording of {name} holds no answer")

@@ -42,3 +42,14 @@ def test_the_round_on_the_page_is_the_code() -> None:
     for block, source in zip(blocks, sources, strict=True):
         assert textwrap.indent(block, "    ") in source
     assert sum(len(block.splitlines()) for block in blocks) <= 60
+
+
+def test_no_name_of_a_type_stands_for_two_things() -> None:
+    """A class or an alias of a type, in capitals and small letters, is defined in one file."""
+    defined = re.compile(r"^(?:class ([A-Z]\w*[a-z]\w*)\b|([A-Z]\w*[a-z]\w*) = )", re.MULTILINE)
+    homes: dict[str, set[str]] = {}
+    for file in CHAPTERS:
+        for names in defined.findall(file.read_text(encoding="utf-8")):
+            homes.setdefault("".join(names), set()).add(file.relative_to(ROOT).as_posix())
+    assert len(homes) > 300
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

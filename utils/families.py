@@ -56,7 +56,7 @@ FAMILIES = {  # by the configuration's model_type
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FamilyFacts:
     """The facts about a model: `scalars`, fields of the pass; of each layer its window (0: none), the kind whose rotary
     table turns it ("" for a single table, None: it turns nothing), and whether it is a mixture of experts."""
 
@@ -83,7 +83,7 @@ def rules_of(config: Any) -> dict[str, Any]:
     return {"": rope} if "rope_type" in rope or not rope else {kind: rule for kind, rule in rope.items() if rule}
 
 
-def facts_of(config: Any) -> Facts:
+def facts_of(config: Any) -> FamilyFacts:
     """Return the facts about a causal model of `config`. UnfitError if the compiled pass does not compute it."""
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -133,7 +133,7 @@ def facts_of(config: Any) -> Facts:
         "common": shared,
         "rescaled": rescaled is None or rescaled,
     }
-    return Facts(
+    return FamilyFacts(
         family,
         scalars,
         tuple(sliding or 0 if kind == "sliding_attention" else 0 for kind in kinds),

@@ -47,7 +47,7 @@ _STYLE: dict[str, Any] = {
 _SILENT = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no description, so the same figures give the same text
 
 ALL = "all prompts"
-Value = float | None
+PlotValue = float | None
 
 
 @dataclass(frozen=True)
@@ -57,26 +57,26 @@ class Plot:
     title: str
     about: str
     head: tuple[str, ...] = ()
-    rows: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    rows: tuple[tuple[str, tuple[PlotValue, ...]], ...] = ()
     drawing: str = ""
     missing: str = ""
 
 
-Rows = Sequence[SummaryRow]
+SummaryRows = Sequence[SummaryRow]
 
 
 def _name(row: SummaryRow) -> str:
     return named(variant_name(row.model_dump()))
 
 
-def _look(rows: Rows, row: SummaryRow) -> tuple[str, str]:
+def _look(rows: SummaryRows, row: SummaryRow) -> tuple[str, str]:
     """Return the row's colour, which no other has (grey for plain decoding), and its marker."""
     drafting = [each for each in rows if each.method != "ar"]
     colour = GREY if row.method == "ar" else colours(len(drafting))[drafting.index(row)]
     return colour, MARKERS[rows.index(row) % len(MARKERS)]
 
 
-def plots(rows: Rows) -> list[Plot]:
+def plots(rows: SummaryRows) -> list[Plot]:
     """Return the plots in the order of the page."""
     return [_speedups(rows), _alphas(rows), _gammas(rows)]
 
@@ -128,7 +128,7 @@ def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None
 # -- speed-up by category -----------------------------------------------------------------------
 
 
-def _speedups(every: Rows) -> Plot:
+def _speedups(every: SummaryRows) -> Plot:
     title, about = "Speed-up by category", "Over plain decoding (ar) in the same run; the median of the repeats."
     rows = [row for row in every if row.speedup is not None]
     if not rows:
@@ -164,7 +164,7 @@ def _speedups(every: Rows) -> Plot:
 # -- alpha by position --------------------------------------------------------------------------
 
 
-def _alphas(every: Rows) -> Plot:
+def _alphas(every: SummaryRows) -> Plot:
     title, about = "Acceptance by draft position", "Accepted at position j / examined at j."
     rows = [row for row in every if any(alpha is not None for alpha in row.alpha_per_position)]
     if not rows:
@@ -194,7 +194,7 @@ def _alphas(every: Rows) -> Plot:
 # -- gamma sweep --------------------------------------------------------------------------------
 
 
-def _gammas(every: Rows) -> Plot:
+def _gammas(every: SummaryRows) -> Plot:
     title = "Gamma: measured and expected speed-up"
     about = (
         "Expected: S = E / (gamma·c + v), E = (1 − alpha^(gamma+1)) / (1 − alpha), with alpha, c and v as measured in "
@@ -237,7 +237,7 @@ def _ends(row: SummaryRow) -> tuple[float, float]:
     return min(each), max(each)
 
 
-def _panel(axes: Axes, rows: Mapping[int, SummaryRow], every: Rows) -> None:
+def _panel(axes: Axes, rows: Mapping[int, SummaryRow], every: SummaryRows) -> None:
     first = next(iter(rows.values()))
     colour, marker = _look(every, first)
     for gamma, row in rows.items():

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.bench.plots import plots
-from app.bench.summary import ALARM, DISTURBED, MARKS, OTHER_TEXT, Row, SummaryRow, shown, times, variant_name
+from app.bench.summary import ALARM, DISTURBED, MARKS, OTHER_TEXT, SummaryFields, SummaryRow, shown, times, variant_name
 from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table
 from app.screen.palette import Look
@@ -29,13 +29,13 @@ from sampling.drafters.registry import is_simulated
 from sampling.stats.summary import TARGET
 from utils.errors import UsageError
 from utils.files import write_text
-from utils.remote.pieces import Report
+from utils.remote.pieces import ServerFigures
 from utils.visible import to_stderr, visible
 
-Rows = Sequence[Row]
+SummaryTable = Sequence[SummaryFields]
 
 
-def show_tables(summary: Rows, settings: Settings, console: Console) -> None:
+def show_tables(summary: SummaryTable, settings: Settings, console: Console) -> None:
     """Print the table of methods; the speed-ups over `ar`, in all and by category; how texts differ."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
@@ -58,7 +58,7 @@ def show_tables(summary: Rows, settings: Settings, console: Console) -> None:
         print_table(console, "\nspeed-up by category", fitted(console, settings, cells))
 
 
-def _figures(rows: Rows, view: str, settings: Settings, console: Console) -> Table:
+def _figures(rows: SummaryTable, view: str, settings: Settings, console: Console) -> Table:
     """Return the columns of a table, as many as fit."""
     columns = shown(view)
     heads = {key: column.head(view) for key, column in columns.items()}
@@ -72,7 +72,7 @@ def _figures(rows: Rows, view: str, settings: Settings, console: Console) -> Tab
     return fitted(console, settings, cells, [head for _, head in leaving])
 
 
-def _differences(summary: Rows) -> list[str]:
+def _differences(summary: SummaryTable) -> list[str]:
     """Return the meaning of the marks in `differs`, then the alarms."""
     known = [text for key, _, text in MARKS if any(row[key] for row in summary)]
     lines = [f"differs: {'; '.join(known)}"] if known else []
@@ -84,32 +84,32 @@ def _differences(summary: Rows) -> list[str]:
     ]
 
 
-def disturbances(summary: Rows) -> list[str]:
+def disturbances(summary: SummaryTable) -> list[str]:
     """Return a line for each row of which repeats with a disturbed timing are left out."""
     rows = ((variant_name(row), row["disturbed"], row["disturbed"] + len(row["speedup_per_repeat"])) for row in summary)
     return [f"{name}: {DISTURBED} of {count} of {whole} repeats" for name, count, whole in rows if count]
 
 
-def by_servers(summary: Rows) -> list[str]:
+def by_servers(summary: SummaryTable) -> list[str]:
     """Return a line for each server that says what became of the server's drafts."""
-    texts = {variant_name(row): reported(Report(**row["reported"])) for row in summary}
+    texts = {variant_name(row): reported(ServerFigures(**row["reported"])) for row in summary}
     return [f"{name}, {', '.join(each).replace(':,', ':', 1)}" for name, each in texts.items() if each]
 
 
 # -- the costs of models that draft -----------------------------------------------------------------
 
 
-def modelled(summary: Rows) -> list[Row]:
+def modelled(summary: SummaryTable) -> list[SummaryFields]:
     """Return the rows of drafters that call models."""
     return [row for row in summary if row["swi"] and calls_cell(row)]
 
 
-def calls_cell(row: Row) -> str:
+def calls_cell(row: SummaryFields) -> str:
     """Return the calls a target pass of every model but the target."""
     return ", ".join(f"{model} {calls or 0:.2f}" for model, calls in row["calls_per_pass"].items() if model != TARGET)
 
 
-def reviews_cell(row: Row) -> str:
+def reviews_cell(row: SummaryFields) -> str:
     """Return the drafts that each reviewer passed, over those that it examined."""
     reviews = row["reviews"].items()
     return ", ".join(f"{model} {count['accepted']}/{count['examined']}" for model, count in reviews) or "-"
@@ -251,7 +251,7 @@ def _spelled(row: SummaryRow) -> str:
     return row.method if row.gamma is None else f"{row.method} at gamma {row.gamma}"
 
 
-def _methods(row: Row, columns: Sequence[str]) -> list[Cell]:
+def _methods(row: SummaryFields, columns: Sequence[str]) -> list[Cell]:
     """Return a row of the table of methods: the screen's cells with the summary's numbers."""
     cells = [Cell(variant_name(row))]
     for key in columns:

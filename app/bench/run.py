@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from app.bench.journal import Journal, Slot, open_journal
 from app.bench.report import report_of, show_tables, write_report
-from app.bench.summary import Item, reference_of, summarise, variants_of
+from app.bench.summary import PromptItem, reference_of, summarise, variants_of
 from app.lanes.answers import (
     NEAR_TIE,
     PACKED_TIE,
@@ -56,7 +56,7 @@ from utils.files import check_outputs, write_result
 from utils.machine import machine
 from utils.processes import agreed
 from utils.progress import INTERRUPTED, never, silent
-from utils.remote.server import Message
+from utils.remote.server import ServerMessage
 from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Bench:
     ) -> None:
         self.engine, self.settings, self.args = engine, settings, args
         self.questions, self.interrupt, self.journal = questions, interrupt, journal
-        self.items: list[Item] = []
+        self.items: list[PromptItem] = []
         self.skipped: list[str] = []
         self.interrupted, self.problem = False, ""  # of a server's answer that broke off
         # A variant without gamma must not inherit `auto` from the settings: it takes the first fixed gamma.
@@ -129,11 +129,11 @@ class Bench:
             changes["gamma"] = gamma
         return self.engine.lane(variant.method, self.settings.changed(**changes))
 
-    def turns(self, number: int) -> Iterator[Item]:
+    def turns(self, number: int) -> Iterator[PromptItem]:
         """Yield the prompts of a question; the next one is planned when the last has been answered."""
         question = self.questions[number]
         for turn, plan, chat in turns_of(self.engine, self.settings, question, self.skipped):
-            item = Item(number, question, turn, plan.prompt, messages=plan.messages)
+            item = PromptItem(number, question, turn, plan.prompt, messages=plan.messages)
             yield item
             answer = item.answers[0][self.reference]
             chat.commit(plan, self.engine.own_ids(list(answer.ids)), answer.stats.stop_reason or "length")
@@ -142,7 +142,7 @@ class Bench:
         self,
         variant: Variant,
         prompt: list[int],
-        messages: Sequence[Message],
+        messages: Sequence[ServerMessage],
         text: str | None = None,
         **changes: Any,
     ) -> Answer:
@@ -194,7 +194,7 @@ class Bench:
                 self.answer(variant, prompt, first, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the time so far belongs to no answer
 
-    def _measure(self, item: Item, bar: Any) -> bool:
+    def _measure(self, item: PromptItem, bar: Any) -> bool:
         """Run all repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
         for repeat in range(self.args.repeat):
             item.answers.append({})
@@ -207,7 +207,7 @@ class Bench:
                 item.answers[-1][variant] = answer
         return True
 
-    def _answer(self, variant: Variant, item: Item, repeat: int, bar: Any) -> Answer:
+    def _answer(self, variant: Variant, item: PromptItem, repeat: int, bar: Any) -> Answer:
         """Return the journal's answer, or else decode it and enter it there."""
         slot = Slot(item.number, item.turn, repeat, variant)
         known = agreed(None if self.journal is None else self.journal.answer(slot, len(item.ids)))
@@ -278,7 +278,7 @@ class Bench:
         if page is not None:
             write_report(data, page)
 
-    def _prompt(self, item: Item) -> dict[str, Any]:
+    def _prompt(self, item: PromptItem) -> dict[str, Any]:
         """Return all answers to a prompt as `run --json` has them, with gamma and repeat."""
         return {
             "question_id": item.question.question_id,
@@ -338,7 +338,7 @@ class Difference:
 
 
 @dataclass
-class Report:
+class BenchReport:
     """All differences so far. `lanes` counts methods × gammas, plain decoding included if it was compared;
     `tolerated` prompts in 50 may meet a near tie."""
 
@@ -370,7 +370,7 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
     variants = comparable(bench, greedy)
     reference = transformers_reference(bench.engine, options) if greedy else None
     lanes, tolerated = len(variants) + (reference is not None), 3 if bench.engine.invariant else 1
-    report = Report(lanes, settings.max_new_tokens, tolerated)
+    report = BenchReport(lanes, settings.max_new_tokens, tolerated)
     with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:
         for number, question in enumerate(bar):
             item = next(bench.turns(number), None)

@@ -30,7 +30,7 @@ from app.prompts.questions import Question
 from app.settings.table import Settings
 from sampling.drafters.registry import is_simulated
 from sampling.stats.summary import Stats, cost_ratio, disturbed, expected, merge, ratio, speedup_over, verify_ratio
-from utils.remote.server import Message
+from utils.remote.server import ServerMessage
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -40,14 +40,14 @@ OTHER_TEXT = ("draft", "beam")  # lanes that do not decode as the target alone d
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Gamma = Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None
-Row = Mapping[str, Any]  # of a summary, by key
+SummaryFields = Mapping[str, Any]  # of a summary, by key
 
 
 # -- prompts and variants ------------------------------------------------------------------------
 
 
 @dataclass
-class Item:
+class PromptItem:
     """One prompt, which is turn `turn` of question number `number`, and its answers: `answers[repeat][variant]`."""
 
     number: int
@@ -55,7 +55,7 @@ class Item:
     turn: int
     ids: list[int]
     answers: list[dict[Variant, Answer]] = field(default_factory=list)
-    messages: Sequence[Message] = ()  # the chat, for a server
+    messages: Sequence[ServerMessage] = ()  # the chat, for a server
 
     @property
     def prompt(self) -> str:
@@ -90,7 +90,7 @@ def reference_of(variants: Sequence[Variant]) -> Variant:
 class Timed:
     """The answers of one variant; they are compared with those of `reference`, if it is `ar`."""
 
-    items: Sequence[Item]
+    items: Sequence[PromptItem]
     variant: Variant
     reference: Variant
 
@@ -217,7 +217,7 @@ def _rate(timed: Timed) -> dict[str, Any]:
 
 
 def _categories(timed: Timed) -> dict[str, Any]:
-    grouped: dict[str, list[Item]] = defaultdict(list)
+    grouped: dict[str, list[PromptItem]] = defaultdict(list)
     for item in timed.items:
         if item.question.category is not None:
             grouped[item.question.category].append(item)
@@ -246,7 +246,7 @@ def times(value: float | None) -> str:
     return "-" if value is None else TIMES.format(value)
 
 
-def variant_name(row: Row) -> str:
+def variant_name(row: SummaryFields) -> str:
     """Return method and gamma: spec 4, or spec auto(2.7) with its mean gamma."""
     gamma, mean = row["gamma"], row["mean_gamma"]
     if gamma == "auto" and mean is not None:
@@ -255,22 +255,22 @@ def variant_name(row: Row) -> str:
     return " ".join([str(row["method"]), *([] if gamma is None else [str(gamma)]), *simulated])
 
 
-def _rate_cell(row: Row) -> str:
+def _rate_cell(row: SummaryFields) -> str:
     rate = row["predicted_per_second"]
     mean = "-" if rate["mean"] is None else f"{rate['mean']:.1f}"
     return mean if rate["spread"] is None else f"{mean} ±{rate['spread']:.1f}"
 
 
-def _range_cell(row: Row) -> str:
+def _range_cell(row: SummaryFields) -> str:
     each = row["speedup_per_repeat"]
     return f"{min(each):.2f}-{times(max(each))}" if len(each) > 1 else "-"
 
 
-def _speedup_cell(row: Row) -> str:
+def _speedup_cell(row: SummaryFields) -> str:
     return "disturbed" if row["speedup"] is None and row["disturbed"] else times(row["speedup"])
 
 
-def _differs_cell(row: Row) -> str:
+def _differs_cell(row: SummaryFields) -> str:
     """Return of how many answers the text differs from ar's, and how: 1/6 tie."""
     if row["differs"] is None and not row["may_differ"]:
         return "-"
@@ -292,7 +292,7 @@ class BenchColumn:
     """
 
     figure: Callable[[Timed], Any]
-    form: str | Callable[[Row], str] = ""
+    form: str | Callable[[SummaryFields], str] = ""
     methods: str = ""
     speedups: str = ""
     report: str = ""
@@ -302,7 +302,7 @@ class BenchColumn:
         """Return its head in a table (methods, speedups, report); "" where the table leaves it out."""
         return getattr(self, view) or (self.methods if view == "report" else "")
 
-    def cell(self, row: Row, key: str) -> str:
+    def cell(self, row: SummaryFields, key: str) -> str:
         """Write the figure of a row."""
         if not isinstance(self.form, str):
             return self.form(row)
@@ -329,9 +329,9 @@ class Reviewed(BaseModel, frozen=True):
     examined: Count
 
 
-Value = Amount | None
-Values = Annotated[list[Amount | None], Field(max_length=10_000)]
-Named = dict[str, Amount | None]
+AmountValue = Amount | None
+AmountList = Annotated[list[Amount | None], Field(max_length=10_000)]
+AmountsByName = dict[str, Amount | None]
 
 
 class SummaryRow(BaseModel, frozen=True):
@@ -343,13 +343,13 @@ class SummaryRow(BaseModel, frozen=True):
     method: str
     gamma: Gamma = None
     temperature: None = None
-    mean_gamma: Annotated[Value, BenchColumn(_mean_gamma)] = None
+    mean_gamma: Annotated[AmountValue, BenchColumn(_mean_gamma)] = None
     prompts: Annotated[Count, BenchColumn(lambda of: of.prompts)] = 0
     answers: Annotated[Count, BenchColumn(lambda of: len(of.answers))] = 0
     predicted_n: Annotated[Count, BenchColumn(lambda of: of.total.predicted_n)] = 0
     predicted_per_second: Annotated[Rate, BenchColumn(_rate, _rate_cell, methods="tok/s")] = Rate()
     speedup: Annotated[
-        Value, BenchColumn(lambda of: of.speedup, _speedup_cell, methods="speed-up", speedups="median")
+        AmountValue, BenchColumn(lambda of: of.speedup, _speedup_cell, methods="speed-up", speedups="median")
     ] = None
     disturbed: Annotated[Count, BenchColumn(lambda of: of.disturbed)] = 0
     speedup_per_repeat: Annotated[
@@ -357,7 +357,7 @@ class SummaryRow(BaseModel, frozen=True):
         BenchColumn(lambda of: of.speedups(of.plain), _range_cell, speedups="range", report="range", leaves=2),
     ] = []
     expected_speedup: Annotated[
-        Value,
+        AmountValue,
         BenchColumn(
             lambda of: expected(of.total, of.beside, of.variant.gamma),
             TIMES,
@@ -367,17 +367,17 @@ class SummaryRow(BaseModel, frozen=True):
         ),
     ] = None
     tokens_per_pass: Annotated[
-        Value, BenchColumn(lambda of: of.total.tokens_per_pass, "{:.2f}", methods="tok/pass", leaves=6)
+        AmountValue, BenchColumn(lambda of: of.total.tokens_per_pass, "{:.2f}", methods="tok/pass", leaves=6)
     ] = None
     acceptance_rate: Annotated[
-        Value, BenchColumn(lambda of: of.total.acceptance_rate, "{:.0%}", methods="accepted", leaves=5)
+        AmountValue, BenchColumn(lambda of: of.total.acceptance_rate, "{:.0%}", methods="accepted", leaves=5)
     ] = None
-    alpha: Annotated[Value, BenchColumn(lambda of: of.total.alpha, "{:.2f}", methods="alpha", leaves=4)] = None
-    alpha_per_position: Annotated[Values, BenchColumn(lambda of: of.total.alpha_per_position)] = []
+    alpha: Annotated[AmountValue, BenchColumn(lambda of: of.total.alpha, "{:.2f}", methods="alpha", leaves=4)] = None
+    alpha_per_position: Annotated[AmountList, BenchColumn(lambda of: of.total.alpha_per_position)] = []
     draft_histogram: Annotated[list[Count], BenchColumn(lambda of: list(of.total.draft_histogram))] = []
     acceptance_histogram: Annotated[list[Count], BenchColumn(lambda of: list(of.total.acceptance_histogram))] = []
     c: Annotated[
-        Value,
+        AmountValue,
         BenchColumn(
             lambda of: cost_ratio(of.total, of.beside) if of.drafting else None,
             "{:.3f}",
@@ -386,13 +386,13 @@ class SummaryRow(BaseModel, frozen=True):
         ),
     ] = None
     v: Annotated[
-        Value,
+        AmountValue,
         BenchColumn(
             lambda of: verify_ratio(of.total, of.beside) if of.drafting else None, "{:.2f}", methods="v", leaves=1
         ),
     ] = None
     ttft_ms: Annotated[
-        Value,
+        AmountValue,
         BenchColumn(
             lambda of: _mean(_known(answer.stats.ttft_ms for answer in of.answers)),
             "{:.0f} ms",
@@ -401,7 +401,7 @@ class SummaryRow(BaseModel, frozen=True):
         ),
     ] = None
     prompt_per_second: Annotated[
-        Value,
+        AmountValue,
         BenchColumn(
             lambda of: ratio(1000.0 * of.total.prompt_n, of.total.prompt_ms), "{:.0f}", methods="prompt/s", leaves=3
         ),
@@ -418,17 +418,17 @@ class SummaryRow(BaseModel, frozen=True):
     may_differ: Annotated[Count, BenchColumn(lambda of: len(of.compared) - len(of.agreeing))] = 0
     categories: Annotated[dict[str, Category], BenchColumn(_categories)] = {}
     calls_per_pass: Annotated[
-        Named,
+        AmountsByName,
         BenchColumn(lambda of: {name: ratio(n, of.total.target_passes) for name, n in of.total.calls.items()}),
     ] = {}
     ms_per_call: Annotated[
-        Named,
+        AmountsByName,
         BenchColumn(lambda of: {name: ratio(of.total.call_ms.get(name, 0.0), n) for name, n in of.total.calls.items()}),
     ] = {}
     reviews: Annotated[dict[str, Reviewed], BenchColumn(lambda of: of.total.to_json().get("reviews", {}))] = {}
-    reported: Annotated[Named, BenchColumn(_of_server)] = {}
+    reported: Annotated[AmountsByName, BenchColumn(_of_server)] = {}
     swi: Annotated[
-        Named | None, BenchColumn(lambda of: swi_of(of.total, of.answers[0].terms) if of.answers else None)
+        AmountsByName | None, BenchColumn(lambda of: swi_of(of.total, of.answers[0].terms) if of.answers else None)
     ] = None
 
 
@@ -445,7 +445,7 @@ def shown(view: str) -> dict[str, BenchColumn]:
     return {key: column for key, column in COLUMNS.items() if column.head(view)}
 
 
-def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
+def summarise(items: Sequence[PromptItem], variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """Return one row per variant, as JSON values; figures that are undefined are None."""
     reference, rows = reference_of(variants), []
     for variant in variants:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.lanes.answers import RULES, comparisons_of, rule_of, shown_settings
-from app.screen.inspection import LISTED, Choice, SaidToken, decided
+from app.screen.inspection import LISTED, Candidates, SaidToken, decided
 from app.screen.live import Track, phases, telling, tokens_of
 from app.screen.palette import TINTS, Look
 from app.screen.panes import StatsLines, details, note, title_of
@@ -214,7 +214,7 @@ def _coins(token: SaidToken) -> Iterator[tuple[int, float]]:
     yield from ((refused.token, refused.number) for refused in token.refused if refused.number is not None)
 
 
-def _choice(choice: Choice, texts: dict[str, int]) -> list[Any]:
+def _choice(choice: Candidates, texts: dict[str, int]) -> list[Any]:
     """The columns of a choice; those at the end that are not known are left out."""
     row: list[Any] = [texts.setdefault(choice.text, len(texts)), choice.token]
     if (choice.rank or 1) > LISTED and not choice.fate:

@@ -13,7 +13,7 @@ from app.console.answer import answer
 from app.console.state import ConsoleState
 from app.lanes.answers import run_lane
 from app.prompts.questions import conversation, fitting
-from app.replay.player import BASE, Answers, Step, chosen, play_recorded, slowness, walk
+from app.replay.player import BASE, Answers, PlayedStep, chosen, play_recorded, slowness, walk
 from app.screen.live import Track, look_of
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
@@ -39,7 +39,7 @@ def run_demo(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     return INTERRUPTED
 
 
-def _live(settings: Settings, options: ModelOptions, steps: Sequence[tuple[int, Step]]) -> bool:
+def _live(settings: Settings, options: ModelOptions, steps: Sequence[tuple[int, PlayedStep]]) -> bool:
     """Play the tour of the pair that the options name; return whether it came to its end."""
     out = make_console(settings)
     with quiet_keys(), Interrupts() as stop:
@@ -61,12 +61,12 @@ class Tour:
         self.state, self.engine, self.layers = state, engine, state.layers
         self.slow = state.settings.slow
 
-    def walk(self, steps: Sequence[tuple[int, Step]]) -> bool:
+    def walk(self, steps: Sequence[tuple[int, PlayedStep]]) -> bool:
         """Go through the steps; False if Ctrl-C ended it."""
         self._warm_up(steps[0][1])
         return walk(steps, self.play, self.state)
 
-    def play(self, step: Step) -> Answers | None:
+    def play(self, step: PlayedStep) -> Answers | None:
         """Return the answers of a step; one that these models cannot give is left out."""
         answers: list[Sequence[Track]] = []
         for changes in step.plays:
@@ -82,7 +82,7 @@ class Tour:
         self.state.layers = self.layers.with_set(**{**BASE, "slow": self.slow, **changes})
         return self.state.settings
 
-    def _answer(self, step: Step, changes: Mapping[str, object]) -> list[Sequence[Track]]:
+    def _answer(self, step: PlayedStep, changes: Mapping[str, object]) -> list[Sequence[Track]]:
         """Return the lanes of an answer; none where Ctrl-C came before its first token."""
         state, settings = self.state, self._set(changes)
         self.engine.lanes(settings)  # missing parts are reported before the question
@@ -96,7 +96,7 @@ class Tour:
             state.say(question(step.question, look))
         return [state.answers[-1].tracks] if answer(plan, state) else []
 
-    def _warm_up(self, step: Step) -> None:
+    def _warm_up(self, step: PlayedStep) -> None:
         """Run the first answer of the process, which pays for memory that is touched first: it is not shown, but the
         plain decoding after it sets how much slower the tour is shown.
         """

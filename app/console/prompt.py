@@ -52,7 +52,7 @@ _SEQUENCE = re.compile(
 _JOINER = "\u200d"  # of emoji
 _NO_TEXT = re.compile("[\udc80-\udcff]")  # bytes that are no UTF-8
 
-Offer = Callable[[str], Iterable[Completion]]  # the line up to the cursor → what Tab offers
+TabOffers = Callable[[str], Iterable[Completion]]  # the line up to the cursor → what Tab offers
 
 _LINE_ENDS, _NEW_LINE = (Keys.ControlM, Keys.ControlJ), KeyPress(Keys.ControlJ, "\n")
 
@@ -68,7 +68,7 @@ def without_escapes(text: str) -> str:
 class CommandCompleter(Completer):
     """Completes an empty line, and one that begins with one "/"; messages are left alone."""
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, offer: TabOffers) -> None:
         self._offer = offer
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
@@ -213,7 +213,7 @@ class PromptReader:
 
     def __init__(
         self,
-        offer: Offer,
+        offer: TabOffers,
         status: Callable[[], str],
         note: Callable[[str], None],
         tell: Callable[[Exception], None],

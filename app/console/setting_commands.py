@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.lanes.pairing import has_parts
 from app.settings.table import SETTING_FIELDS, Field, Settings
-from app.settings.types import SWITCH, Kind, got, one_of
+from app.settings.types import SWITCH, SettingKind, got, one_of
 from sampling.drafters.registry import ROWS
 from utils.errors import UsageError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Read = Callable[[str, str], Any]  # the command's name and the text after it → the argument; UsageError
-Offer = Callable[["ConsoleState", str], Iterable[tuple[str, str]]]  # the argument so far → (value, help)
+ValueOffers = Callable[["ConsoleState", str], Iterable[tuple[str, str]]]  # the argument so far → (value, help)
 
 
 def nothing(name: str, rest: str) -> None:
@@ -43,7 +43,7 @@ def unquoted(name: str, rest: str) -> str:
     return rest[1:-1] if len(rest) > 1 and rest[0] == rest[-1] and rest[0] in "\"'" else rest
 
 
-def one(kind: Kind, default: Any = ...) -> Read:
+def one(kind: SettingKind, default: Any = ...) -> Read:
     """A value of this kind; `default` where nothing is given."""
 
     def read(name: str, rest: str) -> Any:
@@ -69,12 +69,12 @@ def file(endings: tuple[str, ...]) -> Read:
     return read
 
 
-def words(*values: str) -> Offer:
+def words(*values: str) -> ValueOffers:
     """A fixed list of words."""
     return lambda state, so_far: [(value, "") for value in values]
 
 
-def files(endings: tuple[str, ...]) -> Offer:
+def files(endings: tuple[str, ...]) -> ValueOffers:
     """Folders and files with these endings; hidden ones only after a dot."""
 
     def offer(state: ConsoleState, so_far: str) -> list[tuple[str, str]]:
@@ -102,7 +102,7 @@ class Command:
     group: str
     handler: Callable[[ConsoleState, Any], None]
     reads: Read = nothing
-    complete: Offer | None = None
+    complete: ValueOffers | None = None
     aliases: tuple[str, ...] = ()
     setting: str = ""  # the setting it changes: /help shows its range and value
     many: bool = False  # takes several words: each is completed by itself
@@ -202,7 +202,7 @@ def reset(state: ConsoleState, rest: str) -> None:
 # -- what Tab offers --------------------------------------------------------------------------
 
 
-def values_of(name: str) -> Offer:
+def values_of(name: str) -> ValueOffers:
     """Return the values that a setting can take; in a comma list of lanes or drafters those that are not in it yet and
     that the loaded pair can run.
     """

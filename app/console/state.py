@@ -27,7 +27,7 @@ from app.screen.terminal import SECOND_WITHIN, InPlace, Interrupts, page
 from app.screen.view import Surface, heading, models_of
 from app.settings.table import Layers, ModelOptions, Settings
 from utils.errors import UserError
-from utils.progress import Remaining
+from utils.progress import Progress, Remaining
 
 if TYPE_CHECKING:
     from app.chat.saved import Answered
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
     from utils.catalogue.specs import PairSpec
 
 
-Progress = Callable[[str, float | None], None]
-Cancelled = Callable[[], bool]
-Work = Callable[[Progress, Cancelled], "PairEngine"]
-Loader = Callable[["PairSpec", "ModelOptions", Progress, Cancelled], "PairEngine"]
+Work = Callable[[Progress, Callable[[], bool]], "PairEngine"]  # the second argument: whether it is cancelled
+Loader = Callable[["PairSpec", "ModelOptions", Progress, Callable[[], bool]], "PairEngine"]
 
 
 class Loading(threading.Thread):
@@ -75,7 +73,7 @@ class Loading(threading.Thread):
         return bool(futures.wait([self.engine], seconds).done)
 
 
-def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cancelled: Cancelled) -> PairEngine:
+def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cancelled: Callable[[], bool]) -> PairEngine:
     """Load a pair and make it ready to decode: one pass is run, so that the first answer's figures are fair.
 
     Where the pair's tables or trained drafter cannot be used, n-grams of the conversation draft instead and a
@@ -98,7 +96,7 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
 
 
 def load_another_drafter(
-    engine: PairEngine, name: str, options: ModelOptions, progress: Progress, cancelled: Cancelled
+    engine: PairEngine, name: str, options: ModelOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> PairEngine:
     """The same target with another drafter."""
     from app.lanes.lane import PairEngine

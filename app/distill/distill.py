@@ -36,10 +36,10 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.gamma.costs import pass_times
 from training.draft_heads.build import continued, new_draft_head, shape_for, start_linear
 from training.draft_heads.features import Examples, StoredExamples, StreamedExamples, extract, load_shard
-from training.draft_heads.report import GAMMAS, Report, expected, write_report
+from training.draft_heads.report import GAMMAS, ReportData, expected, write_report
 from training.draft_heads.train import NAME, Training, TrainingJob, teacher_for
 from training.tables.build import Passage, build, read_passages
-from training.text.dialogues import GivenPrompts, OwnChats, Source, Talk
+from training.text.dialogues import GivenPrompts, OwnChats, PromptSource, Talk
 from training.text.synthesize import (
     ENDLESS,
     TextWriter,
@@ -293,7 +293,7 @@ def write_texts(
     """
     tokenizer, limits = engine.tokenizer, (args.answer_tokens, args.temperatures)
     before, begun = written(file)[0], time.monotonic()
-    source: Source
+    source: PromptSource
     if args.turns is None:
         source = OwnChats(tokenizer, engine.stop_ids, *limits, args.tasks, settings.seed)
     else:
@@ -501,7 +501,7 @@ def licence_of(model: Any) -> str:
     return match[1] if match else "see the target's own card"
 
 
-def in_lines(report: Report, out: Path, flags: str) -> str:
+def in_lines(report: ReportData, out: Path, flags: str) -> str:
     """Return the result in a few lines."""
     held = report["best"]["held"]
     alphas = " ".join(f"{alpha:.2f}" for alpha in held["alpha"])

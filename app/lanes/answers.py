@@ -17,7 +17,7 @@ from sampling.drafters.registry import is_simulated
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import AS_FAST, Stats, disturbed, speedup
 from utils.progress import INTERRUPTED
-from utils.remote.server import Message, is_server
+from utils.remote.server import ServerMessage, is_server
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sampling.events import Event
 
 
-Rule = Literal["argmax", "match", "ratio", "coupled"]
+LaneRule = Literal["argmax", "match", "ratio", "coupled"]
 
-RULES: dict[Rule, str] = {
+RULES: dict[LaneRule, str] = {
     "argmax": "greedy: a draft x is accepted if x = argmax p",
     "match": "point mass: the target draws its own token, x is accepted if that is x; chance p(x)",
     "ratio": "x drawn from q is accepted with chance min(1, p(x)/q(x))",
@@ -48,7 +48,7 @@ BY_CONSTRUCTION = "identical by construction"
 Style = Literal["good", "bad", "alarm", "plain"]
 
 
-def rule_of(lane: Any) -> Rule:
+def rule_of(lane: Any) -> LaneRule:
     """Return the rule by which a lane's drafts are accepted (tables and n-grams are point masses)."""
     settings = lane.settings
     if settings.temperature == 0:
@@ -63,7 +63,7 @@ def may_differ(lane: Any) -> bool:
     return lane.name in ("draft", "beam") or is_server(lane.name) or rule_of(lane) == "ratio"
 
 
-def chance(rule: Rule, q: float, p: float) -> float | None:
+def chance(rule: LaneRule, q: float, p: float) -> float | None:
     """Return the target's chance to accept a draft; None for a rule without chance, or without a formula."""
     if rule == "match":
         return p
@@ -204,7 +204,7 @@ def run_lane(
     interrupt: Callable[[], bool],
     show: Callable[[Event], None] | None = None,
     terms: Terms | None = None,
-    messages: Sequence[Message] = (),
+    messages: Sequence[ServerMessage] = (),
 ) -> Answer:
     """Decode one prompt to its end. The lane reads the prompt itself, a server the `messages`; `show` sees every event.
 

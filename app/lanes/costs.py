@@ -19,7 +19,7 @@ from pydantic import AliasChoices, Field, TypeAdapter
 from app.settings.table import SETTING_FIELDS, Settings
 from sampling.events import KINDS, Event, Finished, Prefill, Step
 from sampling.stats.summary import TARGET, Stats
-from sampling.stats.swi import MEASURED, Model, every_swi
+from sampling.stats.swi import MEASURED, SwiModel, every_swi
 from utils.catalogue.specs import HEAD_KINDS
 from utils.errors import UserError
 from utils.remote.server import is_server
@@ -53,7 +53,7 @@ class Terms:
 
     drafts: bool = False
     gamma: int | str | None = None
-    models: Mapping[str, Model] = field(default_factory=dict)
+    models: Mapping[str, SwiModel] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     precision: str = "float32"
     invariant: bool = False
@@ -76,19 +76,19 @@ def terms_of(lane: Lane, engine: PairEngine) -> Terms:
     )
 
 
-def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, Model]:
+def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, SwiModel]:
     """Return the models that these names of calls stand for; drafters without a model are left out."""
     loaded = engine.loaded
     known: dict[str, Any] = {TARGET: loaded.target, "drafter": loaded.drafter, **loaded.cascade_models}
-    models: dict[str, Model] = {}
+    models: dict[str, SwiModel] = {}
     for name in names:
         if (model := known.get(name)) is not None:
-            models[name] = Model(model.name, model.parameters)
+            models[name] = SwiModel(model.name, model.parameters)
         elif name in (*HEAD_KINDS, "mtp"):
-            models[name] = Model(name, None)
+            models[name] = SwiModel(name, None)
             if name in HEAD_KINDS:  # a layer that ships with the target has no folder
                 with suppress(UserError):
-                    models[name] = Model(name, stored_parameters(engine.drafters.folder(name)))
+                    models[name] = SwiModel(name, stored_parameters(engine.drafters.folder(name)))
     return models
 
 

@@ -36,7 +36,7 @@ from utils.logits_processors import ARGUMENTS, LogitsProcessor
 from utils.processes import world
 from utils.progress import never
 from utils.remote.pieces import Pieces, PieceTokenizer
-from utils.remote.server import OWN, ChatAnswer, Message, Server, is_server
+from utils.remote.server import OWN, ChatAnswer, Server, ServerMessage, is_server
 
 if TYPE_CHECKING:
     from app.settings.table import Settings
@@ -182,7 +182,7 @@ class ServerLane(Lane):
         *,
         session: Session | None = None,
         interrupt: Callable[[], bool] = never,
-        messages: Sequence[Message] = (),
+        messages: Sequence[ServerMessage] = (),
         **_: Any,
     ) -> Iterator[Event]:
         """Yield the server's answer to the chat. UserError if it fails before the first piece."""

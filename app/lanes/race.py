@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampling.events import Event, Finished
 from utils.processes import agreed
-from utils.remote.server import Message, is_server
+from utils.remote.server import ServerMessage, is_server
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -48,7 +48,7 @@ class Race:
         interrupt: Callable[[], bool] = lambda: False,
         begun: Sequence[int] = (),
         alternatives: int = 0,
-        messages: Sequence[Message] = (),
+        messages: Sequence[ServerMessage] = (),
     ) -> None:
         self.lanes, self.engine, self.prompt = lanes, engine, prompt
         self.interrupt = interrupt

@@ -45,7 +45,7 @@ COUNTS = range(1, 17)
 BUDGET = 60.0  # seconds after which no further repeat is begun
 Key = TypeVar("Key")
 
-Pass = Callable[[], object]
+WarmPass = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def measure_costs(
     return {count: statistics.median(seconds) for count, seconds in laps.items()}
 
 
-def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, Pass]:
+def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, WarmPass]:
     """Return a pass over n tokens that leaves the cache as it was, for each n."""
     counts = sorted(set(counts))
     context = max(1, min(context, network.context - counts[-1]))
@@ -117,7 +117,7 @@ def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, P
     return {count: partial(run, count) for count in counts}
 
 
-def timed(turns: dict[Key, Pass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
+def timed(turns: dict[Key, WarmPass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
     """Time each pass: all in turn, `repeats` times or as often as the budget allows, at least three. In seconds."""
     laps: dict[Key, list[float]] = {key: [] for key in turns}
     begun = time.monotonic()

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from app.lanes.answers import run_lane
 from app.lanes.lane import Lane, PairEngine, make_sampler
-from app.lanes.warm import COUNTS, Pass, passes, timed
+from app.lanes.warm import COUNTS, WarmPass, passes, timed
 from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.screen.output import load_engine, screen, small_table
 from app.screen.rows import in_short, plural
@@ -54,7 +54,7 @@ def speed_table(
     networks = {"target": engine.target.network}
     if isinstance(engine.drafters.model, CausalLM):
         networks["drafter"] = engine.drafters.model.network
-    turns: dict[tuple[str, int], Pass] = {}
+    turns: dict[tuple[str, int], WarmPass] = {}
     for role, network in networks.items():
         turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}
     lane, prompt = drafting_lane(engine, settings or Settings(), context)
@@ -99,7 +99,7 @@ def drafting_lane(engine: PairEngine, settings: Settings, context: int, method: 
     return replace(lane, limits=Limits(room, frozenset(), lane.context)), prompt
 
 
-def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
+def proposals(lane: Lane, prompt: list[int]) -> dict[int, WarmPass]:
     """Return the drafter's `propose` after the opening round, for the most of 1 … 4 drafts; {} if it drafts nothing."""
     if not lane.drafts:
         return {}

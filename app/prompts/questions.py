@@ -166,10 +166,10 @@ def given_prompt(prompt: str | None, stream: IO[str]) -> str:
 
 
 Record = Mapping[str, Any]
-Entry = Callable[[Record], dict[str, Any] | None]
+ReadRecord = Callable[[Record], dict[str, Any] | None]
 
 
-def read_questions(path: str | Path | None, entry: Entry = dict) -> list[Question]:
+def read_questions(path: str | Path | None, entry: ReadRecord = dict) -> list[Question]:
     """Read the questions of a file (.jsonl, else a prompt a line), or the built-in ones. UsageError names the line.
 
     `entry` makes an object of a prompt file of a record, or None of one that is left out.
@@ -264,7 +264,7 @@ class DataSet:
     """
 
     files: tuple[str, ...]
-    entry: Entry
+    entry: ReadRecord
 
 
 def _gsm8k(row: Record) -> dict[str, Any]:

@@ -150,7 +150,7 @@ _CHAIN = {"expand": "none", "max_new_tokens": 32}
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PlayedStep:
     """One step: the question is put once for each of `plays`, under its settings.
 
     `look` says in one sentence what to look at. `traced`: its rounds follow, one a second. `varied` is the setting in
@@ -173,20 +173,20 @@ BASE: Mapping[str, object] = {
 """What every step sets before its own settings, so that it shows the same whatever the user has chosen."""
 
 STEPS = (
-    Step(
+    PlayedStep(
         "A text that copies its source",
         "Where the answer repeats what was said, matches draft whole phrases: see the tokens a pass (tok/pass).",
         _COPY,
         ({"gamma": 8, "expand": "none", "max_new_tokens": 64},),
     ),
-    Step(
+    PlayedStep(
         "Plain decoding against drafts",
         "Plain decoding runs the target once for every token; with drafts it runs once for every token that is marked "
         "as the target's own: count its passes.",
         _CODE,
         ({"max_new_tokens": 64},),
     ),
-    Step(
+    PlayedStep(
         "Gamma: how much to draft",
         "One question at gamma 1, 4 and 16: what a longer draft brings in tokens a pass, and what it costs in drafts "
         "that are rejected.",
@@ -194,20 +194,20 @@ STEPS = (
         tuple({**_CHAIN, "gamma": gamma} for gamma in (1, 4, 16)),
         varied="gamma",
     ),
-    Step(
+    PlayedStep(
         "Temperature: how often drafts are accepted",
         "The hotter the draw, the less there is to guess: compare alpha at temperature 0, 0.7 and 1.5.",
         _LIST,
         tuple({**_CHAIN, "gamma": 4, "temperature": heat} for heat in (0, 0.7, 1.5)),
         varied="temperature",
     ),
-    Step(
+    PlayedStep(
         "A drafter that is often wrong",
         "It drafts 16 tokens a round. Its drafting and the wide passes take time whether a draft survives or not.",
         _STORY,
         ({"compare": "ar,plain", "expand": "none", "gamma": 16, "max_new_tokens": 32},),
     ),
-    Step(
+    PlayedStep(
         "The tree of a round, slowly",
         "A round a second: what was drafted (q), what the target thinks of it (p), what was kept, and the target's own "
         "token after it.",
@@ -218,7 +218,7 @@ STEPS = (
 )
 
 
-def chosen(number: str | None) -> list[tuple[int, Step]]:
+def chosen(number: str | None) -> list[tuple[int, PlayedStep]]:
     """Return every step with its number from 1, or the one of this number; UsageError if there is none."""
     every = list(enumerate(STEPS, start=1))
     if number is None:
@@ -234,7 +234,7 @@ def slowness(settings: Settings, rate: float | None) -> float:
 Answers = Sequence[Sequence[Track]]  # of a step, the lanes of each
 
 
-def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | None], place: Surface) -> bool:
+def walk(steps: Sequence[tuple[int, PlayedStep]], play: Callable[[PlayedStep], Answers | None], place: Surface) -> bool:
     """Go through the steps; `play` gives a step's answers, None where Ctrl-C ended it. False after one."""
     for index, (number, step) in enumerate(steps):
         place.say(Text.assemble("\n", (f"{number}/{len(STEPS)} {step.title}", "bold")))
@@ -253,7 +253,7 @@ def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | Non
     return True
 
 
-def figures_of(step: Step, tracks: Sequence[Track]) -> dict[str, str]:
+def figures_of(step: PlayedStep, tracks: Sequence[Track]) -> dict[str, str]:
     """Return the cells of an answer: the value that varies or the lane, its figures, plain decoding's rate."""
     lane = tracks[-1].lane
     last, plain = tracks[-1].answer(), plain_answer([track.answer() for track in tracks])
@@ -298,7 +298,7 @@ def steps_of(settings: Settings, path: Path = RECORDED) -> list[list[LoggedAnswe
     return [list(islice(each, len(step.plays))) for step in STEPS]
 
 
-def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> bool:
+def play_recorded(settings: Settings, steps: Sequence[tuple[int, PlayedStep]]) -> bool:
     """Play the recorded tour; return whether it came to its end."""
     answers = dict(zip(STEPS, steps_of(settings), strict=True))
     console = make_console(settings)
@@ -308,7 +308,7 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> bool
         place.say(f"This is what a win and a loss look like (page: {PAGE})")
         player = Player(place, 1.0)
 
-        def play(step: Step) -> Answers | None:
+        def play(step: PlayedStep) -> Answers | None:
             for answer in answers[step]:
                 place.say("")
                 if not player.play(answer):

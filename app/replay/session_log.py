@@ -45,7 +45,7 @@ except ImportError:  # no POSIX
     fcntl = None  # type: ignore[assignment]
 
 VERSION = 1
-Entry = tuple[int, tuple[int, ...], int, str]
+DraftedNode = tuple[int, tuple[int, ...], int, str]
 
 NOTHING = -1  # the entry before the first: no ids, no text
 _LONGEST_HEAD = 65_536  # bytes
@@ -58,7 +58,7 @@ class LoggingDecoder:
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._texts: dict[tuple[int, ...], tuple[int, str]] = {}  # by ids: the place of the entry, and its text
-        self._news: list[Entry] = []
+        self._news: list[DraftedNode] = []
 
     def __call__(self, ids: list[int]) -> str:
         key = tuple(ids)
@@ -74,7 +74,7 @@ class LoggingDecoder:
         self._news.append((before, ids[size:], kept, text[kept:]))
         self._texts[ids] = (len(self._texts), text)
 
-    def taken(self) -> list[Entry]:
+    def taken(self) -> list[DraftedNode]:
         """The entries that are not written yet; they count as written from now on."""
         news, self._news = self._news, []
         return news
@@ -87,7 +87,7 @@ class ReplayingDecoder:
         self._entries: list[tuple[tuple[int, ...], str]] = []
         self._texts: dict[tuple[int, ...], str] = {}
 
-    def learn(self, entries: Iterable[Entry]) -> None:
+    def learn(self, entries: Iterable[DraftedNode]) -> None:
         """Take in entries in the order in which they were noted; ValueError for one that builds on none."""
         for before, further, shared, text in entries:
             if not NOTHING <= before < len(self._entries):
@@ -122,14 +122,14 @@ class OpeningLine(BaseModel):
     waited: Annotated[float, Field(ge=0)] = 0.0
     settings: dict[str, Any]
     lanes: Annotated[tuple[LoggedLane, ...], Field(min_length=1)]
-    texts: tuple[Entry, ...] = ()
+    texts: tuple[DraftedNode, ...] = ()
 
 
 class EventLine(BaseModel):
     """An event of a lane; the event's own fields stand beside these."""
 
     lane: int
-    texts: tuple[Entry, ...] = ()
+    texts: tuple[DraftedNode, ...] = ()
 
 
 class ClosingLine(BaseModel):
@@ -139,7 +139,7 @@ class ClosingLine(BaseModel):
     text: str
     seen: bool = False
     pauses: tuple[tuple[float, str], ...] = ()
-    texts: tuple[Entry, ...] = ()
+    texts: tuple[DraftedNode, ...] = ()
 
 
 @dataclass

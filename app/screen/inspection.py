@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from app.lanes.answers import Rule
+from app.lanes.answers import LaneRule
 from app.screen.palette import Look
 from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, plural, quoted, row_of, share, wrap
 from app.screen.terminal import Action
@@ -40,10 +40,10 @@ LADDERS: Mapping[str, Sequence[float]] = {
 }
 """The keys of a what-if, and the values that each goes through."""
 
-Kind = Literal["accepted", "correction", "bonus", "own token", "forced", "a server's"]
+Origin = Literal["accepted", "correction", "bonus", "own token", "forced", "a server's"]
 
 
-class Choice(NamedTuple):
+class Candidates(NamedTuple):
     """A token that was considered at a position: the target's figures and the drafter's, None where not recorded."""
 
     token: int
@@ -75,12 +75,12 @@ class SaidToken:
     text: str
     shown: str
     round: int
-    kind: Kind
-    rule: Rule = "argmax"
+    kind: Origin
+    rule: LaneRule = "argmax"
     by: str = ""
     chance: float | None = None  # of an accepted draft
     number: float | None = None  # of its coin
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[Candidates, ...] = ()
     refused: tuple[Refused, ...] = ()
     discarded: int = 0  # drafts of its round that were not examined, where it ended the round
     entropy: float | None = None
@@ -90,7 +90,7 @@ class SaidToken:
 class TokenReader:
     """Reads the rounds of a row one after the other; `names` are those of `Step.source`."""
 
-    def __init__(self, decode: Decode, names: Sequence[str], rule: Rule, context: Sequence[int] = ()) -> None:
+    def __init__(self, decode: Decode, names: Sequence[str], rule: LaneRule, context: Sequence[int] = ()) -> None:
         self._window, self._names, self._rule = Window(decode, context), names, rule
         self._round = -1
 
@@ -126,23 +126,23 @@ class TokenReader:
             tokens.append(one)
         return tokens
 
-    def _choices(self, step: Step, index: int, node: int | None, refused: Sequence[int]) -> tuple[Choice, ...]:
+    def _choices(self, step: Step, index: int, node: int | None, refused: Sequence[int]) -> tuple[Candidates, ...]:
         """What was considered: the likeliest of the target first, then what only the drafter named."""
         said, rejected = step.emitted[index], {step.drafted[at] for at in refused}
-        choices: dict[int, Choice] = {}
+        choices: dict[int, Candidates] = {}
         examined = (*step.path, *step.rejected)
         for at, p, q in zip(examined, step.target_p, step.draft_p, strict=False):
             if at == node or at in refused:
-                choices[step.drafted[at]] = Choice(step.drafted[at], "", p=p, q=q)
+                choices[step.drafted[at]] = Candidates(step.drafted[at], "", p=p, q=q)
         position = step.positions[index] if index < len(step.positions) else None
         for likely in position.target if position else ():
-            known = choices.get(likely.token, Choice(likely.token, ""))
+            known = choices.get(likely.token, Candidates(likely.token, ""))
             choices[likely.token] = known._replace(**likely._asdict())
         for proposal in position.drafter if position else ():
-            known = choices.get(proposal.token, Choice(proposal.token, ""))
+            known = choices.get(proposal.token, Candidates(proposal.token, ""))
             by = self._name(proposal.source)
             choices[proposal.token] = known._replace(q=proposal.q, q_rank=proposal.rank, by=by)
-        choices.setdefault(said, Choice(said, ""))
+        choices.setdefault(said, Candidates(said, ""))
         return tuple(
             choice._replace(
                 text=self._text(choice.token),
@@ -158,7 +158,7 @@ class TokenReader:
         return self._names[source] if 0 <= source < len(self._names) else "drafter"
 
 
-def _kind(step: Step, node: int | None) -> Kind:
+def _kind(step: Step, node: int | None) -> Origin:
     if node is not None:
         return "accepted"
     if step.top2_gap is None:
@@ -166,7 +166,7 @@ def _kind(step: Step, node: int | None) -> Kind:
     return "correction" if step.rejected else "bonus" if step.drafted else "own token"
 
 
-def _order(choice: Choice) -> tuple[float, float]:
+def _order(choice: Candidates) -> tuple[float, float]:
     return (choice.rank or math.inf, choice.q_rank or math.inf)
 
 
@@ -224,7 +224,7 @@ class Inspection:
         return next((at for at, choice in enumerate(self.shown) if choice.fate == "said"), 0)
 
     @property
-    def shown(self) -> list[Choice]:
+    def shown(self) -> list[Candidates]:
         """The alternatives that are listed: the five likeliest, those that were examined; all in a what-if."""
         ranks = ((choice, (choice.rank or LISTED + 1, choice.q_rank or LISTED + 1)) for choice in self.token.choices)
         return [choice for choice, rank in ranks if self.shape or choice.fate or min(rank) <= LISTED]
@@ -289,7 +289,7 @@ class Inspection:
         titles = f"{'':>4} {'':<{_TEXT}}    p  set rank    q rank  round"
         rows = [row_of([(fit(titles, look.width, look), "faint")], look)]
         for number, token in enumerate(self.tokens, start=1):
-            said = next((choice for choice in token.choices if choice.fate == "said"), Choice(token.token, ""))
+            said = next((choice for choice in token.choices if choice.fate == "said"), Candidates(token.token, ""))
             text = quoted(token.shown, look, _TEXT)
             figures = f"{_figure(said.p)} {_figure(said.processed)} {_rank(said.rank)}"
             figures += f" {_figure(said.q)} {_rank(said.q_rank)} {token.round:>6}"
@@ -374,7 +374,7 @@ class Inspection:
         return rows
 
 
-_ROLES: dict[Kind, str] = {
+_ROLES: dict[Origin, str] = {
     "accepted": "accepted",
     "correction": "target",
     "bonus": "bonus",

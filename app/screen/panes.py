@@ -38,7 +38,7 @@ from app.screen.spans import Span
 from sampling.drafters.registry import ROWS, is_simulated
 from sampling.stats.summary import Stats
 from utils.growing_text import NO_TEXT
-from utils.remote.pieces import Report
+from utils.remote.pieces import ServerFigures
 from utils.remote.server import address_of, is_url
 
 State = Literal["waiting", "prefill", "running", "done", "stopped"]
@@ -212,7 +212,7 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
     return texts
 
 
-def reported(report: Report | None) -> list[str]:
+def reported(report: ServerFigures | None) -> list[str]:
     """Return a server's figures of its drafts, and its rate; empty where it gives none."""
     if report is None:
         return []

@@ -14,7 +14,7 @@ from app.screen.palette import Look
 from app.screen.rows import Piece, Row, fit, one_line, row_of, wrap
 from app.screen.terminal import Action
 
-Place = tuple[int, ...]  # of a branch: its number among its siblings, after those above it
+BranchPlace = tuple[int, ...]  # of a branch: its number among its siblings, after those above it
 
 
 class Branch(BaseModel, frozen=True):
@@ -67,9 +67,11 @@ class SampleTree:
 
     def __init__(self, top: Sequence[Branch]) -> None:
         self.top, self.total, self.at = top, sum(branch.count for branch in top), 0
-        self.closed: set[Place] = set()
+        self.closed: set[BranchPlace] = set()
 
-    def shown(self, branches: Sequence[Branch] | None = None, above: Place = ()) -> Iterator[tuple[Place, Branch]]:
+    def shown(
+        self, branches: Sequence[Branch] | None = None, above: BranchPlace = ()
+    ) -> Iterator[tuple[BranchPlace, Branch]]:
         """The branches that are not below a closed one, with their places."""
         for index, branch in enumerate(self.top if branches is None else branches):
             place = (*above, index)
@@ -90,7 +92,7 @@ class SampleTree:
         first = max(0, min(self.at - room // 2, len(rows) - room))
         return [*rows[first : first + room], [], *text[-(look.height // 3) :]][: look.height]
 
-    def _row(self, at: int, place: Place, branch: Branch, look: Look) -> Row:
+    def _row(self, at: int, place: BranchPlace, branch: Branch, look: Look) -> Row:
         cursor = look.height is not None and at == self.at
         more = "+" if place in self.closed else " "
         head = f"{look.glyph('prompt') if cursor else ' '}{more}{'  ' * (len(place) - 1)}"

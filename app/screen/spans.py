@@ -23,7 +23,7 @@ from utils.catalogue.templates import Thinking
 from utils.growing_text import REPLACEMENT, Decode, Window
 from utils.visible import visible
 
-Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "forced", "plain"]
+SpanKind = Literal["accepted", "rejected", "discarded", "target", "bonus", "forced", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Span:
     """A run of text of one kind; `source` says which of the drafter's `names` proposed it; `dim`: it is thinking."""
 
     text: str
-    kind: Kind
+    kind: SpanKind
     source: int = 0
     dim: bool = False
 
@@ -58,11 +58,11 @@ class Spanner:
     def __init__(self, decode: Decode, drafting: bool, *, context: Sequence[int] = ()) -> None:
         self.ids: list[int] = []
         self._decode = decode
-        self._own: Kind = "target" if drafting else "plain"
+        self._own: SpanKind = "target" if drafting else "plain"
         self._context = list(context)
         self._window = Window(decode, context)
         self.spans: list[Span] = []  # so far; characters that are not complete yet are waiting
-        self._last: Kind = self._own
+        self._last: SpanKind = self._own
 
     def feed(self, event: Event) -> None:
         """Take in one event."""
@@ -84,15 +84,15 @@ class Spanner:
         branch = step.branch or (() if step.is_tree else step.discarded)
         texts = self._window.ahead(step.drafted[node] for node in branch)
         for place, (node, text) in enumerate(zip(branch, texts, strict=True)):
-            kind: Kind = "rejected" if place == 0 and step.rejected else "discarded"
+            kind: SpanKind = "rejected" if place == 0 and step.rejected else "discarded"
             self._add(text, kind, _source(step, node))
 
-    def _commit(self, token: int, kind: Kind, source: int = 0) -> None:
+    def _commit(self, token: int, kind: SpanKind, source: int = 0) -> None:
         self.ids.append(token)
         self._last = kind
         self._add(self._window.push(token), kind, source)
 
-    def _add(self, text: str, kind: Kind, source: int = 0) -> None:
+    def _add(self, text: str, kind: SpanKind, source: int = 0) -> None:
         if not text:
             return
         if self.spans and (self.spans[-1].kind, self.spans[-1].source) == (kind, source):

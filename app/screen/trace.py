@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from app.lanes.answers import RULES, Rule, chance
+from app.lanes.answers import RULES, LaneRule, chance
 from app.screen.palette import Look, tint
 from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, plural, quoted, share
 from app.screen.terminal import Action
@@ -151,7 +151,7 @@ class Trace(Drawn):
         look: Look,
         names: Sequence[str] = (),
         *,
-        rule: Rule = "argmax",
+        rule: LaneRule = "argmax",
         exact: bool = False,
     ) -> None:
         self.steps, self.look, self.names = list(steps), look, tuple(names)

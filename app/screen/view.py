@@ -145,7 +145,7 @@ def toolbar(pair: str, settings: Settings, loading: str, used: int, context: int
     return "  ".join(parts)
 
 
-class Block(NamedTuple):
+class Section(NamedTuple):
     """Rows that are shown or left out together; a lower rank matters more."""
 
     rank: int
@@ -221,21 +221,25 @@ class Summary(Drawn):
         marks = legend and any(span.kind != "plain" for pane in panes for span in pane.spans)
         self.legend = meanings(look, panes, show_discarded=show_discarded) if marks else []
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[Section]:
         """The parts from top to bottom."""
         look, drafting = self.look, [pane for pane in self.panes if pane.drafting]
-        blocks = [Block(4, self._timeline()), Block(0, StatsLines(self.panes, look).rows()), Block(1, self._compared())]
+        blocks = [
+            Section(4, self._timeline()),
+            Section(0, StatsLines(self.panes, look).rows()),
+            Section(1, self._compared()),
+        ]
         if look.color:
             if len(self.telling) > 1:
-                blocks.append(Block(3, [row for pane in self.telling for row in self._named(pane)]))
+                blocks.append(Section(3, [row for pane in self.telling for row in self._named(pane)]))
             for pane in drafting[-1:]:
                 whose = pane.label if len(drafting) > 1 else ""
-                blocks.append(Block(5, flow(positions(pane.stats, look, whose), look, 2)))
+                blocks.append(Section(5, flow(positions(pane.stats, look, whose), look, 2)))
         # Why the answer that the conversation continues from is not whole.
         text = note(self.panes[-1], goes_on=self.goes_on) if self.panes and self.notes else ""
         notes = flow([chunk(text, "bad")], look) if text else []
         notes += [row for pane in self.panes if pane.resting for row in flow([chunk(_resting(pane), "faint")], look)]
-        blocks += [Block(2, notes), Block(6, flow(self._reading_aids(), look))]
+        blocks += [Section(2, notes), Section(6, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]
 
     def _timeline(self) -> list[Row]:
@@ -303,7 +307,7 @@ class Frame(Drawn):
         under = [row for block in blocks for row in block.rows]
         return self.body.within(None if height is None else height - len(under)) + under
 
-    def _excess(self, blocks: list[Block], height: int) -> int:
+    def _excess(self, blocks: list[Section], height: int) -> int:
         """Rows too many. The lanes' figures go only when the texts would have less than two rows each."""
         figures_only = all(block.rank == 0 for block in blocks)
         texts = min(2 * len(self.body.groups), self.body.needed) if figures_only else self.body.least

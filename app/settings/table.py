@@ -27,9 +27,9 @@ from app.settings.types import (
     SWITCH,
     TEXTS,
     Choice,
-    Kind,
     Number,
     RefusedError,
+    SettingKind,
     Text,
     Whole,
     got,
@@ -52,7 +52,7 @@ class Field:
     """
 
     name: str
-    kind: Kind | Any  # or another reader of values with its methods
+    kind: SettingKind | Any  # or another reader of values with its methods
     default: Any = None
     help: str = ""
     group: str = ""
@@ -357,7 +357,7 @@ def arguments(fields: Mapping[str, Field], given: Mapping[str, Any], **more: Any
     return Namespace(**(values | paths | more))
 
 
-Values = Mapping[str, Any]
+SettingValues = Mapping[str, Any]
 _FALSE = {"", "0", "off", "no", "false"}
 
 
@@ -370,12 +370,12 @@ def from_environment(environ: Mapping[str, str], fields: Mapping[str, Field]) ->
     return values
 
 
-def from_flags(flags: Values, fields: Mapping[str, Field]) -> dict[str, Any]:
+def from_flags(flags: SettingValues, fields: Mapping[str, Field]) -> dict[str, Any]:
     """Read the values of the flags that belong to `fields`; UsageError names the flag."""
     return {name: each.read(flags[name], label=each.flags[0]) for name, each in fields.items() if name in flags}
 
 
-def from_pair(values: Values) -> dict[str, Any]:
+def from_pair(values: SettingValues) -> dict[str, Any]:
     """Read the values that models.yaml has for a pair; UsageError names the pair's defaults as their origin."""
     try:
         return {Settings.field(name).name: Settings.field(name).read(value) for name, value in values.items()}
@@ -393,7 +393,7 @@ def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
     return [f"{name} is not a setting (did you mean SPEC_{names[n].upper()}?)" for name, n in near.items() if n]
 
 
-def model_options(environ: Mapping[str, str], flags: Values) -> ModelOptions:
+def model_options(environ: Mapping[str, str], flags: SettingValues) -> ModelOptions:
     """Return the options of the layers built in < environment < flags."""
     return ModelOptions(**{**from_environment(environ, MODEL_FIELDS), **from_flags(flags, MODEL_FIELDS)})
 
@@ -402,17 +402,17 @@ def model_options(environ: Mapping[str, str], flags: Values) -> ModelOptions:
 class Layers:
     """Where the settings come from, lowest first; values are already read. Make one with :meth:`of`."""
 
-    pair: Values = field(default_factory=dict)
-    environment: Values = field(default_factory=dict)
-    flags: Values = field(default_factory=dict)
-    console: Values = field(default_factory=dict)  # changes by /set and the like
+    pair: SettingValues = field(default_factory=dict)
+    environment: SettingValues = field(default_factory=dict)
+    flags: SettingValues = field(default_factory=dict)
+    console: SettingValues = field(default_factory=dict)  # changes by /set and the like
 
     @classmethod
     def of(
         cls,
-        pair_defaults: Values = MappingProxyType({}),
+        pair_defaults: SettingValues = MappingProxyType({}),
         environ: Mapping[str, str] = MappingProxyType({}),
-        flags: Values = MappingProxyType({}),
+        flags: SettingValues = MappingProxyType({}),
     ) -> Layers:
         """Read every layer; UsageError names the variable, the flag or the catalogue."""
         given = from_environment(environ, SETTING_FIELDS), from_flags(flags, SETTING_FIELDS)
@@ -430,7 +430,7 @@ class Layers:
         _check_together(settings)
         return settings
 
-    def resolve(self, pair_defaults: Values) -> Layers:
+    def resolve(self, pair_defaults: SettingValues) -> Layers:
         """Return the same layers over another pair's defaults; UsageError when those are wrong."""
         layers = replace(self, pair=from_pair(pair_defaults))
         _check_together(layers.settings)

@@ -1,9 +1,9 @@
 """Types of setting: how a value is read from text, its allowed values, how it is shown and completed.
 
-A :class:`Kind` is a pydantic type with words for errors. It turns a user's text (or a value of a configuration file)
-into a plain Python value, or raises :class:`RefusedError` with the words that follow "must be"; an error line shows the
-refused value and the nearest allowed one. Facts of a loaded pair (which models it has, whether rows of a K matrix and
-drafters agree) are checked elsewhere. Knows no setting by name, no flags, no torch.
+A :class:`SettingKind` is a pydantic type with words for errors. It turns a user's text (or a value of a configuration
+file) into a plain Python value, or raises :class:`RefusedError` with the words that follow "must be"; an error line
+shows the refused value and the nearest allowed one. Facts of a loaded pair (which models it has, whether rows of a K
+matrix and drafters agree) are checked elsewhere. Knows no setting by name, no flags, no torch.
 """
 
 import json
@@ -72,7 +72,7 @@ class RefusedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Kind:
+class SettingKind:
     """A pydantic type, the words that follow "must be", and how its values are named, completed and shown.
 
     `outside` are the words for a number out of range. A validator of the type that raises RefusedError has its own.
@@ -106,7 +106,7 @@ def _digits(value: Any) -> Any:
     return int(value) if isinstance(value, str) and len(value) <= SHOWN and _WHOLE.fullmatch(value) else value
 
 
-class Whole(Kind):
+class Whole(SettingKind):
     """A whole number from `low` to `high` (no upper end when None), or the one `word` that stands for a number."""
 
     def __init__(self, low: int, high: int | None = None, word: str = "") -> None:
@@ -120,7 +120,7 @@ class Whole(Kind):
             super().__init__(number, words, "N")
 
 
-SEED = Kind(
+SEED = SettingKind(
     Annotated[Whole(0).type, BeforeValidator(lambda value: secrets.randbelow(2**31) if value == "random" else value)],
     f"a whole number from 0 to {SEED_LIMIT} or random",
     "N|random",
@@ -138,7 +138,7 @@ def _decimal(value: Any) -> Any:
     return math.inf if isinstance(value, int) and abs(value) > 1e300 else value
 
 
-class Number(Kind):
+class Number(SettingKind):
     """A finite number between `low` and `high`; either end may be left out. A value below `least` counts as 0. `word`
     stands for a value that is no number."""
 
@@ -166,7 +166,7 @@ class Number(Kind):
             super().__init__(kind, allowed, "X", show=plain, outside=outside)
 
 
-class Choice(Kind):
+class Choice(SettingKind):
     """One of a few words. `suggests`: an error names the nearest one."""
 
     def __init__(self, choices: tuple[str, ...], suggests: bool = False) -> None:
@@ -181,7 +181,7 @@ class Choice(Kind):
         super().__init__(kind, words, every if len(every) <= SHOWN else "NAME", choices)
 
 
-SWITCH = Kind(
+SWITCH = SettingKind(
     Annotated[
         bool,
         Strict(),
@@ -195,7 +195,7 @@ SWITCH = Kind(
 """On or off; also yes/no, true/false, 1/0."""
 
 
-class Text(Kind):
+class Text(SettingKind):
     """Any text; with `optional` an absent value is None and empty text is refused; `pattern` narrows it."""
 
     def __init__(
@@ -230,7 +230,7 @@ def _joined(values: Any) -> str:
     return ",".join(map(plain, values))
 
 
-class _List(Kind):
+class _List(SettingKind):
     """A comma list (or a sequence) of one or more things of type `each`, in the order given."""
 
     def __init__(
@@ -294,7 +294,7 @@ def _drafters(names: tuple[str, ...]) -> tuple[str, ...]:
     return _once(names)
 
 
-DRAFTER_NAMES = Kind(
+DRAFTER_NAMES = SettingKind(
     Annotated[
         tuple[str, ...],
         AfterValidator(_drafters),
@@ -323,7 +323,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-TEXTS = Kind(
+TEXTS = SettingKind(
     Annotated[Any, AfterValidator(_texts)],
     'a text, or several as a JSON list: ["a","b"]',
     "TEXT",
@@ -346,7 +346,7 @@ def _matrix(value: Any) -> Matrix:
         raise RefusedError(re.sub(r"^k_matrix must (be|hold) ", "", why)) from None
 
 
-K_MATRIX = Kind(
+K_MATRIX = SettingKind(
     Annotated[Any, AfterValidator(_matrix)],
     "rows of whole numbers like [[5,10],[0,10]], upper triangular",
     "ROWS",

@@ -234,7 +234,7 @@ _READ_AS = {
     "answers alone": "the values are taken as answers alone",
 }
 _FROM = {"flags": "as given", "recording": "as recorded", "measured": "measured here"}
-Figures = Sequence[Mapping[str, Any]]
+FigureRows = Sequence[Mapping[str, Any]]
 
 
 def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> int:
@@ -469,7 +469,7 @@ def _short(value: float | None, digits: int = 4) -> float | None:
 # -- tables -----------------------------------------------------------------------------------------
 
 
-def print_simulation(about: Mapping[str, Any], rows: Figures, settings: Settings) -> None:
+def print_simulation(about: Mapping[str, Any], rows: FigureRows, settings: Settings) -> None:
     """Print a row for each drafter and gamma; at most 100 columns where it goes to no terminal."""
     console = screen(settings, sys.stdout)
 
@@ -491,7 +491,7 @@ def print_simulation(about: Mapping[str, Any], rows: Figures, settings: Settings
         line(f"note: {note}")
 
 
-def _methods(rows: Figures, settings: Settings, console: Console) -> Table:
+def _methods(rows: FigureRows, settings: Settings, console: Console) -> Table:
     columns = {
         "gamma": ("gamma", "d", 1),
         "TAR": ("tokens_per_pass", ".3f", 1),

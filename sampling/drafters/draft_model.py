@@ -39,7 +39,7 @@ def scoring(session: Session, whole: bool = False) -> tuple[Callable[[Rows, Draf
     return (session.score if short is None else session.score_reduced), short
 
 
-class Model(Source):
+class ModelSource(Source):
     """A model as a source, with a session beside the target's.
 
     With `draws`, the token of each node is drawn from the processed distribution, which travels with it; it is a point
@@ -207,7 +207,7 @@ class Model(Source):
         return [[(index if ids is None else ids[index], p) for index, p in probs.items()] for probs in each]
 
 
-class Block(Model):
+class BlockSource(ModelSource):
     """A model that drafts a block in one pass: the distributions of all depths are known before the first draft.
 
     They may depend on the drafts before them (see :class:`sampling.drafters.draft_heads.sessions.BlockSession`), never
@@ -281,9 +281,9 @@ class Block(Model):
 CONFIDENT = 0.2  # estimated chance of being accepted below which nothing is drafted
 
 
-def source_of(lm: LM, draws: bool = False) -> Model:
+def source_of(lm: LM, draws: bool = False) -> ModelSource:
     """Return the source that drafts from `lm`."""
-    return (Block if lm.block else Model)(lm, draws)
+    return (BlockSource if lm.block else ModelSource)(lm, draws)
 
 
 class ModelDrafter(Proposer):
@@ -297,7 +297,7 @@ class ModelDrafter(Proposer):
     `rule`: Rule.BLOCK verifies chains as a whole. UserError for Rule.POINT, which must not verify drawn tokens.
     """
 
-    model: Model
+    model: ModelSource
 
     def __init__(self, lm: LM, least: float = 0.0, rule: Rule = Rule.DRAWN) -> None:
         super().__init__([source_of(lm, draws=True)], least=least, rule=rule)
@@ -318,7 +318,7 @@ class ModelDrafter(Proposer):
         return replace(chain, probs=model.drawing.probs(model.columns[: chain.width]))
 
 
-class Respelled(Model):
+class Respelled(ModelSource):
     """A model of another vocabulary: it writes text, which is tokenised as the target does (point masses; string-level
     exact match, Timor et al., arXiv 2502.05202). One call answers all depths.
 

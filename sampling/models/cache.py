@@ -181,7 +181,7 @@ class SlotCache:
 
 
 @dataclass
-class Encoded:
+class EncodedSource:
     """An encoder's states [B, S, H], and which of them are tokens [B, S] bool (None: all). `cross`: transformers' cache
     of their keys and values (K, V of each layer so far), which the first pass fills.
     """
@@ -195,17 +195,17 @@ class Encoded:
 
         self.cross = DynamicCache(self.cross)
 
-    def select(self, rows: Tensor) -> Encoded:
+    def select(self, rows: Tensor) -> EncodedSource:
         """The states of these rows [B']."""
         chosen = put(rows, self.states.device)
         cross = [(layer.keys[chosen], layer.values[chosen]) for layer in self.cross.layers]
-        return Encoded(self.states[chosen], None if self.mask is None else self.mask[chosen], cross)
+        return EncodedSource(self.states[chosen], None if self.mask is None else self.mask[chosen], cross)
 
 
 class CrossCache(SlotCache):
     """The slots of a decoder, and the encoder's states of the prompts, which are never cropped."""
 
-    encoded: Encoded | None = None
+    encoded: EncodedSource | None = None
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sampling.models.cache import CrossCache, Encoded, as_transformers_cache
+from sampling.models.cache import CrossCache, EncodedSource, as_transformers_cache
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.network import ModelNetwork
 from sampling.models.probe import Exact, probe
@@ -55,7 +55,7 @@ class EncDecNetwork(ModelNetwork):
         return max(map(len, prompt))
 
     @torch.no_grad()
-    def encode(self, prompt: Rows) -> Encoded:
+    def encode(self, prompt: Rows) -> EncodedSource:
         """Run the encoder over ragged prompts, padded after their ends."""
         width = max(map(len, prompt))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in prompt], device=self.device)
@@ -63,7 +63,7 @@ class EncDecNetwork(ModelNetwork):
         lengths = torch.tensor([len(row) for row in prompt], device=self.device)
         mask = None if int(lengths.min()) == width else torch.arange(width, device=self.device) < lengths[:, None]
         states = self.model.get_encoder()(input_ids=ids, attention_mask=None if mask is None else mask.long())
-        return Encoded(states.last_hidden_state, mask)
+        return EncodedSource(states.last_hidden_state, mask)
 
     @torch.no_grad()
     def forward(
@@ -203,7 +203,7 @@ class EncDecSession(CausalSession):
         """An empty cache; the encoder's states stay."""
         known = self._cache.encoded
         super()._reset(rows)
-        self._cache.encoded = known and Encoded(known.states, known.mask)
+        self._cache.encoded = known and EncodedSource(known.states, known.mask)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)

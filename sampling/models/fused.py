@@ -34,9 +34,9 @@ from utils.kernels.bindings import (
     STEP,
     TILE,
     Expert,
-    Layer,
-    Pass,
-    Step,
+    LayerStruct,
+    PassStruct,
+    StepStruct,
     Weight,
     load,
     run,
@@ -67,19 +67,22 @@ def linears(layer: Any) -> dict[str, Any]:
 
 
 class PassRecord:
-    """A :class:`Pass` or :class:`Step` and the memory that its addresses point to. Its owner runs one pass at a time.
+    """A :class:`PassStruct` or :class:`StepStruct` and the memory that its addresses point to; one pass runs at a time.
 
     `sizes`: numbers of a hidden state and of the inner one, heads, key heads, numbers of a head. `codes`: more fields
     for rows of codes, and the numbers of a row.
     """
 
     def __init__(
-        self, kind: type[Pass | Step], sizes: tuple[int, int, int, int, int], codes: dict[str, int] | None = None
+        self,
+        kind: type[PassStruct | StepStruct],
+        sizes: tuple[int, int, int, int, int],
+        codes: dict[str, int] | None = None,
     ) -> None:
         self.record: Any = kind()
         self.held: list[Any] = []
         self._floats = False  # whether some weights are floats, whose products read float activations
-        self._work = STEP if issubclass(kind, Step) else PASS
+        self._work = STEP if issubclass(kind, StepStruct) else PASS
         self._sizes, self._codes = sizes, codes or {}
         self._scratch: dict[str, Tensor] = {}
         self._prepared: tuple[int, ...] = ()
@@ -151,7 +154,7 @@ class PassRecord:
         family: Family = LLAMA,
     ) -> Any:
         """Set the decoder `layers`, whose linear maps `take` packs, and the head; the layers' table."""
-        table = (Layer * len(layers))()
+        table = (LayerStruct * len(layers))()
         for entry, layer in zip(table, layers, strict=True):
             for name, linear in linears(layer).items():
                 setattr(entry, name, self.weight(take(linear)))
@@ -383,7 +386,9 @@ class FusedNetwork:
         self._angles = [torch.empty(0, 2 * len(frequency)) for frequency, _ in self._rotary]
         self._positions = 0  # of these tables
         self._one_at_a_time = threading.Lock()
-        self._record = PassRecord(Pass, (self._hidden, int(config.intermediate_size), heads, self._shared, self._size))
+        self._record = PassRecord(
+            PassStruct, (self._hidden, int(config.intermediate_size), heads, self._shared, self._size)
+        )
         self._record.set(
             **facts.scalars,
             half=self.cache_dtype == torch.float16,

@@ -12,7 +12,7 @@ from typing import Any
 
 from sampling.events import BeamStep, BeamTree, Event, Finished, Prefill, Reason, Step
 from sampling.stats.summary import Stats
-from utils.remote.pieces import Report
+from utils.remote.pieces import ServerFigures
 
 
 class Meter:
@@ -26,7 +26,7 @@ class Meter:
         self.prompt_n, self.row, self.rows = prompt_n, row, rows
         self.ids: list[int] = []
         self._reason: Reason | None = None
-        self._report: Report | None = None
+        self._report: ServerFigures | None = None
         self._pieces = 0
         self._prompt_s = 0.0
         self._ttft_s: float | None = None

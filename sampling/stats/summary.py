@@ -12,7 +12,7 @@ from typing import Any
 
 from sampling.events import Reason
 from sampling.stats.theory import expected_speedup
-from utils.remote.pieces import Report
+from utils.remote.pieces import ServerFigures
 
 TARGET = "target"  # what calls name the outermost target
 
@@ -86,7 +86,7 @@ class Stats:
     least_wide_ms: float | None = None
     branched: int = 0
     pieces: int = 0
-    report: Report | None = None
+    report: ServerFigures | None = None
 
     @property
     def counts_tokens(self) -> bool:
@@ -206,16 +206,18 @@ def merge(stats: Iterable[Stats]) -> Stats:
     )
 
 
-def _summed(reports: Sequence[Report | None]) -> Report | None:
+def _summed(reports: Sequence[ServerFigures | None]) -> ServerFigures | None:
     """What a server says of several answers; a count that one of them lacks is not known of all."""
     known = [report for report in reports if report is not None]
     if not known or len(known) < len(reports):
         return None
     counts: dict[str, list[Any]] = {
-        name: [getattr(report, name) for report in known] for name in Report._fields if name not in ("problem", "rate")
+        name: [getattr(report, name) for report in known]
+        for name in ServerFigures._fields
+        if name not in ("problem", "rate")
     }
     summed: dict[str, Any] = {name: None if None in column else sum(column) for name, column in counts.items()}
-    return Report(**summed)
+    return ServerFigures(**summed)
 
 
 AS_FAST = 0.02  # rates this close (as a share) are called equal

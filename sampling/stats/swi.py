@@ -28,7 +28,7 @@ MEASURED = "measured"
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class SwiModel:
     """The real name of a model in the calls, and its number of parameters (None: unknown)."""
 
     name: str
@@ -64,7 +64,7 @@ def swi(tokens: int, calls: Mapping[str, int], costs: Mapping[str, float], targe
     return tokens * costs[target] / spent if spent else None
 
 
-def costs_of(table: str, models: Mapping[str, Model]) -> dict[str, float]:
+def costs_of(table: str, models: Mapping[str, SwiModel]) -> dict[str, float]:
     """Return the cost of a call of each model by one of TABLES; unknown models are left out.
 
     Under "model_parameters" a model that is not listed costs its own parameters, in millions.
@@ -76,7 +76,7 @@ def costs_of(table: str, models: Mapping[str, Model]) -> dict[str, float]:
     return counted | known if table == "model_parameters" else known
 
 
-def every_swi(stats: Stats, models: Mapping[str, Model]) -> dict[str, float | None]:
+def every_swi(stats: Stats, models: Mapping[str, SwiModel]) -> dict[str, float | None]:
     """Return the SWI of a run by every table, and by the run's own times. `models` by the names of its calls."""
     tokens = stats.predicted_n - stats.openings
     mean_ms = {model: stats.call_ms.get(model, 0.0) / passes for model, passes in stats.calls.items() if passes}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import sampling.models.causal
 from sampling.drafters.cascade import cascade_of, chain_of
-from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -78,7 +78,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "tables": tables,
     "match": LookupDrafter,
     "maxgram": MaxGramDrafter,
-    "tables+feature": lambda: tables(model=Model(student("feature").lm), learn=True),
+    "tables+feature": lambda: tables(model=ModelSource(student("feature").lm), learn=True),
     "cascade": lambda: cascaded(student("glide"), MaxGramDrafter(), matrix=[[2, 3], [0, 3]]),
     "cascade of three": lambda: cascaded(
         student("glide"), student("plain"), NgramDrafter(V), matrix=[[1, 1, 0], [0, 1, 0], [0, 0, 2]]

@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.models.encoder_decoder import lm_of
@@ -108,7 +108,7 @@ def differing(model: Any, reference: Any, ways: Sequence[str] = ("alone", "ngram
         "alone": NoDrafter,
         "ngram": lambda: NgramDrafter(target.vocab_size, stop_if_unknown=False),
         "model": lambda: ModelDrafter(lm_of(noisy_copy(reference, 0.03), "drafter")),
-        "tree": lambda: Proposer([Model(lm_of(noisy_copy(reference, 0.03), "drafter"))], tree=True, nodes=9),
+        "tree": lambda: Proposer([ModelSource(lm_of(noisy_copy(reference, 0.03), "drafter"))], tree=True, nodes=9),
     }
     wrong = []
     for way in ways:

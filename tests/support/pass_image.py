@@ -5,17 +5,29 @@ from typing import Any
 
 import numpy as np
 
-from utils.kernels.bindings import CODES, COLUMNS, FEW, GROUP, PICK, ROW, Expert, Layer, Pass, Weight, kernels
+from utils.kernels.bindings import (
+    CODES,
+    COLUMNS,
+    FEW,
+    GROUP,
+    PICK,
+    ROW,
+    Expert,
+    LayerStruct,
+    PassStruct,
+    Weight,
+    kernels,
+)
 
 
 class Image:
     """Blocks of memory, each exactly as large as the record says, and the addresses between them."""
 
-    def __init__(self, record: Pass, threads: int) -> None:
+    def __init__(self, record: PassStruct, threads: int) -> None:
         self.blocks: list[bytes] = []
         self.links: list[tuple[int, int, int]] = []
         self.threads, self._seen = threads, dict[tuple[int, int], int]()
-        self._add(ctypes.addressof(record), ctypes.sizeof(Pass))
+        self._add(ctypes.addressof(record), ctypes.sizeof(PassStruct))
         self.results = self._follow(record)
 
     def bytes(self) -> bytes:
@@ -49,22 +61,22 @@ class Image:
         real, heads = 4, p.heads * p.size
 
         def link(name: str, size: int, inside: str = "") -> int:
-            address, offset = getattr(p, name), getattr(Pass, name).offset
+            address, offset = getattr(p, name), getattr(PassStruct, name).offset
             if inside:
                 offset += getattr(type(address), inside).offset
                 address = getattr(address, inside)
             return self._link(0, offset, address, size)
 
-        self._weight(0, Pass.embed.offset, p.embed)
-        self._weight(0, Pass.head.offset, p.head)
+        self._weight(0, PassStruct.embed.offset, p.embed)
+        self._weight(0, PassStruct.head.offset, p.head)
         link("norm", real * p.hidden)
-        layers = link("layer", ctypes.sizeof(Layer) * p.layers)
-        for index, layer in enumerate((Layer * p.layers).from_address(p.layer)):
-            self._layer(p, layers, ctypes.sizeof(Layer) * index, layer)
+        layers = link("layer", ctypes.sizeof(LayerStruct) * p.layers)
+        for index, layer in enumerate((LayerStruct * p.layers).from_address(p.layer)):
+            self._layer(p, layers, ctypes.sizeof(LayerStruct) * index, layer)
         rows = np.frombuffer(ctypes.string_at(p.row, ROW.itemsize * p.rows), ROW)
         for number, table in enumerate(p.tables):
             size = real * p.turned * (int(rows["position"].max()) + 1)
-            self._link(0, Pass.tables.offset + 8 * number, table, size)
+            self._link(0, PassStruct.tables.offset + 8 * number, table, size)
         row = link("row", ROW.itemsize * p.rows)
         for number, (more, count) in enumerate(zip(rows["more"], rows["count"], strict=True)):
             if count:
@@ -99,8 +111,8 @@ class Image:
     def _layer(self, p: Any, block: int, offset: int, layer: Any) -> None:
         every = {"q_norm": p.heads * p.size, "k_norm": p.shared * p.size} if layer.wide_norm else {}
         sizes = {**dict.fromkeys(("q_norm", "k_norm"), p.size), **every}
-        for name, kind in Layer._fields_:
-            value, at = getattr(layer, name), offset + getattr(Layer, name).offset
+        for name, kind in LayerStruct._fields_:
+            value, at = getattr(layer, name), offset + getattr(LayerStruct, name).offset
             if kind is Weight:
                 if value.data:
                     self._weight(block, at, value)

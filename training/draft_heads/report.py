@@ -14,7 +14,7 @@ from utils.visible import visible
 
 GAMMAS = range(1, 9)
 
-Report = dict[str, Any]
+ReportData = dict[str, Any]
 """`target`, `student`, `data`, `settings`, `command`, `date`, `machine`, `licence`, `curve`, `best`, `finished`,
 `steps`, `seconds`; `c`, `v` and `expected` if the latency was measured."""
 
@@ -39,13 +39,13 @@ def expected(alpha: Sequence[float], c: float, v: Mapping[int, float]) -> list[d
     ]
 
 
-def write_report(folder: Path, report: Report) -> None:
+def write_report(folder: Path, report: ReportData) -> None:
     """Write the two files, each whole or not at all. Raises OSError."""
     write_text(folder / "report.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")
     write_text(folder / "README.md", visible(card(report)))
 
 
-def _expectations(report: Report) -> str:
+def _expectations(report: ReportData) -> str:
     if "c" not in report:
         return ""
     rows = [
@@ -76,7 +76,7 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def card(report: Report) -> str:
+def card(report: ReportData) -> str:
     """Return the model card: the head, its figures and its recipe."""
     student, data, best, machine = (report[key] for key in ("student", "data", "best", "machine"))
     settings = [(f"`{name}`", value) for name, value in report["settings"].items()]

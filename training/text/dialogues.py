@@ -245,9 +245,9 @@ class Ask:
     limit: int
 
 
-Line = dict[str, Any]
+DialogueLine = dict[str, Any]
 """`ids`, `start` (the first answered token), `temperature` and `number` of one answer."""
-Chat = Generator[Ask, list[int], list[Line]]
+Chat = Generator[Ask, list[int], list[DialogueLine]]
 
 
 class Talk:
@@ -379,7 +379,7 @@ class GivenPrompts:
 
     def _chat(self, number: int) -> Chat:
         temperature = self._temperatures[number // len(self._turns)]
-        messages, lines = list[dict[str, str]](), list[Line]()
+        messages, lines = list[dict[str, str]](), list[DialogueLine]()
         for text in self._turns[number % len(self._turns)]:
             messages.append(_user(text))
             prompt = self._talk.prompt(messages)
@@ -391,10 +391,10 @@ class GivenPrompts:
         return lines
 
 
-Source = OwnChats | GivenPrompts
+PromptSource = OwnChats | GivenPrompts
 """Where chats come from; the content of `chat(number)` depends on the number alone, None means that there are no more.
 `endless`: there is always a further chat, and writing ends if none has an answer. `longest`: tokens of a sequence."""
 
 
-def _line(prompt: list[int], answer: list[int], temperature: float, number: int) -> Line:
+def _line(prompt: list[int], answer: list[int], temperature: float, number: int) -> DialogueLine:
     return {"ids": [*prompt, *answer], "start": len(prompt), "temperature": temperature, "number": number}

@@ -20,7 +20,7 @@ from torch import Tensor
 from sampling.sampler import stream_key, uniforms
 from sampling.types import LM, Draft
 from training.tables.build import Passage, numbered_lines, passage_of
-from training.text.dialogues import Ask, Chat, Line, Source
+from training.text.dialogues import Ask, Chat, DialogueLine, PromptSource
 from utils.errors import UserError
 from utils.files import append, drop_half_line
 from utils.progress import never
@@ -30,7 +30,7 @@ _FRUITLESS = 200  # chats without an answer in a row, of an endless source
 ENDLESS = 1 << 60  # tokens: as many as there are prompts for
 SHORTEST = 8  # tokens; a shorter sequence teaches nothing
 
-Ended = tuple[int, list[Line]]
+Ended = tuple[int, list[DialogueLine]]
 """The number of a chat and its lines; none if it has no answer."""
 
 
@@ -43,7 +43,7 @@ class _Row:
     ask: Ask = field(init=False)
     ids: list[int] = field(default_factory=list)
     continuations: int = -1  # before this one
-    lines: list[Line] = field(default_factory=list)  # of a chat that is over
+    lines: list[DialogueLine] = field(default_factory=list)  # of a chat that is over
 
     def advance(self, answer: list[int] | None, capacity: int) -> bool:
         """Hand the chat its answer (None: it begins) and take its next request; return False if it is over."""
@@ -69,7 +69,7 @@ class TextWriter:
 
     lm: LM
     stop_ids: frozenset[int]
-    source: Source
+    source: PromptSource
     seed: int = 42
     batch: int = 32
 
@@ -168,11 +168,11 @@ def written(file: Path) -> tuple[int, set[int]]:
     return sum(len(row["ids"]) - row["start"] for row in rows), {row["number"] for row in rows}
 
 
-def _rows(file: Path) -> list[Line]:
+def _rows(file: Path) -> list[DialogueLine]:
     return [_row(line, file) for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
-def _row(line: str, file: Path) -> Line:
+def _row(line: str, file: Path) -> DialogueLine:
     try:
         row = json.loads(line)
         if isinstance(row["ids"], list) and isinstance(row["start"], int) and isinstance(row["number"], int):

@@ -72,7 +72,7 @@ class Expert(ctypes.Structure):
     _fields_ = (*_fields(Weight, "gate up down"),)
 
 
-class Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     _fields_ = (
         *_fields(Weight, "q k v o gate up down router shared_gate"),
         *_fields(_address, "before after_attention between after_mlp q_norm k_norm experts states"),
@@ -80,7 +80,7 @@ class Layer(ctypes.Structure):
     )
 
 
-class Pass(ctypes.Structure):
+class PassStruct(ctypes.Structure):
     _fields_ = (
         *_fields(_whole, "layers hidden inner heads shared size turned"),
         *_fields(_whole, "experts chosen expert_inner common rescaled activation narrow half"),
@@ -105,10 +105,10 @@ class Pass(ctypes.Structure):
     )
 
 
-class Step(ctypes.Structure):
+class StepStruct(ctypes.Structure):
     _anonymous_ = ("whole",)
     _fields_ = (
-        ("whole", Pass),
+        ("whole", PassStruct),
         ("large", _whole),
         *_fields(_address, "table kinds states_before"),
         *_fields(_whole, "any_theirs any_own"),

@@ -74,7 +74,7 @@ class PieceTokenizer:
         return f"{said}assistant: " if add_generation_prompt else said
 
 
-class Report(NamedTuple):
+class ServerFigures(NamedTuple):
     """A server's own figures of an answer; None where it gives none. `problem`: why the answer broke off, in a line.
 
     `passes` are runs of its target that verified drafts, `rate` is tokens a second by its own clock and definition.

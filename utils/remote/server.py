@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from utils.errors import UsageError, UserError, shown
-from utils.remote.pieces import Report
+from utils.remote.pieces import ServerFigures
 
 OWN = "server"  # the lane of the pair's own server; other servers' lanes have their URLs for names
 SILENCE = 300.0  # seconds without a byte after which a server is given up: a large model may be loading
@@ -42,8 +42,8 @@ _DONE = "[DONE]"  # the data of the event that ends a stream
 _KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
 
 Result = TypeVar("Result")
-Field = TypeVar("Field")
-Message = Mapping[str, str]
+FieldType = TypeVar("FieldType")
+ServerMessage = Mapping[str, str]
 
 
 def is_server(lane: str) -> bool:
@@ -208,11 +208,11 @@ class ChatAnswer:
     """
 
     server: Server
-    messages: Sequence[Message]
+    messages: Sequence[ServerMessage]
     options: Mapping[str, Any]
     interrupt: Callable[[], bool]
     reason: Literal["eos", "length", "interrupted"] = "interrupted"
-    report: Report = field(default_factory=Report)
+    report: ServerFigures = field(default_factory=ServerFigures)
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         from openai import AsyncOpenAI, omit
@@ -353,7 +353,7 @@ def _count_in(record: Any, name: str) -> int | None:
     return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
 
 
-def _in(record: Any, name: str, kind: type[Field]) -> Field | None:
+def _in(record: Any, name: str, kind: type[FieldType]) -> FieldType | None:
     """Return a field of part of an answer; None where it, or that part, is missing or null. ValueError for a value of
     another type."""
     if record is not None and not isinstance(record, Mapping):

@@ -17,7 +17,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.models.cache import Buffer, RowStates
 from sampling.models.fused import BLOCK, FusedCache, PassRecord
-from utils.kernels.bindings import ROW, Step
+from utils.kernels.bindings import ROW, StepStruct
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
 
@@ -35,7 +35,7 @@ class CompiledStep:
         self._one_at_a_time = threading.Lock()
         widths = {"entered": self._hidden, "theirs": config.large_hidden_size, "own": self._hidden}
         sizes = self._hidden, config.intermediate_size, config.num_attention_heads, self._shared, self._size
-        self._record = PassRecord(Step, sizes, widths)
+        self._record = PassRecord(StepStruct, sizes, widths)
         out = take(student.lm_head)
         self._record.describe(trunk.layers, out, take)
         self._out, self._width = out.out_features, out.packed.width

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.network import Seen, StudentNetwork, fed_columns
+from sampling.drafters.draft_heads.network import SeenKeys, StudentNetwork, fed_columns
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import of_head
 from sampling.drafters.proposal import Proposer
@@ -46,7 +46,7 @@ class GlideSession(FollowingSession):
         own = network.run(network.embed(ids), own_positions, mask, self._cache, seen, turned)
         return network.answer(own, keep, self._hidden is not None)
 
-    def _seen(self, positions: Tensor, mask: Tensor | None) -> Seen | None:
+    def _seen(self, positions: Tensor, mask: Tensor | None) -> SeenKeys | None:
         """Return the part of the target's cache seen by queries at positions [B, T] on the host; None if the cache is
         empty."""
         valid = self.target.held()
@@ -55,7 +55,7 @@ class GlideSession(FollowingSession):
         kv = [self.target.kv(layer)[:2] for layer in self.lm.layers]
         if positions.numel() == 1:  # the usual pass: one query
             count = min(max(int(positions), 1), longest)
-            return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
+            return SeenKeys([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
         slots = kv[0][0].shape[2]
         ends = positions.clamp(min=1).minimum(torch.tensor(valid)[:, None])
         window = self.network.window if len(valid) > 1 else 0  # the network itself cuts the window of a single row
@@ -64,7 +64,7 @@ class GlideSession(FollowingSession):
         slot = torch.arange(slots)
         hidden = (slot >= ends[..., None]) | (slot < first[..., None])
         blind = put((ends == 0)[..., None], self.device) if 0 in valid else None
-        return Seen(kv, additive(~hidden, self.network), blind)
+        return SeenKeys(kv, additive(~hidden, self.network), blind)
 
 
 class GlideLM(FollowingLM):

@@ -29,7 +29,7 @@ TABLE = 1024  # positions by which a table of angles grows
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenKeys:
     """The part of the target's cache that a pass of a GLIDE head may see.
 
     `kv`: K and V [B, H_kv, S, D] for each layer, rotated, views of the target's cache; `bias` [B, 1, T, S] additive,
@@ -76,7 +76,7 @@ class Cross:
     window: int
     slopes: Tensor | None  # [heads], of recency
 
-    def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: Seen, index: int, positions: Tensor) -> Tensor:
+    def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: SeenKeys, index: int, positions: Tensor) -> Tensor:
         rows, new, _ = x.shape
         query = rotate(self.q(x).view(rows, new, -1, self.size), turning).transpose(1, 2)
         (keys, values), bias = seen.kv[index], seen.bias
@@ -211,7 +211,7 @@ class StudentNetwork:
         positions: Tensor,
         mask: Tensor | None,
         cache: KVCache,
-        seen: Seen | None = None,
+        seen: SeenKeys | None = None,
         turned: Tensor | None = None,
     ) -> Tensor:
         """Run x [B, T, H] at positions [B, T] through all layers → own states [B, T, H], normed only if the

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sampling.drafters.draft_model import Model, Respelled, source_of
+from sampling.drafters.draft_model import ModelSource, Respelled, source_of
 from sampling.drafters.proposal import MIN_PATH, Candidate, Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.suffix import SIZES, SuffixIndex
@@ -225,7 +225,7 @@ class LookupDrafter(Proposer):
         matches: bool = True,
         recall: bool = False,
         finished: SuffixIndex | None = None,
-        model: Model | None = None,
+        model: ModelSource | None = None,
         least: float = MIN_PATH,
         **proposer: Any,
     ) -> None:

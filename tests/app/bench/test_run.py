@@ -10,15 +10,15 @@ import pytest
 
 import app.bench.run
 import sampling.loop
-from app.bench.run import Difference, Report, run_bench
-from app.bench.summary import Item, summarise
+from app.bench.run import BenchReport, Difference, run_bench
+from app.bench.summary import PromptItem, summarise
 from app.command_line.arguments import read_request
 from app.lanes.answers import PACKED_TIE, Answer, Variant, order, run_lane
 from app.lanes.costs import Terms
 from app.prompts.questions import Question
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
-from sampling.stats.swi import Model
+from sampling.stats.swi import SwiModel
 from tests.support.bench import bench_with
 from tests.support.refusals import refused
 from tests.support.tiny import tiny_pair, write_prompts
@@ -66,8 +66,8 @@ def timed(method: str, tokens: int, seconds: float, *, ids: int = 0, drafted: in
     return Answer(method, (ids, 1, 2), "", stats)
 
 
-def item(category: str | None, *rounds: dict[Variant, Answer]) -> Item:
-    return Item(0, Question(("x",), category), 0, [], list(rounds))
+def item(category: str | None, *rounds: dict[Variant, Answer]) -> PromptItem:
+    return PromptItem(0, Question(("x",), category), 0, [], list(rounds))
 
 
 def test_a_speedup_is_the_ratio_of_summed_times_and_the_median_of_the_repeats() -> None:
@@ -120,7 +120,7 @@ def test_the_calls_and_reviews_of_a_cascade_are_counted_and_priced() -> None:
             call_ms={"glide": 180.0, "target": 1800.0},
             reviews={"glide": (20, 40)},
         )
-        terms = Terms(True, None, {"target": Model("t", 90_000_000), "glide": Model("g", 9_000_000)})
+        terms = Terms(True, None, {"target": SwiModel("t", 90_000_000), "glide": SwiModel("g", 9_000_000)})
         return Answer("cascade", (0, 1, 2), "", stats, terms=terms)
 
     plan = Variant("cascade")
@@ -342,7 +342,9 @@ def difference(prompt: int, gap: float | None) -> Difference:
     ],
 )
 def test_the_rule_of_near_ties(prompts: int, differences: list[tuple[int, float | None]], passed: bool) -> None:
-    report = Report(lanes=3, tokens=128, prompts=prompts, differences=[difference(*found) for found in differences])
+    report = BenchReport(
+        lanes=3, tokens=128, prompts=prompts, differences=[difference(*found) for found in differences]
+    )
     assert report.passed is passed
 
 
@@ -352,8 +354,8 @@ def test_over_packed_weights_plain_decoding_is_met_and_float32_up_to_near_ties(
 ) -> None:
     ties = {"ar": 0.0, "transformers": PACKED_TIE}
     found = [Difference(prompt, "spec", against, 3, gap, ties[against]) for prompt in (3, 4, 5)]
-    assert Report(3, 128, tolerated=3, prompts=50, differences=found).passed is passed
-    assert not Report(3, 128, tolerated=3, prompts=50, differences=[*found, replace(found[0], prompt=6)]).passed
+    assert BenchReport(3, 128, tolerated=3, prompts=50, differences=found).passed is passed
+    assert not BenchReport(3, 128, tolerated=3, prompts=50, differences=[*found, replace(found[0], prompt=6)]).passed
 
 
 # -- identity of trees -----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.bench.report import show_tables
-from app.bench.summary import Item, summarise
+from app.bench.summary import PromptItem, summarise
 from app.lanes.answers import Answer, Variant
 from app.prompts.questions import Question
 from app.screen.output import screen
@@ -37,8 +37,8 @@ def answer(
     return Answer(variant.method, ids, "", stats)
 
 
-def item(category: str | None, number: int, *rounds: dict[Variant, Answer]) -> Item:
-    return Item(0, Question(("x",), category, number), 0, [], list(rounds))
+def item(category: str | None, number: int, *rounds: dict[Variant, Answer]) -> PromptItem:
+    return PromptItem(0, Question(("x",), category, number), 0, [], list(rounds))
 
 
 def both(plain: float, other: float, ids: tuple[int, ...] = CALM) -> dict[Variant, Answer]:
@@ -121,7 +121,7 @@ def test_a_repeat_with_a_disturbed_timing_has_no_speed_up(monkeypatch: pytest.Mo
 # -- the screen ---------------------------------------------------------------------------------
 
 
-def shown(items: list[Item], variants: list[Variant], **settings: Any) -> list[str]:
+def shown(items: list[PromptItem], variants: list[Variant], **settings: Any) -> list[str]:
     stream, given = io.StringIO(), Settings(color="never", **settings)
     show_tables(summarise(items, variants), given, screen(given, stream))
     return [line.rstrip() for line in stream.getvalue().splitlines()]

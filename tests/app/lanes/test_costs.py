@@ -12,14 +12,14 @@ from app.lanes.answers import Answer
 from app.lanes.costs import Terms, cost_lines
 from app.screen.panes import PaneData
 from app.settings.table import Settings
-from sampling.stats.swi import Model
+from sampling.stats.swi import SwiModel
 from tests.sampling.stats.test_metrics import cascade_round, opening, step
 from tests.support.runs import measure
 
 MODELS = {
-    "target": Model("google/flan-t5-xxl"),
-    "base": Model("google/flan-t5-base"),
-    "small": Model("google/flan-t5-small"),
+    "target": SwiModel("google/flan-t5-xxl"),
+    "base": SwiModel("google/flan-t5-base"),
+    "small": SwiModel("google/flan-t5-small"),
 }
 CASCADE = Terms(True, None, MODELS, ("base", "small", "maxgram"))
 PLAIN = Answer("ar", (1, 2), "", measure([opening(), *[step(0, 0, verify_s=0.1)] * 4]), terms=Terms(models=MODELS))

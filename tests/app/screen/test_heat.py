@@ -6,15 +6,15 @@ import math
 import pytest
 from rich.console import Console
 
-from app.screen.inspection import Choice, SaidToken
+from app.screen.inspection import Candidates, SaidToken
 from app.screen.palette import Look
 from app.screen.plots import Heat, perplexity
 from utils.errors import UserError
 
 
 def said(number: int, text: str, p: float | None = None, entropy: float | None = None) -> SaidToken:
-    other = Choice(100, "other", p=0.001)
-    choices = (other,) if p is None else (other, Choice(number, text, p=p))
+    other = Candidates(100, "other", p=0.001)
+    choices = (other,) if p is None else (other, Candidates(number, text, p=p))
     return SaidToken(number, text, text, 1, "accepted", choices=choices, entropy=entropy)
 
 

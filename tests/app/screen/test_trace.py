@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
-from app.lanes.answers import RULES, Rule, rule_of
+from app.lanes.answers import RULES, LaneRule, rule_of
 from app.screen.palette import Look
 from app.screen.trace import Trace
 from app.settings.table import Settings
@@ -123,7 +123,7 @@ def test_the_opening_round_is_the_prefill_and_endings_are_told() -> None:
 @pytest.mark.parametrize(
     ("rule", "chance"), [("match", "chance  .25"), ("ratio", "chance  .25"), ("argmax", None), ("coupled", None)]
 )
-def test_the_rule_is_told_and_decides_about_chances(rule: Rule, chance: str | None) -> None:
+def test_the_rule_is_told_and_decides_about_chances(rule: LaneRule, chance: str | None) -> None:
     text = shown(rule=rule, width=100)
     assert RULES[rule] in text
     assert ("chance  " in text) == (chance is not None)
@@ -166,13 +166,13 @@ def test_escape_sequences_are_inert_and_ascii_is_ascii() -> None:
         (True, {"temperature": 0.8, "coupling": "gumbel"}, "coupled"),
     ],
 )
-def test_the_rule_of_a_lane(drawn_drafts: bool, changes: dict[str, object], rule: Rule) -> None:
+def test_the_rule_of_a_lane(drawn_drafts: bool, changes: dict[str, object], rule: LaneRule) -> None:
     assert rule_of(SimpleNamespace(drawn_drafts=drawn_drafts, settings=Settings(**changes))) == rule
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(20, 120), st.booleans(), st.sampled_from(list(RULES)))
-def test_no_row_is_wider_than_the_screen(data: st.DataObject, width: int, ascii_only: bool, rule: Rule) -> None:
+def test_no_row_is_wider_than_the_screen(data: st.DataObject, width: int, ascii_only: bool, rule: LaneRule) -> None:
     steps = []
     for _ in range(data.draw(st.integers(0, 4))):
         drafted = data.draw(st.lists(st.integers(0, 8), max_size=4))
@@ -288,7 +288,7 @@ def test_a_draft_has_the_probabilities_that_were_compared_and_its_coin() -> None
 
 
 @pytest.mark.parametrize("rule", ["match", "coupled"])
-def test_where_the_target_draws_a_draft_says_whether_it_was_drawn(rule: Rule) -> None:
+def test_where_the_target_draws_a_draft_says_whether_it_was_drawn(rule: LaneRule) -> None:
     trials = (Trial(0, 0.6, None, 0.6), Trial(1, 0.01, None, 0.01))
     drafted = replace(step([2, 3], 1, 5, q=(0.6, 0.06), p=(0.5, 0.02)), trials=trials)
     lines = shown(steps=[STEPS[0], drafted], rule=rule, width=100).split("\n")

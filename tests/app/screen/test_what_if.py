@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.lanes.costs import kept
 from app.lanes.lane import PairEngine
-from app.screen.inspection import Choice, Inspection, Refused, SaidToken, Supposed
+from app.screen.inspection import Candidates, Inspection, Refused, SaidToken, Supposed
 from app.screen.palette import Look
 from app.screen.what_if import Named, Shape, drafters_rest, overlap, rest_of, shaped
 from app.settings.table import Settings
@@ -89,7 +89,7 @@ def drawn(seed: int, number: float) -> tuple[torch.Tensor, torch.Tensor, SaidTok
     draft, said = order[1], named[0].token if named[0].token != order[1] else named[1].token
     fates = {draft: "rejected", said: "said"}
     choices = tuple(
-        Choice(token, f"<{token}>", *((p[token].p, None, p[token].rank) if token in p else (None, None, None)), 0.0,
+        Candidates(token, f"<{token}>", *((p[token].p, None, p[token].rank) if token in p else (None, None, None)), 0.0,
                float(q[token]) if token in ranks else None, ranks.get(token), "model", fates.get(token, ""))
         for token in dict.fromkeys([*p, *ranks])
     )  # fmt: skip

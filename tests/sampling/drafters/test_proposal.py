@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.lanes.drafters import PairDrafters
 from app.settings.table import Settings
-from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter
 from sampling.drafters.proposal import (
     MAX_PROB,
     MODEL_GAIN_WORTH,
@@ -62,7 +62,7 @@ def thinking(*chances: float, **how: Any) -> ToyLM:
 
 def beside(lm: Any, said: Said | None = None, **how: Any) -> Proposer:
     """The model beside what is said."""
-    return Proposer([Told(said or {}), Model(lm)], **({"tree": True} | how))
+    return Proposer([Told(said or {}), ModelSource(lm)], **({"tree": True} | how))
 
 
 def proposed(made: Proposer, rows: Rows, *depths: int, started: bool = False, **how: Any) -> Draft:
@@ -277,7 +277,7 @@ def test_the_price_of_a_pass_is_lost_to_every_row(price: float, depth: int) -> N
         ],
         name="trained",
     )
-    made = Proposer([Model(lm)], learn=True)
+    made = Proposer([ModelSource(lm)], learn=True)
     draft = proposed(made, [[1, 2], [0, 2]], 2, 2, opportunity_cost=price)
     assert draft.calls[0].passes == draft.width == depth
 
@@ -292,7 +292,7 @@ def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: flo
     for seed in range(20):
         alone = answers(TableLM(8, seed=4), [PROMPT], NoDrafter(), sampler(temperature, seed), length=24)
         lm = TableLM(8, seed=4, sharpness=1.0)
-        made = LookupDrafter(model=Model(lm), tree=True, least=0.0, shared_noise=peek, recall=True, learn=True)
+        made = LookupDrafter(model=ModelSource(lm), tree=True, least=0.0, shared_noise=peek, recall=True, learn=True)
         run = decode(TableLM(8, seed=4), [PROMPT], made, sampler(temperature, seed), length=24, gamma=5)
         assert emitted(run) == alone
         thought += sum(step.source[node] == len(made.traits.names) - 1 for step in steps(run) for node in step.path)
@@ -306,7 +306,7 @@ def test_every_kind_of_student_may_be_asked(kind: str, temperature: float) -> No
     target = make_target(8, seed=10, dtype=torch.float64)
     lm = make_drafter(make_student(kind, target, seed=2, dtype=torch.float64)).lm
     tables = tables_of(*(text(seed, 60, 8) for seed in range(4)))
-    made = LookupDrafter(tables, model=Model(lm), tree=True, least=0.0, recall=True, shared_noise=True)
+    made = LookupDrafter(tables, model=ModelSource(lm), tree=True, least=0.0, recall=True, shared_noise=True)
     asked = 0
     for prompt in (text(7, 9, 8), text(7, 9, 8) + text(8, 30, 8)):
         alone = answers(CausalLM(target), [prompt], None, sampler(temperature, 5), length=30)
@@ -319,7 +319,7 @@ def test_every_kind_of_student_may_be_asked(kind: str, temperature: float) -> No
 def test_more_is_accepted_than_of_what_was_said_alone() -> None:
     held = []
     for joint in (False, True):
-        model = Model(TableLM(V, seed=4, sharpness=1.0)) if joint else None
+        model = ModelSource(TableLM(V, seed=4, sharpness=1.0)) if joint else None
         made = LookupDrafter(model=model, tree=True, least=0.0)
         runs = [decode(TableLM(V, seed=4), [[1, 2]], made, sampler(1.0, seed), length=80, gamma=4) for seed in range(6)]
         held.append(sum(len(step.path) for run in runs for step in steps(run)))

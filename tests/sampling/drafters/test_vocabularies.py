@@ -22,7 +22,7 @@ from sampling.drafters.cascade import cascade_of, chain_of
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
@@ -203,8 +203,8 @@ KINDS: dict[str, Callable[[int], Drafter]] = {
     "glide": lambda size: drafting("glide", size),
     "feature": lambda size: drafting("feature", size),
     "feature, short list": lambda size: drafting("feature", size, short=[0, 2, 3, 5]),
-    "feature tree": lambda size: Proposer([Model(drafting("feature", size).lm)], tree=True, nodes=6),
-    "joint tree": lambda size: LookupDrafter(model=Model(drafting("glide", size).lm), tree=True),
+    "feature tree": lambda size: Proposer([ModelSource(drafting("feature", size).lm)], tree=True, nodes=6),
+    "joint tree": lambda size: LookupDrafter(model=ModelSource(drafting("glide", size).lm), tree=True),
     "glide reviews": lambda size: cascade_of([drafting("glide", size), drafting("plain", 16 - size)], [[1, 2], [0, 2]]),
 }
 

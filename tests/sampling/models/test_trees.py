@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_model import Model
+from sampling.drafters.draft_model import ModelSource
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.events import Step
@@ -86,13 +86,13 @@ def grown(kind: str, model: Any) -> Drafter:
     """What grows trees for another target."""
     helper = CausalLM(TransformersNetwork(model), "drafter")
     if kind == "model":
-        return Proposer([Model(helper)], tree=True, nodes=12)
+        return Proposer([ModelSource(helper)], tree=True, nodes=12)
     if kind == "tables":
         return LookupDrafter(tree=True, shared_noise=True, recall=True)
     if kind == "joint":
-        return LookupDrafter(model=Model(helper), tree=True, shared_noise=True)
+        return LookupDrafter(model=ModelSource(helper), tree=True, shared_noise=True)
     student = make_student("feature", make_target(V, hidden_size=32, head_dim=8), seed=2)
-    return Proposer([Model(FeatureLM(student, "feature"))], tree=True, nodes=12)
+    return Proposer([ModelSource(FeatureLM(student, "feature"))], tree=True, nodes=12)
 
 
 WAYS = ("model", "tables", "joint", "feature")
@@ -152,7 +152,7 @@ def drafter_of(kind: str, target: Any, layers: int) -> Proposer:
         "glide": lambda: GlideLM(student, 3),
         "feature": lambda: FeatureLM(student, "feature"),
     }[kind]()
-    return Proposer([Model(lm)], tree=True, nodes=NODES)
+    return Proposer([ModelSource(lm)], tree=True, nodes=NODES)
 
 
 def near(found: Tensor, wanted: Tensor) -> None:

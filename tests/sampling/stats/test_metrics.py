@@ -14,7 +14,7 @@ from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats, disturbed, expected, merge, speedup, speedup_over
 from sampling.stats.theory import best_gamma, efficiency, expected_speedup
 from tests.support.runs import measure
-from utils.remote.pieces import Report
+from utils.remote.pieces import ServerFigures
 
 KEYS = (
     *("stop_reason", "prompt_n", "prompt_ms", "ttft_ms", "predicted_n", "predicted_ms", "predicted_per_second"),
@@ -328,5 +328,5 @@ def test_a_server_that_counts_no_token_beside_a_text_has_not_counted(
     meter = Meter(prompt_n=0)
     for seconds in (0.1, 0.2):
         meter.add(Step(0, 0, (), (), (), (), 5, (), (), None, (), 0.0, seconds, 0.0))
-    meter.add(Finished(0, "eos", Report(tokens=reported)))
+    meter.add(Finished(0, "eos", ServerFigures(tokens=reported)))
     assert (meter.stats.predicted_n, meter.stats.counts_tokens) == (tokens, counted)

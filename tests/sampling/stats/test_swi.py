@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from sampling.stats.summary import Stats
-from sampling.stats.swi import TABLES, Model, costs_of, every_swi, normalised, swi
+from sampling.stats.swi import TABLES, SwiModel, costs_of, every_swi, normalised, swi
 
 FLAN = {
-    "target": Model("google/flan-t5-xxl"),
-    "base": Model("google/flan-t5-base"),
-    "small": Model("flan-t5-small"),
+    "target": SwiModel("google/flan-t5-xxl"),
+    "base": SwiModel("google/flan-t5-base"),
+    "small": SwiModel("flan-t5-small"),
 }
-LLAMA = {"target": Model("meta-llama/Llama-2-7b-chat-hf", 6_738_415_616), "drafter": Model("JackFram/llama-160m")}
+LLAMA = {"target": SwiModel("meta-llama/Llama-2-7b-chat-hf", 6_738_415_616), "drafter": SwiModel("JackFram/llama-160m")}
 
 
 def run(tokens: int, calls: dict[str, int], call_ms: dict[str, float] | None = None, openings: int = 1) -> Stats:
@@ -64,14 +64,14 @@ def test_models_are_known_by_their_names(name: str, known: str) -> None:
 
 
 def test_a_model_in_no_table_costs_its_own_parameters_or_nothing_can_be_said() -> None:
-    models = {"target": Model("SmolLM2-135M-Instruct", 134_515_008), "glide": Model("glide", 5_980_000)}
+    models = {"target": SwiModel("SmolLM2-135M-Instruct", 134_515_008), "glide": SwiModel("glide", 5_980_000)}
     stats = run(20, {"target": 10, "glide": 40})
     told = every_swi(stats, models)
     assert told["model_parameters"] == pytest.approx(20 * 134.515008 / (10 * 134.515008 + 40 * 5.98))
     assert told["previous_work"] is told["published"] is None
-    assert every_swi(stats, {**models, "glide": Model("glide")})["model_parameters"] is None
+    assert every_swi(stats, {**models, "glide": SwiModel("glide")})["model_parameters"] is None
     assert every_swi(stats, {})["model_parameters"] is None
-    assert costs_of("model_parameters", {**models, "drafter": Model("google/flan-t5-small", 76_961_152)}) == {
+    assert costs_of("model_parameters", {**models, "drafter": SwiModel("google/flan-t5-small", 76_961_152)}) == {
         "target": 134.515008,
         "glide": 5.98,
         "drafter": 60.0,  # a listed model costs what the table says

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -51,8 +51,8 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "always 2": lambda: PointDrafter(3, always(2)),
     "points, short": lambda: PointDrafter(3, lambda row: (row[-1] + 1) % 3 if len(row) % 2 else None),
     "model, stops behind an unlikely token": lambda: ModelDrafter(TableLM(3, seed=7), least=0.4),
-    "model, its likeliest": lambda: Proposer([Model(TableLM(3, seed=7))]),
-    "look-ups beside a model": lambda: LookupDrafter(model=Model(TableLM(3, seed=7)), tree=True, least=0.0),
+    "model, its likeliest": lambda: Proposer([ModelSource(TableLM(3, seed=7))]),
+    "look-ups beside a model": lambda: LookupDrafter(model=ModelSource(TableLM(3, seed=7)), tree=True, least=0.0),
     "certain 1": lambda: FixedLawDrafter([0.0, 1.0, 0.0]),
     "never 2": lambda: FixedLawDrafter([0.5, 0.5, 0.0]),
 }

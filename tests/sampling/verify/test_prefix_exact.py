@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
@@ -52,7 +52,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NgramDrafter(3),
     "tables": lambda: LookupDrafter(least=0.0),
     "maxgram": MaxGramDrafter,
-    "model, its likeliest": lambda: Proposer([Model(TableLM(3, seed=7))]),
+    "model, its likeliest": lambda: Proposer([ModelSource(TableLM(3, seed=7))]),
 }
 
 

@@ -16,7 +16,7 @@ from app.settings.table import Layers
 from sampling import speculative_generate
 from sampling.drafters.cascade import CascadeDrafter, ChainDrafter, cascade_of, chain_of
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
-from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter, Respelled
+from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter, Respelled
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.oracle import Oracle
 from sampling.drafters.proposal import Proposer
@@ -52,8 +52,8 @@ def model(**how: Any) -> ModelDrafter:
     return ModelDrafter(TableLM(V, 3, dtype=torch.float32), **how)
 
 
-def likeliest() -> Model:
-    return Model(model().lm)
+def likeliest() -> ModelSource:
+    return ModelSource(model().lm)
 
 
 def points() -> PointDrafter:
@@ -112,7 +112,7 @@ DRAFTERS: dict[str, tuple[type, Rule, Callable[[Any], Drafter]]] = {  # of a tar
     "tree of features": (
         Proposer,
         Rule.POINT,
-        lambda target: Proposer([Model(FeatureLM(feature(target), "feature", None))], tree=True, nodes=9),
+        lambda target: Proposer([ModelSource(FeatureLM(feature(target), "feature", None))], tree=True, nodes=9),
     ),
     "chain of points": (ChainDrafter, Rule.POINT, lambda target: chain_of([NgramDrafter(V), points()], [2, 2])),
     "chain": (ChainDrafter, Rule.DRAWN, lambda target: chain_of([model(), points()], [2, 2])),

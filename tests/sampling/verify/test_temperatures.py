@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling import autoregressive_generate, beam_search_generate, cascade_generate, speculative_generate
-from sampling.drafters.draft_model import Model, ModelDrafter
+from sampling.drafters.draft_model import ModelDrafter, ModelSource
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -104,7 +104,7 @@ WAYS: dict[str, Any] = {
     "model": lambda: ModelDrafter(TableLM(4, 2)),
     "ngram": lambda: NgramDrafter(4),
     "tables": lambda: LookupDrafter(tree=True, shared_noise=True, recall=True),
-    "joint": lambda: LookupDrafter(model=Model(TableLM(4, 2)), tree=True, shared_noise=True),
+    "joint": lambda: LookupDrafter(model=ModelSource(TableLM(4, 2)), tree=True, shared_noise=True),
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession
-from sampling.drafters.draft_model import Model, ModelDrafter
+from sampling.drafters.draft_model import ModelDrafter, ModelSource
 from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
@@ -38,7 +38,7 @@ def tree_lm(target: Any, layers: int = 1, seed: int = 2, **shape: Any) -> Featur
 
 
 def growing(lm: Any, nodes: int = 4, width: int = 4, least: float = 0.0) -> Proposer:
-    return Proposer([Model(lm, width=width)], tree=True, nodes=nodes, least=least)
+    return Proposer([ModelSource(lm, width=width)], tree=True, nodes=nodes, least=least)
 
 
 def beside(drafter: Proposer, target: Any, row: list[int]) -> Proposer:
@@ -207,7 +207,7 @@ class Audited(Proposer):
     """Each round's draft is that of a drafter that begins now, beside a new session of the target."""
 
     def __init__(self, lm: FeatureLM, target: Any, nodes: int) -> None:
-        super().__init__([Model(lm)], tree=True, nodes=nodes, least=0.0)
+        super().__init__([ModelSource(lm)], tree=True, nodes=nodes, least=0.0)
         self.target, self.rounds = target, 0
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:

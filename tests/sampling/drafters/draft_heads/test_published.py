@@ -18,7 +18,7 @@ from sampling.drafters.draft_heads.checkpoint import load_student
 from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import _reads
-from sampling.drafters.draft_model import Model
+from sampling.drafters.draft_model import ModelSource
 from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
@@ -367,7 +367,7 @@ def test_text_is_plain_decodings_in_chains_and_trees(name: str, tmp_path: Path) 
     for sampler in (greedy, lambda: KeyedSampler(make_processor(0.8), 3, coupling="gumbel")):
         alone = answers(lm, prompts, None, sampler(), length=10)
         assert answers(lm, prompts, make_drafter(student), sampler(), length=10) == alone
-    tree = Proposer([Model(FeatureLM(student, "eagle"))], tree=True)
+    tree = Proposer([ModelSource(FeatureLM(student, "eagle"))], tree=True)
     for seed in range(2):
         tree_text, plain = (
             answers(lm, prompts[:1], drafter, KeyedSampler(make_processor(0.9), seed), length=10)

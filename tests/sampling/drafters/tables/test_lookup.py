@@ -13,7 +13,7 @@ from scipy import stats
 
 from app.lanes.drafters import PairDrafters
 from app.settings.table import Settings
-from sampling.drafters.draft_model import Model, NoDrafter
+from sampling.drafters.draft_model import ModelSource, NoDrafter
 from sampling.drafters.proposal import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, Node
 from sampling.drafters.tables.lookup import (
     CHANCE,
@@ -304,6 +304,6 @@ def test_guesses_get_better_by_the_noise() -> None:
 @pytest.mark.parametrize("joint", [False, True])
 def test_any_temperature_can_be_peeked_at(joint: bool) -> None:
     """Noise in a logit is as large as the temperature: e to the power of it is no number at some thousands."""
-    made = growing(shared_noise=True, model=Model(TableLM(12, seed=1)) if joint else None)
+    made = growing(shared_noise=True, model=ModelSource(TableLM(12, seed=1)) if joint else None)
     alone = answers(TableLM(12), [AGAIN], NoDrafter(), sampler(1e5, 1), length=20)
     assert emitted(decode(TableLM(12), [AGAIN], made, sampler(1e5, 1), length=20, gamma=4)) == alone

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sampling.drafters.tables.suffix as suffix
-from sampling.drafters.draft_model import Model, NoDrafter
+from sampling.drafters.draft_model import ModelSource, NoDrafter
 from sampling.drafters.tables.lookup import CHANCE, LookupDrafter
 from sampling.drafters.tables.suffix import DOUBT, LOOKS, READ, SIZES, SuffixIndex
 from sampling.types import Budget, Rows
@@ -104,7 +104,7 @@ MADE: dict[str, Callable[[SuffixIndex], Any]] = {
     "chain": lambda said: LookupDrafter(finished=said, least=0.0),
     "tree": lambda said: LookupDrafter(tree=True, finished=said, least=0.0, recall=True, shared_noise=True),
     "joint": lambda said: LookupDrafter(
-        finished=said, model=Model(TableLM(V, seed=9)), tree=True, least=0.0, recall=True, shared_noise=True
+        finished=said, model=ModelSource(TableLM(V, seed=9)), tree=True, least=0.0, recall=True, shared_noise=True
     ),
 }
 
