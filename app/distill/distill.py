@@ -31,7 +31,7 @@ from app.screen.output import load_engine, load_progress, target_tokenizer
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config, target_rotary
-from sampling.drafters.draft_heads.config import BLOCKS, DraftHeadConfig
+from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.gamma.costs import pass_times
 from training.draft_heads.build import continued, new_draft_head, shape_for, start_linear
@@ -50,6 +50,7 @@ from training.text.synthesize import (
     write_self,
     written,
 )
+from utils.catalogue.heads import BLOCK_KINDS
 from utils.errors import UsageError, UserError
 from utils.files import check_outputs, first_difference, hash_of, writable, write_json
 from utils.loading.fit import fingerprint
@@ -251,7 +252,7 @@ def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> Traini
         minutes=args.minutes,
         patience=args.patience,
         precise=options.dtype == "float32",
-        **({"anchors": args.anchors, "evaluations": 5} if args.kind in BLOCKS else {}),  # costs several steps each
+        **({"anchors": args.anchors, "evaluations": 5} if args.kind in BLOCK_KINDS else {}),  # costs several steps each
     )
 
 
@@ -419,7 +420,7 @@ def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadCon
         shared_head=args.head == "shared",
         block_size=args.lag,
         recency=args.recency == "on",
-        drafts=args.block - (args.kind == "dflash") if args.kind in BLOCKS else None,
+        drafts=args.block - (args.kind == "dflash") if args.kind in BLOCK_KINDS else None,
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from app.prompts.questions import PROMPT_FIELDS
 from app.settings.table import Field, arguments, by_name
 from app.settings.types import Choice, Number, NumberList, Text, Whole
-from sampling.drafters.draft_heads.config import BLOCKS
 from training.text.dialogues import KINDS
+from utils.catalogue.heads import PUBLISHED_KINDS
 from utils.errors import UsageError
 
 SELF = "self"
@@ -110,7 +110,7 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
         if name in given and args.student not in kinds:
             raise UsageError(f"--{name} belongs to --student {' or '.join(kinds)}, the student is {args.student}")
     args.kind = "eagle" if args.student == "eagle3" else args.student
-    args.published = args.kind == "eagle" or args.kind in BLOCKS
+    args.published = args.kind in PUBLISHED_KINDS
     if args.published and args.head != "trained":
         raise UsageError(
             f"--head {args.head} has no place in a published checkpoint: --student {args.student} trains its own"

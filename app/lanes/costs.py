@@ -20,7 +20,7 @@ from app.settings.table import SETTING_FIELDS, Settings
 from sampling.events import KINDS, Event, Finished, Prefill, Step
 from sampling.stats.summary import TARGET, Stats
 from sampling.stats.swi import MEASURED, SwiModel, every_swi
-from utils.catalogue.specs import HEAD_KINDS
+from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UserError
 from utils.remote.server import is_server
 

@@ -20,7 +20,7 @@ from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.sessions import PardLM, mask_of
 from sampling.drafters.draft_model import of_lm
-from sampling.drafters.registry import HEADS, MEMBERS, ROWS, TREE, DraftRequest, row_of
+from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest, row_of
 from sampling.drafters.tables.suffix import SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.ratios import Ratios
@@ -29,6 +29,7 @@ from sampling.models.encoder_decoder import lm_of
 from sampling.models.translated import TranslatedLM, Translation
 from sampling.types import LM, Drafter
 from utils.catalogue.catalogue import ships_mtp
+from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.specs import Matrix, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.kernels.quantized_linear import QuantizedEmbedding
@@ -118,7 +119,7 @@ class PairDrafters:
 
     def alphas(self, word: str) -> tuple[float, ...]:
         """Return alpha by position of a draft head on held-out text, from its card; () for other drafters."""
-        if row_of(word).needs not in HEADS or "+" in word:
+        if row_of(word).needs not in HEAD_KINDS or "+" in word:
             return ()
         try:
             alphas = tuple(map(float, read_config(self.folder(word))["held_out"]["held"]["alpha"]))

@@ -15,8 +15,8 @@ from app.settings.table import ModelOptions, Settings
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, LANES, MEMBERS, REVIEWERS, ROWS
 from utils.catalogue.catalogue import Catalogue, load_catalogue, ships_mtp
+from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.specs import (
-    HEAD_KINDS,
     KnownNames,
     ModelSpec,
     PairSpec,

@@ -23,7 +23,8 @@ from typing import Any
 
 from app.settings.table import Field, arguments, by_name
 from app.settings.types import METHOD_NAMES, SWITCH, Choice, Number, NumberList, WholeList
-from sampling.drafters.registry import HEADS, ROWS
+from sampling.drafters.registry import ROWS
+from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.templates import TEMPLATES
 from utils.errors import UsageError
 
@@ -83,7 +84,7 @@ def _lacking(recipe: Recipe, program: str) -> list[str]:
     notes, (first, _, head) = [], recipe.way.partition("+")
     if recipe.way in ROWS and ROWS[recipe.way].needs == "cascade":
         notes.append(f"{program} has no {recipe.way}s of drafters")
-    if recipe.way not in PUBLISHED and any(word in HEADS for word in (first, head)):
+    if recipe.way not in PUBLISHED and any(word in HEAD_KINDS for word in (first, head)):
         notes.append(f"{program} reads no {head or first} heads of this program")
     if first in ("tables", "static", "maxgram"):
         notes.append(f"{program} has no n-gram tables or bigrams")

@@ -29,13 +29,13 @@ from app.screen.output import load_engine, screen, small_table
 from app.screen.rows import in_short, plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
-from sampling.drafters.registry import HEADS
 from sampling.events import Step
 from sampling.gamma.costs import pass_times
 from sampling.models.causal import CausalLM
 from sampling.stats.summary import Stats, merge
 from sampling.stats.theory import best_gamma, break_even, efficiency, expected_speedup, roofline
 from sampling.types import Budget, Draft, Limits
+from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UsageError
 from utils.progress import Cancelled
 
@@ -378,5 +378,5 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
         cost = whole.draft_ms / (1e3 * passes * option.t_verify)
         grown = Grown(whole.tokens_per_pass or 0.0, whole.draft_n / passes, cost)
     kind = engine.loaded.drafter_kind
-    usual = (engine.drafters.alphas(kind) or (USUAL,))[0] if kind in HEADS else 0.0
+    usual = (engine.drafters.alphas(kind) or (USUAL,))[0] if kind in HEAD_KINDS else 0.0
     return Forecast(option, stats.alpha, share, len(prompts), stats.predicted_n, lane.most, grown, usual)

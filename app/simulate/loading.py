@@ -22,7 +22,8 @@ from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import decoder_start_id
 from sampling.recorded import Arch, RecordedAnswers, RecordedLM, read_answers
 from utils.catalogue.catalogue import head_kind
-from utils.catalogue.specs import CASCADES, PUBLISHED_KINDS, ModelSpec, PairSpec, head_kind_of
+from utils.catalogue.heads import PUBLISHED_KINDS
+from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
 from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadedPair

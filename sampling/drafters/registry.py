@@ -13,29 +13,20 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from sampling.gamma.ratios import Ratios
     from sampling.types import Drafter
 
-HEADS = (
-    "plain",
-    "glide",
-    "feature",
-    "eagle",
-    "peagle",
-    "dflash",
-    "dspark",
-    "dflash2",
-)  # the kinds of trained draft head, as their configurations name them
 NEEDS = {
     "": "nothing",
     "model": "a drafter model",
     "tables": "n-gram tables",
     "cascade": "its cascade's drafters",
     "mtp": "a target with it",
-    **dict.fromkeys(HEADS, "a head"),
+    **dict.fromkeys(HEAD_KINDS, "a head"),
 }
 NGRAM = ("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset")
 TREE = ("verify", "expand", "nodes")
@@ -276,7 +267,7 @@ def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
 
 
 _TOGETHER = [
-    _beside(row, head) for row in _ALONE if row.first for head in _ALONE if head.needs in ("model", "mtp", *HEADS)
+    _beside(row, head) for row in _ALONE if row.first for head in _ALONE if head.needs in ("model", "mtp", *HEAD_KINDS)
 ]
 ROWS = {row.word: row for row in (*_ALONE, *_TOGETHER, *_OF_SEVERAL)}
 LANES = tuple(row.word for row in ROWS.values() if row.lane)

@@ -12,7 +12,7 @@ import torch
 import sampling
 from app.settings.table import Settings
 from sampling.drafters import registry
-from sampling.drafters.registry import HEADS, ROWS, DraftRequest
+from sampling.drafters.registry import ROWS, DraftRequest
 from sampling.drafters.tables.suffix import SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.events import Event, Step
@@ -26,6 +26,7 @@ from tests.support.runs import decode, sampler
 from tests.support.students import make_drafter, make_student, make_target
 from tests.support.tiny import noisy_copy
 from training.tables.build import Passage, arrays_of, count_levels
+from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import LogitsError
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]
@@ -154,7 +155,7 @@ WORDS = [
 ]
 CHAINS = [(word, "none", "sampled") for word, _ in WORDS]
 TREES = [(word, grown, "gumbel" if "tables" in word else "greedy") for word, grown in WORDS if grown != "none"]
-GROWN = [(word, "dynamic", "greedy") for word in ("model", *HEADS)]
+GROWN = [(word, "dynamic", "greedy") for word in ("model", *HEAD_KINDS)]
 
 
 @pytest.mark.parametrize(("word", "grown", "kind"), [*CHAINS, *TREES, *GROWN])

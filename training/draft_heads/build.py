@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
-from sampling.drafters.draft_heads.config import BLOCKS, BlockConfig, DraftHeadConfig
+from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import usual_reads
 from training.draft_heads.features import Examples
+from utils.catalogue.heads import BLOCK_KINDS, PUBLISHED_KINDS
 from utils.errors import UsageError, UserError
 
 RANK = 64  # of a new Markov head; published ones of larger targets have 256
@@ -43,7 +44,7 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
     except AttributeError as error:
         raise UserError(f"no draft head can be made for a {type(target).__name__}: {error}") from None
     given = {name: value for name, value in changes.items() if value is not None}
-    if kind == "eagle" or kind in BLOCKS:
+    if kind in PUBLISHED_KINDS:
         values["reads"] = tuple(usual_reads(large.num_hidden_layers))
     if kind == "eagle":
         if len(values["reads"]) < 3 or values["reads"][0] < 2:
@@ -54,7 +55,7 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
         # The norms that *speculators* 0.9 trains with.
         norms = dict.fromkeys(("norm_before_fc", "norm_before_residual", "norm_output"), True)
         values |= {"wide": True, **norms}
-    if kind in BLOCKS:
+    if kind in BLOCK_KINDS:
         # The mask's row enters as the embedding of the last id, of which hardly any text has a token.
         values |= {"qk_norm": True, "mask": large.vocab_size - 1}
     if kind == "dspark":
@@ -66,7 +67,7 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
     values["shared_embedding"] = values["hidden_size"] == width
     if values.get("shared_head") and not values["shared_embedding"]:
         raise UsageError(f"a head of width {values['hidden_size']} cannot share rows of the target's width {width}")
-    if kind in BLOCKS:
+    if kind in BLOCK_KINDS:
         return BlockConfig(**values, windows=(0,) * values["num_hidden_layers"])
     return DraftHeadConfig(**values)
 

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.drafters.draft_heads.config import BLOCKS, BlockConfig
+from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from training.draft_heads.features import Batch
+from utils.catalogue.heads import BLOCK_KINDS
 
 CHUNK = 2048  # positions whose distributions are held at once
 ANCHORS = 64  # blocks of a sequence that are computed at once
@@ -163,7 +164,7 @@ def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tens
         return draft_head.states(batch.ids, _read(draft_head, batch), steps=depth)
     if kind == "plain":
         return draft_head.states(batch.ids) * depth
-    if kind not in BLOCKS:
+    if kind not in BLOCK_KINDS:
         return [draft_head.states(batch.ids, kv=batch.kv, lag=step)[0] for step in range(depth)]
     assert batch.read is not None
     length = batch.ids.shape[1]

@@ -17,10 +17,9 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
+from utils.catalogue.heads import BLOCK_KINDS, HEAD_KINDS
 from utils.catalogue.specs import (
-    BLOCK_KINDS,
     FROZEN,
-    HEAD_KINDS,
     OWN_METHODS,
     KnownNames,
     ModelSpec,

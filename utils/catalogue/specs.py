@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from utils.catalogue.heads import HEAD_KINDS, PUBLISHED_KINDS
 from utils.catalogue.templates import check_template
 from utils.errors import UsageError, UserError, did_you_mean, nearest, number, shown
 from utils.files import hash_of
@@ -175,10 +176,6 @@ def gguf_parts(path: Path) -> tuple[Path, ...]:
     return tuple(path.with_name(f"{begin}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
 
 
-HEAD_KINDS = ("plain", "glide", "feature", "eagle", "peagle", "dflash", "dspark", "dflash2")
-"""The kinds of trained draft heads: words for those in a pair's `students`."""
-BLOCK_KINDS = HEAD_KINDS[4:]  # those that draft a block in one pass, as others publish them
-PUBLISHED_KINDS = ("eagle", *BLOCK_KINDS)
 FETCHED = "--drafter ORG/NAME fetches one"
 
 
@@ -356,7 +353,7 @@ class Problem(NamedTuple):
 def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     """Each contradiction between the pair's keys, in a fixed order."""
     drafter, kind, members = pair.drafter, head_kind_of(pair.drafter), pair.cascade_names
-    for key in pair.students.keys() - HEAD_KINDS:
+    for key in pair.students.keys() - HEAD_KINDS.keys():
         yield Problem(("students", key), f"unknown key '{key}'{did_you_mean(key, HEAD_KINDS)}")
     method = next((word for word in CASCADES if word in (pair.method, drafter)), None)
     trained = pair.method in TRAINED_METHODS and isinstance(drafter, str)

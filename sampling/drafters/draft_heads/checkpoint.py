@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sampling.drafters.draft_heads.config import BLOCKS, KINDS, BlockConfig, DraftHeadConfig
+from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import (
     as_published,
@@ -32,6 +32,7 @@ from sampling.drafters.draft_heads.published import (
     translated_block,
 )
 from utils.catalogue.catalogue import FORMAT, head_kind
+from utils.catalogue.heads import BLOCK_KINDS, HEAD_KINDS, PUBLISHED_KINDS
 from utils.errors import UserError
 from utils.families import head_size
 from utils.files import read_object, replacing
@@ -101,7 +102,7 @@ def load_student(
     _check_complete(stored, ours, place)
     tensors = _tensors(place, stored)
     kind = None if ours else head_kind(place)
-    if kind is None or kind not in ("eagle", *BLOCKS):
+    if kind not in PUBLISHED_KINDS:
         return _fitted(stored if ours else _completed(stored, tensors, target, place), tensors, place, target)
     if target is None:
         raise UserError(f"the drafter {place} is for a target: it cannot be used without it")
@@ -210,7 +211,7 @@ def _check_complete(stored: dict[str, Any], ours: bool, place: Path) -> None:
         missing = [field.name for field in fields(DraftHeadConfig) if field.name not in {*stored, *_LATER}]
     else:
         inner = stored.get("transformer_layer_config") or stored
-        needed = ["student"] if stored.get("kind") in KINDS else []
+        needed = ["student"] if stored.get("kind") in HEAD_KINDS else []
         missing = [*needed, *({"rms_norm_eps"} - inner.keys())]
     if missing:
         raise UserError(f"the drafter's {place / CONFIG} is incomplete: it does not say {', '.join(missing[:3])}")
@@ -218,7 +219,7 @@ def _check_complete(stored: dict[str, Any], ours: bool, place: Path) -> None:
 
 def _config(stored: dict[str, Any], place: Path) -> DraftHeadConfig:
     """Return the configuration of our own keys, or of a Llama configuration as published GLIDE checkpoints have it."""
-    config_type = BlockConfig if stored.get("kind") in BLOCKS else DraftHeadConfig
+    config_type = BlockConfig if stored.get("kind") in BLOCK_KINDS else DraftHeadConfig
     known = {field.name for field in fields(config_type)}
     values = {name: value for name, value in stored.items() if name in known and value is not None}
     values.setdefault("kind", "glide" if "large_num_attention_heads" in stored else "plain")
@@ -271,8 +272,8 @@ def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) 
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = head_size(large)
     compared = [
-        ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, KINDS),
-        ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, KINDS[1:]),
+        ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, HEAD_KINDS),
+        ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, HEAD_KINDS.keys() - {"plain"}),
         ("a target of", "heads", config.large_num_attention_heads, large.num_attention_heads, ("glide",)),
         ("a target with heads of size", "", config.large_head_dim, size, ("glide",)),
     ]

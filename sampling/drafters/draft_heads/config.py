@@ -1,22 +1,17 @@
 """The shape of a draft head, and the facts of its target that it depends on. Knows no modules, no torch."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
+from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UserError
-
-HeadKind = Literal["plain", "glide", "feature", "eagle", "peagle", "dflash", "dspark", "dflash2"]
-BLOCKS = ("peagle", "dflash", "dspark", "dflash2")  # kinds that draft a whole block in one pass
-KINDS: tuple[str, ...] = tuple(
-    kind for kind in get_args(HeadKind) if kind not in BLOCKS
-)  # stored in this program's format
 
 
 @dataclass(frozen=True)
 class DraftHeadConfig:
     """The shape of a draft head, and facts of its target (`large_…`)."""
 
-    kind: HeadKind
+    kind: str  # a key of HEAD_KINDS
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -51,8 +46,8 @@ class DraftHeadConfig:
     rope: dict[str, Any] = field(default_factory=dict)  # rotary parameters beyond the base, as transformers has them
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(HeadKind):
-            raise UserError(f"a draft head is {', '.join(get_args(HeadKind))}, got '{self.kind}'")
+        if self.kind not in HEAD_KINDS:
+            raise UserError(f"a draft head is {', '.join(HEAD_KINDS)}, got '{self.kind}'")
         if self.num_attention_heads % self.num_key_value_heads:
             raise UserError(f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} of keys")
         needed = {

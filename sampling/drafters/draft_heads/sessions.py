@@ -14,12 +14,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from sampling.drafters.draft_heads.config import BLOCKS
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.rows import put
 from sampling.types import Draft, DraftTree, Hidden, Rows, Session, states_of
+from utils.catalogue.heads import BLOCK_KINDS
 from utils.errors import UserError
 
 
@@ -108,7 +108,7 @@ class FollowingLM(CausalLM):
         super().__init__(network(student), name, vocab_size)
         if config.reads:
             self.reads_hidden = config.reads
-        if config.kind in BLOCKS:
+        if config.kind in BLOCK_KINDS:
             self.mask, self.block = config.mask, config.drafts
 
     @property

@@ -9,13 +9,14 @@ import pytest
 from app.lanes.pairing import catalogue_in
 from sampling.drafters import registry
 from sampling.drafters.draft_model import NoDrafter
-from sampling.drafters.registry import DRAFTERS, HEADS, MEMBERS, REVIEWERS, ROWS
+from sampling.drafters.registry import DRAFTERS, MEMBERS, REVIEWERS, ROWS
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Limits
 from tests.support.tiny import tiny_model
+from utils.catalogue.heads import HEAD_KINDS
 from utils.logits_processors import make_processor
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +58,7 @@ def test_the_drafter_of_the_recipe_drafts() -> None:
 @pytest.mark.parametrize("word", DRAFTERS)
 def test_the_catalogue_takes_every_word(word: str, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
-    heads = ", ".join(f"{kind}: {kind}" for kind in HEADS)
+    heads = ", ".join(f"{kind}: {kind}" for kind in HEAD_KINDS)
     cascade = "cascade: [plain, maxgram], k_matrix: [[1, 2], [0, 3]]"
     file.write_text(f"pairs:\n  a: {{target: org/a, drafter: {word}, students: {{{heads}}}, {cascade}}}\n")
     assert catalogue_in(file).pair().drafter == word

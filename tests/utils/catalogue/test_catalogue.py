@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from app.lanes.pairing import catalogue_in
 from tests.support.refusals import refused
 from utils.catalogue.catalogue import Catalogue
-from utils.catalogue.specs import HEAD_KINDS, ModelSpec, spec_from_argument
+from utils.catalogue.heads import HEAD_KINDS
+from utils.catalogue.specs import ModelSpec, spec_from_argument
 from utils.errors import UsageError
 
 SHIPPED = Path(__file__).parents[3] / "models.yaml"
