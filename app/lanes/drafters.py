@@ -30,7 +30,7 @@ from sampling.models.translated import TranslatedLM, Translation
 from sampling.types import LM, Drafter
 from utils.catalogue.catalogue import ships_mtp
 from utils.catalogue.heads import HEAD_KINDS
-from utils.catalogue.specs import Matrix, head_kind_of
+from utils.catalogue.specs import Matrix, ModelSpec, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.kernels.quantized_linear import QuantizedEmbedding
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
@@ -59,7 +59,10 @@ class PairDrafters:
         try:
             self._prepare(loaded.drafter_kind)
         except UserError as error:
-            raise UnusableDrafterError(str(error)) from error
+            why, file, folder = str(error), loaded.spec.drafter, loaded.draft_head
+            if isinstance(file, ModelSpec) and file.gguf and folder is not None:
+                why = why.replace(str(folder), file.source).replace(folder.name, file.name)
+            raise UnusableDrafterError(why) from error
 
     def _prepare(self, kind: str) -> None:
         """Build the pair's drafters: a file that does not fit is an error now."""
@@ -102,9 +105,11 @@ class PairDrafters:
         # The dense weights go here: the decoding copy has packed ones.
         return self._once(kind, lambda: make(self._load(kind)))
 
-    def shipped(self, kind: str, make: Callable[[CausalLM], LM]) -> LM:
-        """Return the same for layers that ship with the target; UserError if it has none that can be read."""
-        return self._once(kind, lambda: make(self.target))
+    def shipped(self, kind: str, make: Callable[[CausalLM, Path | None], LM]) -> LM:
+        """Return the same for layers that ship with the target, beside it or in the drafter's file; UserError if it has
+        none that can be read."""
+        folder = self._loaded.draft_head if self._loaded.drafter_kind == kind else None
+        return self._once(kind, lambda: make(self.target, folder))
 
     def _once(self, kind: str, make: Callable[[], LM]) -> LM:
         if kind not in self._heads:

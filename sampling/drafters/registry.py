@@ -356,7 +356,7 @@ class Parts(Protocol):
         """Return what `make` builds from the pair's draft head of this kind; built once."""
 
     def shipped(self, kind: str, make: Any) -> Any:
-        """Return what `make` builds from layers that ship with the target; built once."""
+        """Return what `make` builds from the target and the folder of its layers, None = beside it; built once."""
 
     def cascade(self, request: DraftRequest) -> tuple[list[Drafter], Any, float]:
         """Return the drafters of the pair's cascade, large to small, its K matrix and its lenience."""

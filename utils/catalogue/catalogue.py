@@ -289,7 +289,8 @@ def _scalar(loader: Any, node: Any) -> Any:
 
 
 def head_kind(folder: str | Path) -> str | None:
-    """Return the kind of the draft head in `folder`, one of HEAD_KINDS; None for anything else.
+    """Return the kind of the draft head in `folder`, one of HEAD_KINDS, or "mtp" for a layer that a GGUF file
+    holds alone; None for anything else.
 
     A *speculators* head of an unknown kind counts as an EAGLE head, which its reader then refuses.
     """
@@ -305,6 +306,8 @@ def head_kind(folder: str | Path) -> str | None:
 
 def _kind_by_config(config: dict[str, Any]) -> str | None:
     """Return the kind of published draft head that a configuration describes; None if it describes none."""
+    if "gguf" in config and config.get("kind") == "mtp":
+        return "mtp"
     theirs, nested = config.get("speculators_model_type"), config.get("dflash_config")
     if theirs is not None:
         return theirs if theirs in BLOCK_KINDS else "eagle"

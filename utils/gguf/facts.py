@@ -5,7 +5,7 @@ a file with keys of its architecture that neither knows, since it would silently
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from utils.errors import UserError
@@ -95,7 +95,9 @@ def teach_families() -> None:
 
 def complete(config: Any, header: GgufHeader) -> None:
     """Complete a transformers configuration from the file; UserError, in one line, for a key that it cannot express."""
-    _check_known(config, header)
+    attributes = {key for key, names in _ATTRIBUTES.items() if any(hasattr(config, name) for name in names)}
+    windows = {"attention.sliding_window"} if header.architecture in _WINDOWED else set()
+    check_known(header, {key for key, name in _mapped(header).items() if name is not None} | attributes | windows)
     heads = getattr(config, "num_attention_heads", None)
     for key, names in _ATTRIBUTES.items():
         name = next((name for name in names if hasattr(config, name)), None)
@@ -124,17 +126,14 @@ def _mapped(header: GgufHeader) -> Mapping[str, str | None]:
     return next((keys for name, keys in table.items() if name.replace("_", "") == plain), {})
 
 
-def _check_known(config: Any, header: GgufHeader) -> None:
-    mapped = _mapped(header)
-    known = {key for key, name in mapped.items() if name is not None} | _READ
-    known |= {key for key, names in _ATTRIBUTES.items() if any(hasattr(config, name) for name in names)}
-    known |= {"attention.sliding_window"} if header.architecture in _WINDOWED else set()
+def check_known(header: GgufHeader, known: Collection[str]) -> None:
+    """Raise UserError for a key of the architecture that has an effect, and is neither `known` nor known of all."""
     prefix = f"{header.architecture}."
     unknown = [
         f"{key} = {value}"
         for key, value in header.metadata.items()
         if key.startswith(prefix)
-        and (short := key.removeprefix(prefix)) not in known
+        and (short := key.removeprefix(prefix)) not in {*known, *_READ}
         and value
         and value != _NEUTRAL.get(short)
     ]
@@ -162,7 +161,7 @@ def _set_rope(config: Any, header: GgufHeader, size: int) -> None:
         full = {}
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = _original(config, header)
-    full |= {"rope_theta": header.get("rope.freq_base", _PLAIN_BASE), **_scaling(config, header, factors, turned // 2)}
+    full |= {"rope_theta": header.get("rope.freq_base", _PLAIN_BASE), **scaling(config, header, factors, turned // 2)}
     if "full_attention" in rope:
         short = {"rope_type": "default", "rope_theta": header.get("rope.freq_base_swa", _PLAIN_BASE)}
         full = {"full_attention": full, "sliding_attention": short}
@@ -174,7 +173,7 @@ def _original(config: Any, header: GgufHeader) -> int:
     return int(header.get("rope.scaling.original_context_length") or config.max_position_embeddings)
 
 
-def _scaling(config: Any, header: GgufHeader, factors: Mapping[str, list[float]], pairs: int) -> dict[str, Any]:
+def scaling(config: Any, header: GgufHeader, factors: Mapping[str, list[float]], pairs: int) -> dict[str, Any]:
     """Return the stretching of positions as transformers' rope parameters, for `pairs` pairs of dimensions.
 
     A frequency is base^(−2i/D), divided by its factor if the file has one for each; cos and sin are multiplied by the

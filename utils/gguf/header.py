@@ -55,6 +55,18 @@ class GgufHeader(NamedTuple):
         """Return the value of a key under the architecture's name."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
+    @property
+    def head(self) -> str:
+        """The kind of draft head that the file holds alone: eagle, dflash, dspark, dflash2, mtp or assistant; "" for a
+        model, with layers for multi-token prediction or without."""
+        names = {tensor.name for tensor in self.tensors}
+        if self.architecture in ("dflash", "dspark"):  # builds before DSpark joined DFlash have its own name
+            last = "dflash2" if "selector_hidden.weight" in names else "dflash"
+            return "dspark" if "markov_w1.weight" in names else last
+        if self.get("nextn_predict_layers") and "blk.0.attn_norm.weight" not in names:
+            return "mtp"
+        return {"eagle3": "eagle", "gemma4-assistant": "assistant"}.get(self.architecture, "")
+
     def factors(self) -> dict[str, list[float]]:
         """Return the rotary factors by the tensors' names. UserError if they are of another type than F32."""
         named = [tensor for tensor in self.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
@@ -270,8 +282,8 @@ for _part in ("gate", "up", "down"):
 _AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA = {**_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
 _OTHERWISE = {
-    **{"gemma2": _GEMMA, "gemma3": _GEMMA, "phi3": {"ffn_up": "mlp.gate_up_proj"}},
-    **dict.fromkeys(("olmo2", "qwen35", "qwen35moe"), _AFTER),
+    **{"gemma2": _GEMMA, "gemma3": _GEMMA, "gemma4-assistant": _GEMMA, "phi3": {"ffn_up": "mlp.gate_up_proj"}},
+    **dict.fromkeys(("olmo2", "qwen3next", "qwen35", "qwen35moe"), _AFTER),
 }
 
 

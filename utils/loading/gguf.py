@@ -18,6 +18,7 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.families import UnfitError
+from utils.files import write_json
 from utils.gguf.facts import check_said, complete, teach_families
 from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, module_name, read_header, write_joined
 from utils.gguf.vocabulary import end_ids, tokenizer_of
@@ -141,6 +142,14 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     step = (lambda done: None) if weights else report
     step(0.15)
     header = read_header(source)
+    if header.head == "mtp":
+        _write_layer(header, folder)
+        return
+    if header.head:
+        from utils.gguf.heads import write_head
+
+        write_head(header, folder)
+        return
     teach_families()
     check_said(header, source.name)
     name, source = source.name, _whole(header, folder, weights)
@@ -266,6 +275,24 @@ def _next_token_layer(header: GgufHeader, layers: int) -> dict[str, Any]:
         else:
             tensors[f"mtp.{name}.weight"] = values[None] if part == "ffn_gate_inp_shexp" else values
     return tensors
+
+
+def _write_layer(header: GgufHeader, folder: Path) -> None:
+    """Write the layer of a file that holds nothing else, as llama.cpp's converter writes one with --mtp."""
+    from safetensors.torch import save_file
+
+    from utils.kernels.bindings import FLOATS
+
+    name, family = header.parts[0].name, header.architecture
+    if family not in ("qwen3next", "qwen35", "qwen35moe"):
+        raise UserError(
+            f"{name} holds the next-token layer of a {family} model: those of Qwen3-Next and Qwen3.5 are read"
+        )
+    rounded = any(info.kind not in FLOATS for info in header.tensors)
+    config = {"kind": "mtp", "gguf": family, "rounded": rounded, "hidden_size": header.get("embedding_length")}
+    write_json(folder / "config.json", config)
+    layers = header.get("block_count", 0) - header.get("nextn_predict_layers")
+    save_file(_next_token_layer(header, layers), folder / "mtp.safetensors")
 
 
 def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str, str]:

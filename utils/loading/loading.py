@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from utils.catalogue.catalogue import head_kind
+from utils.catalogue.catalogue import head_kind, ships_mtp
 from utils.catalogue.specs import (
     CASCADES,
     TRAINED_METHODS,
@@ -18,6 +18,8 @@ from utils.catalogue.specs import (
 )
 from utils.catalogue.templates import end_ids
 from utils.errors import UserError
+from utils.files import read_object
+from utils.gguf.header import read_header
 from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
 from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment
@@ -126,8 +128,23 @@ def load_drafter(
         raise UserError(f"{drafter.name} is no {method} drafter: {folder / 'config.json'} does not describe one")
     if kind is not None:
         return _with_head(pair, kind, folder, options)
+    _check_whole(pair, drafter, folder)
     loaded, notes = _fitting(pair, drafter, folder, options, progress, cancelled)
     return _beside(pair, "model", drafter=loaded, notes=notes)
+
+
+def _check_whole(pair: LoadedPair, drafter: ModelSpec, folder: Path) -> None:
+    """Raise UserError for a drafter that is the target's whole model, with layers for multi-token prediction."""
+    ahead = read_header(Path(drafter.gguf)).get("nextn_predict_layers") if drafter.gguf else ships_mtp(folder)
+    if not ahead:
+        return
+    config, large = read_object(folder / "config.json"), pair.target.model.config.get_text_config()
+    own = config.get("text_config") or config
+    if all(own.get(size) == getattr(large, size, None) for size in ("hidden_size", "num_hidden_layers")):
+        raise UserError(
+            f"{drafter.name} is a whole model with a next-token layer, no head of one: "
+            f"--target {drafter.source} --drafter mtp drafts with that layer"
+        )
 
 
 def _with_cascade(
@@ -223,6 +240,9 @@ def _load(
 
     if folder is None:
         folder = model_folder(spec, options, progress, cancelled, weights=quantization != "auto")
+    if (kind := head_kind(folder)) not in (None, "plain"):
+        name = spec.gguf or spec.source
+        raise UserError(f"{spec.name} is a {kind} head, no model: --target MODEL --drafter {name} drafts with it")
     tokenizer = load_tokenizer(folder, options)
     loaded = load_model(spec, folder, options, device, quantization, progress, cancelled)
     check(cancelled)

@@ -11,6 +11,7 @@ incomplete or a damaged folder is refused by name. Knows no training and no sess
 import json
 import os
 import zlib
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from io import BytesIO
 from pathlib import Path
@@ -28,6 +29,7 @@ from sampling.drafters.draft_heads.published import (
     as_published,
     check_verifier,
     has_place,
+    our_name,
     translated,
     translated_block,
 )
@@ -36,8 +38,15 @@ from utils.catalogue.heads import BLOCK_KINDS, HEAD_KINDS, PUBLISHED_KINDS
 from utils.errors import UserError
 from utils.families import head_size
 from utils.files import read_object, replacing
+from utils.gguf.heads import unstored
 from utils.kernels.bindings import GROUP
-from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear, rounded_rows
+from utils.kernels.quantized_linear import (
+    PackedWeight,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    layer_over,
+    rounded_rows,
+)
 from utils.loading.sources import check_weights, weight_files
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -100,7 +109,7 @@ def load_student(
         raise UserError(f"the drafter {place} was made for another tokenizer ({tokenizer}, the target's is {own})")
     ours = stored.get("student") == FORMAT
     _check_complete(stored, ours, place)
-    tensors = _tensors(place, stored)
+    tensors, packed = unstored(_tensors(place, stored))
     kind = None if ours else head_kind(place)
     if kind not in PUBLISHED_KINDS:
         return _fitted(stored if ours else _completed(stored, tensors, target, place), tensors, place, target)
@@ -113,7 +122,8 @@ def load_student(
             stored, tensors = translated(stored, tensors, large, place)
         else:
             stored, tensors = translated_block(kind, stored, tensors, large, place)
-        return _built(_config(stored, place), tensors, place, target)
+        kept = {our_name(name): weight for name, weight in packed.items()}
+        return _built(_config(stored, place), tensors, place, target, kept)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a field of another type
         raise UserError(f"the drafter {place} cannot be read: {type(error).__name__}: {error}") from error
 
@@ -139,8 +149,14 @@ def _fitted(stored: dict[str, Any], tensors: dict[str, Tensor], place: Path, tar
     return _built(config, tensors, place, target)
 
 
-def _built(config: DraftHeadConfig, tensors: dict[str, Tensor], place: Path, target: nn.Module | None) -> DraftHead:
-    """Build a draft head of tensors by their stored names."""
+def _built(
+    config: DraftHeadConfig,
+    tensors: dict[str, Tensor],
+    place: Path,
+    target: nn.Module | None,
+    packed: Mapping[str, PackedWeight] = {},  # read only
+) -> DraftHead:
+    """Build a draft head of tensors by their stored names. `packed`: the weights among them that keep their bits."""
     ids = _ids(tensors.pop(IDS, None), config, place)
     with torch.device("meta"), _Uninitialised():  # no memory for parameters that are replaced
         student = DraftHead(config, ids)
@@ -156,6 +172,9 @@ def _built(config: DraftHeadConfig, tensors: dict[str, Tensor], place: Path, tar
     missing, surplus = student.load_state_dict(values, strict=False, assign=True)
     if missing or surplus:
         raise UserError(f"{unfit} it {f'lacks {missing[0]}' if missing else f'has {surplus[0]}, which nothing reads'}")
+    for name, weight in packed.items():
+        own = name.removesuffix(".weight")
+        student.set_submodule(own, layer_over(student.get_submodule(own), {"weight": weight}))
     if config.shared_embedding and isinstance(table := cast(Any, target).get_input_embeddings(), QuantizedEmbedding):
         cast(Any, student.model).embed_tokens = table  # its few bits serve both
     return student.eval().requires_grad_(False)

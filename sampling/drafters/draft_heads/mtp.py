@@ -24,7 +24,8 @@ from sampling.models.cache import SlotCache, additive, as_transformers_cache
 from sampling.models.causal import CausalLM
 from sampling.models.network import TransformersNetwork
 from utils.errors import UserError
-from utils.kernels.quantized_linear import pack
+from utils.files import read_object
+from utils.kernels.quantized_linear import pack, quantize
 from utils.loading.accounting import check_tensors
 
 _SHARED = ("embed_tokens.weight", "shared_head.head.weight")
@@ -127,6 +128,8 @@ def load_layer(model: Any, folder: Path, device: torch.device, dtype: torch.dtyp
     values = {name: value.to(device, dtype if name in parameters else None) for name, value in tensors.items()}
     layer.load_state_dict(values, assign=True)
     if device.type == "cpu" and dtype == torch.float32:
+        if read_object(folder / "config.json").get("rounded"):  # a file of fewer bits
+            quantize(layer, "q8", tables=False)
         pack(layer)
     return layer.eval().requires_grad_(False)
 
@@ -214,17 +217,18 @@ def _seen(positions: Tensor, mask: Tensor | None, cached: int) -> Tensor:
 
 
 class MtpLM(FeatureLM):
-    """The multi-token prediction layer of `target`. UserError if it has none that can be read."""
+    """The multi-token prediction layer of `target`, beside its weights or in another `folder`. UserError if it has none
+    that can be read."""
 
     session_type = FeatureSession
 
-    def __init__(self, target: CausalLM) -> None:
+    def __init__(self, target: CausalLM, folder: Path | None = None) -> None:
         network: Any = target.network
         if not isinstance(network, TransformersNetwork):
             raise UserError("drafter mtp: no multi-token prediction layer ships with a target of this kind")
         if (getattr(network.model, "tp_size", None) or 1) > 1:
             raise UserError("drafter mtp reads all states of its target: it goes with one process")
-        folder = Path(network.model.config.name_or_path)
+        folder = folder or Path(network.model.config.name_or_path)
         try:
             layer = load_layer(network.model, folder, network.device, network.dtype)
             own = MtpNetwork(layer, network)

@@ -105,7 +105,8 @@ class StudentNetwork:
     def __init__(self, student: DraftHead) -> None:
         config, trunk = student.config, cast(Any, student.model)
         take = as_it_is
-        if at_hand() and packable(student.lm_head) and student.lm_head.weight.dtype == torch.float32:
+        like, head = next(trunk.layers.parameters()), student.lm_head
+        if at_hand() and like.dtype == torch.float32 and (packable(head) or isinstance(head, QuantizedLinear)):
             take = _rounded if student.rounded else _packed
         frozen = take is not as_it_is
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers
@@ -113,7 +114,7 @@ class StudentNetwork:
         self._embed = trunk.embed_tokens
         if config.kind == "peagle":
             self.mask_hidden = trunk.mask_hidden[0, 0]  # [K·G] replaces the target's states after the last token
-        self.device, self.dtype = student.lm_head.weight.device, student.lm_head.weight.dtype
+        self.device, self.dtype = like.device, like.dtype
         self._ids = student.ids if config.short_list else None
         self.compiled: Any = None  # the whole pass as one compiled call; the parts below are not built then
         if take is _rounded and _compilable(student):
@@ -281,11 +282,13 @@ def fed_columns(mask: Tensor | None, positions: Tensor) -> Tensor:
 
 
 def _packed(linear: Any) -> nn.Module:
+    if isinstance(linear, QuantizedLinear):  # a file's own bits
+        return linear
     return QuantizedLinear(PackedWeight.floats(linear.weight), linear.bias)
 
 
 def _rounded(linear: Any, kind: str = "q8") -> nn.Module:
-    if linear.bias is not None or not fits(linear.weight):
+    if isinstance(linear, QuantizedLinear) or linear.bias is not None or not fits(linear.weight):
         return _packed(linear)
     return QuantizedLinear(PackedWeight.rounded(linear.weight, kind))
 

@@ -62,7 +62,7 @@ def translated(
 
 def named(tensors: dict[str, Tensor], folder: Path, kind: str) -> dict[str, Tensor]:
     """Return the head's own tensors by our names. UserError if one of those that define its shape is missing."""
-    own = {_name(name): value for name, value in tensors.items() if name not in _OTHERS}
+    own = {our_name(name): value for name, value in tensors.items() if name not in _OTHERS}
     if (missing := next((name for name in _NEEDED if name not in own), None)) is not None:
         raise UserError(f"the drafter {folder} is no {kind} head that can be read: it lacks {missing[6:]}")
     return own
@@ -145,7 +145,7 @@ _NEEDED = (
 )
 
 
-def _name(name: str) -> str:
+def our_name(name: str) -> str:
     """Return our name for a published one: `model.` before all but the head, the middle layer as the first."""
     bare = re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
     return bare if bare.startswith("lm_head.") else f"model.{bare}"
@@ -192,7 +192,7 @@ def _reads(stored: Config, layers: int, folder: Path) -> tuple[int, ...]:
             "has no three for it"
         )
     ids, before = list(named or usual), [layer - 1 for layer in usual]
-    outputs = sorted(ids) != usual and (named == nested or sorted(ids) == before)
+    outputs = sorted(ids) != usual and (named == nested or sorted(ids) == before) and not stored.get("gguf")
     return states_read(ids, outputs, "eagle_aux_hidden_state_layer_ids", layers, folder)
 
 
@@ -321,7 +321,8 @@ def _rope(inner: Config, folder: Path) -> Config:
     rope = dict(inner.get("rope_parameters") or inner.get("rope_scaling") or {})
     kind = rope.pop("type", None) or rope.get("rope_type") or "default"
     theta = rope.pop("rope_theta", None) or inner.get("rope_theta") or 10000.0
-    if kind not in _ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    one = rope.get("short_factor") == rope.get("long_factor")  # so it depends on no length
+    if kind not in (*_ROPE, *["longrope"] * one) or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"the drafter {folder} has {kind} rotary positions, which are not read")
     return {"rope_theta": float(theta), "rope": {} if kind == "default" else {**rope, "rope_type": kind}}
 

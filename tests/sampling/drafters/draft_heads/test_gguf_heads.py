@@ -1,0 +1,185 @@
+"""Draft heads in GGUF files, as llama.cpp's converter lays them out, draft what the same heads in safetensors draft."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sampling.drafters.draft_heads.checkpoint import load_student
+from sampling.drafters.draft_heads.dflash import BlockLM
+from sampling.drafters.draft_heads.eagle import FeatureLM
+from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.models.causal import CausalLM
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft
+from tests.sampling.drafters.draft_heads import test_published as eagle
+from tests.support import blocks
+from tests.support.blocks import BlockCase
+from tests.support.gguf_heads import write_head
+from tests.support.quantized import keep_code, quantised
+from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.runs import answers, decode, greedy
+from tests.support.students import PrefixLM, close, fed, make_target, text
+from utils.catalogue.catalogue import head_kind
+from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from utils.loading.gguf import write_folder
+from utils.logits_processors import make_processor
+
+ENTERS = blocks.ENTERS
+EAGLES = {
+    "EAGLE-3, Llama 3's positions": eagle.Case("midlayer", "whole"),
+    "EAGLE-3, its own embedding": eagle.Case("speculators", "whole", {"norm_before_residual": True}, embedding=eagle.G),
+    "EAGLE-3, normed states, all ids": eagle.Case("speculators", "whole", {"norm_before_fc": True}, short=False),
+    "EAGLE-3, layers in another order": eagle.Case("speculators", "whole", order=(5, 2, 4)),
+}
+MARKOV = {"markov_rank": 6}
+BLOCKS = {
+    "DFlash": BlockCase("dflash", "z-lab"),
+    "DFlash, windows": BlockCase("dflash", "z-lab", sliding=(True, False)),
+    "DSpark": BlockCase("dspark", "DeepSpec", MARKOV, own=True),
+    "DSpark, a reduced vocabulary": BlockCase("dspark", options=MARKOV, short=True),
+    "DSpark, not from the anchor": BlockCase("dspark", options={**MARKOV, "sample_from_anchor": False}),
+    "DFlash2": BlockCase(
+        "dflash2", "z-lab", {"selector_rank": 6, "selector_top_k": 16, "conv_group_size": 8, "conv_kernel_size": 2}
+    ),
+}
+
+
+def in_float32(head: tuple[dict[str, Any], dict[str, Tensor]]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The head with an epsilon that a file can hold."""
+    config, tensors = head
+    inner = config.get("transformer_layer_config", config)
+    inner["rms_norm_eps"] = float(np.float32(inner["rms_norm_eps"]))
+    return config, tensors
+
+
+def in_both(name: str, folder: Path, **more: Any) -> tuple[Path, Path]:
+    """The same head in a folder as it is published, and in one that was made from a GGUF file."""
+    if name in EAGLES:
+        case = EAGLES[name]
+        config, tensors = in_float32(eagle.published(case))
+        there, enters = eagle.written(folder / "published", config, tensors, case), case.order
+    else:
+        config, tensors = in_float32(blocks.published(BLOCKS[name]))
+        there, enters = blocks.written(folder / "published", config, tensors), ENTERS
+    file = write_head(folder / "head.gguf", config, tensors, enters, **more)
+    made = folder / "made"
+    made.mkdir()
+    write_folder(file, made, lambda fraction: None)
+    return there, made
+
+
+def target_of(name: str) -> Any:
+    return eagle.large() if name in EAGLES else blocks.target_of("Qwen3")
+
+
+def lm_of(head: DraftHead) -> Any:
+    return (FeatureLM if head.config.kind == "eagle" else BlockLM)(head)
+
+
+def drafted(plain: CausalLM, prompts: list[list[int]], head: DraftHead) -> list[Any]:
+    """The drafts of each round."""
+    events = decode(plain, prompts, ModelDrafter(lm_of(head)), greedy(), length=10)
+    return [event.drafted for event in events if hasattr(event, "drafted")]
+
+
+@pytest.mark.parametrize("name", [*EAGLES, *BLOCKS])
+def test_a_file_is_the_head_that_it_was_made_from(name: str, tmp_path: Path) -> None:
+    """Every weight, the shape, the layers read and the turned positions; and drafts and text."""
+    folder, made = in_both(name, tmp_path)
+    target = target_of(name)
+    theirs, own = load_student(folder, target), load_student(made, target)
+    assert head_kind(made) == head_kind(folder) == own.config.kind
+    same: dict[str, Any] = {"rope": {}}
+    if not any(getattr(own.config, "windows", ())):
+        same |= {"causal": False} if name in BLOCKS else {}  # it is of layers with a window
+    assert replace(own.config, **same) == replace(theirs.config, **same)
+    turned, wanted = own.rotary(torch.arange(40)[None]), theirs.rotary(torch.arange(40)[None])
+    for part, other in zip(turned, wanted, strict=True):
+        close(part, other, 1e-6)
+    assert torch.equal(own.ids, theirs.ids)
+    values = own.state_dict()
+    assert values.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(values[key], value) for key, value in theirs.state_dict().items())
+    if name in ("EAGLE-3, its own embedding", "DSpark, a reduced vocabulary"):
+        prompts, plain = [text(5, 9)], CausalLM(target)
+        assert drafted(plain, prompts, own) == drafted(plain, prompts, theirs)
+
+
+WIDE = {
+    "EAGLE-3": BlockCase("peagle", own=True, sliding=(False,)),  # without its mask, an EAGLE-3 head
+    "DFlash": BlockCase("dflash", "z-lab"),
+    "DSpark": BlockCase("dspark", "DeepSpec", {"markov_rank": 32}, own=True),
+}
+
+
+def of_bits(name: str, bits: str, folder: Path, vocab: int) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+    """A file of a head of width 32 whose matrices have the type `bits`, and the same head in floats."""
+    config, tensors = in_float32(blocks.published(WIDE[name], vocab, 32))
+    config = {**config, "mask_token_id": vocab - 1} if WIDE[name].style != "z-lab" else config
+    if name == "EAGLE-3":
+        del tensors["mask_hidden"]
+        config["speculators_model_type"] = "eagle3"
+    else:
+        config.setdefault("dflash_config", {}).update(mask_token_id=vocab - 1)
+        config = config if name == "DFlash" else {key: value for key, value in config.items() if key != "dflash_config"}
+    file = write_head(folder / f"{name}.gguf", config, tensors, ENTERS, bits)
+    kind = gguf.GGMLQuantizationType[bits]
+    rounded = {
+        key: torch.from_numpy(gguf.dequantize(quantised(value.numpy(), bits), kind))
+        if value.dim() == 2 and len(value) > 1
+        else value
+        for key, value in tensors.items()
+    }
+    return file, config, rounded
+
+
+@pytest.mark.parametrize("bits", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("name", WIDE)
+def test_the_matrices_of_a_file_keep_their_bits(name: str, bits: str, tmp_path: Path) -> None:
+    """They are multiplied as they are, and the logits are those of the same numbers in float32."""
+    keep_code()
+    target, row = make_target(64, seed=11, hidden_size=32, num_hidden_layers=8), text(1, 12, 64)
+    file, config, rounded = of_bits(name, bits, tmp_path, 64)
+    (made := tmp_path / "made").mkdir()
+    write_folder(file, made, lambda fraction: None)
+    own, theirs = load_student(made, target), load_student(blocks.written(tmp_path / "floats", config, rounded), target)
+    maps = [part for part in own.modules() if isinstance(part, QuantizedLinear | QuantizedEmbedding)]
+    assert len(maps) >= 8
+    assert {part.packed.kind for part in maps} == {bits}
+    logits = []
+    for head in (own, theirs):
+        lm = lm_of(head)
+        held = fed(target, [row], [11], hidden=lm.reads_hidden)
+        session: Any = lm.open([row], target=held)
+        if name == "EAGLE-3":
+            logits.append(session.score([row], Draft.empty(1))[0, 0])
+        else:
+            session.block([row], lm.block)
+            logits.append(torch.cat([session.logits_after([0], [[row[-1], 5, 17][:depth]]) for depth in (1, 2, 3)]))
+    close(*logits, 3e-3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", WIDE)
+def test_sampled_text_has_the_targets_law(name: str, tmp_path: Path) -> None:
+    keep_code()
+    target = make_target(8, seed=10, hidden_size=32, num_hidden_layers=8)
+    file, *_ = of_bits(name, "Q4_0", tmp_path, 8)
+    (made := tmp_path / "made").mkdir()
+    write_folder(file, made, lambda fraction: None)
+    lm, prompt, found = lm_of(load_student(made, target)), text(3, 5, 8), Counter[tuple[int, ...]]()
+    for seed in range(1200):
+        sampler = KeyedSampler(make_processor(1.0, top_k=2), seed)
+        said = answers(CausalLM(target), [prompt], ModelDrafter(lm), sampler, length=4, gamma=2)[0]
+        found[tuple(said[:3])] += 1
+    assert chi_square_p(found, exact_law(PrefixLM(target), prompt, NaiveLaw(top_k=2), 3)) > 1e-6
+    wrong = exact_law(PrefixLM(target), prompt, NaiveLaw(temperature=2.0, top_k=2), 3)
+    assert chi_square_p(found, wrong) < 1e-6, "so many samples see another law"

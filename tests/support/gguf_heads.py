@@ -1,0 +1,137 @@
+"""Published draft heads as GGUF files, in the layout that llama.cpp's converter writes.
+
+Sources, in the release that llama-cpp-python 0.3.36 ships: conversion/llama.py (`LlamaModel` of an EAGLE-3 head:
+`target_layers`, `permute`, `d2t` as absolute ids), conversion/qwen.py (`DFlashModel`, `DSparkModel`: `target_layers`
+one more than z-lab's, `sample_from_anchor`, `has_confidence_head`), gguf-py/gguf/constants.py (keys and names).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.support.quantized import quantised
+
+_INSIDE = {
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+    **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    **{"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
+    **{"hidden_norm": "attn_norm_2"},
+    **{"attention_conv.base_kernel": "attn_conv_base", "attention_conv.kernel_projection": "attn_conv_proj"},
+    **{"mlp_conv.base_kernel": "ffn_conv_base", "mlp_conv.kernel_projection": "ffn_conv_proj"},
+}
+_OUTSIDE = {
+    **{"norm": "output_norm", "lm_head": "output", "embed_tokens": "token_embd", "fc": "fc"},
+    **{"input_norm": "enc.output_norm", "hidden_norm": "enc.output_norm"},
+    **{"markov_head.markov_w1": "markov_w1", "markov_head.markov_w2": "markov_w2"},
+    **{"confidence_head.proj": "conf_proj", "candidate_selector.hidden_projection": "selector_hidden"},
+    "candidate_selector.predecessor_codebook": "selector_predecessor.weight",
+    "candidate_selector.successor_codebook": "selector_successor.weight",
+}
+
+
+def name_of(published: str) -> str:
+    """The file's name of a published tensor."""
+    own, _, part = published.rpartition(".")
+    if part not in ("weight", "bias"):
+        own, part = published, ""
+    if own.startswith("layers."):
+        _, number, own = own.split(".", 2)
+        name = f"blk.{number}.{_INSIDE[own]}"
+    else:
+        name = _OUTSIDE[own]
+    return f"{name}.{part}" if part else name
+
+
+def write_head(
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    enters: Sequence[int],
+    kind: str = "F32",
+    metadata: Mapping[str, Any] | None = None,
+    architecture: str | None = None,
+) -> Path:
+    """Write a published head that reads what enters layers `enters`; its matrices of type `kind` where they can be."""
+    inner = config.get("transformer_layer_config") or config
+    told = {**config, **(config.get("dflash_config") or {})}
+    eagle = "layers.0.hidden_norm.weight" in tensors
+    architecture = architecture or ("eagle3" if eagle else "dflash")
+    writer = gguf.GGUFWriter(str(path), architecture)
+    rope = inner.get("rope_parameters") or {"rope_theta": inner["rope_theta"], **(inner.get("rope_scaling") or {})}
+    said: dict[str, Any] = {
+        "context_length": inner["max_position_embeddings"],
+        "embedding_length": tensors["norm.weight"].shape[0],
+        "block_count": 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers.")),
+        "feed_forward_length": tensors["layers.0.mlp.gate_proj.weight"].shape[0],
+        "attention.head_count": inner["num_attention_heads"],
+        "attention.head_count_kv": inner["num_key_value_heads"],
+        "attention.key_length": inner["head_dim"],
+        "attention.value_length": inner["head_dim"],
+        "attention.layer_norm_rms_epsilon": inner["rms_norm_eps"],
+        "rope.freq_base": float(rope["rope_theta"]),
+        "target_layers": [*enters],
+    }
+    if eagle:
+        said |= {"vocab_size": inner["vocab_size"], "rope.dimension_count": inner["head_dim"]}
+        said |= {name: bool(config.get(name)) for name in ("norm_before_residual", "norm_before_fc")}
+        said["target_hidden_size"] = tensors["fc.weight"].shape[1] // len(enters)
+    else:
+        said["block_size"] = told["block_size"]
+        if any(kind == "sliding_attention" for kind in inner.get("layer_types") or ()):
+            said["attention.sliding_window"] = inner["sliding_window"]
+            said["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in inner["layer_types"]]
+        names = {"selector_rank": 256, "selector_top_k": 16, "conv_group_size": 16, "conv_kernel_size": 2}
+        if "candidate_selector.hidden_projection.weight" in tensors:
+            said |= {name: told.get(name, usual) for name, usual in names.items()}
+        if "markov_head.markov_w1.weight" in tensors:
+            said["sample_from_anchor"] = told.get("sample_from_anchor", True)
+            said["has_confidence_head"] = "confidence_head.proj.weight" in tensors
+    for key, value in {**said, **(metadata or {})}.items():
+        name = key if key.startswith("general.") else f"{architecture}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif value is not None:
+            writer.add_array(name, value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{index}" for index in range(inner["vocab_size"])])
+    if "mask_token_id" in told:
+        writer.add_uint32("tokenizer.ggml.mask_token_id", told["mask_token_id"])
+    if rope.get("rope_type") == "llama3":
+        from tests.support.gguf_files import llama3_factors
+
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        factors = llama3_factors(inner["head_dim"], rope["rope_theta"], *(rope[name] for name in names))
+        writer.add_tensor("rope_freqs.weight", factors)
+    for name, value in tensors.items():
+        if name == "t2d":
+            continue
+        if name == "d2t":
+            ids = value.long() + torch.arange(len(value))
+            writer.add_tensor("d2t", ids.numpy(), raw_dtype=gguf.GGMLQuantizationType.I64)
+            continue
+        values = value.float()
+        if eagle and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):  # permute
+            heads = inner["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+            values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        data = np.ascontiguousarray(values.numpy())
+        if kind == "F32" or data.ndim != 2 or data.shape[1] % 32 or "conf_proj" in name_of(name):
+            writer.add_tensor(name_of(name), data)
+        else:
+            writer.add_tensor(name_of(name), quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

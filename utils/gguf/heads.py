@@ -1,0 +1,212 @@
+"""A draft head in a GGUF file → a folder in its authors' format, which is read as any published head.
+
+Architectures, keys and names are those of llama.cpp's converter (conversion/llama.py and conversion/qwen.py, the tables
+of gguf-py/gguf/constants.py, src/models/eagle3.cpp and dflash.cpp; the release that llama-cpp-python 0.3.36 ships):
+
+* `eagle3`: `target_layers` (`extract_layers` in older files) number layers whose input is read. Queries and keys lie as
+  Llama's do, rows that turn together beside each other.
+* `dflash`, which DSpark and DFlash2 share: `target_layers` number inputs too, one more than z-lab's outputs. A file
+  with `markov_w1` is DSpark's, one with `selector_hidden` DFlash2's. Older files of DSpark's are called `dspark`.
+* `d2t` holds the target's ids themselves.
+
+A matrix keeps its bits: it is stored as the rows of the file, uint8 [rows, bytes], under its name and type, such as
+`fc.weight.q4_k`. Knows neither modules nor targets; what it cannot express is refused by name.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.errors import UserError
+from utils.families import UnfitError
+from utils.gguf.facts import check_known, scaling
+from utils.gguf.header import TOKENS, GgufHeader, TensorInfo, module_name
+from utils.kernels.bindings import FLOATS, TYPES, load
+from utils.kernels.quantized_linear import PackedWeight
+
+_DFLASH = {
+    **{"enc.output_norm": "hidden_norm", "markov_w1": "markov_head.markov_w1", "markov_w2": "markov_head.markov_w2"},
+    **{"conf_proj": "confidence_head.proj", "selector_hidden": "candidate_selector.hidden_projection"},
+    "selector_predecessor": "candidate_selector.predecessor_codebook",
+    "selector_successor": "candidate_selector.successor_codebook",
+    **{"attn_conv_base": "attention_conv.base_kernel", "attn_conv_proj": "attention_conv.kernel_projection"},
+    **{"ffn_conv_base": "mlp_conv.base_kernel", "ffn_conv_proj": "mlp_conv.kernel_projection"},
+}
+_NAMES = {  # architectures → their names of tensors that models lack, and the published ones
+    "eagle3": {"enc.output_norm": "input_norm", "attn_norm_2": "hidden_norm"},
+    "dflash": _DFLASH,
+    "dspark": _DFLASH,
+}
+_BY_LIST = ("lm_head", "markov_head.markov_w2")  # tensors with a row for each id of the reduced vocabulary
+_SIZES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")  # DFlash2's
+_KEYS = {
+    *("target_layers", "extract_layers", "target_hidden_size", "norm_before_residual", "norm_before_fc", "block_size"),
+    *("sample_from_anchor", "has_confidence_head", "markov_rank", "mask_token_id", "attention.causal", *_SIZES),
+    *(
+        "attention.head_count",
+        "attention.layer_norm_rms_epsilon",
+        "attention.sliding_window",
+        "attention.sliding_window_pattern",
+    ),
+}
+
+
+def write_head(header: GgufHeader, folder: Path) -> None:
+    """Write the head's `config.json` and `model.safetensors`. UserError, in one line, for what cannot be read."""
+    from safetensors.torch import save_file
+
+    file, tensors = header.parts[0].name, dict[str, Tensor]()
+    order = None
+    if listed := next((info for info in header.tensors if info.name == "d2t"), None):
+        ids = torch.from_numpy(listed.read().view(np.int64 if listed.kind == "I64" else np.int32)).long()
+        order = ids.argsort().numpy()
+        tensors["d2t"] = ids[order] - torch.arange(len(ids))
+    for info in header.parameters:
+        if info is not listed:
+            name = _published(info.name, header.architecture, file)
+            heads = {"attn_q": _said(header, "attention.head_count"), "attn_k": _shared(header)}
+            turned = heads.get(info.name.split(".")[-2], 0) if header.architecture == "eagle3" else 0
+            rows = order if name.rpartition(".")[0] in _BY_LIST else None
+            tensors |= dict([stored(name, info, turned, rows)])
+    config = {**_shape(header), **(_eagle if header.architecture == "eagle3" else _block)(header)}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _said(header: GgufHeader, *keys: str) -> Any:
+    """Return the value of the first of these keys that the file has. UserError if it has none."""
+    for key in keys:
+        if (value := header.get(key)) is not None:
+            return value
+    raise UserError(f"{header.parts[0].name} does not say {header.architecture}.{keys[0]}")
+
+
+def _shared(header: GgufHeader) -> Any:
+    return header.get("attention.head_count_kv", _said(header, "attention.head_count"))
+
+
+def _published(name: str, architecture: str, file: str) -> str:
+    """Return the published name of a tensor; the codebooks and kernels of DFlash2 are no `weight`."""
+    part = "bias" if name.endswith(".bias") else "weight"
+    layer, own = "", name.removesuffix(f".{part}")
+    if own.startswith("blk."):
+        _, number, own = own.split(".", 2)
+        layer = f"layers.{number}."
+    if known := _NAMES[architecture].get(own) or ("fc" if own == "fc" else None):
+        return f"{layer}{known}" + ("" if known.endswith(("codebook", "base_kernel")) else f".{part}")
+    try:
+        return ".".join(module_name(name)).removeprefix("model.")
+    except UnfitError:
+        raise UserError(f"{file} has {name}, which no {architecture} head that is read has") from None
+
+
+def stored(name: str, info: TensorInfo, turned: int = 0, order: np.ndarray | None = None) -> tuple[str, Tensor]:
+    """Return a tensor of a file as a folder has it: floats, or a matrix's rows as they are under a name with its type.
+
+    `turned`: the heads of a map whose rows lie as llama.cpp turns them, brought to transformers' halves. `order`: of
+    the rows.
+    """
+    from gguf import GGMLQuantizationType, dequantize
+
+    data, kept = info.read(), info.kind in TYPES and len(info.shape) == 2 and name.endswith(".weight")
+    if not kept or info.kind in FLOATS:
+        rows, kept = dequantize(data, GGMLQuantizationType[info.kind]).reshape(info.shape), False
+    else:
+        rows = data.reshape(info.shape[0], -1)
+    if turned:
+        rows = rows.reshape(turned, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+    rows = np.ascontiguousarray(rows if order is None else rows[order])
+    return f"{name}.{info.kind.lower()}" if kept else name, torch.from_numpy(rows)
+
+
+def unstored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, PackedWeight]]:
+    """Return tensors of such a folder by their names, and the packed weights of the kernels by theirs.
+
+    A weight that is packed has no memory among the tensors; without kernels none is packed, and all are floats.
+    """
+    from gguf import GGMLQuantizationType, dequantize
+
+    floats, packed = dict[str, Tensor](), dict[str, PackedWeight]()
+    for name, value in tensors.items():
+        own, _, kind = name.rpartition(".")
+        if value.dtype != torch.uint8 or kind.upper() not in TYPES:
+            floats[name] = value
+        elif load():
+            packed[own] = weight = PackedWeight.of(kind.upper(), value.numpy())
+            floats[own] = torch.empty(weight.out_features, weight.in_features, device="meta")
+        else:
+            floats[own] = torch.from_numpy(dequantize(value.numpy(), GGMLQuantizationType[kind.upper()]))
+    return floats, packed
+
+
+def _shape(header: GgufHeader) -> dict[str, Any]:
+    """Return the keys of the configuration that all heads have."""
+    check_known(header, _KEYS)
+    heads, width, context = (
+        _said(header, key) for key in ("attention.head_count", "embedding_length", "context_length")
+    )
+    size = header.get("attention.key_length") or header.get("rope.dimension_count") or width // heads
+    if header.get("rope.dimension_count", size) != size:
+        raise UserError(f"{header.parts[0].name} turns a part of its heads, which is not read")
+    length = SimpleNamespace(max_position_embeddings=context)
+    return {
+        "gguf": header.architecture,
+        "hidden_act": "silu",
+        "vocab_size": header.get("vocab_size") or len(header.metadata.get(TOKENS, ())),
+        "hidden_size": width,
+        "intermediate_size": _said(header, "feed_forward_length"),
+        "num_hidden_layers": _said(header, "block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _shared(header),
+        "head_dim": size,
+        "max_position_embeddings": context,
+        "rms_norm_eps": _said(header, "attention.layer_norm_rms_epsilon"),
+        "rope_parameters": {
+            "rope_theta": header.get("rope.freq_base", 10000.0),
+            **scaling(length, header, header.factors(), size // 2),
+        },
+        "speculators_config": {"verifier": {"name_or_path": header.metadata.get("general.base_model.0.name")}},
+    }
+
+
+def _eagle(header: GgufHeader) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "eagle_aux_hidden_state_layer_ids": _said(header, "target_layers", "extract_layers"),
+        "target_hidden_size": header.get("target_hidden_size"),
+        "norm_before_residual": header.get("norm_before_residual", False),
+        "norm_before_fc": header.get("norm_before_fc", False),
+    }
+
+
+def _block(header: GgufHeader) -> dict[str, Any]:
+    """Return the further keys of a DFlash, DSpark or DFlash2 head."""
+    window = header.get("attention.sliding_window") or 0
+    pattern = header.get("attention.sliding_window_pattern", [bool(window)] * _said(header, "block_count"))
+    shapes = {info.name: info.shape for info in header.tensors}
+    markov, confidence = (shapes.get(f"{name}.weight") for name in ("markov_w1", "conf_proj"))
+    reads = {
+        "target_layer_ids": [layer - 1 for layer in _said(header, "target_layers")],
+        "mask_token_id": header.metadata.get("tokenizer.ggml.mask_token_id", header.get("mask_token_id")),
+    }
+    config = {
+        "model_type": "qwen3",
+        "layer_types": ["sliding_attention" if windowed and window else "full_attention" for windowed in pattern],
+        "use_sliding_window": bool(window),
+        "sliding_window": window or None,
+        "block_size": header.get("block_size", 16),
+        "causal_head": header.get("attention.causal", False),
+        "sample_from_anchor": markov is not None and header.get("sample_from_anchor", True),
+    }
+    if markov is None:
+        sizes = {name: header.get(name) for name in _SIZES if header.get(name) is not None}
+        return {**config, "dflash_config": {**reads, **sizes}}
+    with_markov = confidence is not None and confidence[-1] > _said(header, "embedding_length")
+    heads = {"enable_confidence_head": confidence is not None, "confidence_head_with_markov": with_markov}
+    return {**config, **reads, **heads, "markov_rank": markov[-1]}
