@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,11 @@ from app.screen.output import load_progress, screen
 from app.screen.terminal import Interrupts
 from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
-from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of
+from sampling.drafters.registry import ROWS
+from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of, is_gguf
 from utils.catalogue.templates import AUTO, PLAIN, carries_template
 from utils.errors import UsageError, UserError
+from utils.gguf.header import TOKENS, GgufHeader, read_header
 from utils.loading.loaded import limit_text
 from utils.progress import never, silent
 
@@ -73,6 +76,10 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     from app.measure.plan import forecast, run_plan, speed_table
     from utils.loading.loading import load_pair
 
+    file = Path(os.path.expanduser(options.pair or options.target or ""))
+    if options.drafter is None and is_gguf(file) and (header := read_header(file)).head:
+        screen(settings, sys.stdout, _WIDE).print("\n".join(head_lines(header)), soft_wrap=True)
+        return 0
     by_word = args.forecast and options.pair is None
     if by_word and options.target in catalogue(options).pairs and not os.path.exists(str(options.target)):
         options = options.model_copy(update={"pair": options.target, "target": None})
@@ -109,6 +116,26 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
             console.print()
             console.print(written(args.program, recipe), soft_wrap=True)
     return 0
+
+
+def head_lines(header: GgufHeader) -> list[str]:
+    """Say which kind of draft head a GGUF file holds, for which target, and how it is used."""
+    file, shapes = header.parts[0], {info.name: info.shape for info in header.tensors}
+    layers = header.get("target_layers") or header.get("extract_layers") or []
+    width = header.get("embedding_length_out") or header.get("target_hidden_size") or header.get("embedding_length", 0)
+    if (fc := shapes.get("fc.weight")) and layers:
+        width = fc[1] // len(layers)
+    ids = len(header.metadata.get(TOKENS, ())) or header.get("vocab_size", 0)
+    made_for = header.metadata.get("general.base_model.0.name")
+    title = ROWS[header.head].title if header.head in ROWS else "Gemma 4 assistant"
+    bits, _ = Counter(info.kind for info in header.tensors if len(info.shape) > 1).most_common(1)[0]
+    reads = f"; it reads what enters layers {', '.join(map(str, layers))}" if layers else ""
+    return [
+        f"{file.name}: {title} ({header.architecture}, mostly {bits})",
+        f"for a target of hidden size {width:,} and {ids:,} ids{f' ({made_for})' if made_for else ''}{reads}",
+        *([f"it drafts {shapes['d2t'][0]:,} of these ids"] if "d2t" in shapes else []),
+        f"with its target: infer.py --target MODEL --drafter {file}",
+    ]
 
 
 def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: int) -> Recipe:

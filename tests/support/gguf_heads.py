@@ -21,7 +21,7 @@ _INSIDE = {
     **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
     **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
     **{"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
-    **{"hidden_norm": "attn_norm_2"},
+    **{"hidden_norm": "attn_norm_2", "self_attn.sinks": "attn_sinks"},
     **{"attention_conv.base_kernel": "attn_conv_base", "attention_conv.kernel_projection": "attn_conv_proj"},
     **{"mlp_conv.base_kernel": "ffn_conv_base", "mlp_conv.kernel_projection": "ffn_conv_proj"},
 }
@@ -92,20 +92,7 @@ def write_head(
         if "markov_head.markov_w1.weight" in tensors:
             said["sample_from_anchor"] = told.get("sample_from_anchor", True)
             said["has_confidence_head"] = "confidence_head.proj.weight" in tensors
-    for key, value in {**said, **(metadata or {})}.items():
-        name = key if key.startswith("general.") else f"{architecture}.{key}"
-        if isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, int):
-            writer.add_uint32(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        elif isinstance(value, str):
-            writer.add_string(name, value)
-        elif value is not None:
-            writer.add_array(name, value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{index}" for index in range(inner["vocab_size"])])
+    _say(writer, architecture, {**said, **(metadata or {})}, inner["vocab_size"])
     if "mask_token_id" in told:
         writer.add_uint32("tokenizer.ggml.mask_token_id", told["mask_token_id"])
     if rope.get("rope_type") == "llama3":
@@ -126,10 +113,65 @@ def write_head(
             heads = inner["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
         data = np.ascontiguousarray(values.numpy())
-        if kind == "F32" or data.ndim != 2 or data.shape[1] % 32 or "conf_proj" in name_of(name):
-            writer.add_tensor(name_of(name), data)
-        else:
-            writer.add_tensor(name_of(name), quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+        _add(writer, name_of(name), data, "F32" if "conf_proj" in name_of(name) else kind)
+    return _closed(writer, path)
+
+
+def write_layer(path: Path, config: Any, tensors: Mapping[str, Tensor], kind: str = "F32") -> Path:
+    """Write the multi-token prediction layer of a Qwen3.5 or Qwen3-Next model, by the names that Qwen publishes, and
+    what it shares with the model, as the converter does with --mtp (conversion/qwen.py, `_QwenMtpMixin`)."""
+    families = {"qwen3_5_text": "qwen35", "qwen3_next": "qwen3next", "qwen3_5_moe_text": "qwen35moe"}
+    architecture, layers = families[config.model_type], config.num_hidden_layers
+    writer = gguf.GGUFWriter(str(path), architecture)
+    said = {"block_count": layers + 1, "nextn_predict_layers": 1, "embedding_length": config.hidden_size}
+    _say(writer, architecture, said, config.vocab_size)
+    _add(writer, "token_embd.weight", np.zeros((config.vocab_size, config.hidden_size), np.float32), kind)
+    _add(writer, "output_norm.weight", np.ones(config.hidden_size, np.float32), kind)
+    outside = {"fc": "nextn.eh_proj", "pre_fc_norm_embedding": "nextn.enorm", "pre_fc_norm_hidden": "nextn.hnorm"}
+    outside["norm"] = "nextn.shared_head_norm"
+    inside = {**_INSIDE, "post_attention_layernorm": "post_attention_norm", "mlp.gate": "ffn_gate_inp"}
+    inside |= {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+    inside["mlp.shared_expert_gate"] = "ffn_gate_inp_shexp"
+    experts: dict[str, list[Tensor]] = {}
+    for name, value in tensors.items():
+        own = name.removeprefix("mtp.").removesuffix(".weight")
+        values = value.float() + 1 if "norm" in own else value.float()  # renamed first: each name ends with norm
+        if ".experts." in own:
+            experts.setdefault(own.rpartition(".")[2].removesuffix("_proj"), []).append(values)
+            continue
+        file_name = outside.get(own) or inside[own.removeprefix("layers.0.")]
+        values = values[0] if own.endswith("shared_expert_gate") else values
+        _add(writer, f"blk.{layers}.{file_name}.weight", values.contiguous().numpy(), kind)
+    for part, each in experts.items():
+        _add(writer, f"blk.{layers}.ffn_{part}_exps.weight", torch.stack(each).numpy(), "F32")
+    return _closed(writer, path)
+
+
+def _say(writer: Any, architecture: str, said: Mapping[str, Any], tokens: int) -> None:
+    for key, value in said.items():
+        name = key if key.startswith("general.") else f"{architecture}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif value is not None:
+            writer.add_array(name, value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{index}" for index in range(tokens)])
+
+
+def _add(writer: Any, name: str, data: np.ndarray, kind: str) -> None:
+    if kind == "F32" or data.ndim != 2 or data.shape[1] % 32:
+        writer.add_tensor(name, data)
+    else:
+        writer.add_tensor(name, quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
+def _closed(writer: Any, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -285,9 +285,7 @@ def _write_layer(header: GgufHeader, folder: Path) -> None:
 
     name, family = header.parts[0].name, header.architecture
     if family not in ("qwen3next", "qwen35", "qwen35moe"):
-        raise UserError(
-            f"{name} holds the next-token layer of a {family} model: those of Qwen3-Next and Qwen3.5 are read"
-        )
+        raise UserError(f"{name} holds the next-token layer of a {family} model: Qwen3-Next's and Qwen3.5's are read")
     rounded = any(info.kind not in FLOATS for info in header.tensors)
     config = {"kind": "mtp", "gguf": family, "rounded": rounded, "hidden_size": header.get("embedding_length")}
     write_json(folder / "config.json", config)

@@ -240,9 +240,10 @@ def _load(
 
     if folder is None:
         folder = model_folder(spec, options, progress, cancelled, weights=quantization != "auto")
-    if (kind := head_kind(folder)) not in (None, "plain"):
-        name = spec.gguf or spec.source
-        raise UserError(f"{spec.name} is a {kind} head, no model: --target MODEL --drafter {name} drafts with it")
+    if spec.of_gguf and (kind := head_kind(folder)) is not None:
+        raise UserError(
+            f"{spec.name} is a {kind} head, no model: --target MODEL --drafter {spec.source} drafts with it"
+        )
     tokenizer = load_tokenizer(folder, options)
     loaded = load_model(spec, folder, options, device, quantization, progress, cancelled)
     check(cancelled)

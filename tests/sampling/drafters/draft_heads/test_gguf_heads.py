@@ -15,16 +15,18 @@ from sampling.drafters.draft_heads.checkpoint import load_student
 from sampling.drafters.draft_heads.dflash import BlockLM
 from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.mtp import MtpLM, load_layer
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft
 from tests.sampling.drafters.draft_heads import test_published as eagle
-from tests.support import blocks
+from tests.support import blocks, mtp
 from tests.support.blocks import BlockCase
-from tests.support.gguf_heads import write_head
+from tests.support.gguf_heads import write_head, write_layer
 from tests.support.quantized import keep_code, quantised
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.refusals import refused
 from tests.support.runs import answers, decode, greedy
 from tests.support.students import PrefixLM, close, fed, make_target, text
 from utils.catalogue.catalogue import head_kind
@@ -183,3 +185,107 @@ def test_sampled_text_has_the_targets_law(name: str, tmp_path: Path) -> None:
     assert chi_square_p(found, exact_law(PrefixLM(target), prompt, NaiveLaw(top_k=2), 3)) > 1e-6
     wrong = exact_law(PrefixLM(target), prompt, NaiveLaw(temperature=2.0, top_k=2), 3)
     assert chi_square_p(found, wrong) < 1e-6, "so many samples see another law"
+
+
+def made_of(file: Path) -> Path:
+    """The folder that a file is converted to."""
+    folder = file.with_suffix("")
+    folder.mkdir()
+    write_folder(file, folder, lambda fraction: None)
+    return folder
+
+
+# -- layers for multi-token prediction that a file holds alone --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in mtp.SHIPPING if "qwen" in name])
+def test_a_layer_in_a_file_of_its_own_is_the_targets(name: str, tmp_path: Path) -> None:
+    target = CausalLM(mtp.target_of(name))
+    made = made_of(write_layer(tmp_path / "mtp-small.gguf", mtp.shipped(name)[0].config, mtp.tensors(name)))
+    assert head_kind(made) == "mtp"
+    own, theirs = (
+        load_layer(target.network.model, folder, torch.device("cpu"), torch.float64).state_dict()
+        for folder in (made, mtp.folder_of(name))
+    )
+    assert own.keys() == theirs.keys()
+    for key, value in theirs.items():
+        close(own[key], value, 1e-6)
+    prompt = [(7 * at) % 61 + 20 for at in range(9)]
+    alone = answers(target, [prompt], None, greedy(), length=6)
+    assert answers(target, [prompt], ModelDrafter(MtpLM(target, made)), greedy(), length=6) == alone
+
+
+def test_a_layer_of_eight_bits_runs_in_eight_bits(tmp_path: Path) -> None:
+    keep_code()
+    name, row = "qwen3_5_text", [(7 * at) % 61 + 20 for at in range(9)]
+    target = CausalLM(mtp.target_of(name))
+    made = made_of(write_layer(tmp_path / "mtp-small.gguf", mtp.shipped(name)[0].config, mtp.tensors(name), "Q8_0"))
+    layer = load_layer(target.network.model, made, torch.device("cpu"), torch.float32)
+    assert {part.packed.kind for part in layer.modules() if isinstance(part, QuantizedLinear)} == {"Q8_0"}
+    held, logits = target.open([row], hidden=True), []
+    held.score([row[:-1]], Draft.empty(1))
+    for folder in (made, None):
+        session = MtpLM(target, folder).open([row], target=held)
+        logits.append(session.score([row], Draft.empty(1))[0, 0])
+    close(*logits, 2e-2)
+    assert int(logits[0].argmax()) == int(logits[1].argmax())
+
+
+# -- what does not fit is one line ------------------------------------------------------------------------------------
+
+
+def dflash(folder: Path, metadata: dict[str, Any]) -> Path:
+    return write_head(folder / "head.gguf", *blocks.published(BLOCKS["DFlash"]), ENTERS, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ({"embedding_length": None}, "head.gguf does not say dflash.embedding_length"),
+        ({"target_layers": None}, "head.gguf does not say dflash.target_layers"),
+        ({"hyper_connection_count": 4}, "keys that this program does not know: dflash.hyper_connection_count = 4"),
+        ({"rope.dimension_count": 4}, "head.gguf turns a part of its heads"),
+        ({"rope.scaling.type": "odd"}, "dflash.rope.scaling.type is 'odd'"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(metadata: dict[str, Any], told: str, tmp_path: Path) -> None:
+    refused(made_of, dflash(tmp_path, metadata), match=told)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ({"attention.causal": True}, "has causal_head, which is not read"),
+        ({"target_layers": [2, 4, 9]}, r"reads states \[2, 4, 9\]: a target of 8 layers"),
+        ({"target_layers": [2, 4]}, r"for a target of hidden size 36 \(Small 1B\), this one has 24"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_one_line(metadata: dict[str, Any], told: str, tmp_path: Path) -> None:
+    made = made_of(dflash(tmp_path, {"general.base_model.0.name": "Small 1B", **metadata}))
+    refused(load_student, made, blocks.target_of("Llama"), match=told)
+
+
+def test_a_tensor_of_no_head_that_is_read_is_named(tmp_path: Path) -> None:
+    config, tensors = blocks.published(BLOCKS["DFlash"])
+    names = {**tensors, "layers.0.self_attn.sinks.weight": torch.zeros(4)}  # gpt-oss's
+    file = write_head(tmp_path / "head.gguf", config, names, ENTERS)
+    refused(made_of, file, match="head.gguf has blk.0.attn_sinks.weight, which no dflash head that is read has")
+
+
+def test_older_names_are_read(tmp_path: Path) -> None:
+    """`dspark` as an architecture, `extract_layers`, and the rows of a list in any order."""
+    config, tensors = blocks.published(BLOCKS["DSpark, a reduced vocabulary"])
+    order = torch.tensor([3, 0, 2, 1, 8, 7, 5, 6, 4])
+    ids = tensors["d2t"] + torch.arange(9)
+    shuffled = {**tensors, "d2t": ids[order] - torch.arange(9)}
+    shuffled |= {name: tensors[name][order] for name in ("lm_head.weight", "markov_head.markov_w2.weight")}
+    file = write_head(tmp_path / "head.gguf", config, shuffled, ENTERS, architecture="dspark")
+    theirs = load_student(blocks.written(tmp_path / "published", config, tensors), blocks.target_of("Llama"))
+    own = load_student(made_of(file), blocks.target_of("Llama"))
+    assert own.config.kind == "dspark"
+    assert torch.equal(own.ids, theirs.ids)
+    assert torch.equal(own.lm_head.weight, theirs.lm_head.weight)
+    config, tensors = eagle.published(EAGLES["EAGLE-3, layers in another order"])
+    metadata = {"target_layers": None, "extract_layers": [5, 2, 4]}
+    file = write_head(tmp_path / "older.gguf", config, tensors, (5, 2, 4), metadata=metadata)
+    assert load_student(made_of(file), eagle.large()).config.reads == (5, 2, 4)
