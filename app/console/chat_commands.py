@@ -34,6 +34,7 @@ from app.screen.spans import answer_text, thoughts
 from app.screen.terminal import view
 from app.screen.trace import RoundPictures
 from app.screen.view import Summary, drafter_name, dtype_name, kernels_of, models_of, question
+from app.screen.why import Why
 from app.settings.table import Settings
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, ROWS
@@ -287,6 +288,11 @@ def stats(state: ConsoleState, which: str) -> None:
         state.page(session_stats(state.answers, state.out, state.settings))
     else:
         state.page(last_stats(last_answer(state), state.out, state.settings))
+
+
+def why(state: ConsoleState, _: object) -> None:
+    """Say in a paragraph why the last answer was as fast as it was, and what to try."""
+    state.say(str(Why(last_answer(state).tracks, lambda word: can_run(state, word))))
 
 
 def trace(state: ConsoleState, number: int | None) -> None:

@@ -81,6 +81,7 @@ TABLE: tuple[Command, ...] = (
         "/stats [WHICH]", "figures: last or session", LOOK, chat.stats, one(Choice(STATS), "last"),
         words(*STATS),
     ),
+    Command("/why", "why the answer was as fast as it was, what to try", LOOK, chat.why),
     Command("/trace [N]", "the answer's rounds, or round N", LOOK, chat.trace, one(Whole(1, 1_000_000), None)),
     Command(
         "/inspect [N]", "the answer token by token", LOOK, chat.inspect, one(Whole(1, 1_000_000), None),

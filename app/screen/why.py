@@ -1,0 +1,206 @@
+"""Why an answer was as fast as it was: one paragraph made of its figures, and one thing to try.
+
+A round is measured in plainly decoded tokens: the tokens that it brought, over those that its time is worth, are the
+speed-up. Its cost beyond a plain token is shared out among the sources of drafts: a model's calls to its source, wider
+passes and the rest by the number of drafts. Another gamma is judged by the same rounds, with their drafts cut there or
+continued. Knows no models. No torch.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, repeat
+
+from app.lanes.answers import speed_of
+from app.lanes.costs import seen_before
+from app.screen.inspection import SaidToken
+from app.screen.live import Track, telling, tokens_of
+from app.screen.panes import counted, reported, title_of
+from app.screen.rows import plural
+from sampling.drafters.registry import LANES
+from sampling.stats.summary import disturbed
+from sampling.stats.theory import efficiency
+from utils.catalogue.heads import HEAD_KINDS
+from utils.remote.server import is_server
+
+FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
+GAIN = 1.05  # least expected speed-up over the answer's own of what is worth trying
+TOO_FEW = "too few drafts are accepted, whatever drafting costs"
+TOO_WIDE = "a pass over several tokens is too dear for any drafts"
+NOTHING = "nothing else is expected to bring 5% more"
+
+FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
+_MARKUP = " \t*_#>-\"'“‘([`"  # between the end of a sentence and the first word of the next one
+
+
+def kinds_of(tokens: Sequence[SaidToken], before: str = "") -> list[str]:
+    """Return the kind of each token, by the text around it: within backticks, with a digit, of a capitalised word."""
+    text, starts = before, accumulate((len(token.text) for token in tokens), initial=len(before))
+    text += "".join(token.text for token in tokens)
+    return [_kind(text, start, token.text) for start, token in zip(starts, tokens, strict=False)]
+
+
+def _kind(text: str, start: int, token: str) -> str:
+    at = start + len(token) - len(token.lstrip())
+    head, line = re.findall(r"[\w'’-]*\Z", text[:at])[0], text[text.rfind("\n", 0, at) + 1 : at].replace("```", "")
+    tail, before = re.findall(r"^[\w'’-]*", text[at:])[0], text[: at - len(head)].rstrip(_MARKUP)
+    word = head + tail if tail else ""
+    if text.count("```", 0, at) % 2 or line.count("`") % 2:
+        return CODE
+    if not word[:1].isupper() or re.split("['’]", word)[0] == "I":
+        return NUMBERS if any(map(str.isdigit, token)) else OTHER
+    if before and before[-1] not in ".!?:…\n":
+        return NAMES
+    return OTHER if head else FIRST
+
+
+class Why:
+    """The explanation of an answer by its lane that drafted; `runs`: whether the pair can run a lane of this name."""
+
+    def __init__(self, tracks: Sequence[Track], runs: Callable[[str], bool] = lambda word: False) -> None:
+        track = telling(tracks)
+        self.lane, self.gamma, self.runs = track.lane, track.terms.gamma, runs
+        self.add = f"/compare ar,{track.lane.name},"
+        self.stats, self.rounds, self.tokens = track.meter.stats, track.steps[1:], tokens_of(track)
+        self.kinds = kinds_of(self.tokens, track.decode(list(track.before)) if track.before else "")
+        self.plain = next((each.meter.stats for each in tracks if each.lane.name == "ar" != self.lane.name), None)
+        stats, plain, self.seen = self.stats, self.plain, seen_before(track.meter.stats, track.terms)
+        rate = plain.predicted_per_second if plain and not disturbed(plain, stats) else None
+        self.token_ms = 1000 / rate if rate and stats.predicted_per_second else 0.0  # of plain decoding; 0: not known
+        self.gained = self.token_ms * (stats.predicted_per_second or 0.0) / 1000
+        self.free = self.gained * stats.predicted_ms / ((stats.predicted_ms - stats.draft_ms) or 1)  # without drafting
+        self.longest = sum(step.length for step in self.rounds)
+        self.right = (self.longest + len(self.rounds)) * self.token_ms / (stats.predicted_ms or 1)  # all accepted
+        calls = [stats.call_ms.get(name, 0.0) for name in self.lane.source_names]
+        shared = (stats.predicted_ms - stats.target_passes * self.token_ms - sum(calls)) / (stats.draft_n or 1)
+        self.saved = [  # milliseconds, by source
+            kept * self.token_ms - spent - shared * drafted
+            for (drafted, kept), spent in zip(stats.sources, calls, strict=False)
+            if self.token_ms
+        ]
+        narrow = stats.target_passes * plain.verify_ms / plain.target_passes if plain and rate else stats.verify_ms
+        self.width_s = max(0.0, stats.verify_ms - narrow) / 1000 / (stats.draft_n or 1)  # of a pass, for each draft
+        self.best = max(range(1, 17), key=self.at) if self.token_ms and self.gamma and stats.draft_n else 0
+        examined = [
+            {
+                choice.rank
+                for choice in token.choices
+                if choice.fate == ("said" if token.kind == "accepted" else "rejected")
+            }
+            - {None}
+            for token in self.tokens
+        ]
+        self.likely, self.known = sum(1 in ranks for ranks in examined), sum(map(bool, examined))
+
+    def at(self, gamma: int) -> float:
+        """Return the speed-up to expect if these rounds had drafted `gamma` tokens deep.
+
+        Drafts are cut there; one that its gamma had ended goes on, at the answer's alpha, to that length.
+        """
+        tokens, spent, alpha = 0.0, 0.0, self.stats.alpha or 0.0
+        for step in self.rounds:
+            more = max(0, gamma - step.length) if 0 < step.gamma <= step.length else 0
+            tokens += len(step.emitted) - max(0, len(step.path) - gamma)
+            tokens += efficiency(alpha, more) - 1 if len(step.path) == step.length else 0.0
+            spent += step.seconds + step.draft_s * (more - max(0, step.length - gamma)) / max(1, step.length)
+            spent += self.width_s * (more - sum(depth >= gamma for depth in step.depths))
+        return tokens * self.token_ms / spent / 1000
+
+    def __str__(self) -> str:
+        return " ".join([*self._figures(), f"Try {self._advice()}."])
+
+    def _figures(self) -> Iterator[str]:
+        stats, whole, lane, per_round = self.stats, self.stats.predicted_ms, self.lane, self.token_ms * len(self.rounds)
+        against, label = speed_of(self.plain, stats)[0] if self.plain else "", title_of(lane.name)
+        against += {"r": " than plain decoding", "t": " as plain decoding"}.get(against[-1:], "")
+        yield f"{label[:1].upper()}{label[1:]}: {counted(stats)}, {whole / 1000:.2f} s after the first"
+        yield f"({against or 'without plain decoding beside it'})."
+        if is_server(lane.name):
+            yield f"The server does not say where its time went; {' '.join(reported(stats.report)) or 'nor of drafts'}."
+        elif whole:
+            parts = (stats.verify_ms, stats.draft_ms, stats.sample_ms + stats.overhead_ms)
+            shares, end = [f"{part / whole:.0%}" for part in parts], ";" if per_round else "."
+            yield "Passes of the target took {} of the time, drafts {}, the rest {}".format(*shares) + end
+            if per_round:
+                yield f"a round brought {stats.tokens_per_pass:.2f} tokens and took as long as {whole / per_round:.2f}"
+                each = [f"{part / per_round:.2f}" for part in parts]
+                yield "plain ones ({} for its pass, {} for drafts, {} for the rest).".format(*each)
+        if not stats.draft_n:
+            yield from [f"It drafted nothing in {plural(stats.target_passes, 'round')}."] * lane.drafts
+            return
+        saved = [f" ({'lost' if round(ms) < 0 else 'saved'} {abs(ms):.0f} ms)" for ms in self.saved] or repeat("")
+        by_source = zip(lane.source_names, stats.sources, saved, strict=False)
+        sources = [f"{name} {kept} of {drafted}{ms}" for name, (drafted, kept), ms in by_source if drafted]
+        by = f": {', '.join(sources)}" if len(sources) > 1 else ""
+        yield f"{stats.draft_n_accepted} of {stats.draft_n} drafts were accepted{by}."
+        if stats.draft_n_rejected:
+            seen, kept, depths = stats.examined_at, stats.accepted_at, (slice(1), slice(1, 2), slice(2, None))
+            places = [(sum(seen[at]) - sum(kept[at]), sum(seen[at])) for at in depths]
+            fates = [(kind, token.kind) for kind, token in zip(self.kinds, self.tokens, strict=True)]
+            lost = [fates.count((kind, "correction")) for kind in KINDS]
+            kinds = [(count, count + fates.count((kind, "accepted"))) for kind, count in zip(KINDS, lost, strict=True)]
+            yield f"Rejected: {_listed(places, ('first drafts', 'second ones', 'later ones'))};"
+            yield f"by what the target said there {_listed(kinds, KINDS)}."
+        if lane.settings.temperature and self.known:
+            yield f"Of {self.known} examined drafts {self.likely} are the target's likeliest, as temperature 0 wants."
+        if self.best:
+            shown = ", ".join(f"{self.at(gamma):.2f}x at {gamma}" for gamma in (1, 2, 4, 6, 8, 16))
+            yield f"With other gammas these rounds bring about {shown}; best {self.at(self.best):.2f}x at {self.best}."
+        if per_round:
+            yield f"Without their cost these drafts bring {self.free:.2f}x, if all of them are right {self.right:.2f}x."
+
+    # -- one thing to try ---------------------------------------------------------------------
+
+    def _trials(self) -> Iterator[tuple[float, str, str]]:
+        """Changes: the speed-up over plain decoding to expect, the command, the reason."""
+        stats, names = self.stats, self.lane.source_names
+        if self.best and self.gamma != "auto":
+            better = self.at(self.best)
+            yield better, f"/gamma {self.best}", f"about {better:.2f}x, as these rounds say"
+        if self.gamma != "auto":
+            few = TOO_FEW if self.right * self.free >= GAIN * self.gained else TOO_WIDE
+            dear = "drafting is too dear" if self.free >= GAIN else few
+            if self.free >= GAIN and (cheap := self._other(("tables", "ngram"))):
+                yield 1.0, cheap, f"{dear}, and look-ups cost next to nothing"
+            yield 1.0, "/compare ar", dear
+        if model := next((index for index, name in enumerate(names) if stats.calls.get(name)), 0):
+            looked_up = "tables" if "tables" in names[:model] else names[model - 1]
+            for word, left_out in ((looked_up, slice(model, None)), (names[model], slice(model))):
+                alone = self.gained * stats.predicted_ms / (stats.predicted_ms + sum(self.saved[left_out]))
+                if word in LANES and sum(drafted for drafted, _ in stats.sources[left_out]) >= FEW:
+                    yield alone, self.add + word, f"about {alone:.2f}x without the drafts that lost time"
+        if self.lane.settings.temperature and self.known and stats.alpha is not None:
+            depth = round(self.longest / sum(step.length > 0 for step in self.rounds))
+            colder = self.gained * efficiency(self.likely / self.known, depth) / efficiency(stats.alpha, depth)
+            yield colder, "/temperature 0", f"about {colder:.2f}x, as more drafts are accepted"
+
+    def _other(self, words: Iterable[str]) -> str:
+        """The command that adds the first lane of these that the pair can run; "" if there is none."""
+        return next((self.add + word for word in words if word not in self.lane.source_names and self.runs(word)), "")
+
+    def _advice(self) -> str:
+        """Return one thing to try, with its command."""
+        stats, name, few = self.stats, self.lane.name, plural(self.stats.target_passes, "round")
+        longer = "/length 128" if stats.stop_reason == "length" else "a question with a longer answer"
+        dearest = max(self.tokens, key=lambda token: token.discarded + len(token.refused), default=None)
+        lost = dearest.discarded + len(dearest.refused) if dearest else 0
+        cases = {
+            "python infer.py check TARGET DRAFTER --for vllm, which prints a server that drafts": is_server(name),
+            "/compare ar,spec: nothing was drafted here": not self.lane.drafts,
+            "another question: the timing was disturbed": self.plain and not self.token_ms,
+            f"/compare ar,{name}: beside plain decoding it shows what drafts bring": not self.token_ms,
+            "another question: these drafts were copied from an earlier answer with this text": self.seen,
+            f"{longer}: {few} are too few to judge by": stats.target_passes < FEW,
+            f"{self._other(HEAD_KINDS) or 'a text that repeats itself'}: nothing could be looked up": not stats.draft_n,
+        }
+        if told := next((text for text, holds in cases.items() if holds), ""):
+            return told
+        expected, command, reason = max(self._trials(), key=lambda trial: trial[0], default=(0.0, "", ""))
+        if expected >= GAIN * self.gained:
+            return f"{command}: {reason}"
+        if self.gamma != "auto":
+            return f"/gamma auto: it chooses from round to round; {NOTHING}"
+        return f"/trace {dearest.round if dearest else 0}: {NOTHING}, and this round lost the most drafts, {lost}"
+
+
+def _listed(counts: Iterable[tuple[int, int]], names: Sequence[str]) -> str:
+    return ", ".join(f"{part} of {whole} {name}" for (part, whole), name in zip(counts, names, strict=True) if whole)
