@@ -16,7 +16,7 @@ from app.settings.table import Settings
 from sampling.events import Call, Finished, Likely, Position, Prefill, Reason, Step, to_json
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair
-from utils.remote.pieces import Report
+from  import Report
 
 ROOT = Path(__file__).resolve().parents[3]
 LOGS = [ROOT / "docs" / "examples" / name for name in ("win-and-loss.jsonl", "class.jsonl", "session.jsonl")]
