@@ -16,7 +16,7 @@ from app.settings.table import Settings
 from sampling.events import Call, Finished, Likely, Position, Prefill, Reason, Step, to_json
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair
-from  import Report
+from utils.remote.pieces import ServerFigures
 
 ROOT = Path(__file__).resolve().parents[3]
 LOGS = [ROOT / "docs" / "examples" / name for name in ("win-and-loss.jsonl", "class.jsonl", "session.jsonl")]
@@ -93,7 +93,7 @@ def steps_of(made: Made) -> Iterator[Step]:
         token += len(said)
 
 
-def track_of(name: str, steps: Sequence[Step], made: Made, report: Report | None = None) -> Track:
+def track_of(name: str, steps: Sequence[Step], made: Made, report: ServerFigures | None = None) -> Track:
     drafts = name not in ("ar", "server")
     settings = Settings(temperature=made.temperature, compare=made.lanes)
     terms = Terms(drafts=drafts, gamma=made.gamma if drafts else None, sources=made.names, seen=made.seen)
@@ -161,7 +161,7 @@ def test_the_advice_fits_the_session(case: str) -> None:
 def test_a_server_says_what_it_reports_and_no_more() -> None:
     made = Made([(0, 0)] * 9)
     pieces = [Step(**{**to_fields(step), "top2_gap": None, "positions": ()}) for step in steps_of(made)]
-    told = str(Why([track_of("server", pieces, made, Report(tokens=20, drafted=12, accepted=9, passes=4))]))
+    told = str(Why([track_of("server", pieces, made, ServerFigures(tokens=20, drafted=12, accepted=9, passes=4))]))
     assert told.startswith("Server: 20 tok, ") or told.startswith("Server")
     assert "by the server: accepted 9/12 (75%) 3.25 tok/pass over 4 passes" in told
     assert "Try python infer.py check TARGET DRAFTER --for vllm" in told
