@@ -75,7 +75,10 @@ TABLE: tuple[Command, ...] = (
     value("seed", DECODING),
     value("compare", MODEL),
     Command("/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names, aliases=("/model",)),
-    Command("/drafter [NAME]", "take another drafter", MODEL, chat.drafter, unquoted, chat.drafters, spaces=True),
+    Command(
+        "/drafter [NAME]", "another drafter: a word, ORG/NAME, FILE.gguf", MODEL, chat.drafter, unquoted,
+        chat.drafters, spaces=True,
+    ),
     Command("/info", "the models: size, memory, device", MODEL, chat.info),
     Command(
         "/stats [WHICH]", "figures: last or session", LOOK, chat.stats, one(Choice(STATS), "last"),

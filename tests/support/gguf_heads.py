@@ -147,6 +147,42 @@ def write_layer(path: Path, config: Any, tensors: Mapping[str, Tensor], kind: st
     return _closed(writer, path)
 
 
+def write_assistant(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: str = "F32") -> Path:
+    """Write a Gemma 4 assistant (conversion/gemma.py: `Gemma4AssistantModel`, whose norms are not shifted, and
+    `Gemma4Model.generate_extra_tensors`)."""
+    writer, text = gguf.GGUFWriter(str(path), "gemma4-assistant"), config["text_config"]
+    windowed = [layer == "sliding_attention" for layer in text["layer_types"]]
+    large = next(tensors[f"model.layers.{at}.self_attn.q_norm.weight"].shape[0] for at in range(2) if not windowed[at])
+    said = {
+        "context_length": text["max_position_embeddings"], "embedding_length": text["hidden_size"], "block_count": 2,
+        "feed_forward_length": text["intermediate_size"], "attention.head_count": text["num_attention_heads"],
+        "attention.head_count_kv": text["num_key_value_heads"],
+        "attention.shared_kv_layers": text["num_kv_shared_layers"],
+        "attention.layer_norm_rms_epsilon": text["rms_norm_eps"], "attention.sliding_window": text["sliding_window"],
+        "attention.sliding_window_pattern": windowed, "attention.key_length": large, "attention.value_length": large,
+        "attention.key_length_swa": text["head_dim"], "attention.value_length_swa": text["head_dim"],
+        "rope.freq_base": float(text["rope_parameters"]["full_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(text["rope_parameters"]["sliding_attention"]["rope_theta"]),
+        "rope.dimension_count": large, "rope.dimension_count_swa": text["head_dim"], "nextn_predict_layers": 2,
+        "embedding_length_out": config["backbone_hidden_size"], "embedding_length_per_layer_input": 0,
+    }  # fmt: skip
+    _say(writer, "gemma4-assistant", said, text["vocab_size"])
+    turned = int(large * text["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
+    factors = np.array([1.0] * turned + [1e30] * (large // 2 - turned), np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
+    after = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+    inside = {**_INSIDE, **after, "pre_feedforward_layernorm": "ffn_norm", "layer_scalar": "layer_output_scale"}
+    for name, value in tensors.items():
+        own = name.removeprefix("model.").removesuffix(".weight")
+        if own.startswith("layers."):
+            _, number, own = own.split(".", 2)
+            own = f"blk.{number}.{inside[own]}"
+        else:
+            own = {"norm": "output_norm", "embed_tokens": "token_embd"}.get(own, f"nextn.{own}")
+        _add(writer, f"{own}.weight", value.float().numpy(), kind)
+    return _closed(writer, path)
+
+
 def _say(writer: Any, architecture: str, said: Mapping[str, Any], tokens: int) -> None:
     for key, value in said.items():
         name = key if key.startswith("general.") else f"{architecture}.{key}"

@@ -8,6 +8,7 @@ of gguf-py/gguf/constants.py, src/models/eagle3.cpp and dflash.cpp; the release 
 * `dflash`, which DSpark and DFlash2 share: `target_layers` number inputs too, one more than z-lab's outputs. A file
   with `markov_w1` is DSpark's, one with `selector_hidden` DFlash2's. Older files of DSpark's are called `dspark`.
 * `d2t` holds the target's ids themselves.
+* `gemma4-assistant` becomes a folder of transformers', with floats.
 
 A matrix keeps its bits: it is stored as the rows of the file, uint8 [rows, bytes], under its name and type, such as
 `fc.weight.q4_k`. Knows neither modules nor targets; what it cannot express is refused by name.
@@ -42,7 +43,13 @@ _NAMES = {  # architectures → their names of tensors that models lack, and the
     "eagle3": {"enc.output_norm": "input_norm", "attn_norm_2": "hidden_norm"},
     "dflash": _DFLASH,
     "dspark": _DFLASH,
+    "gemma4-assistant": {
+        **{"nextn.pre_projection": "pre_projection", "nextn.post_projection": "post_projection"},
+        "layer_output_scale": "layer_scalar",
+    },
 }
+_BARE = ("codebook", "base_kernel", "layer_scalar")  # ends of names that no "weight" follows
+_PROJECTIONS = ("pre_projection", "post_projection")  # of an assistant, outside its trunk
 _BY_LIST = ("lm_head", "markov_head.markov_w2")  # tensors with a row for each id of the reduced vocabulary
 _SIZES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")  # DFlash2's
 _KEYS = {
@@ -73,8 +80,15 @@ def write_head(header: GgufHeader, folder: Path) -> None:
             heads = {"attn_q": _said(header, "attention.head_count"), "attn_k": _shared(header)}
             turned = heads.get(info.name.split(".")[-2], 0) if header.architecture == "eagle3" else 0
             rows = order if name.rpartition(".")[0] in _BY_LIST else None
-            tensors |= dict([stored(name, info, turned, rows)])
-    config = {**_shape(header), **(_eagle if header.architecture == "eagle3" else _block)(header)}
+            if header.head == "assistant":
+                name = name if name.startswith(_PROJECTIONS) else f"model.{name}"
+                tensors[name] = torch.from_numpy(_floats(info))
+            else:
+                tensors |= dict([stored(name, info, turned, rows)])
+    if header.head == "assistant":
+        config = _assistant(header)
+    else:
+        config = {**_shape(header), **(_eagle if header.architecture == "eagle3" else _block)(header)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
 
@@ -99,9 +113,9 @@ def _published(name: str, architecture: str, file: str) -> str:
         _, number, own = own.split(".", 2)
         layer = f"layers.{number}."
     if known := _NAMES[architecture].get(own) or ("fc" if own == "fc" else None):
-        return f"{layer}{known}" + ("" if known.endswith(("codebook", "base_kernel")) else f".{part}")
+        return f"{layer}{known}" + ("" if known.endswith(_BARE) else f".{part}")
     try:
-        return ".".join(module_name(name)).removeprefix("model.")
+        return ".".join(module_name(name, architecture)).removeprefix("model.")
     except UnfitError:
         raise UserError(f"{file} has {name}, which no {architecture} head that is read has") from None
 
@@ -112,17 +126,19 @@ def stored(name: str, info: TensorInfo, turned: int = 0, order: np.ndarray | Non
     `turned`: the heads of a map whose rows lie as llama.cpp turns them, brought to transformers' halves. `order`: of
     the rows.
     """
-    from gguf import GGMLQuantizationType, dequantize
-
-    data, kept = info.read(), info.kind in TYPES and len(info.shape) == 2 and name.endswith(".weight")
-    if not kept or info.kind in FLOATS:
-        rows, kept = dequantize(data, GGMLQuantizationType[info.kind]).reshape(info.shape), False
-    else:
-        rows = data.reshape(info.shape[0], -1)
+    kept = info.kind in {*TYPES} - {*FLOATS} and len(info.shape) == 2 and name.endswith(".weight")
+    rows = info.read().reshape(info.shape[0], -1) if kept else _floats(info)
     if turned:
         rows = rows.reshape(turned, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
     rows = np.ascontiguousarray(rows if order is None else rows[order])
     return f"{name}.{info.kind.lower()}" if kept else name, torch.from_numpy(rows)
+
+
+def _floats(info: TensorInfo) -> np.ndarray:
+    """Return the numbers of a tensor."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    return dequantize(info.read(), GGMLQuantizationType[info.kind]).reshape(info.shape)
 
 
 def unstored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, PackedWeight]]:
@@ -210,3 +226,57 @@ def _block(header: GgufHeader) -> dict[str, Any]:
     with_markov = confidence is not None and confidence[-1] > _said(header, "embedding_length")
     heads = {"enable_confidence_head": confidence is not None, "confidence_head_with_markov": with_markov}
     return {**config, **reads, **heads, "markov_rank": markov[-1]}
+
+
+_OF_ASSISTANTS = {
+    *("embedding_length_out", "nextn_predict_layers", "attention.shared_kv_layers", "final_logit_softcapping"),
+    *("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
+}
+
+
+def _assistant(header: GgufHeader) -> dict[str, Any]:
+    """Return transformers' configuration of a Gemma 4 assistant (conversion/gemma.py, `Gemma4AssistantModel`).
+
+    Layers without a window have larger heads, of which `rope_freqs` says which part is turned.
+    """
+    check_known(header, {*_KEYS, *_OF_ASSISTANTS})
+    layers = _said(header, "block_count")
+    windowed, shared = _said(header, "attention.sliding_window_pattern"), _shared(header)
+    keys = [shared] * layers if isinstance(shared, int) else shared
+    factors = header.factors().get("rope_freqs.weight", [1.0])
+    full = {"head_dim": _said(header, "attention.key_length")}
+    positions = {
+        "full_attention": {
+            **{"rope_type": "proportional", "rope_theta": _said(header, "rope.freq_base")},
+            "partial_rotary_factor": factors.count(1.0) / len(factors),
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": header.get("rope.freq_base_swa", 10000.0)},
+    }
+    text = {
+        "model_type": "gemma4_text",
+        "layer_types": ["sliding_attention" if has_window else "full_attention" for has_window in windowed],
+        "num_hidden_layers": layers,
+        "num_kv_shared_layers": header.get("attention.shared_kv_layers", layers),
+        "hidden_size": _said(header, "embedding_length"),
+        "intermediate_size": _said(header, "feed_forward_length"),
+        "num_attention_heads": _said(header, "attention.head_count"),
+        "num_key_value_heads": keys[windowed.index(True)] if True in windowed else keys[0],
+        "head_dim": _said(header, "attention.key_length_swa"),
+        "per_layer_config": {
+            str(at): {**full, "num_key_value_heads": keys[at]} for at in range(layers) if not windowed[at]
+        },
+        "rope_parameters": positions,
+        "sliding_window": _said(header, "attention.sliding_window"),
+        "max_position_embeddings": _said(header, "context_length"),
+        "rms_norm_eps": _said(header, "attention.layer_norm_rms_epsilon"),
+        "final_logit_softcapping": header.get("final_logit_softcapping"),
+        "vocab_size": len(header.metadata.get(TOKENS, ())),
+        **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "tie_word_embeddings": True},
+    }
+    return {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": _said(header, "embedding_length_out"),
+        "text_config": text,
+        **{"use_ordered_embeddings": False, "tie_word_embeddings": True, "dtype": "float32"},
+    }

@@ -2,16 +2,19 @@
 targets in folders and in GGUF files; `check FILE.gguf` says what it is.
 """
 
+import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from app.command_line.main import main
 from app.lanes.lane import PairEngine
 from tests.support import blocks, mtp
+from tests.support.architectures import save
 from tests.support.blocks import BlockCase
 from tests.support.gguf_files import random_model, write_gguf
-from tests.support.gguf_heads import write_head, write_layer
+from tests.support.gguf_heads import write_assistant, write_head, write_layer
 from tests.support.refusals import refused
 from tests.support.scripted import run_lines
 from utils.catalogue.specs import ModelSpec, PairSpec
@@ -66,12 +69,24 @@ def test_a_file_that_is_not_what_was_asked_for_is_one_line(files: tuple[Path, Pa
     assert told.endswith(f"no head of one: --target {folder} --drafter mtp drafts with that layer")
 
 
+@pytest.mark.exhaustive
 def test_a_layer_in_a_file_drafts_for_a_target_in_a_folder(tmp_path: Path) -> None:
     folder, name = mtp.folder_of("qwen3_5_text"), "qwen3_5_text"
     file = write_layer(tmp_path / "mtp-small.gguf", mtp.shipped(name)[0].config, mtp.tensors(name))
     ran = run_lines(catalogue(tmp_path, folder, str(file)), "/compare ar,mtp", "abcab", settings=SETTINGS)
     assert not ran.errors
     assert "← mtp drafter" in ran.text
+    assert "same output" in ran.text
+
+
+@pytest.mark.exhaustive
+def test_an_assistant_in_a_file_drafts_for_a_target_in_a_folder(tmp_path: Path) -> None:
+    target, folder = save(mtp.gemma(), tmp_path / "target"), mtp.assistant_folder(tmp_path / "assistant")
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    file = write_assistant(tmp_path / "small-assistant.gguf", config, tensors)
+    ran = run_lines(catalogue(tmp_path, target, str(file)), "abcab", settings=SETTINGS)
+    assert not ran.errors
+    assert "target ← small-assistant" in ran.text
     assert "same output" in ran.text
 
 

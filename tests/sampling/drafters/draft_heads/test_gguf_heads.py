@@ -1,5 +1,6 @@
 """Draft heads in GGUF files, as llama.cpp's converter lays them out, draft what the same heads in safetensors draft."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from sampling.drafters.draft_heads.checkpoint import load_student
 from sampling.drafters.draft_heads.dflash import BlockLM
@@ -23,7 +26,7 @@ from sampling.types import Draft
 from tests.sampling.drafters.draft_heads import test_published as eagle
 from tests.support import blocks, mtp
 from tests.support.blocks import BlockCase
-from tests.support.gguf_heads import write_head, write_layer
+from tests.support.gguf_heads import write_assistant, write_head, write_layer
 from tests.support.quantized import keep_code, quantised
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.refusals import refused
@@ -31,6 +34,7 @@ from tests.support.runs import answers, decode, greedy
 from tests.support.students import PrefixLM, close, fed, make_target, text
 from utils.catalogue.catalogue import head_kind
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from utils.loading.build import admit_readers
 from utils.loading.gguf import write_folder
 from utils.logits_processors import make_processor
 
@@ -198,7 +202,13 @@ def made_of(file: Path) -> Path:
 # -- layers for multi-token prediction that a file holds alone --------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in mtp.SHIPPING if "qwen" in name])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3_5_text",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("qwen3_next", "qwen3_5_moe_text")),
+    ],
+)
 def test_a_layer_in_a_file_of_its_own_is_the_targets(name: str, tmp_path: Path) -> None:
     target = CausalLM(mtp.target_of(name))
     made = made_of(write_layer(tmp_path / "mtp-small.gguf", mtp.shipped(name)[0].config, mtp.tensors(name)))
@@ -229,6 +239,34 @@ def test_a_layer_of_eight_bits_runs_in_eight_bits(tmp_path: Path) -> None:
         logits.append(session.score([row], Draft.empty(1))[0, 0])
     close(*logits, 2e-2)
     assert int(logits[0].argmax()) == int(logits[1].argmax())
+
+
+# -- Gemma 4's assistants ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", ["F32", "Q8_0"])
+def test_an_assistant_in_a_file_is_the_one_in_a_folder(bits: str, tmp_path: Path) -> None:
+    folder = mtp.assistant_folder(tmp_path / "assistant")
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    made = made_of(write_assistant(tmp_path / "small-assistant.gguf", config, tensors, bits))
+    own = json.loads((made / "config.json").read_text())
+    assert own["backbone_hidden_size"] == config["backbone_hidden_size"]
+    text, wanted = own["text_config"], config["text_config"]
+    differ = {key for key in wanted.keys() & text.keys() if text[key] != wanted[key]}
+    assert differ <= {"rms_norm_eps", "per_layer_config"}  # a float, and the number of keys too
+    models = [read_assistant(place) for place in (made, folder)]
+    states = {"inputs_embeds": torch.randn(1, 1, 2 * own["backbone_hidden_size"]), "position_ids": torch.tensor([[5]])}
+    kinds = {"sliding_attention": 256, "full_attention": 512}
+    seen = {kind: (torch.randn(1, 2, 6, size), torch.randn(1, 2, 6, size)) for kind, size in kinds.items()}
+    logits = [model(**states, shared_kv_states=seen, use_cache=False).logits[0, 0] for model in models]
+    close(*logits, 1e-6 if bits == "F32" else 3e-2)
+
+
+def read_assistant(folder: Path) -> Any:
+    config: Any = AutoConfig.from_pretrained(folder)
+    admit_readers(type(config.get_text_config()))
+    return AutoModelForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
 
 
 # -- what does not fit is one line ------------------------------------------------------------------------------------
