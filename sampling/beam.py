@@ -187,8 +187,9 @@ class _Search:
         processor = self.processor
         if processor is not None and not processor.greedy:
             return processor(scores.index_fill(-1, banned, -torch.inf), self.rows).log()
-        if processor is not None and processor.needs_prefixes:
-            scores = processor.ruled(scores, self.rows)
+        if processor is not None:
+            scores = processor.biased(scores)
+            scores = processor.ruled(scores, self.rows) if processor.needs_prefixes else scores
         check_finite(scores.amax(dim=-1))
         return scores.log_softmax(dim=-1).index_fill(-1, banned, -torch.inf)
 

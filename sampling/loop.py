@@ -154,7 +154,7 @@ class Decide:
     def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Keys) -> Verdict:
         """Return the verdict on a draft under the target's logits [B, N+1, V]."""
         sampler = self.sampler if self.recorder is None else self.recorder.begin()
-        return verify(logits, draft, rows, keys, sampler, self.rule)
+        return verify(sampler.biased(logits), draft, rows, keys, sampler, self.rule)
 
 
 class _SharedDecide(Decide):

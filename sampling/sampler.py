@@ -133,6 +133,8 @@ class KeyedSampler(Sampler):
         if draft_sampling not in ("law", "greedy"):
             raise UserError(f"draft_sampling must be law or greedy, got {draft_sampling!r}")
         self.processor, self.seed = processor, seed
+        self._biases = bool(getattr(processor, "logit_bias", None))
+        self._shaped = processor.shaped if self._biases else processor
         self.coupling, self.draft_sampling = coupling, draft_sampling
 
     @property
@@ -157,10 +159,17 @@ class KeyedSampler(Sampler):
         before = _part(_part(_mix((self.seed + _GOLDEN) & _WORD), _TARGET), row)
         return [_part(before, place) for place in range(position, position + count)]
 
+    @property
+    def banned(self) -> frozenset[int]:
+        return self.processor.banned if self._biases else super().banned
+
+    def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        return self.processor.biased(logits, ids) if self._biases else logits
+
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
-        """Map [..., V] logits to [..., V] probabilities after every processor."""
+        """Map [..., V] biased logits to [..., V] probabilities after every processor."""
         with single_thread_if_small(logits.numel()):
-            return self.processor(logits, prefixes) if self.needs_prefixes else self.processor(logits)
+            return self._shaped(logits, prefixes) if self.needs_prefixes else self._shaped(logits)
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         """Draw one id a row: [M, V] probabilities, [M, 2] keys (row, position) → [M] long."""

@@ -340,8 +340,17 @@ class Sampler(Protocol):
         """Return the 64-bit states of the noise of the target's draws at `count` positions from there."""
         return [0] * count
 
+    @property
+    def banned(self) -> frozenset[int]:
+        """The ids that are never drawn."""
+        return frozenset()
+
+    def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return logits [..., n] of these ids (None: of all) with each id's bias; those of every model, once."""
+        return logits
+
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
-        """[..., V] logits → [..., V] float32 processed probabilities.
+        """[..., V] biased logits → [..., V] float32 processed probabilities.
 
         `prefixes` holds one prefix for each distribution (flattened over the leading dimensions), or is
         empty when `needs_prefixes` is False.

@@ -2,8 +2,8 @@
 
 :data:`ARGUMENTS` has a row for each number that shapes a distribution, in the order in which they act, and
 :data:`PROCESSORS` one for each named combination: flags, `/processor`, help and docs can be read off them. The order is
-repetition penalty → presence and frequency penalties → no-repeat n-grams → temperature → top-k → top-p → min-p →
-typical-p (the one transformers uses). Those before the temperature change the score of an id by the tokens before it,
+logit bias → repetition penalty → presence and frequency penalties → no-repeat n-grams → temperature → top-k → top-p →
+min-p → typical-p (the one transformers uses). Penalties and n-grams change the score of an id by the tokens before it,
 the prompt's included (as llama.cpp and transformers have it); penalties see the last `penalty_window` of them. Under
 speculation those are the committed tokens and the drafts before the position, which is why the caller gives a prefix
 for each distribution. A processor never changes the caller's logits.
@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
-from utils.errors import COLDEST, LogitsError, number, whole
+from utils.errors import COLDEST, LogitsError, UserError, number, shown, whole
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,21 @@ TOP = 1024  # candidates for a nucleus that are looked at before the whole vocab
 ROUNDING = 1e-6  # a sum of probabilities may be off by less
 
 
+Bias = Mapping[Any, float]
+"""Amounts that are added to the scores of ids. A key is an id, or a tuple of ids: the amount is that of its last id
+after its other ids, as in transformers' `sequence_bias`. −∞ bans."""
+
+
 # -- what each number does --------------------------------------------------------------------------
+
+
+def bias_sequences(scores: Tensor, bias: Mapping[tuple[int, ...], float], prefixes: Sequence[Sequence[int]]) -> None:
+    """Add each amount to the score of a sequence's last id where a prefix ends with its other ids, in place; scores
+    [M, V] with M prefixes."""
+    for (*before, last), amount in bias.items():
+        rows = [row for row, prefix in enumerate(prefixes) if [*prefix[-len(before) :]] == before]
+        if last < scores.shape[-1]:
+            scores[rows, last] += amount
 
 
 def penalise(scores: Tensor, penalty: float, prefixes: Sequence[Sequence[int]]) -> None:
@@ -242,6 +256,18 @@ ARGUMENTS: Mapping[str, Argument] = {
 }
 
 
+def read_bias(bias: Any) -> dict[tuple[int, ...], float]:
+    """Return a bias by its ids as tuples; UserError for one that is none."""
+    by_ids: dict[tuple[int, ...], float] = {}
+    if not isinstance(bias, Mapping):
+        raise UserError(f"logit_bias must be numbers by ids, got {shown(bias)}")
+    for given, amount in bias.items():
+        ids = given if isinstance(given, tuple) and given else (given,)
+        key = tuple(whole("logit_bias", token, 0, "by ids of 0 or more") for token in ids)
+        by_ids[key] = amount if amount == -math.inf else number("logit_bias", amount, lambda _: True, "finite, or -inf")
+    return by_ids
+
+
 class Rules(TypedDict, total=False):
     """The numbers that every processor takes besides its own; see :class:`LogitsProcessor`."""
 
@@ -250,6 +276,7 @@ class Rules(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     penalty_window: int
+    logit_bias: Bias
 
 
 @dataclass(eq=False)
@@ -268,6 +295,7 @@ class LogitsProcessor:
         frequency_penalty: taken from them once for each time, 0 = off.
         penalty_window: the number of last tokens that the three penalties see, 0 = all.
         typical_p: keep the ids whose surprise is nearest to the entropy, with this mass; 1 = all.
+        logit_bias: added to the scores of ids before everything else.
 
     Raises:
         UserError: a value outside its range, or no number.
@@ -283,8 +311,12 @@ class LogitsProcessor:
     frequency_penalty: float = 0.0
     penalty_window: int = 0
     typical_p: float = 1.0
+    logit_bias: Bias = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.logit_bias = bias = read_bias(self.logit_bias)
+        self._single = {ids[0]: amount for ids, amount in bias.items() if len(ids) == 1}
+        self._several = {ids: amount for ids, amount in bias.items() if len(ids) > 1}
         for name, rule in ARGUMENTS.items():
             setattr(self, name, rule.check(name, getattr(self, name)))
 
@@ -297,12 +329,17 @@ class LogitsProcessor:
     @cached_property
     def needs_prefixes(self) -> bool:
         """Whether the distribution depends on the tokens before it."""
-        return any(rule.on_prefixes for rule, _ in self.at_work)
+        return bool(self._several) or any(rule.on_prefixes for rule, _ in self.at_work)
+
+    @cached_property
+    def banned(self) -> frozenset[int]:
+        """The ids that a bias makes impossible after every prefix."""
+        return frozenset(token for token, amount in self._single.items() if amount == -math.inf)
 
     @cached_property
     def only_tempers(self) -> bool:
-        """Whether the distribution is the softmax at the temperature and nothing else."""
-        return all(rule is ARGUMENTS["temperature"] for rule, _ in self.at_work)
+        """Whether the distribution is the softmax of biased logits at the temperature and nothing else."""
+        return not self._several and all(rule is ARGUMENTS["temperature"] for rule, _ in self.at_work)
 
     @property
     def greedy(self) -> bool:
@@ -315,6 +352,26 @@ class LogitsProcessor:
         `prefixes`: the tokens before each distribution, flattened over the leading dimensions; looked at only where
         `needs_prefixes` says so, and then one for each of them is needed (ValueError).
         """
+        return self.shaped(self.biased(logits), prefixes)
+
+    def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return logits [..., n] of these ids, ascending (None: of all), with the bias of single ids added."""
+        if not self._single:
+            return logits
+        import torch
+
+        tokens = torch.tensor([*self._single], device=logits.device)
+        columns, amounts = tokens, torch.tensor([*self._single.values()], device=logits.device)
+        known = tokens < logits.shape[-1]
+        if ids is not None:
+            columns = torch.searchsorted(ids, tokens).clamp_(max=len(ids) - 1)
+            known = ids[columns] == tokens
+        scores = logits.clone() if logits.dtype.itemsize > 2 else logits.float()
+        scores[..., columns[known]] += amounts[known].to(scores)
+        return scores
+
+    def shaped(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """:meth:`__call__` of biased logits."""
         scores = logits if logits.dtype.itemsize == 8 else logits.float()
         top, rules = _tops(scores), self.at_work
         if self.needs_prefixes:
@@ -342,6 +399,7 @@ class LogitsProcessor:
             )
         window = self.penalty_window
         recent = [prefix[-window:] for prefix in prefixes] if window else prefixes
+        bias_sequences(flat, self._several, prefixes)
         for rule, value in self.at_work:
             if rule.on_prefixes:
                 rule.on_prefixes(flat, value, recent if rule.windowed else prefixes)

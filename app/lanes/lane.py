@@ -8,12 +8,15 @@ when their settings change. Knows no text, no screen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.drafters import PairDrafters
 from app.lanes.stops import StopStrings
+from app.settings.types import BAN
 from sampling.beam import BeamPlan, beam_generate
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.oracle import Oracle
@@ -32,7 +35,8 @@ from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
 from utils.errors import UsageError
 from utils.loading.loaded import NO_LIMIT
-from utils.logits_processors import ARGUMENTS, LogitsProcessor
+from utils.logits_processors import ARGUMENTS, Bias, LogitsProcessor
+from utils.ordinary_text import continued_ids
 from utils.processes import world
 from utils.progress import never
 from utils.remote.pieces import Pieces, PieceTokenizer
@@ -69,6 +73,7 @@ class Lane:
     pace: Controller | None = None  # `gamma auto`
     beams: BeamPlan | None = None  # beam search in place of the loop
     stops: StopStrings | None = None
+    bias: Bias = field(default_factory=dict)
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -123,7 +128,7 @@ class Lane:
         if session is None and self.reopen is not None:
             session = self.reopen(prompt, begun)
         if self.beams is not None:
-            processor = make_sampler(self.settings).processor
+            processor = make_sampler(self.settings, self.bias).processor
             return beam_generate(
                 self.lm, [prompt], self.limits, self.beams, processor=processor, session=session, interrupt=interrupt
             )
@@ -162,7 +167,8 @@ class Lane:
         how: Any = {"session": session, "interrupt": interrupt}
         # A server names a few tokens of each position: no entropy and no rank is made of those.
         how["alternatives"] = 0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top)
-        return generate(self.lm, rows, drafter, make_sampler(self.settings), self.limits, pace=pace, **how)
+        sampler = make_sampler(self.settings, self.bias)
+        return generate(self.lm, rows, drafter, sampler, self.limits, pace=pace, **how)
 
 
 # -- the lane of a server: a piece of text is a Step without a draft and without a call --------------
@@ -171,9 +177,9 @@ class Lane:
 class ServerLane(Lane):
     """A server's answers. `pieces` gives their texts ids."""
 
-    def __init__(self, name: str, server: Server, settings: Settings, pieces: Pieces) -> None:
-        limits = Limits(settings.max_new_tokens, context=NO_LIMIT)
-        super().__init__(name, RemoteLM(None, context=NO_LIMIT), NoDrafter(), settings, limits, shares_target=False)
+    def __init__(self, name: str, server: Server, settings: Settings, pieces: Pieces, bias: Bias) -> None:
+        limits, lm = Limits(settings.max_new_tokens, context=NO_LIMIT), RemoteLM(None, context=NO_LIMIT)
+        super().__init__(name, lm, NoDrafter(), settings, limits, shares_target=False, bias=bias)
         self.server, self.pieces = server, pieces
 
     def run(
@@ -186,7 +192,7 @@ class ServerLane(Lane):
         **_: Any,
     ) -> Iterator[Event]:
         """Yield the server's answer to the chat. UserError if it fails before the first piece."""
-        answer = ChatAnswer(self.server, messages, options_for(self.server, self.settings), interrupt)
+        answer = ChatAnswer(self.server, messages, options_for(self.server, self.settings, self.bias), interrupt)
         for text, seconds in answer:
             yield piece(self.pieces.id_of(text), seconds)
         yield Finished(0, answer.reason, answer.report)
@@ -200,16 +206,19 @@ def piece(token: int, seconds: float) -> Step:
     return Step(0, gamma=0, token=token, top2_gap=None, draft_s=0.0, verify_s=seconds, sample_s=0.0, **nothing)
 
 
-def options_for(server: Server, settings: Settings) -> dict[str, Any]:
-    """The settings as a request has them. UsageError for one that the server has no field for."""
+def options_for(server: Server, settings: Settings, bias: Bias = MappingProxyType({})) -> dict[str, Any]:
+    """The settings as a request has them, and the bias of ids. UsageError for one that the server has no field for."""
     options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
     options |= {"stop": list(settings.stop)} if settings.stop else {}
     options |= {name: value for name in PENALTIES if (value := getattr(settings, name))}
+    options |= {"logit_bias": {str(token): max(BAN, amount) for (token,), amount in bias.items()}} if bias else {}
     if server.kind in ALL:
         fields = {field: getattr(settings, name) for name, (field, _) in FURTHER.items()}
         fields["top_k"] = fields["top_k"] or ALL[server.kind]
         if server.kind.startswith("llama"):
             fields["repeat_penalty"] = fields.pop("repetition_penalty")
+        if server.kind == "llama-server" and bias:  # its own form bans for certain
+            fields["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
         if server.kind == "SGLang":
             fields["return_spec_tokens_details"] = True
         return {**options, "extra_body": fields}
@@ -219,10 +228,10 @@ def options_for(server: Server, settings: Settings) -> dict[str, Any]:
     return options
 
 
-def make_sampler(settings: Settings) -> KeyedSampler:
+def make_sampler(settings: Settings, bias: Bias = MappingProxyType({})) -> KeyedSampler:
     """Return the sampler of one answer."""
     return KeyedSampler(
-        LogitsProcessor(**{name: getattr(settings, name) for name in ARGUMENTS}),
+        LogitsProcessor(**{name: getattr(settings, name) for name in ARGUMENTS}, logit_bias=bias),
         settings.seed,
         coupling=settings.coupling,  # type: ignore[arg-type]
         draft_sampling=settings.draft_sampling,  # type: ignore[arg-type]
@@ -299,7 +308,7 @@ class PairEngine:
         """An answer's ids as the conversation keeps them: those of its text if a server gave it, which has others."""
         if self.reads_text or not self.pieces.has(ids):
             return ids
-        return list(self.tokenizer(self.pieces.text(ids), add_special_tokens=False)["input_ids"])
+        return self._encode(self.pieces.text(ids))
 
     @property
     def start_id(self) -> int | None:
@@ -322,6 +331,7 @@ class PairEngine:
         if self.server is not None and name != "draft":
             self._check_greedy(name, settings)
         limits = self.limits(settings)
+        shapes: Any = {"stops": self._stops(settings), "bias": self.bias(settings)}
         if name == "draft":
             model = self.drafters.model
             if model is None:
@@ -329,19 +339,19 @@ class PairEngine:
                 if head_kind_of(kind) is not None:
                     raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
-            return Lane(name, model, NoDrafter(), settings, limits, False, self._reopen, stops=self._stops(settings))
+            return Lane(name, model, NoDrafter(), settings, limits, False, self._reopen, **shapes)
         if name == "beam":
             if settings.stop:
                 raise UsageError(f"lane beam: a beam search has no stop strings (now {settings.show('stop')})")
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
-            return Lane(name, self.target, NoDrafter(), settings, limits, beams=beams)
+            return Lane(name, self.target, NoDrafter(), settings, limits, beams=beams, **shapes)
         kept = self._drafting(name, settings)
         pace = kept.pace if settings.gamma == "auto" else None
-        return Lane(name, self.target, kept.drafter, settings, limits, pace=pace, stops=self._stops(settings))
+        return Lane(name, self.target, kept.drafter, settings, limits, pace=pace, **shapes)
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
         """UsageError for settings under which a server's likeliest token is not the one to say."""
-        wrong = [one for one in ("temperature", "no_repeat_ngram", *PENALTIES) if getattr(settings, one)]
+        wrong = [one for one in ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias") if getattr(settings, one)]
         wrong += ["repetition_penalty"] if settings.repetition_penalty != 1 else []
         if name == "beam" or wrong:
             why = f"{wrong[0]} {settings.show(wrong[0])}" if wrong else "a beam search"
@@ -358,7 +368,30 @@ class PairEngine:
         setting = next((name for name, off in LOCAL.items() if getattr(settings, name) != off), None)
         if setting is not None:
             raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
-        return ServerLane(name, server, settings, self.pieces)
+        texts = [token for token, _ in settings.logit_bias if isinstance(token, str)]
+        known = name == OWN and not self.reads_text
+        if texts and not known:
+            raise UsageError(f"lane {name}: its tokens are not known here, so {texts[0]!r} has no id: bias by ids")
+        bias = self.bias(settings, known)
+        if several := next((ids for ids in bias if len(ids) > 1), ()):
+            raise UsageError(f"lane {name}: a server biases single tokens, got a text of {len(several)}")
+        return ServerLane(name, server, settings, self.pieces, bias)
+
+    def bias(self, settings: Settings, known: bool = True) -> Bias:
+        """Return the bias by ids, of the target if those are known. UsageError for an id that it lacks, and for a text
+        of several tokens unless that is banned."""
+        bias: dict[Any, float] = {}
+        for token, amount in settings.logit_bias:
+            ids = [token] if isinstance(token, int) else continued_ids(token, self._encode)
+            if len(ids) > 1 and amount > BAN:
+                raise UsageError(f"logit_bias: {token!r} is {len(ids)} tokens {ids}: only a ban (-100) takes several")
+            if known and max(ids) >= self.loaded.vocab_size:
+                raise UsageError(f"logit_bias: id {max(ids)} is outside the vocabulary of {self.loaded.vocab_size} ids")
+            bias[tuple(ids)] = -math.inf if amount <= BAN else amount
+        return bias
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _stops(self, settings: Settings) -> StopStrings | None:
         """Return the stop strings over the target's tokenizer; None without any."""
@@ -368,7 +401,7 @@ class PairEngine:
         return StopStrings(
             settings.stop,
             lambda ids: str(self.tokenizer.decode(ids, **how)),
-            lambda text: list(self.tokenizer(text, add_special_tokens=False)["input_ids"]),
+            self._encode,
         )
 
     def mean_drafted(self, settings: Settings) -> float | None:

@@ -87,6 +87,7 @@ def filters(settings: Settings) -> list[str]:
         f"presence {settings.presence_penalty:g}": settings.presence_penalty,
         f"frequency {settings.frequency_penalty:g}": settings.frequency_penalty,
         f"typical-p {settings.typical_p:g}": settings.typical_p != 1,
+        f"bias {len(settings.logit_bias)}": settings.logit_bias,
         f"no {settings.no_repeat_ngram}-gram twice": settings.no_repeat_ngram,
     }
     return [text for text, shapes in texts.items() if shapes]

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 import pydantic
 
 from app.settings.types import (
+    BIAS,
     DRAFTER_NAMES,
     K_MATRIX,
     LANE_NAMES,
@@ -251,6 +252,9 @@ class Settings(_Record):
         1.0, Number(0, 1, without_low=True), "sample from this share of the least surprising; 1: all", DECODING, off=1
     )
     no_repeat_ngram: int = row(0, Whole(0, _MANY), "never repeat an n-gram of this length; 0: off", DECODING, off=0)
+    logit_bias: tuple[tuple[int | str, float], ...] = row(
+        (), BIAS, "added to the scores of tokens, by id or text; -100: never", DECODING, off=()
+    )
     max_new_tokens: int = row(128, Whole(1, _MANY), "longest answer, in tokens", DECODING, short="length")
     seed: int = row(42, SEED, "seed; random draws one", DECODING)
     coupling: str = row(

@@ -153,7 +153,7 @@ class Number(SettingKind):
         least: float = 0.0,
     ) -> None:
         limits: dict[str, Any] = {"gt" if without_low else "ge": low, "lt" if without_high else "le": high}
-        rounded = AfterValidator(lambda value: 0.0 if value < least else value + 0.0)  # -0.0 becomes 0.0
+        rounded = AfterValidator(lambda value: 0.0 if abs(value) < least else value + 0.0)  # -0.0 becomes 0.0
         outside = f"from {plain(low)} to {plain(high)}"
         if without_low or without_high:
             begin = f"above {plain(low)}" if without_low else f"at least {plain(low)}"
@@ -308,6 +308,11 @@ DRAFTER_NAMES = SettingKind(
 """A comma list (or a sequence) of drafters: words, or names of models that the pair brings. Empty: the pair's."""
 
 
+def unescaped(text: str) -> str:
+    """Return the text with \\n, \\t and characters after a backslash read."""
+    return re.sub(r"\\([nt\\'\"])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text)
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     """Return the texts of a JSON list or of a sequence; any other text is the only one, with \\n, \\t and \\\\ read."""
     if value in ("", NONE):
@@ -317,7 +322,7 @@ def _texts(value: Any) -> tuple[str, ...]:
             listed = json.loads(value)
             value = listed if isinstance(listed, list) and all(isinstance(text, str) for text in listed) else value
     if isinstance(value, str):
-        return (re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], "\\"), value),)
+        return (unescaped(value),)
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) and text for text in value):
         raise ValueError
     return tuple(dict.fromkeys(value))
@@ -331,6 +336,46 @@ TEXTS = SettingKind(
     lambda texts: json.dumps(list(texts), ensure_ascii=False) if texts else NONE,
 )
 """Texts, each once. In a single one \\n is a line break. Empty: none."""
+
+
+_BIASED = r"""\s*([0-9]+|'(?:[^'\\]|\\.)+'|"(?:[^"\\]|\\.)+")\s*=\s*([^\s,]+)\s*(?:,|$)"""
+BAN = -100.0  # a bias that makes a token impossible
+_AMOUNT = Number(BAN, 100)
+
+
+def _biases(value: Any) -> tuple[tuple[int | str, float], ...]:
+    """Return tokens, by ids or texts, with their biases: of a text, a mapping, or pairs."""
+    if isinstance(value, str):
+        if value in ("", NONE):
+            return ()
+        if value.lstrip().startswith("{"):
+            return _biases(json.loads(value))
+        if not re.fullmatch(f"(?:{_BIASED})+", value):
+            raise ValueError
+        found = re.findall(_BIASED, value)
+        value = [(int(word) if word.isdigit() else unescaped(word[1:-1]), amount) for word, amount in found]
+    elif isinstance(value, dict):
+        value = [(int(key) if str(key).isdecimal() else key, amount) for key, amount in value.items()]
+    with suppress(TypeError):
+        if all((isinstance(key, str) and key) or (type(key) is int and 0 <= key < SEED_LIMIT) for key, _ in value):
+            return tuple({key: _AMOUNT.read(amount) for key, amount in value}.items())
+    raise ValueError
+
+
+def _bias_text(bias: tuple[tuple[int | str, float], ...]) -> str:
+    marks = str.maketrans({"\n": "\\n", "\t": "\\t", "\\": "\\\\", "'": "\\'"})
+    shown = ((f"'{key.translate(marks)}'" if isinstance(key, str) else key, amount) for key, amount in bias)
+    return ",".join(f"{key}={plain(amount)}" for key, amount in shown) or NONE
+
+
+BIAS = Kind(
+    Annotated[Any, AfterValidator(_biases)],
+    "ids or texts in quotes with numbers from -100 to 100: 12=-100,' the'=1.5",
+    "BIASES",
+    (),
+    _bias_text,
+)
+"""Biases by token. Empty: none."""
 
 
 def _matrix(value: Any) -> Matrix:

@@ -55,8 +55,8 @@ from utils.visible import to_stderr
 _SAME = ("target", "vocab_size", "end_id", "tokenizer", "weights")
 _SETTINGS = (
     *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "repetition_penalty", "no_repeat_ngram"),
-    *("presence_penalty", "frequency_penalty", "penalty_window", "typical_p"),
-    *("system", "chat", "template"),
+    *("presence_penalty", "frequency_penalty", "penalty_window", "typical_p", "logit_bias", "stop"),
+    *("system", "chat", "template", "special_tokens"),
 )
 """The settings that an answer of the target alone depends on."""
 

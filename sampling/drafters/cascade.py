@@ -290,6 +290,7 @@ class CascadeDrafter(Composite):
         if ids is not None:
             logits = F.pad(logits, (0, 1), value=-torch.inf)  # the last column: every id that is not covered
             seen, sampler = _covered(draft, ids), ReducedSampler(sampler, ids, session.vocab_size)
+        logits = sampler.biased(logits)
         result = review(logits, seen, rows, keys, sampler, self.lenience, going)
         session.commit(result.verdict.path)
         return result, seen, ids

@@ -86,7 +86,7 @@ class ModelSource(Source):
         self._depths = self.fitting(rows, depths)
         self._passes, self._seconds, self.columns = 0, 0.0, []
         self._expanded, self._expanded_tokens, self._expanded_parents = {}, [], []
-        self._count = FEW if sampler.greedy else MANY
+        self._count, self._biased = FEW if sampler.greedy else MANY, sampler.biased
         most = self.lm.context
         self._base = [row if len(row) <= most else row[:most] for row in rows]
         self._active = [*self._base]
@@ -203,7 +203,7 @@ class ModelSource(Source):
 
     def _likeliest(self, logits: Tensor) -> list[list[Offer]]:
         """Return the likeliest tokens of each row of logits [M, n]."""
-        each, ids = likeliest_of_each(logits, self._count), self._short_ids
+        each, ids = likeliest_of_each(self._biased(logits, self._short), self._count), self._short_ids
         return [[(index if ids is None else ids[index], p) for index, p in probs.items()] for probs in each]
 
 

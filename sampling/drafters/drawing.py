@@ -25,8 +25,8 @@ from sampling.vocabulary import best, spread
 class Column:
     """One drafted position of all rows.
 
-    tokens [B] (-1 = none), probs [B, n] over the ids covered, the tokens' draft_prob [B] at temperature 1, the logits
-    [B, n] and their logsumexp [B].
+    tokens [B] (-1 = none), probs [B, n] over the ids covered, the tokens' draft_prob [B] at temperature 1, the biased
+    logits [B, n] and their logsumexp [B].
     """
 
     tokens: Tensor
@@ -47,6 +47,9 @@ class ReducedSampler(SamplerView):
     def __init__(self, sampler: Sampler, ids: Tensor, vocab_size: int) -> None:
         super().__init__(sampler)
         self._ids, self._vocab_size = ids, vocab_size
+
+    def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        return self._sampler.biased(logits, self._ids)
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         """Draw one index into the ids covered for each distribution [M, n or n + 1]."""
@@ -81,6 +84,7 @@ class Drawing:
         sampler = self.sampler
         if self.reduced_ids is not None:
             sampler = ReducedSampler(sampler, self.reduced_ids, self.vocab_size)
+        logits = sampler.biased(logits)
         probs = sampler.probs(logits, rows if sampler.needs_prefixes else [])
         drawing = [row for row, draws in enumerate(active) if draws]
         keys = torch.tensor([[self.numbers[row], len(rows[row]) + after] for row in drawing])

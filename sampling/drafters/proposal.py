@@ -364,6 +364,7 @@ class Proposer(Drafter):
         self._offered: list[tuple[Node, list[Candidate]]] = []  # after each node that was examined in this round
         self._rounds_without_model = 0
         self._noise: Noise | None = None
+        self._banned: frozenset[int] = frozenset()  # ids that the target never draws
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -398,7 +399,7 @@ class Proposer(Drafter):
         wide = self.traits.tree and len(rows) == 1 and self._takes_trees
         for source in self.sources:
             source.follow(rows, texts, budget.max_depth, sampler)
-        self._noise, self._calls, self._offered = None, [], []
+        self._noise, self._calls, self._offered, self._banned = None, [], [], sampler.banned
         if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
             row, length = self._ids[0], len(rows[0])
             self._noise = lambda depth, ids: sampler.shared_noise(row, length + depth, ids)
@@ -430,6 +431,8 @@ class Proposer(Drafter):
             return
         noise = self._noise
         looked_up = [self.look_up(node) for node in level]
+        if banned := self._banned:
+            looked_up = [[candidate for candidate in each if candidate.token not in banned] for each in looked_up]
         noised = looked_up
         if noise is not None:
             noised = [_with_noise(noise, node, found) for node, found in zip(level, looked_up, strict=True)]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -76,11 +77,20 @@ class BranchingSampler(Sampler):
     def __init__(
         self, script: Script, law: Law = softmax, drafts: Drafting = "law", starts: tuple[dict[int, int], ...] = ()
     ) -> None:
-        self.script, self._law, self._drafts, self._starts = script, law, drafts, starts
+        self.script, self._given, self._drafts, self._starts = script, law, drafts, starts
+        bias = getattr(law, "logit_bias", ())
+        self._single = {ids[0]: amount for ids, amount in bias if len(ids) == 1}
+        several = tuple((ids, amount) for ids, amount in bias if len(ids) > 1)
+        self._law: Any = replace(law, logit_bias=several) if bias else law
 
     @property
     def needs_prefixes(self) -> bool:
         return bool(getattr(self._law, "needs_prefixes", False))
+
+    def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        known = range(logits.shape[-1]) if ids is None else ids.tolist()
+        added = [self._single.get(token, 0.0) for token in known]
+        return logits + torch.tensor([*added, *[0.0] * (logits.shape[-1] - len(added))]).to(logits)
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         if not self.needs_prefixes:
@@ -107,7 +117,7 @@ class BranchingSampler(Sampler):
         return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
 
     def drafting(self, starts: Keys) -> BranchingSampler:
-        return BranchingSampler(self.script, self._law, self._drafts, (*self._starts, dict(starts)))
+        return BranchingSampler(self.script, self._given, self._drafts, (*self._starts, dict(starts)))
 
     @property
     def point_mass(self) -> bool:
@@ -187,7 +197,7 @@ class RowSampler(BranchingSampler):
         return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
 
     def drafting(self, starts: Keys) -> RowSampler:
-        return RowSampler([], self._law, self._drafts, (*self._starts, dict(starts)), self)
+        return RowSampler([], self._given, self._drafts, (*self._starts, dict(starts)), self)
 
 
 def enumerate_rows(

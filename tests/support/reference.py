@@ -32,10 +32,13 @@ class NaiveLaw:
     frequency_penalty: float = 0.0
     penalty_window: int = 0
     typical_p: float = 1.0
+    logit_bias: tuple[
+        tuple[tuple[int, ...], float], ...
+    ] = ()  # by ids: what is added to the last one behind the others
 
     @property
     def needs_prefixes(self) -> bool:
-        penalties = self.presence_penalty or self.frequency_penalty
+        penalties = self.presence_penalty or self.frequency_penalty or any(len(ids) > 1 for ids, _ in self.logit_bias)
         return self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or bool(penalties)
 
     def __call__(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
@@ -48,6 +51,9 @@ class NaiveLaw:
     def ruled(self, values: list[float], prefix: Sequence[int]) -> list[float]:
         """The scores after the rules about the tokens before."""
         penalty, n = self.repetition_penalty, self.no_repeat_ngram
+        for (*before, token), amount in self.logit_bias:
+            if list(prefix)[len(prefix) - len(before) :] == before and token < len(values):
+                values[token] += amount
         recent = list(prefix)[-self.penalty_window :]
         for token in set(recent) & set(range(len(values))):
             values[token] = values[token] * penalty if values[token] < 0 else values[token] / penalty
