@@ -120,7 +120,7 @@ def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> di
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     settings, machine = header.get("settings", {}), header.get("machine", {})
     facts = {name: header.get(name) for name in _SAME} | {
-        name: settings.get(name, SETTING_FIELDS[name].default) for name in _SETTINGS
+        name: SETTING_FIELDS[name].read(settings.get(name, SETTING_FIELDS[name].default)) for name in _SETTINGS
     }
     return facts | {name: machine.get(name) for name in ("dtype", "quantization")}
 
