@@ -368,7 +368,7 @@ def _bias_text(bias: tuple[tuple[int | str, float], ...]) -> str:
     return ",".join(f"{key}={plain(amount)}" for key, amount in shown) or NONE
 
 
-BIAS = Kind(
+BIAS = SettingKind(
     Annotated[Any, AfterValidator(_biases)],
     "ids or texts in quotes with numbers from -100 to 100: 12=-100,' the'=1.5",
     "BIASES",
