@@ -34,7 +34,7 @@ from sampling.types import (
     Verdict,
 )
 from sampling.verify.distributions import HostDistributions
-from sampling.verify.round_metrics import PositionRecorder, facts_on, step_of
+from sampling.verify.round_metrics import PositionRecorder, Seconds, facts_on, step_of
 from sampling.verify.rules import Keys, rule_of, verify
 from utils.errors import UserError
 from utils.processes import agreed, first, world
@@ -201,9 +201,10 @@ class Clock:
         self._device, self._part, self._runs, self._since = device, "overhead", False, 0.0
         self._seconds = dict.fromkeys(PARTS, 0.0)
 
-    def start(self) -> None:
+    def start(self) -> Clock:
         """Begin a round."""
         self._runs, self._since = True, time.perf_counter()
+        return self
 
     def stop(self) -> dict[str, float]:
         """Return the seconds of each part since the last stop. After it only parts are counted, for the next round."""
@@ -243,6 +244,12 @@ class _Gain(NamedTuple):
     token: int | None
     reason: Reason | None
 
+    def events(self, step: Step) -> Iterator[Event]:
+        """Return the row's step and, if it ends, its end."""
+        yield step
+        if self.reason is not None:
+            yield Finished(step.row, self.reason)
+
 
 @dataclass
 class _Run:
@@ -264,8 +271,7 @@ class _Run:
     def round(self, waited: float) -> Iterator[Event]:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended. `waited`: seconds that the
         drafter has taken before."""
-        clock = self.clock
-        clock.start()
+        clock = self.clock.start()
         keys = [(number, len(row)) for number, row in zip(self.ids, self.rows, strict=True)]
         wanted, budget = self._budgets()
         with clock("draft"):
@@ -278,13 +284,9 @@ class _Run:
             self.drafter.observe(self.rows, draft, verdict)
         gains = self._commit(draft, verdict)
         steps = self._steps(keys, draft, verdict, gains, budget, waited)
-        with clock("overhead"):
-            self._learn(steps, draft)
-        for index, (step, gamma, gain) in enumerate(zip(steps, wanted.max_depth, gains, strict=True)):
-            step = self._noted(step, index, keys, draft, verdict)
-            yield step if gamma == step.gamma else replace(step, gamma=gamma)
-            if gain.reason is not None:
-                yield Finished(step.row, gain.reason)
+        self._learn(steps, draft)
+        for step, gamma, gain in zip(steps, wanted.max_depth, gains, strict=True):
+            yield from gain.events(step if gamma == step.gamma else replace(step, gamma=gamma))
 
     def _budgets(self) -> tuple[Budget, Budget]:
         """Return the round's budget as the controller wants it, and cut to the room that is left."""
@@ -325,16 +327,10 @@ class _Run:
 
     def _learn(self, steps: list[Step], draft: Draft) -> None:
         """Let the controller learn from every round but the first, in which nothing was drafted."""
-        if not self.opening:
-            self.controller.observe(steps, draft.promised)
+        with self.clock("overhead"):
+            if not self.opening:
+                self.controller.observe(steps, draft.promised)
         self.opening = False
-
-    def _noted(self, step: Step, index: int, keys: Keys, draft: Draft, verdict: Verdict) -> Step:
-        """Return the step with the alternatives of its positions, if they are recorded."""
-        if self.decide.recorder is None:
-            return step
-        drafter = self.drafter if step.gamma > 0 else None
-        return self.decide.recorder.noted(step, index, keys[index][1], drafter, draft, verdict)
 
     def _steps(
         self, keys: Keys, draft: Draft, verdict: Verdict, gains: list[_Gain], budget: Budget, waited: float
@@ -347,26 +343,20 @@ class _Run:
         if share > 1:
             calls = tuple(call.shared(share) for call in calls)
         inner = by_row(draft.trace) if draft.trace else {}
-        return [
-            step_of(
-                tree,
-                gain.path,
-                gain.token,
-                facts_on(verdict, index, [-1, *gain.path]),
-                chosen=draft.probs is None,
-                row=row,
-                gamma=depth,  # the budget after limits: the controller learns that a limit is not silence
-                calls=calls,
-                draft_s=(drafting + seconds["observe"] + waited) / share,
-                verify_s=seconds["verify"] / share,
-                sample_s=seconds["sample"] / share,
-                overhead_s=seconds["overhead"] / share,
-                inner=tuple(inner.get(row, ())),
-            )
-            for index, ((row, _), tree, gain, depth) in enumerate(
-                zip(keys, draft.trees, gains, budget.max_depth, strict=True)
-            )
-        ]
+        drafting += seconds["observe"] + waited
+        timed = Seconds(drafting / share, *(seconds[part] / share for part in ("verify", "sample", "overhead")))
+        steps = list[Step]()
+        # The step has the budget after limits: a row that was limited did not draft less by choice.
+        for (row, start), tree, gain, gamma in zip(keys, draft.trees, gains, budget.max_depth, strict=True):
+            facts = facts_on(verdict, len(steps), [-1, *gain.path])
+            step = step_of(tree, gain.path, gain.token, facts, draft.probs is None, row, gamma, calls, timed)
+            if draft.trace:
+                step = replace(step, inner=tuple(inner.get(row, ())))
+            if (recorder := self.decide.recorder) is not None:
+                drafter = self.drafter if gamma > 0 else None
+                step = recorder.noted(step, len(steps), start, drafter, draft, verdict)
+            steps.append(step)
+        return steps
 
     def _keep(self, active: list[int]) -> None:
         """Keep only the rows with these indices."""

@@ -227,9 +227,7 @@ class Network(Protocol):
     @property
     def takes_trees(self) -> bool: ...  # its attention takes the mask of a tree, of any size at any length
     @property
-    def ragged(
-        self,
-    ) -> bool: ...  # rows may begin at different slots; it has FusedNetwork's `of_one_row`
+    def ragged(self) -> RaggedNetwork | None: ...  # itself, if rows may begin at different slots
     @property
     def device(self) -> torch.device: ...
     @property
@@ -247,6 +245,27 @@ class Network(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...  # logits [B, keep, n]; the states wanted, concatenated [B, T, K·H]
 
 
+class RaggedNetwork(Network, Protocol):
+    """A network of which each row has slots of its own: a token goes to the slot of its position."""
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+        keep: int,
+        hidden: Hidden = False,
+        sequences: Tensor | None = None,  # [B] which rows of the cache these are; None = all
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+    def of_one_row(
+        self, new: list[int], tree: DraftTree, cache: KVCache, hidden: Hidden = False, states: Room | None = None
+    ) -> Tensor:
+        """Run a pass over the next tokens of one row and the N nodes of its draft → logits [1, N+1, n]; the states
+        wanted go to `states`."""
+
+
 class Session(Protocol):
     """One LM, its KV cache and the tokens the cache holds.
 
@@ -261,6 +280,8 @@ class Session(Protocol):
     reduced_ids: Tensor | None = None  # [n] the ids, ascending, of `score_reduced`; None: all
     described: str = "this session"  # the beginning of an error's line
     takes_trees: bool = True  # a draft may be a tree, of any size and at any length
+    steps: bool = False  # it can `step`
+    grows: bool = False  # it can `grow`
 
     def rollback(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
     def score(self, rows: Rows, draft: Draft) -> Tensor: ...  # [B, N+1, V]; an empty draft gives [B, 1, V]
@@ -290,6 +311,38 @@ class Session(Protocol):
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """Return [B, N+1, n] logits of the ids in `reduced_ids`."""
         return self.score(rows, draft)
+
+    # What a source of drafts may ask beyond that. Reduced ids as above.
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return logits [B, n] after one more token of each row, [B] on the session's device: the host need not know
+        them before `fill_in`. UserError where `steps` is False."""
+        raise UserError(f"{self.described} reads no tokens that the host does not know")
+
+    def fill_in(self, tokens: Rows) -> None:
+        """Say which tokens the last steps read, of each row."""
+        raise UserError(f"{self.described} reads no tokens that the host does not know")
+
+    def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
+        """Return logits [M, n] after the last M of N nodes of a tree that follows the row just scored; the first N − M
+        are known. `parents` [N] are indices in `tokens`, -1 the row. UserError where `grows` is False."""
+        raise UserError(f"{self.described} grows no trees")
+
+
+class BlockSession(Session, Protocol):
+    """A session that drafts several tokens in one pass."""
+
+    by_path: bool  # whether a draft's logits depend on the drafts before it
+    logits: Tensor  # [B, N, n] of the last block
+
+    def draft_block(self, rows: Rows, count: int) -> None:
+        """Run the pass for `count` drafts after each row."""
+
+    def logits_after(self, places: list[int], paths: Rows) -> Tensor:
+        """Return logits [M, n] after M paths of one length, each the last token and drafts of a row in `places`."""
+
+    def confidence(self, places: list[int], paths: Rows) -> list[float] | None:
+        """Return the estimated chance that a draft after each of M paths is accepted; None: no estimate."""
 
 
 class LM(Protocol):

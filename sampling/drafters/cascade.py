@@ -38,7 +38,7 @@ from sampling.types import (
     states_of,
 )
 from sampling.verify.distributions import one_hot
-from sampling.verify.round_metrics import facts_on, step_of
+from sampling.verify.round_metrics import Seconds, facts_on, step_of
 from sampling.verify.rules import Keys, Review, review
 from sampling.vocabulary import spread
 from utils.catalogue.specs import Matrix, check_fit, check_lenience
@@ -254,24 +254,15 @@ class CascadeDrafter(Composite):
         result, seen, ids = self.review(rows, draft, keys, going, sampler)
         calls, numbers = (*draft.calls, Call(model.lm.name, 1, watch.lap())), self.numbered(self.inner)
         each, inner = tuple(call.shared(share) for call in calls), by_row(draft.trace)
+        timed = Seconds(draft_s / share, each[-1].seconds, 0.0, 0.0)
         steps: list[Step] = []  # the reviews as nested rounds, for display
         for index in going:
             row, token, path = model.ids[index], result.verdict.token[index], result.verdict.path[index]
-            step = step_of(
-                seen.trees[index],
-                path,
-                token if ids is None else int(ids[token]),
-                facts_on(result.verdict, index, [-1, *path]),
-                chosen=draft.probs is None,
-                row=row,
-                gamma=draft.width,
-                calls=each,
-                draft_s=draft_s / share,
-                verify_s=each[-1].seconds,
-                sample_s=0.0,
-                inner=tuple(inner.get(row, ())),
-            )
-            steps.append(renumbered(replace(step, drafted=tuple(draft.trees[index].tokens)), numbers))
+            own, facts = token if ids is None else int(ids[token]), facts_on(result.verdict, index, [-1, *path])
+            tree, chosen = seen.trees[index], draft.probs is None
+            step = step_of(tree, path, own, facts, chosen, row, draft.width, each, timed)
+            step = replace(step, drafted=tuple(draft.trees[index].tokens), inner=tuple(inner.get(row, ())))
+            steps.append(renumbered(step, numbers))
         assert model.session is not None
         emitted = _emitted(result, draft, ids, numbers, model.session.vocab_size)
         return replace(emitted, calls=calls, trace=tuple(steps))

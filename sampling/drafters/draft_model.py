@@ -6,7 +6,6 @@ Takes any :class:`sampling.types.LM`; does not know what its session reads of th
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from sampling.drafters.registry import DraftRequest, Parts, named, row_of
 from sampling.events import Call, Proposal
 from sampling.models.translated import TranslatedLM, TranslatedSession
 from sampling.rows import put
-from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
+from sampling.types import LM, BlockSession, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
 from sampling.vocabulary import likeliest_of_each, spread
 from utils.errors import UserError
 from utils.timing import Stopwatch
@@ -145,14 +144,13 @@ class ModelSource(Source):
         return logits.device.type != "cpu" and not self.drawing.sampler.needs_prefixes and self._steps()
 
     def _steps(self) -> bool:
-        return getattr(self.session, "steps", False)
+        return self.session is not None and self.session.steps
 
     def _following(self, column: Column, depth: int) -> Tensor:
         """Return logits [B, n] after the drawn tokens of a column."""
-        session: Any = self.session
+        assert self.session is not None
         self._passes += 1
-        logits: Tensor = session.step(column.tokens.clamp(min=0))
-        return logits
+        return self.session.step(column.tokens.clamp(min=0))
 
     def _chain(self, logits: Tensor) -> list[Column]:
         """Return all columns of the round, of which the first has these logits [B, n], by one transfer."""
@@ -163,17 +161,18 @@ class ModelSource(Source):
             if depth + 1 < most:
                 logits = self._following(columns[-1], depth)
         columns = self.drawing.on_host(columns)
-        self._name([column.tokens.clamp(min=0).tolist() for column in columns[:-1]])
+        self._fill_in([column.tokens.clamp(min=0).tolist() for column in columns[:-1]])
         return columns
 
-    def _name(self, tokens: Rows) -> None:
-        """Name the tokens that were fed, by column and row."""
-        session: Any = self.session
-        if tokens:
-            session.name([list(row) for row in zip(*tokens, strict=True)])
+    def _fill_in(self, tokens: Rows) -> None:
+        """Say which tokens were fed, by column and row."""
+        if tokens and self.session is not None:
+            self.session.fill_in([list(row) for row in zip(*tokens, strict=True)])
 
     def _grows(self, nodes: list[Node]) -> bool:
-        return bool(nodes) and nodes[0].depth > 0 and len(self._active) == 1 and hasattr(self.session, "grow")
+        if not nodes or not nodes[0].depth or len(self._active) > 1:
+            return False
+        return self.session is not None and self.session.grows
 
     def _ranked(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Return the likeliest tokens after the likeliest node of each row."""
@@ -196,8 +195,8 @@ class ModelSource(Source):
             self._expanded_parents.append(self._expanded[node.parent])
             self._expanded[node] = len(self._expanded_tokens)
             self._expanded_tokens.append(node.token)
-        session: Any = self.session
-        logits = session.grow([*self._expanded_tokens], [*self._expanded_parents])
+        assert self.session is not None
+        logits = self.session.grow([*self._expanded_tokens], [*self._expanded_parents])
         self._passes += 1
         return dict(zip(known, self._likeliest(logits), strict=True))
 
@@ -216,7 +215,7 @@ class BlockSource(ModelSource):
     """
 
     whole = True
-    session: Any
+    session: BlockSession
     confidence: list[float]  # largest of each depth that this round examined
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
@@ -233,7 +232,7 @@ class BlockSource(ModelSource):
     def _confident(self, nodes: list[Node]) -> list[Node]:
         """Return the nodes after which the model expects its draft to be accepted. The first call runs the pass."""
         if not self._passes:
-            self.session.block(self._base, max(self._depths))
+            self.session.draft_block(self._base, max(self._depths))
             self._passes = 1
         if (chances := self.session.confidence(*self._paths(nodes))) is None:
             return nodes
@@ -253,11 +252,10 @@ class BlockSource(ModelSource):
         return not self.session.by_path
 
     def _following(self, column: Column, depth: int) -> Tensor:
-        logits: Tensor = self.session.logits[:, depth + 1]
         ids = self.session.reduced_ids if self._short is None else None
-        return spread(logits, ids, self.session.vocab_size, -math.inf)
+        return spread(self.session.logits[:, depth + 1], ids, self.session.vocab_size, -math.inf)
 
-    def _name(self, tokens: Rows) -> None:
+    def _fill_in(self, tokens: Rows) -> None:
         return
 
     def _drawn(self, nodes: list[Node]) -> dict[Node, list[Offer]]:

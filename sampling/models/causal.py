@@ -6,17 +6,19 @@ their end unused). Between `score` and `commit` the new tokens of a tree, and al
 ragged, lie after the longest row.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import NamedTuple, Self, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sampling.models.cache import Buffer, RowStates, SlotCache, additive, joined, places
 from sampling.models.network import LengthTables, network_of
 from sampling.rows import common_prefix, put
-from sampling.types import LM, Draft, DraftTree, Hidden, KVCache, Network, Rows, Session, states_of
+from sampling.types import LM, Draft, DraftTree, Hidden, KVCache, Network, RaggedNetwork, Rows, Session, states_of
 from sampling.vocabulary import spread
 from utils.errors import UserError
 
@@ -42,7 +44,7 @@ class CausalSession(Session):
     """
 
     source: Rows | None = None  # the prompt where it is no part of the rows
-    lm: Any  # that opened it
+    lm: CausalLM  # that opened it
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: Hidden) -> None:
         self.network, self.initial, self.device = network, prompt, network.device
@@ -142,16 +144,14 @@ class CausalSession(Session):
         return logits if logits.shape[-1] == count else logits[..., :count]
 
     def _forward(self, feed: Rows, trees: Sequence[DraftTree]) -> Tensor:
-        if len(feed) > 1 or not self.network.ragged:
+        if len(feed) > 1 or (network := self.network.ragged) is None:
             return self._together(feed, trees)
-        network: Any = self.network
         states = None if self._hidden is None else self._hidden.room
-        logits: Tensor = network.of_one_row(feed[0], trees[0], self._cache, self.keeps_hidden, states)
+        logits = network.of_one_row(feed[0], trees[0], self._cache, self.keeps_hidden, states)
         self._note(feed, trees, [self._cache.length - len(trees[0].tokens)])
         return logits
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return logits [B, n] after one more token of each row, [B] on the device, which `name` says later."""
         self._settle()
         unknown = [[UNKNOWN] for _ in self._tokens]
         try:
@@ -160,12 +160,11 @@ class CausalSession(Session):
             self._reset(len(unknown))
             raise
 
-    def name(self, said: Rows) -> None:
-        """Say the tokens of the last steps, of each row."""
+    def fill_in(self, tokens: Rows) -> None:
         self._settle()
-        for tokens, known in zip(self._tokens, said, strict=True):
+        for row, known in zip(self._tokens, tokens, strict=True):
             if known:
-                tokens[-len(known) :] = known
+                row[-len(known) :] = known
 
     @torch.inference_mode()
     def _together(self, feed: Rows, trees: Sequence[DraftTree], ids: Tensor | None = None) -> Tensor:
@@ -178,8 +177,8 @@ class CausalSession(Session):
         lengths, mask = self.held(), None
         chains = all(tree.is_chain for tree in trees)
         level = len({*lengths}) == len({*map(len, feed)}) == len({*sizes}) == 1
-        if chains and self.network.ragged and not level:
-            return self._by_width(feed, trees, lengths)
+        if chains and not level and (ragged := self.network.ragged) is not None:
+            return self._by_width(ragged, feed, trees, lengths)
         if chains and level:
             positions = torch.arange(start, start + width + count).expand(len(feed), -1)
         else:
@@ -198,12 +197,11 @@ class CausalSession(Session):
         self._note(feed, trees, [self._cache.length - count] * len(feed))
         return logits
 
-    def _by_width(self, feed: Rows, trees: Sequence[DraftTree], lengths: list[int]) -> Tensor:
+    def _by_width(self, network: RaggedNetwork, feed: Rows, trees: Sequence[DraftTree], lengths: list[int]) -> Tensor:
         """One pass for each number of fed tokens; every token goes to the slot of its position."""
         alike: dict[int, list[int]] = {}
         for row, new in enumerate(feed):
             alike.setdefault(len(new), []).append(row)
-        network: Any = self.network
         count, parts = max(len(tree.tokens) for tree in trees), list[Tensor]()
         nodes = [[*tree.tokens, *[0] * (count - len(tree.tokens))] for tree in trees]
         for width, rows in alike.items():
@@ -276,9 +274,10 @@ class CausalSession(Session):
             self._hidden.crop(length)
 
     @torch.inference_mode()
-    def _each(self, act: Callable[[Any], None]) -> None:
-        for part in filter(None, (self._cache, self._hidden)):
-            act(part)
+    def _each(self, act: Callable[[KVCache | Buffer], None]) -> None:
+        act(self._cache)
+        if self._hidden is not None:
+            act(self._hidden)
 
     # -- rows, copies and what others read -----------------------------------------------------
 
@@ -336,9 +335,10 @@ class CausalLM(LM):
         vocab_size: use only this many of the first ids (padded vocabularies); the rest has probability 0.
     """
 
-    session_type: type[Any] = CausalSession
+    session_type: Callable[[Network, Rows, int, Hidden], CausalSession] = CausalSession
+    mask = -1  # the id that stands for a draft in the pass of a block
 
-    def __init__(self, model: Any, name: str = "target", vocab_size: int | None = None) -> None:
+    def __init__(self, model: nn.Module | Network, name: str = "target", vocab_size: int | None = None) -> None:
         self.network = network_of(model)
         self.name = name
         self.vocab_size = min(vocab_size or self.network.vocab_size, self.network.vocab_size)
@@ -355,7 +355,7 @@ class CausalLM(LM):
         self.check(prompt, target)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
             return self.beside(previous.again(prompt), target)
-        session: CausalSession = self.session_type(self.network, prompt, self.vocab_size, hidden)
+        session = self.session_type(self.network, prompt, self.vocab_size, hidden)
         return self.beside(session, target)
 
     def beside(self, session: Own, target: Session | None) -> Own:

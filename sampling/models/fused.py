@@ -365,7 +365,7 @@ class FusedNetwork:
         ValueError: `supports` refuses the model.
     """
 
-    takes_trees = ragged = True
+    takes_trees = True
     reduced_ids: Tensor | None = None  # logits of all ids
     device = torch.device("cpu")
     dtype = torch.float32
@@ -402,6 +402,11 @@ class FusedNetwork:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # glibc: return unused heap memory to the system
             libc.malloc_trim(0)
+
+    @property
+    def ragged(self) -> FusedNetwork:
+        """Itself: rows may begin at different slots."""
+        return self
 
     def new_cache(self, rows: int) -> FusedCache:
         """An empty cache."""

@@ -78,7 +78,7 @@ class LlamaNetwork:
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
 
-    takes_trees, ragged, reduced_ids = True, False, None
+    takes_trees, ragged, reduced_ids = True, None, None
 
     @property
     def slot(self) -> tuple[int, int, int]:
@@ -330,7 +330,7 @@ class FixedPass(NamedTuple):
 class FixedNetwork:
     """A Llama-like network whose passes of few tokens over one row are recorded by `capture`, one for each width."""
 
-    ragged, reduced_ids, takes_trees = False, None, True
+    ragged, reduced_ids, takes_trees = None, None, True
 
     def __init__(self, network: LlamaNetwork, capture: Capture) -> None:
         self.network, self._capture = network, capture

@@ -93,7 +93,7 @@ def length_tables(model: Any, config: Any) -> LengthTables | None:
 class ModelNetwork:
     """A transformers model's vocabulary, device and dtype, and whether it takes our masks."""
 
-    reduced_ids, ragged = None, False
+    reduced_ids = ragged = None
     exact: Exact  # the kinds of pass that are known to be right
 
     def __init__(self, model: Any, config: Any) -> None:

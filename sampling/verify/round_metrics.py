@@ -6,24 +6,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 from torch import Tensor
 
-from sampling.events import ENOUGH, Likely, Odds, Position, Step, Trial
+from sampling.events import ENOUGH, Call, Likely, Odds, Position, Step, Trial
 from sampling.sampler import SamplerView
 from sampling.types import Draft, Drafter, DraftTree, Facts, Rule, Sampler, Verdict
 from sampling.verify.facts import AllFacts
 from sampling.vocabulary import best, single_thread_if_small
 
 
+class Seconds(NamedTuple):
+    """A row's share of a round's time."""
+
+    draft: float
+    verify: float
+    sample: float
+    overhead: float
+
+
 def step_of(
-    tree: DraftTree, path: list[int], token: int | None, facts: Sequence[Facts], chosen: bool, **more: Any
+    tree: DraftTree,
+    path: list[int],
+    token: int | None,
+    facts: Sequence[Facts],
+    chosen: bool,
+    row: int,
+    gamma: int,
+    calls: tuple[Call, ...],
+    seconds: Seconds,
 ) -> Step:
     """Return the Step of a row: its draft, the accepted nodes and the target's own token, p(x) and q(x) of the examined
-    drafts and the gap where the round ended.
-
-    `facts`: of the root and of each accepted node. `more`: the step's other fields.
+    drafts and the gap where the round ended. `facts`: of the root and of each accepted node.
     """
     ended = facts[len(path) if token is not None else len(path) - 1]
     examined = list(zip(path, facts, strict=False))
@@ -39,7 +54,13 @@ def step_of(
         draft_p=tuple([tree.draft_prob[node] for node, _ in examined]),
         top2_gap=ended.gap,
         chosen=chosen and bool(tree.tokens),
-        **more,
+        row=row,
+        gamma=gamma,
+        calls=calls,
+        draft_s=seconds.draft,
+        verify_s=seconds.verify,
+        sample_s=seconds.sample,
+        overhead_s=seconds.overhead,
     )
 
 

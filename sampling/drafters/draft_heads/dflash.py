@@ -32,7 +32,7 @@ from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.eagle import FeatureSession, at
 from sampling.drafters.draft_heads.modules import Convolution, DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_heads.sessions import BlockSession, FollowingLM, FollowingSession
+from sampling.drafters.draft_heads.sessions import BlockCausalSession, FollowingLM, FollowingSession, Parts
 from sampling.models.cache import additive
 from sampling.models.causal import CausalSession
 from sampling.models.llama import norm_of
@@ -69,7 +69,7 @@ class BlockNetwork(StudentNetwork):
         return cast(Tensor, self._head(states))
 
 
-class DFlashSession(BlockSession, FollowingSession):
+class DFlashSession(BlockCausalSession, FollowingSession):
     """B rows of a DFlash head. Between passes its cache holds the tokens that the target has read, and nothing else."""
 
     network: BlockNetwork
@@ -231,7 +231,7 @@ class DFlash2Session(DFlashSession):
         return self.network.selected(super().logits_after(places, paths), last, states)
 
 
-class PEagleSession(BlockSession, FeatureSession):
+class PEagleSession(BlockCausalSession, FeatureSession):
     """B rows of a P-EAGLE head."""
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
@@ -249,7 +249,7 @@ class PEagleSession(BlockSession, FeatureSession):
 class BlockLM(FollowingLM):
     """A head that drafts a block in one pass, as an LM."""
 
-    parts: Mapping[str, tuple[Any, Any]] = {
+    parts: Mapping[str, Parts] = {
         "peagle": (StudentNetwork, PEagleSession),
         "dflash": (BlockNetwork, DFlashSession),
         "dspark": (DSparkNetwork, DSparkSession),

@@ -14,8 +14,6 @@ Its session grows trees too (EAGLE-2, Li et al., arXiv 2406.16858): :meth:`Featu
 nodes in one pass.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -75,6 +73,8 @@ class FeatureSession(FollowingSession):
         self._pending, self._views = None, [valid]
         return self.cut(logits)
 
+    grows = True
+
     @torch.inference_mode()
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Return [M, n] logits after the last M of N nodes of a tree that follows the row just scored.
@@ -112,8 +112,9 @@ class FeatureSession(FollowingSession):
                 kinds, states, held = self._standing(positions.numpy() - 1)
             else:
                 assert self._hidden is not None
-                held = self._hidden.view()[:, 0]
-                kinds, states = np.full(keep, OWN), _addresses(held, np.zeros(1, np.int64), above.numpy()[0])
+                own = self._hidden.view()[:, 0]
+                held = own, None
+                kinds, states = np.full(keep, OWN), _addresses(own, np.zeros(1, np.int64), above.numpy()[0])
             result: tuple[Tensor, Tensor] = network.compiled(ids, positions, mask, self._cache, keep, kinds, states)
             del held  # the addresses point into it
             return result
@@ -121,7 +122,7 @@ class FeatureSession(FollowingSession):
         own = network.run(joined, put(positions, self.device), mask, self._cache)
         return network.answer(own, keep)[0], own
 
-    def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
+    def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[Tensor, Tensor | None]]:
         """Return the kind of the state at positions [B, T] (-1: none) and its address, [B · T] each, and the
         tensors that hold them."""
         theirs = self.target.hidden(self.lm.reads).to("cpu", torch.float32)

@@ -30,6 +30,8 @@ from sampling.types import Hidden, Rows, Session
 class GlideSession(FollowingSession):
     """B rows of a GLIDE head."""
 
+    lm: GlideLM
+
     def settled(self, view: int) -> int:
         """One layer's K and V depend on the ids alone. With more, position p is settled if p ≤ view (0 if view > 0)."""
         if len(self.lm.layers) == 1:

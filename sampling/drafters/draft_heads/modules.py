@@ -53,6 +53,11 @@ class Rotary(nn.Module):
         angle = torch.cat((angle, angle), dim=-1)
         return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
 
+    def equals(self, other: "Rotary") -> bool:
+        """Return whether both turn alike."""
+        same = torch.equal(cast(Tensor, self.inv_freq), cast(Tensor, other.inv_freq))
+        return same and self.attention_scaling == other.attention_scaling
+
 
 def turned(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary embedding of heads [B, heads, T, D] by cos, sin [B, T, D]."""

@@ -23,6 +23,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache, additive, as_transformers_cache
 from sampling.models.causal import CausalLM
 from sampling.models.network import TransformersNetwork
+from sampling.types import Network
 from utils.errors import UserError
 from utils.files import read_object
 from utils.kernels.quantized_linear import pack, quantize
@@ -157,7 +158,8 @@ class MtpNetwork:
     before: no other token sees it.
     """
 
-    compiled, reduced_ids, ragged, layers = None, None, False, 1
+    compiled = reduced_ids = ragged = None
+    layers = 1
 
     def __init__(self, layer: MtpLayer, target: TransformersNetwork) -> None:
         model, self.layer = target.model, layer
@@ -220,10 +222,10 @@ class MtpLM(FeatureLM):
     """The multi-token prediction layer of `target`, beside its weights or in another `folder`. UserError if it has none
     that can be read."""
 
-    session_type = FeatureSession
+    following = FeatureSession
 
     def __init__(self, target: CausalLM, folder: Path | None = None) -> None:
-        network: Any = target.network
+        network = target.network
         if not isinstance(network, TransformersNetwork):
             raise UserError("drafter mtp: no multi-token prediction layer ships with a target of this kind")
         if (getattr(network.model, "tp_size", None) or 1) > 1:
@@ -239,7 +241,7 @@ class MtpLM(FeatureLM):
         except Exception as error:  # layers of other families want other arguments
             why = " ".join(str(error).split())[:160]
             raise UserError(f"the multi-token prediction layer of {folder.name} cannot be read: {why}") from error
-        CausalLM.__init__(self, own, "mtp", target.vocab_size)
+        CausalLM.__init__(self, cast(Network, own), "mtp", target.vocab_size)
 
 
 def build(pair: Parts, request: DraftRequest) -> Proposer:

@@ -8,7 +8,9 @@ Knows no sessions, no distributions and no gradients; of the `DraftHead` it keep
 Shapes: B rows, T new tokens, S slots, H the draft head's width, G the target's, n ids in the reduced vocabulary.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -17,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sampling.drafters.draft_heads.modules import DraftHead, Rotary, lateness
+from sampling.drafters.draft_heads.modules import CrossAttention, DraftHead, Rotary, lateness
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, rotate
@@ -76,6 +78,12 @@ class Cross:
     window: int
     slopes: Tensor | None  # [heads], of recency
 
+    @staticmethod
+    def of(module: CrossAttention, take: Callable[[Any], nn.Module], window: int) -> Cross:
+        """Return the cross-attention of a module, with its linear maps as `take` makes them."""
+        maps = take(module.q_proj), take(module.o_proj)
+        return Cross(*maps, module.head_dim, module.scaling, window, module.recency)
+
     def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: SeenKeys, index: int, positions: Tensor) -> Tensor:
         rows, new, _ = x.shape
         query = rotate(self.q(x).view(rows, new, -1, self.size), turning).transpose(1, 2)
@@ -100,7 +108,7 @@ class StudentNetwork:
     used, on any device. The embedding is never copied: it may be the target's.
     """
 
-    ragged = False
+    ragged = None
 
     def __init__(self, student: DraftHead) -> None:
         config, trunk = student.config, cast(Any, student.model)
@@ -137,13 +145,9 @@ class StudentNetwork:
         self._angles = self._cross_angles = Angles(student.rotary)
         self._cross: list[Cross] = []
         if student.cross_rotary is not None:
-            for one in (layer.cross_attn for layer in trunk.layers):
-                products = take(one.q_proj), take(one.o_proj)
-                self._cross.append(Cross(*products, one.head_dim, one.scaling, config.window, one.recency))
-            ours, theirs = student.rotary, student.cross_rotary
-            same = torch.equal(cast(Tensor, ours.inv_freq), cast(Tensor, theirs.inv_freq))
-            if not same or ours.attention_scaling != theirs.attention_scaling:
-                self._cross_angles = Angles(theirs)
+            self._cross = [Cross.of(layer.cross_attn, take, config.window) for layer in trunk.layers]
+            if not student.rotary.equals(student.cross_rotary):
+                self._cross_angles = Angles(student.cross_rotary)
         if config.kind == "feature":
             norms = (norm_of(norm, frozen) for norm in (trunk.embed_norm, trunk.feature_norm, trunk.state_norm))
             self._embed_norm, self._feature_norm, self._own_norm = norms

@@ -9,17 +9,18 @@ row it reads masks; each is a row of an ordinary causal pass, so that their numb
 of its target: one model drafts for all targets with its vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor, nn
+
+from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.rows import put
 from sampling.types import Draft, DraftTree, Hidden, Rows, Session, states_of
-from utils.catalogue.heads import BLOCK_KINDS
 from utils.errors import UserError
 
 
@@ -27,6 +28,7 @@ class FollowingSession(CausalSession):
     """B rows of a draft head beside the session of its target."""
 
     network: StudentNetwork
+    lm: FollowingLM
 
     def __init__(
         self, network: StudentNetwork, prompt: Rows, vocab_size: int, hidden: Hidden, target: CausalSession
@@ -59,19 +61,19 @@ class FollowingSession(CausalSession):
         self._views = [self._views[row] for row in rows.tolist()]
 
 
-class BlockSession(CausalSession):
+class BlockCausalSession(CausalSession):
     """B rows of a model that drafts a block in one pass, by masks after each row."""
 
     by_path = False  # whether a draft's logits depend on the drafts before it
 
     def draftable(self, length: int) -> int | None:
-        return cast(int, self.lm.block)
+        return self.lm.block
 
     def masks(self, count: int) -> int:
         """Return the number of masks for a block of `count` drafts; the row itself yields the first."""
         return count - 1
 
-    def block(self, rows: Rows, count: int) -> None:
+    def draft_block(self, rows: Rows, count: int) -> None:
         """Run the pass after each row; :meth:`logits_after` returns its distributions after a row and drafts."""
         masks = [[self.lm.mask] * self.masks(count) for _ in rows]
         self.logits = self.score_reduced(rows, Draft.of(masks))[:, -self.lm.block :]
@@ -88,6 +90,9 @@ class BlockSession(CausalSession):
         return None
 
 
+Parts = tuple[Callable[[DraftHead], StudentNetwork], Callable[..., FollowingSession]]  # of a kind
+
+
 class FollowingLM(CausalLM):
     """A draft head that reads its target, as an LM; a base of its kinds. `vocab_size` as in :class:`CausalLM`.
 
@@ -95,20 +100,20 @@ class FollowingLM(CausalLM):
     None: as the caller wants them.
     """
 
-    parts: Mapping[str, tuple[Any, Any]] = {}
+    parts: Mapping[str, Parts] = {}
     keeps: bool | None = False
-    network: Any
+    following: Callable[..., FollowingSession]
 
     def __init__(self, student: DraftHead, name: str = "", vocab_size: int | None = None) -> None:
-        config: Any = student.config
+        config = student.config
         name = name or config.kind
         if config.kind not in self.parts:
             raise UserError(f"{name} needs a draft head of {' or '.join(self.parts)}, got a {config.kind} one")
-        network, self.session_type = self.parts[config.kind]
+        network, self.following = self.parts[config.kind]
         super().__init__(network(student), name, vocab_size)
         if config.reads:
             self.reads_hidden = config.reads
-        if config.kind in BLOCK_KINDS:
+        if isinstance(config, BlockConfig):
             self.mask, self.block = config.mask, config.drafts
 
     @property
@@ -138,7 +143,7 @@ class FollowingLM(CausalLM):
             previous.target = target
             return self.beside(previous.again(prompt), target)
         kept = hidden if self.keeps is None else self.keeps
-        session: FollowingSession = self.session_type(self.network, prompt, self.vocab_size, kept, target)
+        session = self.following(self.network, prompt, self.vocab_size, kept, target)
         return self.beside(session, target)
 
 
@@ -148,14 +153,14 @@ DRAFTS = 12  # tokens of a block at most, as its authors have it
 class PardLM(CausalLM):
     """A PARD model as an LM; `mask` is the mask's id."""
 
-    session_type = BlockSession
+    session_type = BlockCausalSession
 
-    def __init__(self, model: Any, mask: int, name: str = "drafter", vocab_size: int | None = None) -> None:
+    def __init__(self, model: nn.Module, mask: int, name: str = "drafter", vocab_size: int | None = None) -> None:
         super().__init__(model, name, vocab_size)
         self.mask, self.block = mask, DRAFTS
 
 
-def mask_of(model: Any) -> int | None:
+def mask_of(model: object) -> int | None:
     """Return the mask's id if a model's configuration has one (`pard_token`); None for any other model."""
     mask = getattr(getattr(model, "config", None), "pard_token", None)
     return mask if isinstance(mask, int) else None

@@ -53,7 +53,7 @@ EXACT, FAIL_BELOW = 1e-9, 1e-6
 class Table:
     """A :class:`sampling.types.Network` whose logits depend on the last token alone."""
 
-    context, layers, takes_trees, ragged, reduced_ids = 1 << 20, 1, True, False, None
+    context, layers, takes_trees, ragged, reduced_ids = 1 << 20, 1, True, None, None
     device, dtype = torch.device("cpu"), torch.float64
 
     def __init__(self, vocab_size: int, seed: int) -> None:

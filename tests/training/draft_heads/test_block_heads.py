@@ -78,7 +78,7 @@ def test_its_readers_compute_what_was_trained(kind: str, tmp_path: Path) -> None
     head = load_student(tmp_path, target)
     lm = BlockLM(head)
     session: Any = lm.open([ids[: anchor + 1]], target=fed(target, [ids], [anchor], hidden=lm.reads_hidden))
-    session.block([ids[: anchor + 1]], lm.block)
+    session.draft_block([ids[: anchor + 1]], lm.block)
     after = ids[anchor : anchor + 3]
     with torch.no_grad():
         states = target(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states

@@ -49,7 +49,7 @@ def test_a_block_has_the_logits_of_the_reference(name: str, family: str, tmp_pat
     for length, wanted in reference(name, family).items():  # again behind more tokens, on the cache that was kept
         held = fed(target, [row[:length]], [length - 1], hidden=lm.reads_hidden)
         session = lm.open([row[:length]], previous=session, target=held)
-        session.block([row[:length]], lm.block)
+        session.draft_block([row[:length]], lm.block)
         for depth, numbers in enumerate(wanted):
             close(session.logits_after([0], [[row[length - 1], *AFTER[:depth]]])[0][::4], numbers, 1e-4)
 
@@ -176,7 +176,7 @@ def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
     lm, plain = PardLM(model, mask), CausalLM(target_of("Llama"))
     session: Any = lm.open([row])
     for length in (6, 8):
-        session.block([row[:length]], 4)
+        session.draft_block([row[:length]], 4)
         wanted = model(input_ids=torch.tensor([[*row[:length], 7, 7, 7]])).logits[0, -4:]
         for depth, logits in enumerate(wanted):
             close(session.logits_after([0], [[0] * (depth + 1)])[0], logits)
