@@ -32,7 +32,7 @@ from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.eagle import FeatureSession, at
 from sampling.drafters.draft_heads.modules import Convolution, DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_heads.sessions import BlockCausalSession, FollowingLM, FollowingSession, Parts
+from sampling.drafters.draft_heads.sessions import BlockCausalSession, FollowingLM, FollowingSession, HeadParts
 from sampling.models.cache import additive
 from sampling.models.causal import CausalSession
 from sampling.models.llama import norm_of
@@ -249,7 +249,7 @@ class PEagleSession(BlockCausalSession, FeatureSession):
 class BlockLM(FollowingLM):
     """A head that drafts a block in one pass, as an LM."""
 
-    parts: Mapping[str, Parts] = {
+    parts: Mapping[str, HeadParts] = {
         "peagle": (StudentNetwork, PEagleSession),
         "dflash": (BlockNetwork, DFlashSession),
         "dspark": (DSparkNetwork, DSparkSession),

@@ -90,7 +90,7 @@ class BlockCausalSession(CausalSession):
         return None
 
 
-Parts = tuple[Callable[[DraftHead], StudentNetwork], Callable[..., FollowingSession]]  # of a kind
+HeadParts = tuple[Callable[[DraftHead], StudentNetwork], Callable[..., FollowingSession]]  # of a kind
 
 
 class FollowingLM(CausalLM):
@@ -100,7 +100,7 @@ class FollowingLM(CausalLM):
     None: as the caller wants them.
     """
 
-    parts: Mapping[str, Parts] = {}
+    parts: Mapping[str, HeadParts] = {}
     keeps: bool | None = False
     following: Callable[..., FollowingSession]
 
