@@ -140,6 +140,7 @@ def head_lines(header: GgufHeader) -> list[str]:
 
 def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: int) -> Recipe:
     """Return the facts of the pair that its command in another program depends on."""
+    from sampling.drafters.draft_heads.assistant import AssistantLM
     from sampling.drafters.draft_heads.checkpoint import load_student, read_config
     from sampling.drafters.draft_heads.sessions import PardLM
 
@@ -149,6 +150,8 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
         way = "eagle3" if head.config.wide else "eagle1"
     if isinstance(engine.drafters.model, PardLM):
         way = "pard"
+    if isinstance(engine.drafters.model, AssistantLM):
+        way = "assistant"
     return Recipe(
         _source(spec.target, given),
         way,

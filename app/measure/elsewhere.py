@@ -6,9 +6,11 @@ that the programs document:
 
 - vLLM: docs/features/speculative_decoding/README.md (`--speculative-config` schema; commit 01ed47b), draft_model.md
   (04329df), `SpeculativeConfig` in vllm/config/speculative.py (002e77c), docs/features/quantization/gguf.md (06fed1c).
+- SGLang: docs/advanced_features/speculative_decoding.md (commit fc6d465), and docs.sglang.io for DFLASH and DSPARK.
 - transformers: `GenerationConfig` and generation/candidate_generator.py of 5.23.0.
 - llama.cpp: common/arg.cpp (commit 0017d6f), in which `--draft-max` and `--draft-min` are removed; docs/speculative.md
-  (commit a3a1c47: EAGLE-3).
+  (commit a3a1c47: EAGLE-3); `common_speculative_types_from_gguf` in common/speculative.cpp (DFlash2's files are
+  DFlash's, Gemma 4's assistants MTP's).
 
 Knows no models, no measuring and no torch.
 """
@@ -29,17 +31,19 @@ from utils.catalogue.templates import TEMPLATES
 from utils.errors import UsageError
 
 ONCE = {"parallel_drafting": True}  # vLLM's word for a block in one pass
-PUBLISHED: Mapping[str, tuple[dict[str, object], str]] = {
-    "eagle1": ({"method": "eagle"}, ""),
-    "eagle3": ({"method": "eagle3"}, "draft-eagle3"),
-    "peagle": ({"method": "eagle3", **ONCE}, ""),
-    "dflash": ({"method": "dflash"}, "draft-dflash"),
-    "dspark": ({"method": "dspark"}, "draft-dspark"),
-    "dflash2": ({}, ""),
-    "pard": ({"method": "draft_model", **ONCE}, ""),
-    "mtp": ({"method": "mtp"}, "draft-mtp"),
+PUBLISHED: Mapping[str, tuple[dict[str, object], str, str]] = {
+    "eagle1": ({"method": "eagle"}, "", "EAGLE"),
+    "eagle3": ({"method": "eagle3"}, "draft-eagle3", "EAGLE3"),
+    "peagle": ({"method": "eagle3", **ONCE}, "", ""),
+    "dflash": ({"method": "dflash"}, "draft-dflash", "DFLASH"),
+    "dspark": ({"method": "dspark"}, "draft-dspark", "DSPARK"),
+    "dflash2": ({}, "draft-dflash", ""),
+    "pard": ({"method": "draft_model", **ONCE}, "", ""),
+    "mtp": ({"method": "mtp"}, "draft-mtp", "EAGLE"),
+    "assistant": ({"method": "mtp"}, "draft-mtp", ""),
 }
-"""Heads and models in their authors' formats: vLLM's method and llama.cpp's --spec-type, empty where there is none."""
+"""Heads and models in their authors' formats: vLLM's method, llama.cpp's --spec-type and SGLang's algorithm; empty
+where there is none."""
 PROMPT = "Why is the sky blue?"
 
 
@@ -70,6 +74,12 @@ class Recipe:
         """Whether the other program's prompt lookup is the nearest thing to it: for all drafters that it lacks."""
         return not self.encodes and self.way not in ("model", "none", *PUBLISHED)
 
+    @property
+    def named(self) -> bool:
+        """Whether the drafter is named to a program that reads no GGUF heads; a next-token layer lies beside the
+        target there."""
+        return bool(self.drafter) and not (self.way == "mtp" and _gguf(self.drafter))
+
 
 def written(program: str, recipe: Recipe) -> str:
     """Return the text for `program`, one of PROGRAMS; comments alone where it cannot serve the target at all."""
@@ -90,6 +100,8 @@ def _lacking(recipe: Recipe, program: str) -> list[str]:
         notes.append(f"{program} has no n-gram tables or bigrams")
     if recipe.looks_up and recipe.way != "ngram" and (recipe.way, program) != ("suffix", "vLLM"):
         notes.append("prompt lookup comes nearest: fewer drafts, and gamma was not measured for it")
+    if recipe.way in PUBLISHED and _gguf(recipe.drafter) and program != "llama.cpp":
+        notes.append(f"{program} reads no head from a GGUF file: name the repository that {recipe.drafter} was made of")
     if recipe.compiled:
         notes.append(f"the compiled pass over {recipe.compiled} stays here: c and v(n) are others in {program}")
     return notes
@@ -97,7 +109,8 @@ def _lacking(recipe: Recipe, program: str) -> list[str]:
 
 def kind_of(way: str) -> str:
     """Return a published kind in words."""
-    return {"eagle1": "EAGLE-1 or 2 heads", "eagle3": "EAGLE-3 heads", "pard": "PARD models"}.get(way, f"{way} heads")
+    words = {"eagle1": "EAGLE-1 or 2 heads", "eagle3": "EAGLE-3 heads", "pard": "PARD models"}
+    return {**words, "assistant": "Gemma 4 assistants"}.get(way, f"{way} heads")
 
 
 def _gguf(name: str) -> bool:
@@ -120,8 +133,8 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
         if recipe.translated:
             config["use_heterogeneous_vocab"] = True
             notes.append("vLLM drafts with another vocabulary the shared tokens alone, and greedily")
-    elif method := PUBLISHED.get(recipe.way, ({}, ""))[0]:
-        own = {"model": recipe.drafter} if recipe.drafter else {}
+    elif recipe.way in PUBLISHED and (method := PUBLISHED[recipe.way][0]):
+        own = {"model": recipe.drafter} if recipe.named else {}
         config = {**method, **own, "num_speculative_tokens": recipe.gamma}
         notes.append("vLLM drafts a chain, no tree")
     elif recipe.way in PUBLISHED:
@@ -144,7 +157,7 @@ def _transformers(recipe: Recipe) -> tuple[list[str], str]:
     if recipe.way == "mtp":
         call = "use_mtp=True, "
         notes.append("transformers' use_mtp is for DeepSeek V3, GLM-4-MoE and others that its documents name")
-    elif recipe.way in PUBLISHED:
+    elif recipe.way in PUBLISHED and recipe.way != "assistant":
         notes.append(
             f"transformers reads no {kind_of(recipe.way)}: without drafts (its use_mtp is for a model's own layers)"
         )
@@ -154,7 +167,7 @@ def _transformers(recipe: Recipe) -> tuple[list[str], str]:
     lines += [f"from transformers import {kind}, AutoTokenizer", ""]
     lines.append(f"tokenizer = AutoTokenizer.from_pretrained({_from(recipe.target)})")
     lines.append(f"model = {kind}.from_pretrained({_from(recipe.target)})")
-    if recipe.way == "model":
+    if recipe.way in ("model", "assistant"):
         call = "assistant_model=assistant, "
         lines.append(f"assistant = {kind}.from_pretrained({_from(recipe.drafter)})")
         settings = {"num_assistant_tokens": recipe.gamma, "num_assistant_tokens_schedule": "constant"}
@@ -202,7 +215,7 @@ def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
         notes.append("another vocabulary: llama.cpp translates its drafts as text, or refuses it")
     if recipe.way == "model":
         words = ["-md", shlex.quote(_converted(recipe.drafter, notes)), "--spec-type draft-simple", *drafts]
-    elif kind := PUBLISHED.get(recipe.way, ({}, ""))[1]:
+    elif recipe.way in PUBLISHED and (kind := PUBLISHED[recipe.way][1]):
         words = [f"--spec-type {kind}", *drafts]
         if recipe.drafter:
             head = _converted(recipe.drafter, notes, f" --target-model-dir {shlex.quote(recipe.target)}")
@@ -224,8 +237,38 @@ def _converted(name: str, notes: list[str], more: str = "") -> str:
     return file
 
 
+# -- SGLang -----------------------------------------------------------------------------------------
+
+
+def _sglang(recipe: Recipe) -> tuple[list[str], str]:
+    notes = ["SGLang (documents of commit fc6d465)", *_lacking(recipe, "SGLang")]
+    if recipe.encodes:
+        return [*notes, "SGLang serves no encoder-decoder model"], ""
+    if _gguf(recipe.target):
+        notes.append("SGLang reads few architectures from GGUF files: serve the original weights if you can")
+    algorithm = {"model": "STANDALONE"}.get(recipe.way, "NGRAM" if recipe.looks_up else "")
+    if recipe.way in PUBLISHED:
+        algorithm = PUBLISHED[recipe.way][2]
+    words = ["python", "-m", "sglang.launch_server", "--model-path", recipe.target]
+    if recipe.translated:
+        notes.append("SGLang drafts with the target's vocabulary alone: without drafts")
+        algorithm = ""
+    elif recipe.way in PUBLISHED and not algorithm:
+        notes.append(f"SGLang's algorithms have no {kind_of(recipe.way)}: without drafts")
+    if algorithm:
+        words += ["--speculative-algorithm", algorithm]
+        if recipe.named:
+            words += ["--speculative-draft-model-path", recipe.drafter]
+    if algorithm in ("EAGLE", "EAGLE3", "STANDALONE"):
+        words += ["--speculative-num-steps", str(recipe.gamma), "--speculative-eagle-topk", "1"]
+    if algorithm not in ("", "DFLASH", "DSPARK"):  # a block's size is the head's
+        words += ["--speculative-num-draft-tokens", str(recipe.gamma + 1)]
+    return notes, shlex.join(words)
+
+
 PROGRAMS: Mapping[str, Callable[[Recipe], tuple[list[str], str]]] = {
     "vllm": _vllm,
+    "sglang": _sglang,
     "transformers": _transformers,
     "llama.cpp": _llama_cpp,
 }

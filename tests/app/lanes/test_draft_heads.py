@@ -21,14 +21,14 @@ from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from app.settings.types import LANES
 from sampling.drafters.draft_heads.checkpoint import save_student
-from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
+from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.events import Finished, Step
 from sampling.types import Rule
 from tests.support import blocks
 from tests.support.runs import after
 from tests.support.scripted import run_lines
-from tests.support.students import BLOCKS
+from tests.support.students import BLOCKS, KINDS
 from tests.support.tiny import TinyPair, tiny_model, tiny_tokenizer, write_prompts
 from utils.errors import UsageError
 from utils.loading.fit import fingerprint

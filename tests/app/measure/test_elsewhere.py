@@ -58,7 +58,13 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "peagle": ({"method": "eagle3", **DRAFTS, "parallel_drafting": True}, "", "", ""),
     "dflash": ({"method": "dflash", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dflash"), "", ""),
     "dspark": ({"method": "dspark", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dspark"), "", ""),
-    "dflash2": ({}, "", "", ""),
+    "dflash2": ({}, DRAFT.replace("draft-simple", "draft-dflash"), "", ""),
+    "assistant": (
+        {"method": "mtp", **DRAFTS},
+        DRAFT.replace("draft-simple", "draft-mtp"),
+        "assistant_model=assistant, ",
+        "",
+    ),
     "pard": ({"method": "draft_model", **DRAFTS, "parallel_drafting": True}, "", "", ""),
     "mtp": (
         {"method": "mtp", "num_speculative_tokens": 4},
@@ -67,6 +73,11 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "",
     ),
     "none": ({}, "", "", ""),
+}
+# docs/advanced_features/speculative_decoding.md (fc6d465): its table of methods, and of the flags of EAGLE
+SGLANG = {
+    **{"model": "STANDALONE STEPS", "eagle1": "EAGLE STEPS", "eagle3": "EAGLE3 STEPS", "mtp": "EAGLE STEPS"},
+    **{"dflash": "DFLASH", "dspark": "DSPARK", "none": ""},  # docs.sglang.io, the write-up of 2026-07-06
 }
 
 
@@ -87,6 +98,13 @@ def test_each_program_gets_the_call_of_its_documents(way: str) -> None:
     assert (json.loads(words[4]) if config else {}) == config
     assert words[3:4] == ["--speculative-config"] * bool(config)
     assert code(written("llama.cpp", recipe(way))) == f"llama-server -m T.gguf {flags}".strip()
+    algorithm = SGLANG.get(way, "NGRAM" if config is NGRAM or way == "suffix" else "")
+    server, *flags = shlex.split(code(written("sglang", recipe(way))).removeprefix("python -m "))
+    drafts = shlex.split(algorithm.replace("STEPS", "--speculative-num-steps 4 --speculative-eagle-topk 1"))
+    own = ["--speculative-draft-model-path", "o/D"] if algorithm and recipe(way).drafter else []
+    count = ["--speculative-num-draft-tokens", "5"] if algorithm and not algorithm.startswith("D") else []
+    assert (server, flags[:2]) == ("sglang.launch_server", ["--model-path", "o/T"])
+    assert flags[2:] == (["--speculative-algorithm", drafts[0], *own, *drafts[1:], *count] if drafts else [])
     text = code(written("transformers", recipe(way)))
     assert f"answer = model.generate(**inputs, {call}max_new_tokens=64, do_sample=False)" in text.split("\n")
     compile(text, "printed", "exec")
