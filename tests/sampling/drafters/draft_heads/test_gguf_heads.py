@@ -168,7 +168,7 @@ def test_the_matrices_of_a_file_keep_their_bits(name: str, bits: str, tmp_path: 
         if name == "EAGLE-3":
             logits.append(session.score([row], Draft.empty(1))[0, 0])
         else:
-            session.block([row], lm.block)
+            session.draft_block([row], lm.block)
             logits.append(torch.cat([session.logits_after([0], [[row[-1], 5, 17][:depth]]) for depth in (1, 2, 3)]))
     close(*logits, 3e-3)
 
