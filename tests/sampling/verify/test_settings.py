@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling.drafters.cascade import cascade_of
-from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter, source_of
+from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter, source_of
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
@@ -90,7 +90,7 @@ def drafters(folder: Path, target: Any) -> dict[str, Drafter]:
         "ngram": NgramDrafter(V),
         "tables": LookupDrafter(tree=True, recall=True, least=0.0),
         "model": ModelDrafter(guess),
-        "tree": Proposer([Model(guess)], tree=True, least=0.0),
+        "tree": Proposer([ModelSource(guess)], tree=True, least=0.0),
         "block head": ModelDrafter(head),
         "block tree": Proposer([source_of(head)], tree=True, least=0.0),
         "cascade": cascade_of([ModelDrafter(guess), MaxGramDrafter()], [[2, 2], [0, 2]]),
@@ -148,7 +148,7 @@ BIAS = {1: 4.0, 3: -math.inf}
 def itself(name: str) -> Drafter:
     guess = TableLM(9, seed=3)
     if name == "tree":
-        return Proposer([Model(guess)], tree=True, least=0.0)
+        return Proposer([ModelSource(guess)], tree=True, least=0.0)
     return (
         ModelDrafter(guess)
         if name == "chain"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.refusals import refused
 from tests.support.scripted_server import Act, Reply, ScriptedServer, chunk, said, usage
-from utils.remote.server import ChatAnswer, Report, Server
+from utils.remote.server import ChatAnswer, Server, ServerFigures
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -32,7 +32,7 @@ def heard(chat: Act | list[dict[str, Any]], **more: Any) -> tuple[list[str], Cha
 def test_an_answer_comes_piece_by_piece_with_the_servers_counts() -> None:
     texts, answer = heard(said("A ", "riv", "er", tokens=4))
     assert texts == ["A ", "riv", "er"]
-    assert (answer.reason, answer.report) == ("eos", Report(tokens=4, prompt_tokens=7))
+    assert (answer.reason, answer.report) == ("eos", ServerFigures(tokens=4, prompt_tokens=7))
 
 
 def test_the_seconds_of_the_pieces_are_those_since_the_request() -> None:
@@ -67,7 +67,7 @@ def test_llama_servers_own_count_of_drafts_is_reported() -> None:
     # tools/server/README.md of llama.cpp: timings stand in the last chunk, draft_n only where drafts were made
     last = {**usage(9), "timings": {"predicted_n": 9, "draft_n": 12, "draft_n_accepted": 6}}
     _, answer = heard([chunk("x"), chunk(finish="stop"), last])
-    assert answer.report == Report(tokens=9, prompt_tokens=7, drafted=12, accepted=6)
+    assert answer.report == ServerFigures(tokens=9, prompt_tokens=7, drafted=12, accepted=6)
 
 
 VLLM = {  # docs/features/speculative_decoding/acceptance_metrics.md and per_request_metrics.md of vLLM 0.32
@@ -124,7 +124,7 @@ def test_an_engines_own_figures_of_its_drafts_are_read_from_the_last_chunk(
     last: dict[str, Any], figures: dict[str, Any]
 ) -> None:
     texts, answer = heard([chunk("x"), chunk(finish="stop"), {**usage(9), **last}])
-    assert (texts, answer.report) == (["x"], Report(9, 7, **figures))
+    assert (texts, answer.report) == (["x"], ServerFigures(9, 7, **figures))
 
 
 def test_what_a_chunk_says_of_its_own_answer_outranks_the_whole_servers_counters() -> None:
@@ -154,19 +154,19 @@ def test_vllms_counters_before_and_after_the_answer_are_its_drafts() -> None:
     )
     metrics = counters(page.format("10.0", "40.0", "30.0"), page.format("13.0", "52.0", "36.0"))
     _, answer = heard(said("x", tokens=10), metrics=metrics)
-    assert answer.report == Report(10, 7, drafted=12, accepted=6, passes=3)
+    assert answer.report == ServerFigures(10, 7, drafted=12, accepted=6, passes=3)
 
 
 def test_sglangs_verify_calls_say_how_many_tokens_were_accepted() -> None:
     page = 'sglang:spec_verify_calls_total{{engine_type="unified"}} {}\nsglang:spec_accept_length 2.5\n'
     _, answer = heard(said("x", tokens=10), metrics=counters(page.format("40"), page.format("43.0")))
-    assert answer.report == Report(10, 7, accepted=6, passes=3)
+    assert answer.report == ServerFigures(10, 7, accepted=6, passes=3)
 
 
 def test_a_server_that_does_not_draft_has_no_figures_of_drafts() -> None:
     page = "vllm:spec_decode_num_drafts_total 0\nvllm:spec_decode_num_draft_tokens_total 0\n"
     _, answer = heard(said("x"), metrics=counters(page))
-    assert answer.report == Report(1, 7)
+    assert answer.report == ServerFigures(1, 7)
 
 
 def test_reasoning_that_is_sent_apart_is_timed_and_not_shown() -> None:
@@ -338,7 +338,7 @@ def test_a_stream_is_read_whatever_stands_between_its_pieces(lines: list[str], e
             reply.raw(f"{line}{end}".encode())
 
     texts, answer = heard(act)
-    assert (texts, answer.reason, answer.report) == (["far"], "eos", Report(2, 7))
+    assert (texts, answer.reason, answer.report) == (["far"], "eos", ServerFigures(2, 7))
 
 
 def test_a_line_separator_in_a_text_ends_no_line_of_the_stream() -> None:
