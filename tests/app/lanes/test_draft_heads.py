@@ -30,21 +30,19 @@ from tests.support.runs import after
 from tests.support.scripted import run_lines
 from tests.support.students import BLOCKS, KINDS
 from tests.support.tiny import TinyPair, tiny_model, tiny_tokenizer, write_prompts
-from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UsageError
 from utils.loading.fit import fingerprint
 from utils.progress import never
 
 SHORT: dict[str, Any] = {"max_new_tokens": 24, "quiet": True}
 SHORT_LIST = torch.arange(0, 300, 3)
-KINDS = tuple(word for word, kind in HEAD_KINDS.items() if not kind.block)
 
 
 def make_student(kind: str, target: Any, *, large: int = 32) -> DraftHead:
     """A random student of the tiny target; the plain one has the target's own weights."""
     own = kind == "plain"
     config = DraftHeadConfig(
-        kind=kind,
+        kind=kind,  # type: ignore[arg-type]
         vocab_size=300,
         hidden_size=32,
         intermediate_size=64,
