@@ -119,7 +119,8 @@ def _run(request: Request) -> int:
             from app.command_line.run import run_samples
 
             return run_samples(settings, options, None if piped else request.prompt, as_json, request.own.samples)
-        return run_once(settings, options, None if piped else request.prompt, as_json)
+        logprobs = request.own.logprobs if request.command == "run" else None
+        return run_once(settings, options, None if piped else request.prompt, as_json, logprobs)
     from app.console.repl import run_console
 
     return run_console(settings, options, layers)

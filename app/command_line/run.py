@@ -10,18 +10,24 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from app.chat.conversation import as_text
-from app.lanes.answers import Answer, answer_of, compared, comparisons_of, shown_settings
+from app.lanes.answers import Answer, answer_of, compared, comparisons_of, logprobs_of, shown_settings
 from app.lanes.costs import terms_of
+from app.lanes.lane import Lane, PairEngine, ServerLane
 from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
 from app.replay.session_log import LoggedMessage, log_writer_of
 from app.screen.output import load_engine, screen
 from app.screen.rows import Lines
 from app.screen.terminal import Interrupts
+from sampling.events import Step
+from sampling.models.remote import RemoteLM
 from sampling.stats.metrics import Meter
+from utils.errors import UsageError
+from utils.loading.fit import TokenBytes
 from utils.processes import agreed, first
 from utils.visible import to_stderr, visible
 
@@ -58,17 +64,22 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
     return max(track.answer().exit_code for track in tracks)
 
 
-def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool) -> int:
+def run_once(
+    settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool, logprobs: int | None = None
+) -> int:
     """Answer one prompt with the lanes of `settings.compare`; return the exit code. None reads standard input.
 
     Text: the last lane's on standard output, figures and comparison on standard error. JSON: one object on standard
-    output. An interrupt ends all lanes. Raises UsageError for an empty prompt, one longer than the
-    context, or a lane that cannot run.
+    output, with the `logprobs` likeliest tokens of each position. An interrupt ends all lanes. Raises UsageError for an
+    empty prompt, one longer than the context, or a lane that cannot run.
     """
     text = agreed(given_prompt(prompt, sys.stdin) if first() else "")
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt, servers=True)
-        lanes, chat = engine.lanes(settings), conversation(engine, settings)
+        kept = settings if logprobs is None else settings.changed(log_top=max(1, logprobs, settings.log_top))
+        lanes, chat = engine.lanes(kept), conversation(engine, settings)
+        if logprobs is not None:
+            _want_logprobs(lanes, logprobs)
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
             to_stderr(f"{engine.loaded.target.name} has no chat template: the text is simply continued")
         plan, said = chat.plan(text), engine.pieces.beside(chat.text)
@@ -78,14 +89,18 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
         answer_log = None if log is None else log.open_answer(engine, lanes, message, settings, said)
         writer = None if as_json else AnswerWriter(sys.stdout, said)
         race = Race(lanes, engine, [*message.ids], interrupt=interrupt, messages=plan.messages)
-        meters = [Meter(len(message.ids)) for _ in lanes]
+        meters, steps = [Meter(len(message.ids)) for _ in lanes], [list[Step]() for _ in lanes]
         for index, event in race if answer_log is None else answer_log.tee(race):
             meters[index].add(event)
+            if logprobs is not None and isinstance(event, Step):
+                steps[index].append(event)
             if writer is not None and lanes[index] is lanes[-1]:
                 writer.feed(event)
         answers = [
             answer_of(lane, meter, said, terms_of(lane, engine)) for lane, meter in zip(lanes, meters, strict=True)
         ]
+        if logprobs is not None:
+            answers = [_with_logprobs(*each, engine, logprobs) for each in zip(answers, lanes, steps, strict=True)]
         if answer_log is not None and (problem := answer_log.end()):
             to_stderr(problem)
         if writer is None:
@@ -100,6 +115,24 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
             if answer.problem:
                 to_stderr(f"error: {answer.problem}")
     return max(answer.exit_code for answer in answers)
+
+
+def _want_logprobs(lanes: list[Lane], count: int) -> None:
+    """Ask servers for the log-probabilities of their tokens. UsageError for a lane that has none."""
+    for lane in lanes:
+        if isinstance(lane, ServerLane):
+            lane.top_logprobs = count
+        elif lane.beams is not None or isinstance(lane.lm, RemoteLM):
+            what = "a beam search" if lane.beams is not None else "a server that verifies drafts"
+            raise UsageError(f"lane {lane.name}: {what} has no log-probabilities to show")
+
+
+def _with_logprobs(answer: Answer, lane: Lane, steps: list[Step], engine: PairEngine, count: int) -> Answer:
+    if not isinstance(lane, ServerLane):
+        return replace(answer, logprobs=logprobs_of(steps, TokenBytes(engine.tokenizer).spelled, count))
+    if not lane.logprobs:
+        to_stderr(f"{lane.server.address} gives no log-probabilities")
+    return replace(answer, logprobs={"refusal": None, "content": lane.logprobs or None})
 
 
 def write_json(data: object) -> None:

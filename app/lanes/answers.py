@@ -7,7 +7,7 @@ figures, ids and texts; knows lanes by name, not how they decode, and nothing of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from utils.remote.server import ServerMessage, is_server
 if TYPE_CHECKING:
     from app.lanes.lane import Lane
     from app.settings.table import Settings
-    from sampling.events import Event
+    from sampling.events import Event, Likely
 
 
 LaneRule = Literal["argmax", "match", "ratio", "coupled"]
@@ -175,6 +175,7 @@ class Answer:
     stats: Stats
     may_differ: bool = False  # from `ar`, rightly
     terms: Terms = field(default_factory=Terms)
+    logprobs: dict[str, Any] | None = None  # as OpenAI's chat format has them
 
     @property
     def interrupted(self) -> bool:
@@ -192,8 +193,36 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry of `results` of `run --json`."""
-        answer = {"method": self.method, "text": self.text, "ids": list(self.ids)}
+        answer: dict[str, Any] = {"method": self.method, "text": self.text, "ids": list(self.ids)}
+        answer |= {} if self.logprobs is None else {"logprobs": self.logprobs}
         return {**answer, **self.stats.to_json(), "swi": swi_of(self.stats, self.terms)}
+
+
+UNLIKELY = -9999.0
+"""The log-probability of what has none, in OpenAI's API as well."""
+
+
+def logprobs_of(steps: Iterable[Any], spelled: Callable[[int], bytes], count: int) -> dict[str, Any]:
+    """Return `logprobs` as OpenAI's chat format has them, with the `count` likeliest tokens of each position.
+
+    They are the target's at temperature 1, before every setting but the bias, from the pass that decided the token. A
+    token that a stop string has cut has none.
+    """
+
+    def entry(likely: Likely) -> dict[str, Any]:
+        letters, p = spelled(likely.token), likely.p
+        text = letters.decode(errors="replace")
+        return {"token": text, "logprob": math.log(p) if p else UNLIKELY, "bytes": list(letters)}
+
+    positions = (each for step in steps for each in zip(step.emitted, step.positions, strict=False))
+    return {
+        "refusal": None,
+        "content": [
+            entry(next(likely for likely in position.target if likely.token == token))
+            | {"top_logprobs": [entry(likely) for likely in position.target[:count]]}
+            for token, position in positions
+        ],
+    }
 
 
 def run_lane(

@@ -181,6 +181,8 @@ class ServerLane(Lane):
         limits, lm = Limits(settings.max_new_tokens, context=NO_LIMIT), RemoteLM(None, context=NO_LIMIT)
         super().__init__(name, lm, NoDrafter(), settings, limits, shares_target=False, bias=bias)
         self.server, self.pieces = server, pieces
+        self.top_logprobs: int | None = None  # log-probabilities that are wanted of each token; None: none at all
+        self.logprobs: list[Any] = []  # of the last answer
 
     def run(
         self,
@@ -192,7 +194,11 @@ class ServerLane(Lane):
         **_: Any,
     ) -> Iterator[Event]:
         """Yield the server's answer to the chat. UserError if it fails before the first piece."""
-        answer = ChatAnswer(self.server, messages, options_for(self.server, self.settings, self.bias), interrupt)
+        options = options_for(self.server, self.settings, self.bias)
+        if self.top_logprobs is not None:
+            options |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        answer = ChatAnswer(self.server, messages, options, interrupt)
+        self.logprobs = answer.logprobs
         for text, seconds in answer:
             yield piece(self.pieces.id_of(text), seconds)
         yield Finished(0, answer.reason, answer.report)

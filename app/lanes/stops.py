@@ -84,7 +84,7 @@ def _shortened(step: Step, kept: int, token: int | None) -> Step:
         token=step.token if kept > len(path) else token,
         target_p=step.target_p[: len(path)],
         draft_p=step.draft_p[: len(path)],
-        positions=() if token is not None else step.positions[:kept],
+        positions=step.positions[:kept],
         trials=tuple(trial for trial in step.trials if trial.node in path),
     )
 

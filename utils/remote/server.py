@@ -203,8 +203,9 @@ def _line(error: object) -> str:
 class ChatAnswer:
     """A server's answer to a chat: iterates over (text, seconds since the piece before), the request's for the first.
 
-    Text that is sent apart, such as reasoning, counts as a piece without text. `reason` and `report` hold when it is
-    over. UserError where the server fails before the first piece; later `report.problem` says why it ends.
+    Text that is sent apart, such as reasoning, counts as a piece without text. `logprobs` are the entries of its
+    tokens, if they were wanted. `reason` and `report` hold when it is over. UserError where the server fails before the
+    first piece; later `report.problem` says why it ends.
     """
 
     server: Server
@@ -212,6 +213,7 @@ class ChatAnswer:
     options: Mapping[str, Any]
     interrupt: Callable[[], bool]
     reason: Literal["eos", "length", "interrupted"] = "interrupted"
+    logprobs: list[Any] = field(default_factory=list)
     report: ServerFigures = field(default_factory=ServerFigures)
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
@@ -265,6 +267,7 @@ class ChatAnswer:
                 if content or _in(delta, "reasoning_content", str) or _in(delta, "reasoning", str):
                     said = True
                     yield _whole(content)
+                self.logprobs += _in(_in(choice, "logprobs", dict), "content", list) or ()
                 ended = _in(choice, "finish_reason", str) or ended
         if reading.done():
             reading.result()
