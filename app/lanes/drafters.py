@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -32,7 +32,7 @@ from utils.catalogue.catalogue import ships_mtp
 from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.specs import Matrix, ModelSpec, head_kind_of
 from utils.errors import UsageError, UserError
-from utils.kernels.quantized_linear import QuantizedEmbedding
+from utils.kernels.quantized_linear import QuantizedEmbedding, unpacked_copy
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
 
 if TYPE_CHECKING:
@@ -251,12 +251,9 @@ class UnusableDrafterError(UserError):
 
 def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any) -> DraftHead:
     """Move the head's parameters to `device` in `dtype`; its angles stay float32, a shared embedding the target's."""
-    table = head.model.embed_tokens
-    if isinstance(table, QuantizedEmbedding):
-        if device.type == "cpu" and dtype == torch.float32:
-            return head  # nothing to move, and the table is the target's
-        head.model.embed_tokens = table.unpacked()
-    head = head.to(device)
+    if isinstance(head.model.embed_tokens, QuantizedEmbedding) and device.type == "cpu" and dtype == torch.float32:
+        return head  # nothing to move, and the table is the target's
+    head = cast("DraftHead", unpacked_copy(head)).to(device)
     for parameter in head.parameters():
         parameter.data = parameter.data.to(dtype)
     shared = target.get_input_embeddings()

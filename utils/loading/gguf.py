@@ -62,8 +62,8 @@ def converted(
 
     def fill(folder: Path) -> None:
         file = source()
-        if weights:
-            header, what = read_header(file), f"expanding {file.name} to float32"
+        if weights and not (header := read_header(file)).head:
+            what = f"expanding {file.name} to float32"
             joined = sum(part.stat().st_size for part in header.parts) if len(header.parts) > 1 else 0
             instead = "leave out --quantization none, or take a smaller model"
             check_memory(what, _EXPANDING * header.float32_bytes, instead)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from app.lanes.drafters import moved
 from sampling.drafters.draft_heads.checkpoint import load_student
 from sampling.drafters.draft_heads.dflash import BlockLM
 from sampling.drafters.draft_heads.eagle import FeatureLM
@@ -171,6 +172,18 @@ def test_the_matrices_of_a_file_keep_their_bits(name: str, bits: str, tmp_path: 
             session.draft_block([row], lm.block)
             logits.append(torch.cat([session.logits_after([0], [[row[-1], 5, 17][:depth]]) for depth in (1, 2, 3)]))
     close(*logits, 3e-3)
+
+
+def test_elsewhere_than_on_the_cpu_a_head_has_the_numbers_of_its_bits(tmp_path: Path) -> None:
+    keep_code()
+    target = make_target(64, seed=11, hidden_size=32, num_hidden_layers=8)
+    file, *_ = of_bits("DSpark", "Q4_0", tmp_path, 64)
+    head = load_student(made_of(file), target)
+    there = moved(load_student(file.with_suffix(""), target), torch.device("cpu"), torch.bfloat16, target)
+    assert not any(isinstance(part, QuantizedLinear | QuantizedEmbedding) for part in there.modules())
+    values = there.state_dict()
+    assert {value.dtype for value in values.values()} == {torch.bfloat16}
+    assert all(torch.equal(values[key], value.bfloat16()) for key, value in head.state_dict().items())
 
 
 @pytest.mark.exhaustive
