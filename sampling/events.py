@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from utils.remote.pieces import ServerFigures
 
+GRAMMAR = "grammar"  # the name of the source after a drafter's own: tokens that a constraint forces
+
 Reason = Literal["eos", "stop", "length", "interrupted"]
 
 

@@ -85,6 +85,8 @@ def generate(
     rows = [list(row) for row in first_rows(prompt, session)]
     room = room_of(lm, rows, limits)
     check_rows(drafter.traits, prompt)
+    if sampler.constraint is not None:
+        sampler.constraint.begin(rows)
     ids, ends = list(range(len(rows))), [min(len(row) + limits.max_new_tokens, room) for row in rows]
     alone, rule = world().size == 1, rule_of(drafter, sampler)
     if not first():
@@ -174,7 +176,7 @@ class Propose:
 
     def __call__(self, rows: Rows, budget: Budget, keys: Keys) -> Draft:
         """Return the round's draft, of no nodes where nothing may be drafted."""
-        if max(budget.max_depth) <= 0:
+        if max(budget.room or budget.max_depth) <= 0:
             return Draft.empty(len(rows))
         return self.drafter.propose(rows, budget, self.sampler.drafting(keys))
 
@@ -292,6 +294,8 @@ class _Run:
         """Return the round's budget as the controller wants it, and cut to the room that is left."""
         wanted = Budget([0] * len(self.rows)) if self.opening else self.controller.budget(self.ids)
         room = list(map(self._room, self.rows, self.ends))
+        if self.decide.sampler.constraint is not None and not self.opening:
+            return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)), room=room)
         if max(wanted.max_depth) <= min(room):
             return wanted, wanted
         return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)))

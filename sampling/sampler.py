@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.types import Rows, Sampler
+from sampling.types import Constraint, Rows, Sampler
 from sampling.vocabulary import MANY, largest, single_thread_if_small
 from utils.errors import UserError
 from utils.kernels.bindings import at_hand, over_noise
@@ -118,6 +118,7 @@ class KeyedSampler(Sampler):
         seed: any integer; the same seed gives the same answer.
         coupling: "rejection" draws drafts with separate noise, "gumbel" with the target's.
         draft_sampling: "greedy" makes every draft of a model a point mass.
+        constraint: the ids that can follow a text; they are masked before the processor.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class KeyedSampler(Sampler):
         *,
         coupling: Coupling = "rejection",
         draft_sampling: DraftSampling = "law",
+        constraint: Constraint | None = None,
     ) -> None:
         if coupling not in ("rejection", "gumbel"):
             raise UserError(f"coupling must be rejection or gumbel, got {coupling!r}")
@@ -135,11 +137,11 @@ class KeyedSampler(Sampler):
         self.processor, self.seed = processor, seed
         self._biases = bool(getattr(processor, "logit_bias", None))
         self._shaped = processor.shaped if self._biases else processor
-        self.coupling, self.draft_sampling = coupling, draft_sampling
+        self.coupling, self.draft_sampling, self.constraint = coupling, draft_sampling, constraint
 
     @property
     def needs_prefixes(self) -> bool:
-        return self.processor.needs_prefixes
+        return self.processor.needs_prefixes or self.constraint is not None
 
     @property
     def point_mass(self) -> bool:
@@ -151,7 +153,7 @@ class KeyedSampler(Sampler):
 
     @property
     def tempered(self) -> float | None:
-        if self.processor.greedy or self.processor.temperature > HOTTEST:
+        if self.processor.greedy or self.processor.temperature > HOTTEST or self.constraint is not None:
             return None
         return self.processor.temperature if self.processor.only_tempers else None
 
@@ -169,7 +171,9 @@ class KeyedSampler(Sampler):
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """Map [..., V] biased logits to [..., V] probabilities after every processor."""
         with single_thread_if_small(logits.numel()):
-            return self._shaped(logits, prefixes) if self.needs_prefixes else self._shaped(logits)
+            if self.constraint is not None:
+                logits = self.constraint.masked(logits, prefixes)
+            return self._shaped(logits, prefixes) if self.processor.needs_prefixes else self._shaped(logits)
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         """Draw one id a row: [M, V] probabilities, [M, 2] keys (row, position) → [M] long."""

@@ -82,6 +82,7 @@ class Budget:
     max_nodes: int | None = None  # nodes of a row; None: the drafter's own number (a best-first tree: depth)
     costs: NodeCosts | None = None  # None: costs are unknown, every node stays
     opportunity_cost: float | None = None  # tokens emitted in the time of the drafter's model; None: unknown
+    room: list[int] | None = None  # most tokens of each row with those that a constraint forces; None: max_depth
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ class DraftTree:
     parents: list[int]  # -1: the root, the last committed token
     depths: list[int]  # tokens on the path to each node, its own included
     children: list[list[int]]
-    source: list[int]  # indices into the drafter's `traits.names`
+    source: list[int]  # indices into the drafter's `traits.names`; the one after the last: forced by a constraint
     draft_prob: list[float]  # the source's own probability of each node at temperature 1
 
     @staticmethod
@@ -368,8 +369,31 @@ class LM(Protocol):
     ) -> Session: ...
 
 
+class FormState(Protocol):
+    """What a form for the answer lets follow one text. A state does not change: each text has its own.
+
+    `forced`: the only token that can follow, None if several can. `refused` [V] bool, on the host: the ids that cannot.
+    """
+
+    @property
+    def forced(self) -> int | None: ...
+    @property
+    def refused(self) -> Tensor: ...
+    def after(self, token: int) -> FormState | None: ...  # with this token; None: it cannot follow, or ends
+
+
+class Constraint(Protocol):
+    """A form for the answers of one run (sampling/constraint.py)."""
+
+    def begin(self, rows: Rows) -> None: ...  # answers to these rows
+    def at(self, prefix: list[int]) -> FormState | None: ...  # after a row; None: anything can follow
+    def masked(self, logits: Tensor, prefixes: Rows, ids: Tensor | None = None) -> Tensor: ...  # [..., n], -inf refused
+
+
 class Sampler(Protocol):
     """The only source of randomness: all noise is a function of its seed and its key, and nothing is counted."""
+
+    constraint: Constraint | None = None  # which ids can follow a text
 
     @property
     def needs_prefixes(self) -> bool: ...  # the distribution depends on the tokens before, or on which id a logit is of

@@ -24,7 +24,7 @@ from app.screen.samples import Branch, probability
 from app.screen.trace import TracedRound, read
 from app.screen.view import heading
 from app.settings.table import Settings
-from sampling.events import INVERSE_TEMPERATURES
+from sampling.events import GRAMMAR, INVERSE_TEMPERATURES
 from utils.growing_text import Window
 from utils.visible import visible
 
@@ -138,7 +138,8 @@ def _line(rows: Sequence[Row]) -> str:
 
 
 def _tint(names: Sequence[str], name: str) -> str:
-    return f"accepted s{names.index(name) % len(TINTS) if name in names else 0}"
+    number = names.index(name) % len(TINTS) if name in names else 0
+    return f"accepted s{'g' if name == GRAMMAR else number}"
 
 
 def _spans(track: Track) -> Iterator[str]:

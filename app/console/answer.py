@@ -46,6 +46,8 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     lanes = engine.lanes(settings)
     if plan.answer and any(is_server(lane.name) for lane in lanes):
         raise UserError("a server answers whole messages: only the other lanes continue an answer (/compare)")
+    for lane in lanes:
+        lane.said = plan.answer
     state.say_markers(plan)
     previous, state.session = state.session, None
     decode = engine.pieces.beside(chat.text)

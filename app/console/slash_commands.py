@@ -73,6 +73,7 @@ TABLE: tuple[Command, ...] = (
     value("top_k", DECODING),
     value("length", DECODING, name="max_new_tokens"),
     value("seed", DECODING),
+    value("json", DECODING, name="json_schema"),
     value("compare", MODEL),
     Command("/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names, aliases=("/model",)),
     Command(

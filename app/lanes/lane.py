@@ -18,9 +18,10 @@ from app.lanes.drafters import PairDrafters
 from app.lanes.stops import StopStrings
 from app.settings.types import BAN
 from sampling.beam import BeamPlan, beam_generate
+from sampling.constraint import FormConstraint
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.oracle import Oracle
-from sampling.events import Event, Finished, Step
+from sampling.events import GRAMMAR, Event, Finished, Step
 from sampling.gamma.acceptance import Acceptance
 from sampling.gamma.controller import Controller, controller_of
 from sampling.gamma.ratios import Ratios
@@ -44,6 +45,7 @@ from utils.remote.server import OWN, ChatAnswer, Server, ServerMessage, is_serve
 
 if TYPE_CHECKING:
     from app.settings.table import Settings
+    from utils.grammar import GrammarState
     from utils.loading.loaded import LoadedPair
 
 SENT = ("temperature", "top_p", "seed")
@@ -59,9 +61,19 @@ ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
 defaults would hold."""
 
 
+FORM_FIELDS = {
+    **dict.fromkeys((("vLLM", "grammar"), ("vLLM", "regex")), "structured_outputs"),
+    **{("SGLang", "grammar"): "ebnf", ("SGLang", "regex"): "regex"},
+    **dict.fromkeys((("llama-server", "grammar"), ("llama-cpp-python", "grammar")), "grammar"),
+}
+"""The field of each engine for a form that is no JSON schema (their pages "Structured Outputs"; llama.cpp's
+tools/server/README.md)."""
+
+
 @dataclass
 class Lane:
-    """One way of answering a prompt. `shares_target`: it runs on a session of the target."""
+    """One way of answering a prompt. `shares_target`: it runs on a session of the target. `form`: the state at the
+    beginning of an answer, of which `said` are the tokens that the prompt has already."""
 
     name: str
     lm: LM
@@ -74,11 +86,14 @@ class Lane:
     beams: BeamPlan | None = None  # beam search in place of the loop
     stops: StopStrings | None = None
     bias: Bias = field(default_factory=dict)
+    form: GrammarState | None = None
+    said: Sequence[int] = ()
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """The names that `Step.source` indexes into."""
-        return self.drafter.traits.names
+        names = self.drafter.traits.names
+        return names if self.form is None or not self.drafts else (*names, GRAMMAR)
 
     @property
     def drafts(self) -> bool:
@@ -167,8 +182,17 @@ class Lane:
         how: Any = {"session": session, "interrupt": interrupt}
         # A server names a few tokens of each position: no entropy and no rank is made of those.
         how["alternatives"] = 0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top)
-        sampler = make_sampler(self.settings, self.bias)
+        sampler = make_sampler(self.settings, self.bias, self.constraint())
         return generate(self.lm, rows, drafter, sampler, self.limits, pace=pace, **how)
+
+    def constraint(self) -> FormConstraint | None:
+        """Return the form of a new answer; UsageError if the part that was said has another."""
+        state = self.form
+        for token in self.said:
+            state = None if state is None else state.after(token)
+        if state is None and self.form is not None:
+            raise UsageError(f"the answer so far is no beginning of one by {' '.join(self.settings.form or ())}")
+        return None if state is None else FormConstraint(state)
 
 
 # -- the lane of a server: a piece of text is a Step without a draft and without a call --------------
@@ -227,20 +251,43 @@ def options_for(server: Server, settings: Settings, bias: Bias = MappingProxyTyp
             fields["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
         if server.kind == "SGLang":
             fields["return_spec_tokens_details"] = True
-        return {**options, "extra_body": fields}
+        return {**options, "extra_body": {**fields, **form_for(server, settings)}}
+    options |= form_for(server, settings)
     for name, (_, off) in FURTHER.items():
         if getattr(settings, name) != off:
             raise UsageError(f"{server.address} has no field for {name} (now {settings.show(name)})")
     return options
 
 
-def make_sampler(settings: Settings, bias: Bias = MappingProxyType({})) -> KeyedSampler:
+def form_for(server: Server, settings: Settings) -> dict[str, Any]:
+    """The fields of a request that give the answer its form. UsageError where the server has none."""
+    if settings.form is None:
+        return {}
+    from utils.grammar import form_text, is_lark_syntax, schema_of
+
+    name, text = settings.form[0], form_text(*settings.form)
+    if name == "json_schema":
+        schema = schema_of(text)
+        named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        known = server.kind != "llama-cpp-python"
+        return {"response_format": named if known else {"type": "json_object", "schema": schema}}
+    field = FORM_FIELDS.get((server.kind, name))
+    if field is None or (field in ("grammar", "ebnf") and is_lark_syntax(text)):
+        why = f"has no field for {name}" if field is None else "reads grammars in GBNF, not in Lark"
+        raise UsageError(f"{server.address} {why} (now {settings.show(name)})")
+    return {field: {name: text} if server.kind == "vLLM" else text}
+
+
+def make_sampler(
+    settings: Settings, bias: Bias = MappingProxyType({}), constraint: FormConstraint | None = None
+) -> KeyedSampler:
     """Return the sampler of one answer."""
     return KeyedSampler(
         LogitsProcessor(**{name: getattr(settings, name) for name in ARGUMENTS}, logit_bias=bias),
         settings.seed,
         coupling=settings.coupling,  # type: ignore[arg-type]
         draft_sampling=settings.draft_sampling,  # type: ignore[arg-type]
+        constraint=constraint,
     )
 
 
@@ -275,6 +322,7 @@ class PairEngine:
         self._kept: dict[str, _Kept] = {}  # by lane
         self._paces: dict[tuple[str, Any], Controller] = {}  # by lane and its drafter's key
         self._own: Session | None = None  # the draft lane's session
+        self._forms: dict[frozenset[int], tuple[Any, dict[Any, Any]]] = {}  # by ends: the vocabulary, compiled forms
         self.measured: Any = None  # the Measured of app/lanes/warm.py, if it was warmed up
 
     def _remote(self) -> RemoteLM:
@@ -338,6 +386,7 @@ class PairEngine:
             self._check_greedy(name, settings)
         limits = self.limits(settings)
         shapes: Any = {"stops": self._stops(settings), "bias": self.bias(settings)}
+        shapes["form"] = self._form(settings, limits.stop)
         if name == "draft":
             model = self.drafters.model
             if model is None:
@@ -349,6 +398,9 @@ class PairEngine:
         if name == "beam":
             if settings.stop:
                 raise UsageError(f"lane beam: a beam search has no stop strings (now {settings.show('stop')})")
+            if settings.form:
+                name = settings.form[0]
+                raise UsageError(f"lane beam: a beam search has no {name} (now {settings.show(name)})")
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
             return Lane(name, self.target, NoDrafter(), settings, limits, beams=beams, **shapes)
         kept = self._drafting(name, settings)
@@ -359,6 +411,7 @@ class PairEngine:
         """UsageError for settings under which a server's likeliest token is not the one to say."""
         wrong = [one for one in ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias") if getattr(settings, one)]
         wrong += ["repetition_penalty"] if settings.repetition_penalty != 1 else []
+        wrong += settings.form[:1] if settings.form else ()
         if name == "beam" or wrong:
             why = f"{wrong[0]} {settings.show(wrong[0])}" if wrong else "a beam search"
             raise UsageError(f"lane {name}: drafts for a server are verified by its likeliest tokens, without {why}")
@@ -398,6 +451,20 @@ class PairEngine:
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _form(self, settings: Settings, ends: frozenset[int]) -> GrammarState | None:
+        """Return the state at the beginning of an answer, which may end with `ends`. UserError for a broken form."""
+        if settings.form is None:
+            return None
+        from utils.grammar import GrammarState, compiled, form_text, vocabulary_of
+
+        size, form = self.target.vocab_size, (settings.form[0], form_text(*settings.form))
+        if ends not in self._forms:
+            self._forms[ends] = vocabulary_of(self.tokenizer, size, ends), {}
+        vocabulary, matchers = self._forms[ends]
+        if form not in matchers:
+            matchers[form] = compiled(*form, vocabulary)
+        return GrammarState(matchers[form], size, ends)
 
     def _stops(self, settings: Settings) -> StopStrings | None:
         """Return the stop strings over the target's tokenizer; None without any."""

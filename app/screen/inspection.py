@@ -436,9 +436,10 @@ class Supposed:
             settings.repetition_penalty != 1
             or settings.no_repeat_ngram
             or settings.typical_p != 1
+            or settings.form
             or (settings.presence_penalty or settings.frequency_penalty or settings.logit_bias)
         ):
-            self.problem = "what if: biases, penalties, typical-p and bans of repeats cannot be taken back"
+            self.problem = "what if: biases, penalties, typical-p, grammars and bans of repeats cannot be taken back"
         if self.problem:
             return
         beta = 1 / (shape.temperature or 1)

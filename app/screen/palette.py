@@ -13,8 +13,12 @@ from functools import cache
 
 from rich.style import Style
 
+from sampling.events import GRAMMAR
+
 TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4", "accepted 5")
 """The roles of accepted text by the drafter that proposed it, in the order of its lane's names."""
+
+FORCED = "accepted grammar"  # the role of accepted text that a grammar forced
 
 HEAT = ("plain", "heat 1", "heat 2", "heat 3", "heat 4")
 """The roles of a token by how unsure the target was of it."""
@@ -28,6 +32,7 @@ PALETTES: dict[str, dict[str, str]] = {
         "accepted 3": "color(108)",
         "accepted 4": "color(106)",
         "accepted 5": "color(35)",
+        FORCED: "color(173)",
         "rejected": "strike red",
         "discarded": "dim italic",
         "target": "bold bright_blue",
@@ -42,6 +47,7 @@ PALETTES: dict[str, dict[str, str]] = {
         "accepted 3": "color(25)",
         "accepted 4": "color(99)",
         "accepted 5": "color(117)",
+        FORCED: "color(136)",
         "rejected": "strike color(208)",
         "discarded": "dim italic",
         "target": "bold underline",
@@ -103,9 +109,9 @@ ASCII = {
 _WORDS = ("alpha", "gamma", "times", "levels")
 
 
-def tint(source: int) -> str:
+def tint(source: int, name: str = "") -> str:
     """The role of accepted text proposed by number `source` of a lane's names; after the last tint they repeat."""
-    return TINTS[source % len(TINTS)]
+    return FORCED if name == GRAMMAR else TINTS[source % len(TINTS)]
 
 
 def letters(names: Sequence[str]) -> tuple[str, ...]:

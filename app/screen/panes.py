@@ -385,7 +385,7 @@ def pieces_of(
         if by_source and not look.color and span.source < len(names):
             pieces += _marked(text, span.kind, (f"{{{letter[span.source]}:", "}"), look)
         elif span.kind not in _MARKS:
-            pieces.append((text, tint(span.source) if by_source else span.kind))
+            pieces.append((text, tint(span.source, "".join(names[span.source :][:1])) if by_source else span.kind))
         elif look.color:
             pieces += _struck(text, span.kind)
         else:

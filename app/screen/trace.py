@@ -291,7 +291,8 @@ class Trace(Drawn):
         """The style of a draft's text: where several draft, an accepted one's tint says who proposed it."""
         if fate == "drafted":
             return "plain"
-        return tint(source) if fate == "accepted" and source is not None and len(self.names) > 1 else fate
+        several = fate == "accepted" and len(self.names) > 1
+        return tint(source, self._name(source)) if several and source is not None else fate
 
     def _name(self, source: int) -> str:
         return self.names[source] if 0 <= source < len(self.names) else str(source)

@@ -34,6 +34,7 @@ from app.screen.panes import (
 from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow
 from app.screen.terminal import Interrupts
 from app.settings.table import Settings
+from app.settings.types import SHOWN
 from utils.catalogue.specs import CASCADES, head_kind_of
 from utils.kernels.build import instruction_set, why_not
 from utils.visible import visible
@@ -89,6 +90,7 @@ def filters(settings: Settings) -> list[str]:
         f"typical-p {settings.typical_p:g}": settings.typical_p != 1,
         f"bias {len(settings.logit_bias)}": settings.logit_bias,
         f"no {settings.no_repeat_ngram}-gram twice": settings.no_repeat_ngram,
+        " ".join(" ".join(settings.form or ()).split())[:SHOWN]: settings.form,
     }
     return [text for text, shapes in texts.items() if shapes]
 
@@ -179,7 +181,7 @@ def _accepted(panes: Sequence[PaneData]) -> list[Chunk]:
     chunks = []
     for names, label in lists.items():
         words = f"accepted in {label}:" if len(lists) > 1 else "accepted:"
-        tinted = [piece for source, name in names for piece in ((" ", "plain"), (name, tint(source)))]
+        tinted = [piece for source, name in names for piece in ((" ", "plain"), (name, tint(source, name)))]
         chunks.append(Chunk(((words, "plain"), *tinted)) if names else chunk("accepted", TINTS[0]))
     return chunks or [chunk("accepted", TINTS[0])]
 

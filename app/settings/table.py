@@ -34,6 +34,7 @@ from app.settings.types import (
     Text,
     Whole,
     got,
+    one_of,
 )
 from sampling.drafters.registry import DRAFTERS, examples
 from utils.catalogue.templates import AUTO, NAMES
@@ -41,6 +42,8 @@ from utils.errors import COLDEST, UsageError, did_you_mean, nearest
 
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 BEAM = "Beam search"
+
+FORMS = "grammar", "json_schema", "regex"  # settings that give the answer a form
 
 FILES = ("prompts", "out", "report", "from", "ids", "features", "start")
 
@@ -288,6 +291,16 @@ class Settings(_Record):
         AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING, off="plain"
     )
     stop: tuple[str, ...] = row((), TEXTS, "a text before which the answer ends (repeatable)", DECODING, off=())
+    grammar: str = row("", _FILE, "file of a grammar that the answer follows, in Lark or GBNF", DECODING, off="")
+    json_schema: str = row(
+        "",
+        Text("FILE|TEXT"),
+        "JSON schema that the answer follows, or a file of one",
+        DECODING,
+        short="json",
+        off="",
+    )
+    regex: str = row("", Text("RE"), "regular expression that the answer follows", DECODING, off="")
     special_tokens: bool = row(False, SWITCH, "let control tokens in messages through; off: they are text", DECODING)
     ngram_n: int = row(3, Whole(2, 16), "longest n-gram looked up", NGRAM)
     ngram_multi_level: bool = row(True, SWITCH, "fall back to shorter n-grams", NGRAM)
@@ -330,6 +343,11 @@ class Settings(_Record):
     debug: bool = row(False, SWITCH, "show details of every round", OUTPUT)
     log_top: int = row(0, Whole(0, 32), "likeliest tokens of each position that files keep; 0: none", OUTPUT, off=0)
     record: str = row("", _FILE, "write everything decoded to this file, for replay", OUTPUT, also="log", off="")
+
+    @property
+    def form(self) -> tuple[str, str] | None:
+        """The setting that gives the answer a form, and its value; None without one."""
+        return next(((name, getattr(self, name)) for name in FORMS if getattr(self, name)), None)
 
     @property
     def steps(self) -> bool:
@@ -459,3 +477,5 @@ def _check_together(settings: Settings, still: str = "") -> None:
         raise UsageError(
             f"verify block judges chains, expand dynamic grows trees: choose verify token or expand none{still}"
         )
+    if len(given := [name for name in FORMS if getattr(settings, name)]) > 1:
+        raise UsageError(f"an answer has one form: choose {one_of(given)}, and switch the others off")

@@ -99,8 +99,8 @@ class Composite(Drafter):
             member.select(rows)
 
     def numbered(self, part: Drafter) -> list[int]:
-        """Return the sources of a part's drafts as indices into `traits.names`."""
-        return [self.traits.names.index(name) for name in part.traits.names]
+        """Return the sources of a part's drafts as indices into `traits.names`; then that of forced tokens."""
+        return [*map(self.traits.names.index, part.traits.names), len(self.traits.names)]
 
 
 class Growing:

@@ -6,6 +6,7 @@ Takes any :class:`sampling.types.LM`; does not know what its session reads of th
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from sampling.events import Call, Proposal
 from sampling.models.translated import TranslatedLM, TranslatedSession
 from sampling.rows import put
 from sampling.types import LM, BlockSession, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
+from sampling.verify.distributions import one_hot
 from sampling.vocabulary import likeliest_of_each, spread
 from utils.errors import UserError
 from utils.timing import Stopwatch
@@ -53,8 +55,9 @@ class ModelSource(Source):
         self.lm, self.name, self.draws, self.width = lm, lm.name, draws, width
         self.session: Session | None = None
         self.ids: list[int] = []
-        self.columns: list[Column] = []  # drawn in this round
-        self._depths: list[int] = []
+        self.columns: list[Any] = []  # the Column of each depth in this round; None: forced in all rows
+        self._depths: list[int] = []  # tokens to draft
+        self._reaches: list[int] = []  # levels, with tokens that a constraint forces
         self._base: Rows = []  # the rows, cut at the model's context
         self._active: Rows = []  # the same with the path of the last pass
         self._expanded: dict[Node, int] = {}  # index of each expanded node in the next two lists
@@ -82,7 +85,10 @@ class ModelSource(Source):
         return [max(0, min(depth, self.lm.context - len(row), depth if n is None else n)) for depth, row, n in limits]
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        self._depths = self.fitting(rows, depths)
+        self._depths = self._reaches = self.fitting(rows, depths)
+        if (constraint := sampler.constraint) is not None:
+            self._reaches = self.fitting(rows, [self.lm.context] * len(rows))
+        self._constraint = constraint
         self._passes, self._seconds, self.columns = 0, 0.0, []
         self._expanded, self._expanded_tokens, self._expanded_parents = {}, [], []
         self._count, self._biased = FEW if sampler.greedy else MANY, sampler.biased
@@ -95,7 +101,11 @@ class ModelSource(Source):
                 self.drawing = Drawing(sampler, self.ids, self.session.vocab_size, self._short)
 
     def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        within = [node for node in nodes if node.depth < self._depths[node.row]]
+        within = [
+            node
+            for node in nodes
+            if node.depth - node.forced < self._depths[node.row] and node.depth < self._reaches[node.row]
+        ]
         watch = Stopwatch()  # the offers are on the host, so the device is done
         offers_of = self._drawn if self.draws else self._level if self._grows(within) else self._ranked
         offers: dict[Node, list[Offer]] = offers_of(within) if within else {}
@@ -128,7 +138,8 @@ class ModelSource(Source):
     def _drawn(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Draw one token after each node."""
         depth, active = nodes[0].depth, {node.row for node in nodes}
-        if depth == len(self.columns):
+        if depth >= len(self.columns):
+            self.columns += [None] * (depth - len(self.columns))
             logits = self._logits(nodes)
             if not depth and self._runs_ahead(logits):
                 self.columns = self._chain(logits)
@@ -170,7 +181,7 @@ class ModelSource(Source):
             self.session.fill_in([list(row) for row in zip(*tokens, strict=True)])
 
     def _grows(self, nodes: list[Node]) -> bool:
-        if not nodes or not nodes[0].depth or len(self._active) > 1:
+        if not nodes or not self._expanded or len(self._active) > 1:
             return False
         return self.session is not None and self.session.grows
 
@@ -178,11 +189,11 @@ class ModelSource(Source):
         """Return the likeliest tokens after the likeliest node of each row."""
         best = {node.row: node for node in sorted(nodes, key=lambda node: node.path)}
         logits = self._logits([*best.values()])
-        if len(best) == 1 and (node := next(iter(best.values()))).depth == 0:
-            self._expanded[node] = -1
+        if not self._expanded and len(best) == 1:
+            self._expanded = dict.fromkeys(best.values(), -1)
         rows = sorted(best)
         chosen = logits if len(rows) == len(logits) else logits[put(rows, logits.device)]
-        return {best[row]: offers for row, offers in zip(rows, self._likeliest(chosen), strict=True)}
+        return self._likeliest(chosen, [best[row] for row in rows])
 
     def _level(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Return, by one pass, the likeliest tokens after the likeliest nodes whose parents were expanded."""
@@ -198,12 +209,17 @@ class ModelSource(Source):
         assert self.session is not None
         logits = self.session.grow([*self._expanded_tokens], [*self._expanded_parents])
         self._passes += 1
-        return dict(zip(known, self._likeliest(logits), strict=True))
+        return self._likeliest(logits, known)
 
-    def _likeliest(self, logits: Tensor) -> list[list[Offer]]:
-        """Return the likeliest tokens of each row of logits [M, n]."""
-        each, ids = likeliest_of_each(self._biased(logits, self._short), self._count), self._short_ids
-        return [[(index if ids is None else ids[index], p) for index, p in probs.items()] for probs in each]
+    def _likeliest(self, logits: Tensor, nodes: list[Node]) -> dict[Node, list[Offer]]:
+        """Return the likeliest tokens of each row of logits [M, n], after M nodes; of those that can follow."""
+        logits = self._biased(logits, self._short)
+        if self._constraint is not None:
+            prefixes = [[*self._base[node.row], *node.tokens] for node in nodes]
+            logits = self._constraint.masked(logits, prefixes, self._short)
+        each, ids = likeliest_of_each(logits, self._count), self._short_ids
+        offers = [[(index if ids is None else ids[index], p) for index, p in probs.items() if p] for probs in each]
+        return dict(zip(nodes, offers, strict=True))
 
 
 class BlockSource(ModelSource):
@@ -232,7 +248,7 @@ class BlockSource(ModelSource):
     def _confident(self, nodes: list[Node]) -> list[Node]:
         """Return the nodes after which the model expects its draft to be accepted. The first call runs the pass."""
         if not self._passes:
-            self.session.draft_block(self._base, max(self._depths))
+            self.session.draft_block(self._base, max(self._reaches))
             self._passes = 1
         if (chances := self.session.confidence(*self._paths(nodes))) is None:
             return nodes
@@ -271,9 +287,9 @@ class BlockSource(ModelSource):
         if not kept:
             return {}
         logits = self.session.logits_after(*self._paths(kept))
-        if not logits.stride(0):  # the same after each
-            return dict.fromkeys(kept, self._likeliest(logits[:1])[0])
-        return dict(zip(kept, self._likeliest(logits), strict=True))
+        if not logits.stride(0) and self._constraint is None:  # the same after each
+            return dict.fromkeys(kept, self._likeliest(logits[:1], kept[:1])[kept[0]])
+        return self._likeliest(logits, kept)
 
 
 CONFIDENT = 0.2  # estimated chance of being accepted below which nothing is drafted
@@ -311,9 +327,13 @@ class ModelDrafter(Proposer):
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """Return chains of at most budget.max_depth[b] tokens; probs [B, N, V] unless point masses."""
         chain, model = super().propose(rows, budget, sampler), self.model
-        if not model.columns:
+        if not any(model.columns[: chain.width]):
             return chain
-        return replace(chain, probs=model.drawing.probs(model.columns[: chain.width]))
+        if (probs := model.drawing.probs(model.columns, chain.width)) is not None:
+            for row, tree in enumerate(chain.trees):
+                for node in (node for node, source in enumerate(tree.source) if source == len(self.sources)):
+                    probs[row, node] = one_hot(torch.tensor(tree.tokens[node]), probs)
+        return replace(chain, probs=probs)
 
 
 class Respelled(ModelSource):

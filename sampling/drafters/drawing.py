@@ -85,6 +85,8 @@ class Drawing:
         if self.reduced_ids is not None:
             sampler = ReducedSampler(sampler, self.reduced_ids, self.vocab_size)
         logits = sampler.biased(logits)
+        if sampler.constraint is not None:
+            logits = sampler.constraint.masked(logits, rows)
         probs = sampler.probs(logits, rows if sampler.needs_prefixes else [])
         drawing = [row for row, draws in enumerate(active) if draws]
         keys = torch.tensor([[self.numbers[row], len(rows[row]) + after] for row in drawing])
@@ -118,9 +120,13 @@ class Drawing:
         q = (logits[indices] - column.logsumexp[row]).exp().tolist()
         return sorted(zip([ids[index] for index in indices], q, ranks, strict=True), key=lambda listed: listed[2])
 
-    def probs(self, columns: list[Column]) -> Tensor | None:
-        """Return the distributions [B, N, V] of `columns`, N ≥ 1; None for point masses."""
+    def probs(self, columns: Sequence[Column | None], count: int) -> Tensor | None:
+        """Return the distributions [B, N, V] of the first N = `count` positions, zeros where nothing was drawn; None
+        for point masses."""
         if self.sampler.point_mass:
             return None
-        reduced = torch.stack([column.probs for column in columns], dim=1)
+        drawn = [None if column is None else column.probs for column in columns[:count]]
+        none = torch.zeros_like(next(probs for probs in drawn if probs is not None))
+        each = [none if probs is None else probs for probs in drawn]
+        reduced = torch.stack([*each, *[none] * (count - len(each))], dim=1)
         return spread(reduced, self.reduced_ids, self.vocab_size, 0.0)

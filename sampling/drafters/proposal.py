@@ -38,6 +38,7 @@ from sampling.types import (
     Draft,
     Drafter,
     DraftTree,
+    FormState,
     NodeCosts,
     Rows,
     Rule,
@@ -60,6 +61,7 @@ NOISE_SHARE = 0.5
 """Share of the noise that is applied where only a few tokens are offered (docs/notes.md, "The noise is known")."""
 MAX_NOISE = 100.0  # bound on the noise of a logit; beyond it the exponential overflows at temperatures of thousands
 MAX_PROB = 0.97  # no token is likelier
+MOST_FORCED = 64  # nodes of a draft beyond which no forced token is added
 LISTED_WEIGHT = 0.004  # weight of a token for being offered at all
 SHARPENING = 1.5  # exponent of the summed probabilities of a token
 POOLED_NOISE_SHARE = 0.95  # share of the noise that is applied where a model offers too
@@ -95,6 +97,8 @@ class Node:
     source: int = 0
     prob: float = 1.0
     path: float = 1.0  # probability that the target reaches this node
+    state: FormState | None = None  # of a constraint, once the level is grown
+    forced: int = 0  # tokens on the path that it forces
 
     @property
     def tokens(self) -> list[int]:
@@ -157,11 +161,12 @@ class Growth:
     """The nodes of one row, likeliest path first: at most `most` nodes and `depth` levels.
 
     `floors[n]`: the probability that a path must exceed after `n` likelier ones. `wide`: nodes may have several
-    children.
+    children. `room`: the levels with those that a constraint forces.
     """
 
     def __init__(self, root: Node, depth: int, most: int, floors: Sequence[float], least: float, wide: bool) -> None:
         self.root, self.depth, self.most, self.floors, self.least, self.wide = root, depth, most, floors, least, wide
+        self.room = depth
         self.kept: list[Node] = []
         self._order: list[float] = []  # −path of each kept node, ascending
 
@@ -191,7 +196,7 @@ class Growth:
 
     def level(self, depth: int) -> list[Node]:
         """Return the nodes of this depth after which a further token may pay."""
-        if depth >= self.depth:
+        if depth >= self.room:
             return []
         return [
             node
@@ -407,11 +412,14 @@ class Proposer(Drafter):
             self._growth(Node(row, text[-self._reach :]), depth, budget, wide)
             for row, (text, depth) in enumerate(zip(texts, budget.max_depth, strict=True))
         ]
+        if (constraint := sampler.constraint) is not None:
+            for growth, text, room in zip(growths, rows, budget.room or budget.max_depth, strict=True):
+                growth.root.state, growth.room = constraint.at(text), room
         price = DEFAULT_PRICE if budget.opportunity_cost is None or not self.learn else budget.opportunity_cost
         self._rounds_without_model += 1
-        depth, level = 0, [growth.root for growth in growths if growth.depth > 0]
+        depth, level = 0, [growth.root for growth in growths if growth.room > 0]
         while level:
-            self._grow(growths, level, price)
+            self._grow(growths, level if constraint is None else self._force(growths, level), price)
             depth += 1
             level = [node for growth in growths for node in growth.level(depth)]
         return self._draft(growths, budget.costs if wide else None)
@@ -429,14 +437,19 @@ class Proposer(Drafter):
                     growths[node.row].add_drawn(node, offer)
                     self._offered.append((node, []))
             return
+        if not level:
+            return
         noise = self._noise
         looked_up = [self.look_up(node) for node in level]
         if banned := self._banned:
             looked_up = [[candidate for candidate in each if candidate.token not in banned] for each in looked_up]
+        if level[0].state is not None:
+            each = zip([node.state for node in level], looked_up, strict=True)
+            looked_up = [[one for one in some if state and state.after(one.token)] for state, some in each]
         noised = looked_up
         if noise is not None:
             noised = [_with_noise(noise, node, found) for node, found in zip(level, looked_up, strict=True)]
-        asks = self.model is not None and (not level[0].depth or bool(self._calls))
+        asks = self.model is not None and (level[0].depth == level[0].forced or bool(self._calls))
         by_model: Iterable[list[Offer]] = self._run_model(level, noised, price) if asks else repeat([])
         for node, plain, known, offers in zip(level, looked_up, noised, by_model, strict=False):
             share = 1.0 if offers or not node.depth else self._after_drafted.value
@@ -448,6 +461,26 @@ class Proposer(Drafter):
                 candidates = [Candidate(token, 0, p, p) for token, p in offers]
             self._offered.append((node, candidates))
             growths[node.row].add(node, candidates, self._reach, share)
+
+    def _force(self, growths: list[Growth], level: list[Node]) -> list[Node]:
+        """Add the only token that can follow a node where a constraint leaves one; return the nodes after which several
+        can. A forced token costs no draft and is not counted as one."""
+        free, number = list[Node](), len(self.sources)
+        for node in level:
+            growth, parent = growths[node.row], node.parent
+            if parent is not None and parent.state is not None:
+                node.forced = parent.forced + (node.source == number)
+                node.state = parent.state.after(node.token)
+            if node.state is None:
+                continue
+            if (token := node.state.forced) is None:
+                free += [node] if node.depth - node.forced < growth.depth else []
+            elif len(growth.kept) < MOST_FORCED:
+                if not growth.wide or node.path == 1:  # it takes no other's place
+                    growth.most, growth.floors = growth.most + 1, [*growth.floors, growth.floors[-1]]
+                self._offered.append((node, [Candidate(token, number, 1.0, 1.0)]))
+                growth.add(node, self._offered[-1][1], self._reach)
+        return free
 
     def look_up(self, node: Node) -> list[Candidate]:
         """Return the offers of the sources without a model after a node, the likeliest first."""
@@ -462,7 +495,7 @@ class Proposer(Drafter):
     def _run_model(self, level: list[Node], known: list[list[Candidate]], price: float) -> list[list[Offer]]:
         """Return the model's offers after the nodes of a level; empty lists where its pass would not pay."""
         nothing: list[list[Offer]] = [[] for _ in level]
-        depth = level[0].depth
+        depth = level[0].depth - level[0].forced
         if self.model is None or not self.model.sessions:
             return nothing
         if depth and self.model.whole:
@@ -504,8 +537,8 @@ class Proposer(Drafter):
         calls, self._calls = self._calls, []
         if len(rows) != 1 or not drafted or [node.token for node in drafted[0]] != draft.trees[0].tokens:
             return
-        accepted = [drafted[0][node] for node in paths[0]]
-        self._learn_after_drafted(drafted[0], accepted)
+        accepted = [node for node in map(drafted[0].__getitem__, paths[0]) if node.source < len(self.sources)]
+        self._learn_after_drafted([node for node in drafted[0] if node.source < len(self.sources)], accepted)
         for depth, left, first in calls:
             new = len(accepted) > depth and first.get(accepted[depth].parent) != accepted[depth].token
             self._gain(depth).learn(len(accepted) - depth if new else 0, left)
@@ -515,7 +548,7 @@ class Proposer(Drafter):
         node, known = next(examined, (None, []))
         if node is None:
             return ()
-        if self.model is not None and self.model.draws:
+        if self.model is not None and self.model.draws and not known:
             return self.model.considered(node, count, tokens)
         ranked = enumerate(sorted(known, key=lambda candidate: -candidate.prob), start=1)
         return tuple(

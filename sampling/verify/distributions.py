@@ -97,7 +97,12 @@ class HostDistributions(Distributions):
         """Draw the tokens of all places, where they are decided at once."""
 
     def drawn(self, row: int, node: int, key: tuple[int, int]) -> int:
-        """Draw the token after a node (-1: the root) with the noise of `key`. A greedy draw needs no distribution."""
+        """Draw the token after a node (-1: the root) with the noise of `key`. A greedy draw needs no distribution, and
+        the only token that a constraint leaves no draw."""
+        if (constraint := self.sampler.constraint) is not None:
+            state = constraint.at(prefixes_of(self._rows, self.draft, [(row, node)])[0])
+            if state is not None and state.forced is not None:
+                return state.forced
         if not self.sampler.greedy or self.logits.device.type != "cpu":
             return int(self.sampler.draw(self.at([row], [node]), torch.tensor([key])))
         logits = self.logits[row, node + 1]

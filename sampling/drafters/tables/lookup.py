@@ -127,13 +127,13 @@ class Recalled(Source):
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], list[Offer]] = {}
-        self._certain = False  # whether the target decodes greedily
+        self._certain = False  # whether nothing is to learn: the target decodes greedily, or under a constraint
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         self._after = {}
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        self._certain = sampler.greedy
+        self._certain = sampler.greedy or sampler.constraint is not None
 
     def offers(self, node: Node) -> list[Offer]:
         if not self._after:

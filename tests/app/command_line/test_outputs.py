@@ -119,6 +119,7 @@ FILES = {
 FOLDERS = ("distill --out", "distill --features")
 READ = {
     *("--models", "--target", "--drafter", "--tokenizer", "--tables", "--data-dir", "/load FILE"),
+    *("--grammar", "--json-schema", "/json [FILE|TEXT]"),
     *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts"),
     *("bench --from", "simulate FILE", "replay FILE"),
     *("distill --data", "distill --prompts", "distill --start"),

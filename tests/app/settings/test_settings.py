@@ -222,6 +222,7 @@ OFF = {
     "render": False, "slow": 1.0, "color": "never", "ascii": False, "quiet": False, "verbose": False, "debug": False,
     "log_top": 0, "record": "", "keep": False, "stop": (), "presence_penalty": 0.0,
     "logit_bias": (), "frequency_penalty": 0.0, "penalty_window": 0, "typical_p": 1.0, "special_tokens": False,
+    "grammar": "", "json_schema": "", "regex": "",
 }  # fmt: skip
 NEVER_OFF = {
     "gamma", "max_new_tokens", "seed", "coupling", "draft_sampling", "verify", "nodes", "ngram_n", "num_beams",

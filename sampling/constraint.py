@@ -1,0 +1,61 @@
+"""A form for the answer: the ids that can follow each text, also inside a draft. Target and drafter are masked alike,
+so the text is plain constrained decoding's. Knows states (sampling/types.py), no grammars and no text.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sampling.rows import common_prefix
+from sampling.types import FormState, Rows
+from sampling.vocabulary import single_thread_if_small
+from utils.errors import UserError
+
+
+class FormConstraint:
+    """The states of one form over the texts of an answer. `state`: at the answer's beginning."""
+
+    def __init__(self, state: FormState) -> None:
+        self._state = state
+        self._answers: list[tuple[list[int], list[int], list[FormState | None]]] = []  # prompt, tokens, states
+
+    def begin(self, rows: Rows) -> None:
+        """Begin answers to these rows. UserError where one prompt is the beginning of another: a text would have two
+        states."""
+        self._answers = [(list(prompt), [], [self._state]) for prompt in dict.fromkeys(map(tuple, rows))]
+        prompts = [prompt for prompt, *_ in self._answers]
+        if any(long[: len(short)] == short for short in prompts for long in prompts if long is not short):
+            raise UserError("prompts decoded together under a grammar must not be the beginnings of others")
+
+    def at(self, prefix: list[int]) -> FormState | None:
+        """Return the state after a prompt and its answer so far; None after tokens that cannot follow, or the end."""
+        for prompt, known, states in self._answers:
+            if prefix[: len(prompt)] == prompt:
+                tokens = prefix[len(prompt) :]
+                count = common_prefix(known, tokens)
+                del states[count + 1 :]
+                for token in tokens[count:]:
+                    states.append(None if states[-1] is None else states[-1].after(token))
+                known[count:] = tokens[count:]
+                return states[-1]
+        return None
+
+    def masked(self, logits: Tensor, prefixes: Rows, ids: Tensor | None = None) -> Tensor:
+        """Return logits [..., n] with -inf for ids that cannot follow their prefixes. Where all others have -inf too
+        they are equally likely, whatever banned them; a row that lacks them all stays as it is.
+
+        `ids` [n]: those that the logits are of; None: all.
+        """
+        flat, states = logits.reshape(-1, logits.shape[-1]), list(map(self.at, prefixes))
+        with single_thread_if_small(logits.numel()):
+            each = [None if state is None else state.refused if ids is None else state.refused[ids] for state in states]
+            rows = [torch.zeros(flat.shape[-1], dtype=torch.bool) if row is None else row for row in each]
+            refused = torch.stack(rows).to(flat.device)
+            kept = flat.masked_fill(refused, -math.inf)
+            if not bool((left := kept.amax(dim=-1, keepdim=True) > -math.inf).all()):
+                none = refused.all(dim=-1, keepdim=True)
+                kept = kept.where(left, torch.zeros_like(flat).masked_fill(refused, -math.inf)).where(~none, flat)
+            return kept.view(logits.shape)

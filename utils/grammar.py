@@ -1,0 +1,138 @@
+"""A form for the answer: a grammar in Lark or GBNF, a JSON schema or a regular expression, compiled by llguidance for
+one tokenizer. Its states say which ids can follow a text.
+
+Where the form leaves one text, only the tokenizer's own tokens of it can follow. JSON is written as `json.dumps` does,
+with a space after commas and colons, unless the schema's `x-guidance` says otherwise. Knows no sampling.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance.gbnf_to_lark import is_lark_syntax as is_lark_syntax
+from torch import Tensor
+
+from utils.errors import UsageError, UserError, did_you_mean
+from utils.files import object_in, read_text
+
+_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_ONES = (
+    *("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "contentSchema"),
+    *("unevaluatedItems", "unevaluatedProperties", "additionalItems"),
+)
+_KEYWORDS = (  # of JSON Schema, drafts 4 to 2020-12, and llguidance's own
+    *(*_MAPS, *_LISTS, *_ONES, "x-guidance", "type", "enum", "const", "required", "format", "pattern", "default"),
+    *("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems"),
+    *("maxItems", "uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties", "title", "examples"),
+    *("description", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "dependencies"),
+    *("dependentRequired", "$schema", "$id", "id", "$ref", "$comment", "$anchor", "$dynamicRef", "$dynamicAnchor"),
+    *("$vocabulary", "$recursiveRef", "$recursiveAnchor", "example", "nullable", "discriminator"),
+)
+
+
+def form_text(kind: str, value: str) -> str:
+    """Return the text of a form: of the file, where the value is not the form itself. UserError if there is none."""
+    given = kind == "regex" or (kind == "json_schema" and value.lstrip().startswith("{"))
+    return value if given else read_text(os.path.expanduser(value))
+
+
+def schema_of(text: str) -> dict[str, Any]:
+    """Return the JSON schema in a text. UserError, with the place, for an unknown keyword, or a text that is none."""
+    schema = object_in(text, "json_schema")
+    for place, part in _parts(schema):
+        for word in part.keys() - {*_KEYWORDS}:
+            raise UsageError(f"json_schema at {place or '/'}: unknown keyword {word}{did_you_mean(word, _KEYWORDS)}")
+    return schema
+
+
+def _parts(schema: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield a schema and those in it, with their places as JSON pointers."""
+    yield place, schema
+    for word, value in schema.items():
+        below: Any = value.items() if word in _MAPS and isinstance(value, dict) else ()
+        below = enumerate(value) if word in _LISTS and isinstance(value, list) else below
+        for name, part in [("", value)] if word in _ONES else below:
+            if isinstance(part, dict):
+                yield from _parts(part, f"{place}/{word}/{name}".rstrip("/"))
+
+
+def vocabulary_of(tokenizer: Any, size: int, ends: Collection[int]) -> LLTokenizer:
+    """Return llguidance's view of a tokenizer for logits of `size` ids; `ends` are the ids that end an answer."""
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
+        raise UserError(
+            f"a form for the answer needs a tokenizer with a tokenizer.json, not {type(tokenizer).__name__}"
+        )
+    return LLTokenizer(backend.to_str(), max(size, backend.get_vocab_size()), eos_token=sorted(ends) or None)
+
+
+def compiled(kind: str, text: str, vocabulary: LLTokenizer) -> LLMatcher:
+    """Return the matcher of a form. UserError, in one line with the place, for a broken one."""
+    schema = schema_of(text) if kind == "json_schema" else {}
+    try:
+        other = "" if kind == "json_schema" else grammar_from("regex" if kind == "regex" else "grammar", text)
+    except ValueError as error:
+        raise UsageError(f"{kind}: {_line(str(error))}") from None
+    grammar = other or LLMatcher.grammar_from_json_schema(schema, defaults=_LAYOUT)
+    if problem := LLMatcher.validate_grammar(grammar, vocabulary):
+        raise UsageError(f"{kind}{_place(schema, problem)}: {_line(problem)}")
+    return LLMatcher(vocabulary, grammar, log_level=0)
+
+
+def _place(schema: Mapping[str, Any], problem: str) -> str:
+    """Return where in a schema a problem is: at its smallest part that has it."""
+    known = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    whole = [(place, LLMatcher.grammar_from_json_schema({**known, **part})) for place, part in _parts(schema)]
+    wrong = [(len(grammar), place) for place, grammar in whole if LLMatcher.validate_grammar(grammar) == problem]
+    return f" at {min(wrong)[1]}" if wrong and min(wrong)[1] else ""
+
+
+def _line(problem: str) -> str:
+    """Return llguidance's words in one line, with the place."""
+    if regex := re.search(r"regex parse error:\n    (.*)\n    ( *)\^+\n(?:.*\n)*?error: (.*)", problem):
+        return f"{regex[3]} at character {len(regex[2]) + 1} of {regex[1]}"
+    first = problem.splitlines()[0].removeprefix("Failed to convert the grammar from GBNF to Lark: ")
+    return re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", first)
+
+
+class GrammarState:
+    """What a form lets follow one text (`FormState` of sampling/types.py), by a matcher that read it. Equal masks are
+    kept once, in `masks`."""
+
+    def __init__(self, matcher: Any, size: int, ends: Collection[int], masks: dict[Any, Tensor] | None = None) -> None:
+        self._matcher, self._size, self._ends, self._masks = matcher, size, ends, {} if masks is None else masks
+        self._after: dict[int, GrammarState | None] = {}
+
+    @cached_property
+    def forced(self) -> int | None:
+        """The only token that can follow; None: several can."""
+        ended = self._ends if self._matcher.is_stopped() and len(self._ends) == 1 else ()
+        return next(iter(ended or self._matcher.compute_ff_tokens()), None)
+
+    @cached_property
+    def refused(self) -> Tensor:
+        """[V] bool: the ids that cannot follow. UserError where llguidance gives up."""
+        key: Any = self._matcher.compute_bitmask() if self.forced is None else self.forced
+        if self._matcher.is_error():
+            raise UserError(f"the form of the answer is too complex here: {_line(self._matcher.get_error())}")
+        if key not in self._masks:
+            bits = np.unpackbits(np.frombuffer(key, np.uint8), bitorder="little") if self.forced is None else ()
+            ids = torch.arange(self._size)
+            self._masks[key] = torch.tensor(bits[: self._size]) == 0 if len(bits) else ids != key
+        return self._masks[key]
+
+    def after(self, token: int) -> GrammarState | None:
+        """Return the state of the text with one more token; None if it ends it, or cannot follow."""
+        if token not in self._after:
+            matcher = self._matcher.deep_copy()
+            fits = token not in self._ends and matcher.try_consume_tokens([token]) == 1
+            self._after[token] = GrammarState(matcher, self._size, self._ends, self._masks) if fits else None
+        return self._after[token]
