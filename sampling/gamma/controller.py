@@ -32,6 +32,8 @@ RATE = 1.5  # tokens in the time of a plain pass, before any are counted
 ALLOWANCE = 1.4  # passes that drafting may lose at first: with MARGIN under 3% of 128 tokens, trials included
 MARGIN = 0.0125  # passes that drafting may lose for each token
 CREDIT = 4.0  # passes that it may lose after drafts that paid; of whole drafts: this times the loss of one
+TREE_ALLOWANCE = 0.35  # the same of best-first trees, and the most that an answer begins with: 40 tokens lose under 3%
+PROBE_ALLOWANCE = 0.7  # passes that a probe may lose beyond the account
 BATCH_GAIN = 1.25  # least expected speed-up of drafts in a batch: rows drift apart, and the last ones run alone
 PROBES = (3, 1, 7)  # nodes of trees that time wider passes, whatever a node is expected to bring; 1 loses least
 REFERENCES = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
@@ -68,9 +70,11 @@ class Controller:
     *Drafts do not pay*: none, and after 8 rounds a trial of one token (for a tree, of its usual nodes) if the account
     allows it; a trial that paid is followed by another.
     *The account* bounds the loss: no draft starts that, if all of it is rejected, would make all answers together cost
-    more than 1.0125 × plain decoding and 1.4 passes; earlier gains count for up to 4 passes. The account is in measured
-    costs, not in seconds, so one slow call is not charged to drafts. For best-first trees it counts the calibrated
-    promise, not the accepted tokens: by these, chance would empty it where drafts gain little.
+    more than 1.0125 × plain decoding and 1.4 passes; earlier gains count for up to 4 passes. An answer of best-first
+    trees begins with .35 passes at most, so that what one answer gained is not lost in the next; a probe may lose .7
+    more. The account is in measured costs, not in seconds, so one slow call is not charged to drafts. For best-first
+    trees it counts the calibrated promise, not the accepted tokens: by these, chance would empty it where drafts gain
+    little.
 
     A batch has one budget for all rows: its pass costs what the longest draft costs, and drafts are judged by the
     slowest row, for which the others wait at the end. Costs are learned separately for each number of rows.
@@ -105,7 +109,7 @@ class Controller:
         self._calls = ratios.of("called", 1.0)  # share of drafting rounds in which the drafter runs its model
         self._drafted = ratios.of("drafted a round", 0.0, 0.0)
         self._has_model = False
-        self.left = ALLOWANCE  # the account: passes that may still be lost
+        self.left = TREE_ALLOWANCE if tree else ALLOWANCE  # the account: passes that may still be lost
         self.last: int | None = None  # gamma of the last round
         self.pays = True  # whether drafts were expected to pay at the last decision
         self._rounds_since_draft = 0
@@ -119,6 +123,8 @@ class Controller:
     def begin(self) -> None:
         """Start a new answer. Costs and account stay; acceptance starts from the average of earlier answers."""
         self.acceptance.begin()
+        if self.tree:
+            self.left = min(self.left, TREE_ALLOWANCE)
         self._trial_paid = False
         self._tokens_by_row.clear()
 
@@ -128,32 +134,32 @@ class Controller:
         """Return the budget of the coming round, the same for all rows."""
         self.costs = self._all_costs.of(len(rows))
         wanted = self._wanted(len(rows))
-        self.last = gamma = self._affordable(wanted)
+        known, costs, price = self.costs.drafting_known, None, None
+        probe = self._probe() if wanted and known and self.tree and len(rows) == 1 else 0
+        self.last = gamma = min(wanted, max(self._affordable(wanted), probe))
         if wanted and not self._trial:
             refused = self._has_model and self._rounds_without_draft >= RETRY
             self.pays = gamma > 0 and not refused
         if not gamma:
             return Budget([0] * len(rows))
-        known, costs, price, nodes = self.costs.drafting_known, None, None, gamma
-        if known and self.tree:
-            probe = self._probe() if len(rows) == 1 else 0
-            nodes = probe or nodes
-            if not probe:
-                costs = NodeCosts(self.costs.v(gamma + 1), self.acceptance.calibration, self._rate.value)
+        if known and self.tree and not probe:
+            costs = NodeCosts(self.costs.v(gamma + 1), self.acceptance.calibration, self._rate.value)
         if known and self._has_model:
             price = self.costs.model_cost * self._rate.value
-        return Budget([gamma] * len(rows), nodes if self.tree else None, costs, price)
+        return Budget([gamma] * len(rows), (probe or gamma) if self.tree else None, costs, price)
 
     def _probe(self) -> int:
         """Return the nodes of a tree that times a pass, 0 for none.
 
         Costs that were given, or measured on a busier machine, may keep every node out, and then nothing corrects them.
         """
-        doubted = self._trial or self._rounds_without_draft > 0 or self.left >= CREDIT / 2
+        doubted = (
+            self._trial or self._rounds_without_draft > 0 or self.left >= (TREE_ALLOWANCE if self.tree else CREDIT) / 2
+        )
         for nodes, rounds in self._probes.items():
             due = rounds > 0 and doubted and not self.costs.timed(nodes + 1)
             due = due or (nodes <= PROBES[0] and self._rounds_without_draft >= RETRY)
-            if due and nodes <= self.most and self._loss(nodes) <= self.left + MARGIN:
+            if due and nodes <= self.most and self._loss(nodes) <= self.left + PROBE_ALLOWANCE:
                 self._probes[nodes] -= 1
                 return nodes
         return 0
@@ -225,7 +231,8 @@ class Controller:
         passes = 0  # of the drafter's model
         for step in steps:
             allowed, drafted = max(allowed, step.gamma), max(drafted, len(step.drafted))
-            draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
+            draft_s, verify_s = draft_s + step.draft_s, verify_s + step.verify_s
+            sample_s += step.sample_s + step.overhead_s  # longer in rounds with drafts
             own = step.calls[:-1]  # the last is the target's
             passes, model_s = max(passes, sum(call.passes for call in own)), model_s + sum(call.seconds for call in own)
         slowest, ran_model = self._slowest(steps), passes > 0
