@@ -23,6 +23,7 @@ from app.screen.rows import Row, one_line
 from app.screen.samples import Branch, probability
 from app.screen.trace import TracedRound, read
 from app.screen.view import heading
+from app.screen.why import Why
 from app.settings.table import Settings
 from sampling.events import GRAMMAR, INVERSE_TEMPERATURES
 from utils.growing_text import Window
@@ -97,7 +98,7 @@ def _article(number: int, answer: PageAnswer) -> str:
         models = _line(heading(answer.models, answer.settings, _LOOK).rows())
         lanes = "\n".join(_section(track, answer.question) for track in answer.tracks)
         notes = [each.text for each in comparisons_of([track.answer() for track in answer.tracks])]
-        notes += filter(None, [note(answer.tracks[-1].pane(), goes_on=False)])
+        notes += filter(None, [note(answer.tracks[-1].pane(), goes_on=False), str(Why(answer.tracks))])
     samples = _branches(answer.samples) if answer.samples else ""
     samples = samples and f'<section class="branches"><h3>{SAMPLES}</h3>{samples}</section>'
     lines = "".join(f'<p class="compared">{_html(line)}</p>\n' for line in notes)
