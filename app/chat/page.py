@@ -98,7 +98,7 @@ def _article(number: int, answer: PageAnswer) -> str:
         models = _line(heading(answer.models, answer.settings, _LOOK).rows())
         lanes = "\n".join(_section(track, answer.question) for track in answer.tracks)
         notes = [each.text for each in comparisons_of([track.answer() for track in answer.tracks])]
-        notes += filter(None, [note(answer.tracks[-1].pane(), goes_on=False), str(Why(answer.tracks))])
+        notes += filter(None, [note(answer.tracks[-1].pane(), goes_on=False), f"Why: {Why(answer.tracks)}"])
     samples = _branches(answer.samples) if answer.samples else ""
     samples = samples and f'<section class="branches"><h3>{SAMPLES}</h3>{samples}</section>'
     lines = "".join(f'<p class="compared">{_html(line)}</p>\n' for line in notes)
