@@ -125,8 +125,8 @@ class Step:
     token ended the row. `target_p` and `draft_p` are temperature-1 probabilities p(x) and q(x) of
     the *examined* nodes in examination order: the accepted ones, then the refused one.
     `top2_gap` is the gap of the target's two best logits where the round ended; None means that the Step is a piece of
-    text from a server, and `token` the piece's id. All seconds are
-    divided evenly among the rows that were active in the round; `overhead_s` is the time of the loop
+    text from a server, `token` the piece's id, and `target_p` the piece's own probability where the server gives that.
+    All seconds are divided evenly among the rows that were active in the round; `overhead_s` is the time of the loop
     itself beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
     accepted if the target draws it: with chance p(x), for any `draft_p`, the drafter's own probability.
     `positions`, one for each emitted token, `odds`, one for each draft, and `trials`, in their order, are optional.

@@ -48,8 +48,9 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt, servers=True)
         chat = conversation(engine, settings)
-        ids = fitting(chat.plan(text).prompt, engine.context)
-        tracks = sampled(engine, settings, ids, count, chat.text, interrupt)
+        plan, said = chat.plan(text), engine.pieces.beside(chat.text)
+        ids = fitting(plan.prompt, engine.context)
+        tracks = sampled(engine, settings, ids, count, said, interrupt, plan.messages)
         if log is not None:
             for track in tracks:
                 log.log_answer(engine, track, LoggedMessage(text, ids))

@@ -108,9 +108,10 @@ def _enter(
 
 
 def samples_of(plan: Plan, count: int, state: ConsoleState) -> list[Track]:
-    """Return the finished lanes of `count` answers to a plan, drawn as one batch by the target alone."""
+    """Return the finished lanes of `count` answers to a plan, drawn by the target alone."""
     engine, settings = state.engine(), _seeded(state.settings, plan)
-    return sampled(engine, settings, plan.prompt, count, engine.pieces.beside(state.conversation().text), state.stop)
+    decode = engine.pieces.beside(state.conversation().text)
+    return sampled(engine, settings, plan.prompt, count, decode, state.stop, plan.messages)
 
 
 def take_sample(plan: Plan, track: Track, tree: Sequence[Branch], state: ConsoleState) -> None:
@@ -118,7 +119,8 @@ def take_sample(plan: Plan, track: Track, tree: Sequence[Branch], state: Console
     if state.log is not None:
         state.log.log_answer(state.engine(), track, LoggedMessage(plan.user, plan.prompt))
     samples = [branch.model_dump() for branch in tree]
-    _enter(plan, [track], list(track.meter.ids), track.lane.settings, state, samples=samples)
+    ids = state.engine().own_ids(list(track.meter.ids))
+    _enter(plan, [track], ids, track.lane.settings, state, samples=samples)
 
 
 def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:

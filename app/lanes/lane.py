@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -224,7 +224,8 @@ class ServerLane(Lane):
         answer = ChatAnswer(self.server, messages, options, interrupt)
         self.logprobs = answer.logprobs
         for text, seconds in answer:
-            yield piece(self.pieces.id_of(text), seconds)
+            known = () if answer.log_prob is None else (math.exp(answer.log_prob),)
+            yield replace(piece(self.pieces.id_of(text), seconds), target_p=known)
         yield Finished(0, answer.reason, answer.report)
 
 

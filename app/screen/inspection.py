@@ -142,7 +142,8 @@ class TokenReader:
             known = choices.get(proposal.token, Candidates(proposal.token, ""))
             by = self._name(proposal.source)
             choices[proposal.token] = known._replace(q=proposal.q, q_rank=proposal.rank, by=by)
-        choices.setdefault(said, Candidates(said, ""))
+        own = step.target_p[0] if step.top2_gap is None and step.target_p else None  # of a server's piece
+        choices.setdefault(said, Candidates(said, "", processed=own))
         return tuple(
             choice._replace(
                 text=self._text(choice.token),

@@ -34,6 +34,7 @@ from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
 from utils.errors import UsageError, UserError
 from utils.growing_text import Window
+from utils.remote.server import OWN, ServerMessage, is_server
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -217,15 +218,21 @@ def sampled(
     count: int,
     decode: Callable[[list[int]], str],
     interrupt: Callable[[], bool],
+    messages: Sequence[ServerMessage] = (),
 ) -> list[Track]:
-    """Return `count` answers that the target draws as one batch, each as a finished lane with its alternatives.
-
-    UserError at temperature 0, and for a pair that is a server.
+    """Return `count` answers that the target draws as one batch, each as a finished lane with its alternatives; where
+    the last lane is a server's, its answers to `messages`, one after the other. UserError at temperature 0.
     """
     if not settings.temperature:
         raise UsageError("at temperature 0 all answers are the same (--temperature 0.8, /temperature 0.8)")
-    if engine.server is not None:
-        raise UserError("a server draws one answer at a time: several need a model that runs here")
+    if engine.server is not None or is_server(settings.compare[-1]):
+        name = settings.compare[-1] if is_server(settings.compare[-1]) else OWN
+        seeds = (settings.changed(seed=settings.seed + number) for number in range(count))
+        tracks = tracks_of([engine.lane(name, seeded) for seeded in seeds], engine, prompt, decode)
+        for track in tracks:
+            for event in track.lane.run(prompt, interrupt=interrupt, messages=messages, logprobs=True):
+                track.feed(event)
+        return tracks
     lane = engine.lane("ar", settings)
     tracks = [track for _ in range(count) for track in tracks_of([lane], engine, prompt, decode)]
     for event in lane.run_rows([prompt] * count, interrupt=interrupt, alternatives=ENOUGH):

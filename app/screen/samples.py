@@ -11,21 +11,23 @@ from pydantic import BaseModel, TypeAdapter
 
 from app.screen.inspection import SaidToken
 from app.screen.palette import Look
-from app.screen.rows import Piece, Row, fit, one_line, row_of, wrap
+from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, row_of, wrap
 from app.screen.terminal import Action
 
-BranchPlace = tuple[int, ...]  # of a branch: its number among its siblings, after those above it
+BranchUNKNOWN = "without probabilities: the server gives no log-probabilities of its tokens"
+Place = tuple[int, ...]  # of a branch: its number among its siblings, after those above it
 
 
 class Branch(BaseModel, frozen=True):
     """A stretch of text that `count` answers share, the first of which is number `row`, after the branches above.
 
-    `p` is the probability of all tokens up to its end in the distributions that they were drawn from.
+    `p` is the probability of all tokens up to its end in the distributions that they were drawn from, of a server's
+    answers as it gives that; None if it is not known.
     """
 
     text: str
     count: int
-    p: float
+    p: float | None
     row: int
     children: tuple["Branch", ...] = ()
 
@@ -38,7 +40,9 @@ def tree_of(answers: Sequence[Sequence[SaidToken]]) -> tuple[Branch, ...]:
     return _below(answers, range(len(answers)), 0, 1.0)
 
 
-def _below(answers: Sequence[Sequence[SaidToken]], rows: Sequence[int], start: int, p: float) -> tuple[Branch, ...]:
+def _below(
+    answers: Sequence[Sequence[SaidToken]], rows: Sequence[int], start: int, p: float | None
+) -> tuple[Branch, ...]:
     groups: dict[int, list[int]] = {}
     for row in rows:
         if start < len(answers[row]):
@@ -49,15 +53,12 @@ def _below(answers: Sequence[Sequence[SaidToken]], rows: Sequence[int], start: i
         shortest = min(len(answers[row]) for row in group)
         while end < shortest and len({answers[row][end].token for row in group}) == 1:
             end += 1
-        chance = p * math.prod(_drawn_with(token) for token in first[start:end])
+        drawn = [choice.processed for token in first[start:end] for choice in token.choices if choice.fate == "said"]
+        chance = None if p is None or None in drawn else p * math.prod(filter(None, drawn))
         text = "".join(token.text for token in first[start:end])
         children = _below(answers, group, end, chance)
         branches.append(Branch(text=text, count=len(group), p=chance, row=group[0], children=children))
     return tuple(sorted(branches, key=lambda branch: -branch.count))
-
-
-def _drawn_with(token: SaidToken) -> float:
-    return next((choice.processed for choice in token.choices if choice.fate == "said" and choice.processed), 1.0)
 
 
 class SampleTree:
@@ -84,7 +85,8 @@ class SampleTree:
         every = list(self.shown())
         rows = [self._row(at, place, branch, look) for at, (place, branch) in enumerate(every)]
         if look.height is None:
-            return rows
+            unknown = any(branch.p is None for branch in self.top)
+            return rows + flow([chunk(UNKNOWN, "faint")] * unknown, look)
         place = every[self.at][0]
         said = "".join(branch.text for where, branch in every if where == place[: len(where)])
         text = [row_of(line, look) for line in wrap([(said, "question")], look.width, look.ascii)]
@@ -120,6 +122,8 @@ class SampleTree:
         }
 
 
-def probability(p: float) -> str:
-    """A probability in two digits, however small."""
+def probability(p: float | None) -> str:
+    """A probability in two digits, however small; "-" if it is not known."""
+    if p is None:
+        return "-"
     return f"{p:.2f}".removeprefix("0") if p >= 0.005 else f"{p:.0e}"

@@ -203,9 +203,15 @@ def _line(error: object) -> str:
 class ChatAnswer:
     """A server's answer to a chat: iterates over (text, seconds since the piece before), the request's for the first.
 
+<<<<<<< HEAD
     Text that is sent apart, such as reasoning, counts as a piece without text. `logprobs` are the entries of its
     tokens, if they were wanted. `reason` and `report` hold when it is over. UserError where the server fails before the
     first piece; later `report.problem` says why it ends.
+=======
+    Text that is sent apart, such as reasoning, counts as a piece without text. `log_prob` is that of the latest piece,
+    None where the server gives none. `reason` and `report` hold when it is over. UserError where the server fails
+    before the first piece; later `report.problem` says why it ends.
+>>>>>>> 3cf7d718 (/samples on a server's lane)
     """
 
     server: Server
@@ -215,6 +221,7 @@ class ChatAnswer:
     reason: Literal["eos", "length", "interrupted"] = "interrupted"
     logprobs: list[Any] = field(default_factory=list)
     report: ServerFigures = field(default_factory=ServerFigures)
+    log_prob: float | None = None
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         from openai import AsyncOpenAI, omit
@@ -265,9 +272,19 @@ class ChatAnswer:
                 delta = _in(choice, "delta", dict)
                 content = _in(delta, "content", str) or ""
                 if content or _in(delta, "reasoning_content", str) or _in(delta, "reasoning", str):
+<<<<<<< HEAD
                     said = True
                     yield _whole(content)
                 self.logprobs += _in(_in(choice, "logprobs", dict), "content", list) or ()
+=======
+                    said, listed = True, _in(_in(choice, "logprobs", dict), "content", list) or []
+                    tokens = [(each["token"], float(each["logprob"])) for each in listed]
+                    if "".join(text for text, _ in tokens) != content:  # a character of several tokens, or none given
+                        tokens = [(content, sum(value for _, value in tokens))]
+                    for text, value in tokens:
+                        self.log_prob = value if listed else None
+                        yield _whole(text)
+>>>>>>> 3cf7d718 (/samples on a server's lane)
                 ended = _in(choice, "finish_reason", str) or ended
         if reading.done():
             reading.result()
