@@ -14,8 +14,8 @@ from app.screen.palette import Look
 from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, row_of, wrap
 from app.screen.terminal import Action
 
-BranchUNKNOWN = "without probabilities: the server gives no log-probabilities of its tokens"
-Place = tuple[int, ...]  # of a branch: its number among its siblings, after those above it
+UNKNOWN = "without probabilities: the server gives no log-probabilities of its tokens"
+BranchPlace = tuple[int, ...]  # of a branch: its number among its siblings, after those above it
 
 
 class Branch(BaseModel, frozen=True):

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from app.screen.samples import Branch, SampleTree, tree_of
 from app.settings.table import Settings
 from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines
+from tests.support.scripted_server import Reply, ScriptedServer, chunk, usage
 from tests.support.tiny import TinyPair
 from utils.errors import UserError
 
@@ -127,6 +129,74 @@ def test_samples_need_a_model_here_and_a_message(engine: PairEngine, pair: TinyP
         "error: /samples must be ",
         "error: at temperature 0 ",
     ]
+
+
+# -- a server's answers ----------------------------------------------------------------------------------
+
+WORDS = {1: ("Red", " wine", "."), 2: ("Red", " car"), 3: ("Red", " wine", "!"), 4: ("Blue",)}  # by the seed
+LOG_P = {"Red": -0.25, "Blue": -1.5, " wine": -0.5, " car": -1.0, ".": -0.1, "!": -2.5}
+
+
+def logprobs(*words: str) -> dict[str, object]:
+    """As vLLM and llama-server stream them (OpenAI's ChatCompletionTokenLogprob)."""
+    return {"content": [{"token": word, "logprob": LOG_P[word], "bytes": None, "top_logprobs": []} for word in words]}
+
+
+def by_seed(reply: Reply, body: dict[str, Any]) -> None:
+    """Another answer for each seed; with log-probabilities where they are asked for and the question wants them."""
+    words = WORDS[1 + (body["seed"] - 1) % 4]
+    known = body.get("logprobs") and "plain" not in body["messages"][-1]["content"]
+    chunks = [chunk(word) for word in words]
+    if known and len(words) == 3:  # two tokens in a chunk
+        chunks = [chunk(words[0] + words[1]), chunk(words[2])]
+        chunks[0]["choices"][0]["logprobs"] = logprobs(*words[:2])
+        chunks[1]["choices"][0]["logprobs"] = logprobs(words[2])
+    elif known:
+        for word, each in zip(words, chunks, strict=True):
+            each["choices"][0]["logprobs"] = logprobs(word)
+    reply.events([*chunks, chunk(finish="stop"), usage(len(words))])
+
+
+def test_a_servers_answers_are_a_tree_with_its_probabilities(tmp_path: Path) -> None:
+    with ScriptedServer(by_seed) as server:
+        (tmp_path / "models.yaml").write_text(f"default: a\npairs:\n  a: {{target: {{url: '{server.url}'}}}}\n")
+        settings = {"compare": ("server",), "temperature": 0.8, "seed": 0, "max_new_tokens": 8}
+        files = (f"/save {tmp_path}/chat.html", "plain please", "/samples 4")
+        ran = run_lines(tmp_path / "models.yaml", "colours", "/samples 4", *files, settings=settings)
+        bodies = [body for path, _, body in server.requests if "chat" in path]
+    assert ran.errors == []
+    p = {name: math.exp(value) for name, value in LOG_P.items()}
+    wine = p["Red"] * p[" wine"]
+    expected = [
+        f"3/4 {told(p['Red'])} Red",
+        f"2/4 {told(wine)} wine",
+        f"1/4 {told(wine * p['.'])} .",
+        f"1/4 {told(wine * p['!'])} !",
+        f"1/4 {told(p['Red'] * p[' car'])} car",
+        f"1/4 {told(p['Blue'])} Blue",
+    ]
+    parts = ran.text.split("<<< /samples 4\n")
+    assert [" ".join(line.split()) for line in parts[1].splitlines()[:6]] == expected
+    assert (tmp_path / "chat.html").read_text().count(f"{told(wine)}</span>") == 1
+    assert len({body["seed"] for body in bodies[1:5]}) == 4
+    assert all(("logprobs" in body) == (number in (1, 2, 3, 4, 6, 7, 8, 9)) for number, body in enumerate(bodies))
+    rows = [" ".join(line.split()) for line in parts[2].splitlines()]
+    assert rows[:6] == [re.sub(r"\.\d+", "-", line, count=1) for line in expected]
+    assert rows[6] == "without probabilities: the server gives no log-probabilities of its tokens"
+
+
+def told(p: float) -> str:
+    return f"{p:.2f}"[1:]
+
+
+def test_run_writes_a_servers_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer(by_seed) as server:
+        words = ["run", "colours", "--target", server.url, "--compare", "server", "--samples", "4", "--seed", "1"]
+        assert main([*words, "--temperature", "1", "--json"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert main([*words, "--temperature", "0"]) == 2
+    assert [result["text"] for result in data["results"]] == ["".join(WORDS[seed]) for seed in (1, 2, 3, 4)]
+    assert data["tree"][0]["p"] == pytest.approx(math.exp(-0.25))
 
 
 @pytest.mark.slow
