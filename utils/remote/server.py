@@ -279,7 +279,7 @@ class ChatAnswer:
 =======
                     said, listed = True, _in(_in(choice, "logprobs", dict), "content", list) or []
                     tokens = [(each["token"], float(each["logprob"])) for each in listed]
-                    if "".join(text for text, _ in tokens) != content:  # a character of several tokens, or none given
+                    if not tokens or "".join(text for text, _ in tokens) != content:  # a character of several tokens
                         tokens = [(content, sum(value for _, value in tokens))]
                     for text, value in tokens:
                         self.log_prob = value if listed else None
