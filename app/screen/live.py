@@ -230,7 +230,8 @@ def sampled(
         seeds = (settings.changed(seed=settings.seed + number) for number in range(count))
         tracks = tracks_of([engine.lane(name, seeded) for seeded in seeds], engine, prompt, decode)
         for track in tracks:
-            for event in track.lane.run(prompt, interrupt=interrupt, messages=messages, logprobs=True):
+            track.lane.top_logprobs = 0
+            for event in track.lane.run(prompt, interrupt=interrupt, messages=messages):
                 track.feed(event)
         return tracks
     lane = engine.lane("ar", settings)

@@ -203,15 +203,10 @@ def _line(error: object) -> str:
 class ChatAnswer:
     """A server's answer to a chat: iterates over (text, seconds since the piece before), the request's for the first.
 
-<<<<<<< HEAD
     Text that is sent apart, such as reasoning, counts as a piece without text. `logprobs` are the entries of its
-    tokens, if they were wanted. `reason` and `report` hold when it is over. UserError where the server fails before the
-    first piece; later `report.problem` says why it ends.
-=======
-    Text that is sent apart, such as reasoning, counts as a piece without text. `log_prob` is that of the latest piece,
-    None where the server gives none. `reason` and `report` hold when it is over. UserError where the server fails
-    before the first piece; later `report.problem` says why it ends.
->>>>>>> 3cf7d718 (/samples on a server's lane)
+    tokens, if they were wanted, `log_prob` that of the latest piece, None where the server gives none. `reason` and
+    `report` hold when it is over. UserError where the server fails before the first piece; later `report.problem` says
+    why it ends.
     """
 
     server: Server
@@ -271,20 +266,15 @@ class ChatAnswer:
             for choice in _in(chunk, "choices", list) or ():
                 delta = _in(choice, "delta", dict)
                 content = _in(delta, "content", str) or ""
+                listed = _in(_in(choice, "logprobs", dict), "content", list) or []
+                self.logprobs += listed
                 if content or _in(delta, "reasoning_content", str) or _in(delta, "reasoning", str):
-<<<<<<< HEAD
-                    said = True
-                    yield _whole(content)
-                self.logprobs += _in(_in(choice, "logprobs", dict), "content", list) or ()
-=======
-                    said, listed = True, _in(_in(choice, "logprobs", dict), "content", list) or []
-                    tokens = [(each["token"], float(each["logprob"])) for each in listed]
+                    said, tokens = True, [(each["token"], float(each["logprob"])) for each in listed]
                     if not tokens or "".join(text for text, _ in tokens) != content:  # a character of several tokens
                         tokens = [(content, sum(value for _, value in tokens))]
                     for text, value in tokens:
                         self.log_prob = value if listed else None
                         yield _whole(text)
->>>>>>> 3cf7d718 (/samples on a server's lane)
                 ended = _in(choice, "finish_reason", str) or ended
         if reading.done():
             reading.result()
