@@ -62,6 +62,7 @@ NOISE_SHARE = 0.5
 MAX_NOISE = 100.0  # bound on the noise of a logit; beyond it the exponential overflows at temperatures of thousands
 MAX_PROB = 0.97  # no token is likelier
 MOST_FORCED = 64  # nodes of a draft beyond which no forced token is added
+FORCED_PATH = 0.5  # paths of a tree less likely than this get no forced tokens, which cost their places in the pass
 LISTED_WEIGHT = 0.004  # weight of a token for being offered at all
 SHARPENING = 1.5  # exponent of the summed probabilities of a token
 POOLED_NOISE_SHARE = 0.95  # share of the noise that is applied where a model offers too
@@ -475,9 +476,8 @@ class Proposer(Drafter):
                 continue
             if (token := node.state.forced) is None:
                 free += [node] if node.depth - node.forced < growth.depth else []
-            elif len(growth.kept) < MOST_FORCED:
-                if not growth.wide or node.path == 1:  # it takes no other's place
-                    growth.most, growth.floors = growth.most + 1, [*growth.floors, growth.floors[-1]]
+            elif len(growth.kept) < MOST_FORCED and (node.path >= FORCED_PATH or not growth.wide):
+                growth.most, growth.floors = growth.most + 1, [growth.floors[0], *growth.floors]  # no other's place
                 self._offered.append((node, [Candidate(token, number, 1.0, 1.0)]))
                 growth.add(node, self._offered[-1][1], self._reach)
         return free
@@ -521,9 +521,12 @@ class Proposer(Drafter):
     def _draft(self, growths: list[Growth], costs: NodeCosts | None) -> Draft:
         drafted, promised = [growth.kept for growth in growths], 0.0
         if len(drafted) == 1 and self.traits.tree:
-            paths = [node.path for node in drafted[0]]
-            drafted = [drafted[0][: worthwhile(paths, costs)]]
-            promised = sum(paths[: len(drafted[0])])
+            free = [node for node in drafted[0] if node.source < len(self.sources)]
+            taken: set[Node | None] = {growths[0].root, *free[: worthwhile([node.path for node in free], costs)]}
+            for node in drafted[0] if len(free) < len(drafted[0]) else ():
+                taken |= {node} if node.source == len(self.sources) and node.parent in taken else set()
+            drafted = [[node for node in drafted[0] if node in taken]]
+            promised = sum(node.path for node in drafted[0])
         self._drafted = drafted
         call = self.model.call() if self.model else None
         return Draft(list(map(tree_of, drafted)), calls=() if call is None else (call,), promised=promised)
