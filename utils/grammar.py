@@ -124,9 +124,12 @@ class GrammarState:
         if self._matcher.is_error():
             raise UserError(f"the form of the answer is too complex here: {_line(self._matcher.get_error())}")
         if key not in self._masks:
-            bits = np.unpackbits(np.frombuffer(key, np.uint8), bitorder="little") if self.forced is None else ()
-            ids = torch.arange(self._size)
-            self._masks[key] = torch.tensor(bits[: self._size]) == 0 if len(bits) else ids != key
+            bits = np.frombuffer(key, np.uint8) if self.forced is None else None
+            self._masks[key] = (
+                torch.arange(self._size) != key
+                if bits is None
+                else torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._size]) == 0
+            )
         return self._masks[key]
 
     def after(self, token: int) -> GrammarState | None:
