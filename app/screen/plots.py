@@ -19,7 +19,8 @@ from app.screen.rows import Drawn, Piece, Row, chunk, flow, plural, row_of, shar
 from app.screen.view import gamma_text
 from sampling.drafters.registry import is_simulated, oracle_of
 from sampling.events import Step
-from sampling.gamma.controller import GAMMA_MAX, Controller, best
+from sampling.gamma.constants import GAMMA_MAX
+from sampling.gamma.controller import Controller, best
 from sampling.stats.summary import Stats, disturbed, speedup
 from sampling.stats.theory import expected_speedup
 from utils.errors import UserError

@@ -15,6 +15,7 @@ from sampling.drafters.drawing import Column, Drawing
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts, named, row_of
 from sampling.events import Call, Proposal
+from sampling.gamma.constants import CONFIDENT, LEAST_PATH
 from sampling.models.translated import TranslatedLM, TranslatedSession
 from sampling.rows import put
 from sampling.types import LM, BlockSession, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
@@ -292,9 +293,6 @@ class BlockSource(ModelSource):
         return self._likeliest(logits, kept)
 
 
-CONFIDENT = 0.2  # estimated chance of being accepted below which nothing is drafted
-
-
 def source_of(lm: LM, draws: bool = False) -> ModelSource:
     """Return the source that drafts from `lm`."""
     return (BlockSource if lm.block else ModelSource)(lm, draws)
@@ -402,10 +400,6 @@ class NoDrafter(Drafter):
     traits = Traits(rule=Rule.POINT)
 
 
-LEAST = 0.12
-"""Under `gamma auto` a draft head's chain ends once its path is less likely than this (docs/notes.md)."""
-
-
 def build(pair: Parts, request: DraftRequest) -> Proposer:
     """Build the pair's drafter model. One whose vocabulary shares few tokens with the target's drafts by its text."""
     if isinstance(pair.model, TranslatedLM) and pair.model.translation.by_text:
@@ -420,7 +414,7 @@ def build_none(pair: Parts, request: DraftRequest) -> NoDrafter:
 
 def of_head(lm: LM, request: DraftRequest) -> Proposer:
     """Build a drafter from a draft head: chains, or trees of its likeliest tokens."""
-    return of_lm(lm, request, LEAST if request.auto else 0.0)
+    return of_lm(lm, request, LEAST_PATH if request.auto else 0.0)
 
 
 def of_lm(lm: LM, request: DraftRequest, least: float) -> Proposer:

@@ -22,15 +22,16 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, repeat
+from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
 
 from torch import Tensor
 
 from sampling.events import Call, Proposal
-from sampling.gamma.ratios import RETRY, Ratios, RunningRatio
+from sampling.gamma.constants import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, MAX_PROB, MIN_PATH, NEXT_PROB
+from sampling.gamma.ratios import Ratios
+from sampling.gamma.worth import ModelWorth, floors_of, worthwhile
 from sampling.rows import first_rows, lead, prepended
 from sampling.types import (
     LM,
@@ -48,19 +49,9 @@ from sampling.types import (
     Verdict,
 )
 
-MIN_PATH = 0.03  # paths less likely than this are not drafted
-NEXT_PROB = 0.5  # probability assumed for the likeliest token after a node, before the sources are asked
-AFTER_DRAFTED, AFTER_DRAFTED_WORTH = (
-    0.85,
-    20.0,
-)  # share of the offers after drafted tokens that come; outcomes it is worth
-MODEL_GAINS = 0.5, 0.1  # tokens that a pass of a model brings where nothing else offers any: at the root, deeper
-MODEL_GAIN_WORTH = 10.0  # outcomes that this guess is worth
-DEFAULT_PRICE = 0.15  # tokens that a pass of a model costs, before that is measured
 NOISE_SHARE = 0.5
 """Share of the noise that is applied where only a few tokens are offered (docs/notes.md, "The noise is known")."""
 MAX_NOISE = 100.0  # bound on the noise of a logit; beyond it the exponential overflows at temperatures of thousands
-MAX_PROB = 0.97  # no token is likelier
 MOST_FORCED = 64  # nodes of a draft beyond which no forced token is added
 FORCED_PATH = 0.5  # paths of a tree less likely than this get no forced tokens, which cost their places in the pass
 LISTED_WEIGHT = 0.004  # weight of a token for being offered at all
@@ -209,35 +200,6 @@ class Growth:
         ]
 
 
-def worthwhile(paths: Sequence[float], costs: NodeCosts | None) -> int:
-    """Return how many nodes to keep, given the probabilities of their paths in descending order.
-
-    The number maximises calibration · Σ paths − rate · v. All of them if `costs` is None.
-    """
-    if costs is None:
-        return len(paths)
-    sums = [0.0, *accumulate(paths)]
-    counts = range(min(len(paths), max(0, len(costs.v) - 1)) + 1)
-    return max(counts, key=lambda n: costs.calibration * sums[n] - costs.rate * costs.v[n])
-
-
-def floors_of(costs: NodeCosts, most: int) -> list[float]:
-    """Return, by the number of likelier nodes, the path probability below which :func:`worthwhile` keeps no node."""
-    believed = costs.rate / costs.calibration if costs.calibration > 0 else math.inf
-    slopes = _least_slopes(tuple(costs.v))
-    floors = [*(believed * slope for slope in slopes), *[math.inf] * (most + 1 - len(slopes))][: most + 1]
-    return [*accumulate(reversed(floors), min)][::-1]
-
-
-@lru_cache(maxsize=8)
-def _least_slopes(v: tuple[float, ...]) -> list[float]:
-    """Return, by the nodes of a pass, the least mean cost of any number of further nodes; ∞ after the last."""
-    return [
-        min(((v[n] - now) / (n - taken) for n in range(taken + 1, len(v))), default=math.inf)
-        for taken, now in enumerate(v)
-    ]
-
-
 def _in_order(offers: list[tuple[float, int, int]]) -> list[Candidate]:
     """Return candidates from (probability, source, token): each later one shares what those before it leave."""
     offers.sort(key=itemgetter(0), reverse=True)
@@ -345,7 +307,7 @@ class Proposer(Drafter):
         learn: bool = False,
         ratios: Ratios | None = None,
     ) -> None:
-        self.sources, self.nodes, self.least, self.learn = tuple(sources), nodes, least, learn
+        self.sources, self.nodes, self.least = tuple(sources), nodes, least
         self.model = next((source for source in sources if source.lm is not None), None)
         self._trust = [source.trust for source in sources]
         self.lookups = [(index, source) for index, source in enumerate(sources) if source is not self.model]
@@ -368,7 +330,7 @@ class Proposer(Drafter):
         self._drafted: list[list[Node]] = []  # nodes of the last draft, by row
         self._calls: list[ModelCall] = []  # of this round
         self._offered: list[tuple[Node, list[Candidate]]] = []  # after each node that was examined in this round
-        self._rounds_without_model = 0
+        self._model_worth = ModelWorth(self._ratios, learn, alone=not self.lookups)
         self._noise: Noise | None = None
         self._banned: frozenset[int] = frozenset()  # ids that the target never draws
 
@@ -416,11 +378,10 @@ class Proposer(Drafter):
         if (constraint := sampler.constraint) is not None:
             for growth, text, room in zip(growths, rows, budget.room or budget.max_depth, strict=True):
                 growth.root.state, growth.room = constraint.at(text), room
-        price = DEFAULT_PRICE if budget.opportunity_cost is None or not self.learn else budget.opportunity_cost
-        self._rounds_without_model += 1
+        self._model_worth.begin(budget.opportunity_cost)
         depth, level = 0, [growth.root for growth in growths if growth.room > 0]
         while level:
-            self._grow(growths, level if constraint is None else self._force(growths, level), price)
+            self._grow(growths, level if constraint is None else self._force(growths, level))
             depth += 1
             level = [node for growth in growths for node in growth.level(depth)]
         return self._draft(growths, budget.costs if wide else None)
@@ -430,7 +391,7 @@ class Proposer(Drafter):
         floors = floors_of(budget.costs, most) if wide and budget.costs else [-1.0] * (most + 1)
         return Growth(root, depth, most, floors, self.least, wide)
 
-    def _grow(self, growths: list[Growth], level: list[Node], price: float) -> None:
+    def _grow(self, growths: list[Growth], level: list[Node]) -> None:
         """Add the tokens that may follow the nodes of a level."""
         if self.model is not None and self.model.draws:
             for node, offers in zip(level, self.model.expand(level), strict=True):
@@ -451,7 +412,7 @@ class Proposer(Drafter):
         if noise is not None:
             noised = [_with_noise(noise, node, found) for node, found in zip(level, looked_up, strict=True)]
         asks = self.model is not None and (level[0].depth == level[0].forced or bool(self._calls))
-        by_model: Iterable[list[Offer]] = self._run_model(level, noised, price) if asks else repeat([])
+        by_model: Iterable[list[Offer]] = self._run_model(level, noised) if asks else repeat([])
         for node, plain, known, offers in zip(level, looked_up, noised, by_model, strict=False):
             share = 1.0 if offers or not node.depth else self._after_drafted.value
             if not offers:
@@ -488,31 +449,24 @@ class Proposer(Drafter):
 
     # -- a model beside the others ---------------------------------------------------------------
 
-    def _gain(self, depth: int) -> RunningRatio:
-        """Return tokens that a pass of the model brings at this depth, over the probability that the others leave."""
-        return self._ratios.of(("gain", depth), MODEL_GAINS[depth > 0], MODEL_GAIN_WORTH)
-
-    def _run_model(self, level: list[Node], known: list[list[Candidate]], price: float) -> list[list[Offer]]:
+    def _run_model(self, level: list[Node], known: list[list[Candidate]]) -> list[list[Offer]]:
         """Return the model's offers after the nodes of a level; empty lists where its pass would not pay."""
         nothing: list[list[Offer]] = [[] for _ in level]
-        depth = level[0].depth - level[0].forced
+        depth, worth = level[0].depth - level[0].forced, self._model_worth
         if self.model is None or not self.model.sessions:
             return nothing
         if depth and self.model.whole:
             return self.model.expand(level)
-        gain = self._gain(depth).value if self.learn else MODEL_GAINS[0]
-        price *= len({node.row for node in level}) if len(level) > 1 else 1
-        if depth and self.learn and gain * sum(node.path for node in level) <= price:
+        rows = len({node.row for node in level}) if len(level) > 1 else 1
+        if not worth.may_pay(depth, sum([node.path for node in level]), rows):
             return nothing
         first = {node: max(each, key=itemgetter(2)) for node, each in zip(level, known, strict=True) if each}
         left = sum(node.path * (1 - (first[node].p if node in first else 0.0)) for node in level)
-        alone = not self.lookups and not (depth and self.learn)
-        retry = not depth and self.learn and self._rounds_without_model > RETRY and left > 1 - MAX_PROB
-        if not (gain * left > price or alone or retry):
+        if not worth.pays(depth, left, rows):
             return nothing
         offers = self.model.expand(level)
         if any(offers):
-            self._rounds_without_model = 0
+            worth.ran()
             self._calls.append(ModelCall(depth, left, {node: candidate.token for node, candidate in first.items()}))
         return offers
 
@@ -544,7 +498,7 @@ class Proposer(Drafter):
         self._learn_after_drafted([node for node in drafted[0] if node.source < len(self.sources)], accepted)
         for depth, left, first in calls:
             new = len(accepted) > depth and first.get(accepted[depth].parent) != accepted[depth].token
-            self._gain(depth).learn(len(accepted) - depth if new else 0, left)
+            self._model_worth.learn(depth, len(accepted) - depth if new else 0, left)
 
     def considered(self, row: int, path: list[int], count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:
         examined = ((node, known) for node, known in self._offered if node.row == row and node.tokens == path)

@@ -10,14 +10,8 @@ from itertools import accumulate
 from operator import mul
 
 from sampling.events import Step
+from sampling.gamma.constants import BORROWED, PENDING, PRIOR, PROMISED, RECENT, SHIFT
 from sampling.gamma.ratios import Ratios
-
-RECENT = 0.3  # weight of the newest outcome in the recent mean, which follows a change within a few rounds
-SHIFT = 0.5  # recent and long mean this far apart: the text has changed
-BORROWED = 6.0  # outcomes that the position before is worth as a guess for this one
-PRIOR = 0.85  # alpha of the first position before anything is known of the drafter
-PROMISED = 0.85  # share of a tree's promised tokens that is accepted, before any tree was seen
-PENDING = 64  # rounds kept until an estimate is needed; older ones hardly count
 
 
 def chain_accepted(step: Step) -> int:

@@ -21,22 +21,24 @@ from collections.abc import Sequence
 
 from sampling.events import Step
 from sampling.gamma.acceptance import Acceptance, expected_tokens
-from sampling.gamma.costs import MEASURED, Costs
-from sampling.gamma.ratios import RETRY
+from sampling.gamma.constants import (
+    ALLOWANCE,
+    BATCH_GAIN,
+    CREDIT,
+    GAMMA_MAX,
+    GROWTH,
+    MARGIN,
+    MEASURED,
+    NODES_MAX,
+    PROBE_ALLOWANCE,
+    PROBES,
+    RATE,
+    REFERENCES,
+    RETRY,
+    TREE_ALLOWANCE,
+)
+from sampling.gamma.costs import Costs
 from sampling.types import Budget, NodeCosts, Traits
-
-GAMMA_MAX = 16  # tokens of a chain, and levels of a model's tree
-NODES_MAX = 15  # nodes of a best-first tree: with the root one block of 16 rows in the kernels
-GROWTH = 3  # a draft may be this many times as long as the longest whose pass was measured
-RATE = 1.5  # tokens in the time of a plain pass, before any are counted
-ALLOWANCE = 1.4  # passes that drafting may lose at first: with MARGIN under 3% of 128 tokens, trials included
-MARGIN = 0.0125  # passes that drafting may lose for each token
-CREDIT = 4.0  # passes that it may lose after drafts that paid; of whole drafts: this times the loss of one
-TREE_ALLOWANCE = 0.35  # the same of best-first trees, and the most that an answer begins with: 40 tokens lose under 3%
-PROBE_ALLOWANCE = 0.7  # passes that a probe may lose beyond the account
-BATCH_GAIN = 1.25  # least expected speed-up of drafts in a batch: rows drift apart, and the last ones run alone
-PROBES = (3, 1, 7)  # nodes of trees that time wider passes, whatever a node is expected to bring; 1 loses least
-REFERENCES = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
 
 def goodput(

@@ -15,19 +15,21 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from math import exp, log
 
-KEPT = 15  # latest samples of each figure
-EARLIER = 6  # an earlier measurement of drafting counts as so many samples; a warm start times eight rounds
-EARLIER_PASSES = 2  # and one of a pass as so many: passes between drafts take longer than passes in a row
-MEASURED = 2  # samples that make a measurement
-SLOPE = 0.03  # v(n) − 1 per further token, before it is measured
-DRAFT_COST = 0.1  # c, before it is measured
-DISTURBED = 1.15  # if T(1) exceeds the least T(n) by this factor, T(1) was disturbed
-ENOUGH = 4  # measured up to this width, the measured slope replaces the guessed one
-IDLE = 2  # rounds without drafts after which a drafter must first read the tokens that it missed
-STALE = 0.02  # relative change of a width's time after which v is computed again
-NEWEST = 0.4  # weight of the newest pass in the machine's speed
-OUTLIER = 0.7  # a pass that takes e^OUTLIER times as long as expected counts only if the next one does too
-RETURN = 0.02  # share of a slowdown that is dropped each pass: a lasting one becomes the normal speed
+from sampling.gamma.constants import (
+    DISTURBED,
+    DRAFT_COST,
+    EARLIER,
+    EARLIER_PASSES,
+    IDLE,
+    MEASURED,
+    NEWEST,
+    OUTLIER,
+    RETURN,
+    SAMPLES,
+    SLOPE,
+    SLOPE_MEASURED,
+    STALE,
+)
 
 
 class _Speed:
@@ -57,7 +59,7 @@ class _Samples:
     __slots__ = ("_few", "_latest", "count", "median")
 
     def __init__(self, *earlier: float, worth: int = EARLIER_PASSES) -> None:
-        self._latest = deque(earlier * worth, KEPT)
+        self._latest = deque(earlier * worth, SAMPLES)
         self._few = 0 if earlier else 3
         self.count = 0
         self.median = earlier[0] if earlier else 0.0
@@ -268,7 +270,8 @@ def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
 
 class _Curve:
     """A curve through points: straight lines between them; beyond the last one parallel to `shape` within its points,
-    then with the mean slope so far (with fewer than ENOUGH points: or the slope of `shape`, whichever is steeper)."""
+    then with the mean slope so far (with fewer than SLOPE_MEASURED points: or the slope of `shape`, whichever is
+    steeper)."""
 
     def __init__(self, points: Mapping[int, float], shape: _Curve | None = None) -> None:
         self.points, self.shape = dict(sorted(points.items())), shape
@@ -290,4 +293,4 @@ class _Curve:
             return self.points[left] + shaped
         # Measured curves bend down, if at all, so the mean slope overestimates the cost.
         chord = (n - left) * (self.points[left] - 1) / (left - 1) if left > 1 else 0.0
-        return self.points[left] + (chord if left >= ENOUGH else max(shaped, chord))
+        return self.points[left] + (chord if left >= SLOPE_MEASURED else max(shaped, chord))

@@ -8,11 +8,7 @@ Knows counts only: no tokens, distributions, clocks or costs.
 
 from collections.abc import Hashable
 
-MEMORY = 0.98  # weight that an outcome keeps from round to round: 50 rounds
-FIRST = 7 / 3  # outcomes that the first guess is worth: the first real outcome has weight .3
-WORTH = 30.0  # outcomes that earlier answers are worth in a new one, at most
-RETRY = 8  # rounds after which what did not pay is tried again
-KEPT = 0.9  # weight that an answer keeps from answer to answer: ten answers
+from sampling.gamma.constants import ANSWER_MEMORY, FIRST, MEMORY, WORTH
 
 
 class RunningRatio:
@@ -31,8 +27,8 @@ class RunningRatio:
 
         Answers without outcomes bring that average back to the first guess, so that nothing is given up for good.
         """
-        self._past_actual = KEPT * self._past_actual + self._actual
-        self._past_expected = KEPT * self._past_expected + self._expected
+        self._past_actual = ANSWER_MEMORY * self._past_actual + self._actual
+        self._past_expected = ANSWER_MEMORY * self._past_expected + self._expected
         self._actual = self._expected = 0.0
         guess, worth = self._first
         known = worth + self._past_expected

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sampling.drafters.draft_model import ModelSource, Respelled, source_of
-from sampling.drafters.proposal import MIN_PATH, Candidate, Node, Offer, Proposer, Source
+from sampling.drafters.proposal import Candidate, Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.suffix import SIZES, SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
+from sampling.gamma.constants import MIN_PATH
 from sampling.rows import common_prefix, parted
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import best

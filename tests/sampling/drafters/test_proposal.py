@@ -16,9 +16,6 @@ from app.lanes.drafters import PairDrafters
 from app.settings.table import Settings
 from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter
 from sampling.drafters.proposal import (
-    MAX_PROB,
-    MODEL_GAIN_WORTH,
-    MODEL_GAINS,
     Candidate,
     Node,
     Offer,
@@ -28,7 +25,8 @@ from sampling.drafters.proposal import (
 )
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.gamma.ratios import RETRY, Ratios
+from sampling.gamma.constants import MAX_PROB, MODEL_GAIN_WORTH, MODEL_GAINS, RETRY
+from sampling.gamma.ratios import Ratios
 from sampling.models.causal import CausalLM
 from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Verdict
 from tests.sampling.drafters.tables.test_lookup import tables_of

@@ -12,9 +12,9 @@ from statistics import harmonic_mean
 
 import pytest
 
-from sampling.drafters.proposal import worthwhile
 from sampling.gamma.controller import Controller
 from sampling.gamma.costs import Costs
+from sampling.gamma.worth import worthwhile
 from tests.support.pacing import make_step
 
 V = [1.0, 1.16, 1.42, 1.74, 2.03, 2.4, *(2.4 + 0.27 * more for more in range(1, 11))]  # v(n) at n - 1

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sampling.drafters.proposal import floors_of, worthwhile
 from sampling.events import Step
 from sampling.gamma.acceptance import chain_accepted
 from sampling.gamma.controller import Controller
 from sampling.gamma.costs import Costs
+from sampling.gamma.worth import floors_of, worthwhile
 from sampling.types import NodeCosts
 from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
 

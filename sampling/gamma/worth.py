@@ -1,0 +1,85 @@
+"""What a node of a draft and a pass of the drafter's own model are worth: how many nodes a draft keeps, and whether the
+model is asked. Knows probabilities and prices; no tokens, no sources and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+from sampling.gamma.constants import DEFAULT_PRICE, MAX_PROB, MODEL_GAIN_WORTH, MODEL_GAINS, RETRY
+from sampling.gamma.ratios import Ratios, RunningRatio
+from sampling.types import NodeCosts
+
+
+def worthwhile(paths: Sequence[float], costs: NodeCosts | None) -> int:
+    """Return how many nodes to keep, given the probabilities of their paths in descending order.
+
+    The number maximises calibration · Σ paths − rate · v. All of them if `costs` is None.
+    """
+    if costs is None:
+        return len(paths)
+    sums = [0.0, *accumulate(paths)]
+    counts = range(min(len(paths), max(0, len(costs.v) - 1)) + 1)
+    return max(counts, key=lambda n: costs.calibration * sums[n] - costs.rate * costs.v[n])
+
+
+def floors_of(costs: NodeCosts, most: int) -> list[float]:
+    """Return, by the number of likelier nodes, the path probability below which :func:`worthwhile` keeps no node."""
+    believed = costs.rate / costs.calibration if costs.calibration > 0 else math.inf
+    slopes = _least_slopes(tuple(costs.v))
+    floors = [*(believed * slope for slope in slopes), *[math.inf] * (most + 1 - len(slopes))][: most + 1]
+    return [*accumulate(reversed(floors), min)][::-1]
+
+
+@lru_cache(maxsize=8)
+def _least_slopes(v: tuple[float, ...]) -> list[float]:
+    """Return, by the nodes of a pass, the least mean cost of any number of further nodes; ∞ after the last."""
+    return [
+        min(((v[n] - now) / (n - taken) for n in range(taken + 1, len(v))), default=math.inf)
+        for taken, now in enumerate(v)
+    ]
+
+
+class ModelWorth:
+    """Whether a pass of a model pays after the nodes of a level, beside sources without one.
+
+    Args:
+        ratios: keep the gains that were measured.
+        learn: by measured gains; else by the guesses of MODEL_GAINS.
+        alone: there are no other sources.
+    """
+
+    def __init__(self, ratios: Ratios, learn: bool, alone: bool) -> None:
+        self._ratios, self._learn, self._alone = ratios, learn, alone
+        self._price, self._rounds_without = DEFAULT_PRICE, 0
+
+    def begin(self, price: float | None) -> None:
+        """Begin a round in which a pass costs `price` tokens; None: unknown."""
+        self._price = DEFAULT_PRICE if price is None or not self._learn else price
+        self._rounds_without += 1
+
+    def may_pay(self, depth: int, reached: float, rows: int) -> bool:
+        """Return whether a pass could pay after nodes that are reached with these probabilities, summed over `rows`."""
+        return not (depth and self._learn) or self._gain(depth).value * reached > self._price * rows
+
+    def pays(self, depth: int, left: float, rows: int) -> bool:
+        """Return whether a pass pays. `left`: the probability that the other sources leave open."""
+        gain = self._gain(depth).value if self._learn else MODEL_GAINS[0]
+        alone = self._alone and not (depth and self._learn)
+        retry = not depth and self._learn and self._rounds_without > RETRY and left > 1 - MAX_PROB
+        return gain * left > self._price * rows or alone or retry
+
+    def ran(self) -> None:
+        """Count a pass that offered something."""
+        self._rounds_without = 0
+
+    def learn(self, depth: int, tokens: int, left: float) -> None:
+        """Learn what a pass at this depth brought beyond the other sources."""
+        self._gain(depth).learn(tokens, left)
+
+    def _gain(self, depth: int) -> RunningRatio:
+        """Return tokens that a pass brings at this depth, over the probability that the others leave."""
+        return self._ratios.of(("gain", depth), MODEL_GAINS[depth > 0], MODEL_GAIN_WORTH)
