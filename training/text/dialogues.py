@@ -18,6 +18,7 @@ from utils.tokenizer import first_ids
 
 _MARK = "user-turn-0"
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers, chat by chat
+TURNS = 4  # of the user in a conversation, at most
 USER_TOKENS = 96  # a longer user turn is thrown away
 _LONG_TURN = 288  # tokens of a turn that has a text in it, its beginning included
 _TAIL = 32  # tokens that a template puts between a user's turn and its answer, at most
@@ -222,6 +223,97 @@ def _passage(dice: Random) -> list[TurnPart]:
     ]
 
 
+_EVERYDAY = (
+    *(
+        "How do I",
+        "How can I",
+        "What is the best way to",
+        "Can you recommend",
+        "What should I",
+        "Why does my",
+        "I have",
+    ),
+    *("Is it safe to", "How long does it take to", "Tell me a joke about", "Help me", "What can I cook with", "My dog"),
+    *(
+        "What is the difference between",
+        "I want to learn",
+        "How much",
+        "Give me tips for",
+        "Can I",
+        "Explain to a child",
+    ),
+    *("What happens if", "What happens when", "How does a", "Why do people", "I am looking for", "Suggest", "What are"),
+)
+_LISTS = tuple(
+    f"{verb} {count} {things}"
+    for verb in ("List", "Give me", "Name", "Write down", "I need")
+    for count in ("three", "five", "5", "seven", "ten", "10", "some")
+    for things in ("ideas for", "ways to", "examples of", "reasons", "things", "names for", "questions about", "famous")
+)
+_SHORT = (
+    *("Answer with one word:", "Yes or no:", "True or false:", "In one sentence, what is", "What is the capital of"),
+    *("Who wrote", "Who painted", "How do you spell", "What is the opposite of", "Give me one", "Name one"),
+    *(
+        "What year",
+        "What colour is",
+        "Hello",
+        "Hi",
+        "Thanks",
+        "Good morning",
+        "Which is larger,",
+        "Finish this sentence:",
+    ),
+    *(
+        "Is this sentence positive or negative?",
+        "What is 1",
+        "What is 2",
+        "What is 3",
+        "How many days",
+        "In short, why",
+    ),
+    *("Correct the spelling:", "Give me a synonym of", "Give me a title for", "How many legs", "What is the plural of"),
+)
+_INTO = tuple(
+    f"{ask} {language}: {first}"
+    for ask in ("Translate into", "Translate to", "Translate this sentence into", "How do you say in", "Say in")
+    for language in ("French", "Spanish", "German", "Italian", "Portuguese", "Dutch")
+    for first in (
+        "I",
+        "The",
+        "We",
+        "My",
+        "She",
+        "It is",
+        "Where",
+        "Can you",
+        "Please",
+        "There is",
+        "He",
+        "When",
+        "Good",
+    )
+)
+_ABROAD = (
+    *("Comment", "Qu'est-ce que", "Pourquoi", "Quelle est", "Quels sont", "Explique", "Écris", "Donne-moi", "Bonjour"),
+    *("¿Cómo", "¿Qué es", "¿Por qué", "¿Cuál es", "¿Cuáles son", "Explica", "Escribe", "Dame", "Hola", "Haz una lista"),
+    *("Wie", "Was ist", "Warum", "Welche", "Erkläre", "Schreibe", "Nenne", "Gib mir", "Hallo", "Was sind", "Wo liegt"),
+    *("Come", "Che cos'è", "Perché", "Qual è", "Spiega", "Scrivi", "O que é", "Como", "Por que", "Escreva", "Wat is"),
+)
+_FURTHER = (
+    *("", "", "Can you", "And", "Why", "What about", "Make it shorter", "Give me an example", "How", "Now", "Thanks"),
+    *(
+        "Explain",
+        "Write it",
+        "Is that",
+        "Tell me more",
+        "What is",
+        "In one sentence",
+        "Translate that into",
+        "Are there",
+    ),
+)
+
+
 KINDS: Mapping[str, Callable[[Random], list[TurnPart]]] = {
     "chat": _begun(("",)),
     "writing": _begun(_TASKS),
@@ -232,6 +324,12 @@ KINDS: Mapping[str, Callable[[Random], list[TurnPart]]] = {
     "rag": _passage,
     "summarization": _begun(_SUMMARIES, _HEADS, tokens=224, loose=True),
     "translation": _begun(_TRANSLATIONS, _GERMAN, tokens=48),
+    "everyday": _begun(_EVERYDAY),
+    "lists": _begun(_LISTS),
+    "short": _begun(_SHORT, tokens=48),
+    "translation-out": _begun(_INTO, tokens=48),
+    "foreign": _begun(_ABROAD, tokens=64),
+    "conversation": _begun((*_EVERYDAY, *_TASKS, *_ASKS, *_SHORT, *_LISTS)),
 }
 """Kind → the pieces of one user's turn, drawn by the dice."""
 
@@ -263,11 +361,11 @@ class Talk:
             return first_ids(self._tokenizer, messages[0]["content"])
         return self.ids(self._render(messages))
 
-    def opening(self) -> list[int]:
-        """Return the ids of the template up to where the user's turn begins. UserError where that is not found."""
+    def opening(self, messages: Sequence[dict[str, str]] = ()) -> list[int]:
+        """Return the ids of the chat up to where the user's next turn begins. UserError where that is not found."""
         if not self.templated:
             raise UserError("the target has no chat template to write to itself with: give it files or prompts")
-        head, mark, _ = self._render([_user(_MARK)]).partition(_MARK)
+        head, mark, _ = self._render([*messages, _user(_MARK)]).partition(_MARK)
         if not mark:
             raise UserError("the target's chat template changes the user's turn: give it files or prompts")
         return self.ids(head)
@@ -284,6 +382,10 @@ class Talk:
 
 def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
+
+
+def _assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text.strip()}
 
 
 class OwnChats:
@@ -309,28 +411,36 @@ class OwnChats:
         self._temperatures, self._kinds, self._seed = tuple(temperatures), tuple(kinds), seed
         self._head = self._talk.opening()
         self._room = USER_TOKENS if set(kinds) == {"chat"} else _LONG_TURN
+        self._turns = TURNS if "conversation" in kinds else 1
 
     @property
     def longest(self) -> int:
-        return len(self._head) + self._room + _TAIL + self._answer
+        return len(self._head) + self._turns * (self._room + _TAIL + self._answer)
 
     def chat(self, number: int) -> Chat:
         turn, kind = number % len(self._kinds), self._kinds[number % len(self._kinds)]
         temperature = self._temperatures[(number // len(self._kinds) + turn) % len(self._temperatures)]
-        text = yield from self._turn(KINDS[kind](Random(f"{self._seed}/{number}")))
-        if not text.strip():
-            return []
-        prompt = self._talk.prompt([_user(text.strip())])
-        answer = yield Ask(prompt, temperature, self._answer)
-        line = _line(prompt, answer, temperature, number)
-        return [line if kind == "chat" else {**line, "kind": kind}]
+        dice, head = Random(f"{self._seed}/{number}"), self._head
+        parts, messages, lines = KINDS[kind](dice), list[dict[str, str]](), list[Line]()
+        for _ in range(dice.randint(2, TURNS) if kind == "conversation" else 1):
+            text = yield from self._turn(head, parts)
+            if not text.strip():
+                break
+            messages.append(_user(text.strip()))
+            prompt = self._talk.prompt(messages)
+            answer = yield Ask(prompt, temperature, self._answer)
+            line = _line(prompt, answer, temperature, number)
+            lines.append(line if kind == "chat" else {**line, "kind": kind})
+            messages.append(_assistant(self._talk.text(answer)))
+            head, parts = self._talk.opening(messages), [TurnPart(dice.choice(_FURTHER), 48)]
+        return lines
 
-    def _turn(self, pieces: Sequence[TurnPart]) -> Generator[Ask, list[int], str]:
+    def _turn(self, head: list[int], pieces: Sequence[TurnPart]) -> Generator[Ask, list[int], str]:
         """Return a user's turn, requested piece by piece; empty if a piece did not end."""
         text = ""
         for piece in pieces:
             given = self._talk.ids(text + piece.opening)
-            more = yield Ask(self._head + given, 1.0, piece.tokens)
+            more = yield Ask(head + given, 1.0, piece.tokens)
             ended = bool(more) and more[-1] in self._stop
             # Decoded with the tokens before it: some tokenizers drop the space in front of the first token.
             added = self._talk.text(given + (more[:-1] if ended else more))[len(self._talk.text(given)) :]
@@ -387,7 +497,7 @@ class GivenPrompts:
             if not answer:
                 break
             lines.append(_line(prompt, answer, temperature, number))
-            messages.append({"role": "assistant", "content": self._talk.text(answer).strip()})
+            messages.append(_assistant(self._talk.text(answer)))
         return lines
 
 

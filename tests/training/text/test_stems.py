@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -56,6 +57,19 @@ def test_each_kind_has_every_temperature_even_where_there_are_as_many_of_both(to
     chats = OwnChats(tokenizer, STOPS, 24, (0.0, 0.7, 1.0), ("qa", "chat", "maths"))
     lines = [played(chats, number, tokenizer, [("so it is?", True)])[1][0] for number in range(9)]
     assert len({(line.get("kind"), line["temperature"]) for line in lines}) == 9
+
+
+def test_a_conversation_goes_on_for_two_to_four_turns_and_each_answer_is_a_line(tokenizer: Any) -> None:
+    chats = OwnChats(tokenizer, STOPS, 24, kinds=("conversation",))
+    lengths = set()
+    for number in range(12):
+        _, lines = played(chats, number, tokenizer, [(" so it is?", True), ("Yes.", True)] * 3 + [(" so it is?", True)])
+        assert len({line["temperature"] for line in lines}) == 1
+        for earlier, later in pairwise(lines):
+            before = tokenizer.decode(earlier["ids"][:-1])
+            assert tokenizer.decode(later["ids"]).startswith(before)
+        lengths.add(len(lines))
+    assert lengths == {2, 3, 4}
 
 
 # -- where a turn ends ----------------------------------------------------------------------------
