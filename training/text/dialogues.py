@@ -421,7 +421,8 @@ class OwnChats:
         turn, kind = number % len(self._kinds), self._kinds[number % len(self._kinds)]
         temperature = self._temperatures[(number // len(self._kinds) + turn) % len(self._temperatures)]
         dice, head = Random(f"{self._seed}/{number}"), self._head
-        parts, messages, lines = KINDS[kind](dice), list[dict[str, str]](), list[Line]()
+        parts = KINDS[kind](dice)
+        messages, lines = list[dict[str, str]](), list[Line]()
         for _ in range(dice.randint(2, TURNS) if kind == "conversation" else 1):
             text = yield from self._turn(head, parts)
             if not text.strip():
