@@ -224,25 +224,11 @@ def _passage(dice: Random) -> list[TurnPart]:
 
 
 _EVERYDAY = (
-    *(
-        "How do I",
-        "How can I",
-        "What is the best way to",
-        "Can you recommend",
-        "What should I",
-        "Why does my",
-        "I have",
-    ),
-    *("Is it safe to", "How long does it take to", "Tell me a joke about", "Help me", "What can I cook with", "My dog"),
-    *(
-        "What is the difference between",
-        "I want to learn",
-        "How much",
-        "Give me tips for",
-        "Can I",
-        "Explain to a child",
-    ),
-    *("What happens if", "What happens when", "How does a", "Why do people", "I am looking for", "Suggest", "What are"),
+    *("How do I", "How can I", "What is the best way to", "Can you recommend", "What should I", "Why does my"),
+    *("I have", "Is it safe to", "How long does it take to", "Tell me a joke about", "Help me"),
+    *("What can I cook with", "My dog", "What is the difference between", "I want to learn", "How much"),
+    *("Give me tips for", "Can I", "Explain to a child", "What happens if", "What happens when", "How does a"),
+    *("Why do people", "I am looking for", "Suggest", "What are"),
 )
 _LISTS = tuple(
     f"{verb} {count} {things}"
@@ -251,66 +237,30 @@ _LISTS = tuple(
     for things in ("ideas for", "ways to", "examples of", "reasons", "things", "names for", "questions about", "famous")
 )
 _SHORT = (
-    *("Answer with one word:", "Yes or no:", "True or false:", "In one sentence, what is", "What is the capital of"),
-    *("Who wrote", "Who painted", "How do you spell", "What is the opposite of", "Give me one", "Name one"),
-    *(
-        "What year",
-        "What colour is",
-        "Hello",
-        "Hi",
-        "Thanks",
-        "Good morning",
-        "Which is larger,",
-        "Finish this sentence:",
-    ),
-    *(
-        "Is this sentence positive or negative?",
-        "What is 1",
-        "What is 2",
-        "What is 3",
-        "How many days",
-        "In short, why",
-    ),
-    *("Correct the spelling:", "Give me a synonym of", "Give me a title for", "How many legs", "What is the plural of"),
+    *("Answer with one word:", "Yes or no:", "True or false:", "In one sentence, what is"),
+    *("What is the capital of", "Who wrote", "Who painted", "How do you spell", "What is the opposite of"),
+    *("Give me one", "Name one", "What year", "What colour is", "Hello", "Hi", "Thanks", "Good morning"),
+    *("Which is larger,", "Finish this sentence:", "Is this sentence positive or negative?", "What is 1"),
+    *("What is 2", "What is 3", "How many days", "In short, why", "Correct the spelling:"),
+    *("Give me a synonym of", "Give me a title for", "How many legs", "What is the plural of"),
 )
 _INTO = tuple(
     f"{ask} {language}: {first}"
     for ask in ("Translate into", "Translate to", "Translate this sentence into", "How do you say in", "Say in")
     for language in ("French", "Spanish", "German", "Italian", "Portuguese", "Dutch")
-    for first in (
-        "I",
-        "The",
-        "We",
-        "My",
-        "She",
-        "It is",
-        "Where",
-        "Can you",
-        "Please",
-        "There is",
-        "He",
-        "When",
-        "Good",
-    )
+    for first in "I|The|We|My|She|It is|Where|Can you|Please|There is|He|When|Good".split("|")
 )
 _ABROAD = (
-    *("Comment", "Qu'est-ce que", "Pourquoi", "Quelle est", "Quels sont", "Explique", "Écris", "Donne-moi", "Bonjour"),
-    *("¿Cómo", "¿Qué es", "¿Por qué", "¿Cuál es", "¿Cuáles son", "Explica", "Escribe", "Dame", "Hola", "Haz una lista"),
-    *("Wie", "Was ist", "Warum", "Welche", "Erkläre", "Schreibe", "Nenne", "Gib mir", "Hallo", "Was sind", "Wo liegt"),
-    *("Come", "Che cos'è", "Perché", "Qual è", "Spiega", "Scrivi", "O que é", "Como", "Por que", "Escreva", "Wat is"),
+    *("Comment", "Qu'est-ce que", "Pourquoi", "Quelle est", "Quels sont", "Explique", "Écris", "Donne-moi"),
+    *("Bonjour", "¿Cómo", "¿Qué es", "¿Por qué", "¿Cuál es", "¿Cuáles son", "Explica", "Escribe", "Dame"),
+    *("Hola", "Haz una lista", "Wie", "Was ist", "Warum", "Welche", "Erkläre", "Schreibe", "Nenne", "Gib mir"),
+    *("Hallo", "Was sind", "Wo liegt", "Come", "Che cos'è", "Perché", "Qual è", "Spiega", "Scrivi", "O que é"),
+    *("Como", "Por que", "Escreva", "Wat is"),
 )
 _FURTHER = (
-    *("", "", "Can you", "And", "Why", "What about", "Make it shorter", "Give me an example", "How", "Now", "Thanks"),
-    *(
-        "Explain",
-        "Write it",
-        "Is that",
-        "Tell me more",
-        "What is",
-        "In one sentence",
-        "Translate that into",
-        "Are there",
-    ),
+    *("", "", "Can you", "And", "Why", "What about", "Make it shorter", "Give me an example", "How", "Now"),
+    *("Thanks", "Explain", "Write it", "Is that", "Tell me more", "What is", "In one sentence"),
+    *("Translate that into", "Are there"),
 )
 
 
@@ -422,7 +372,7 @@ class OwnChats:
         temperature = self._temperatures[(number // len(self._kinds) + turn) % len(self._temperatures)]
         dice, head = Random(f"{self._seed}/{number}"), self._head
         parts = KINDS[kind](dice)
-        messages, lines = list[dict[str, str]](), list[Line]()
+        messages, lines = list[dict[str, str]](), list[DialogueLine]()
         for _ in range(dice.randint(2, TURNS) if kind == "conversation" else 1):
             text = yield from self._turn(head, parts)
             if not text.strip():
