@@ -244,11 +244,12 @@ _SHORT = (
     *("What is 2", "What is 3", "How many days", "In short, why", "Correct the spelling:"),
     *("Give me a synonym of", "Give me a title for", "How many legs", "What is the plural of"),
 )
+_FIRST = ("I", "The", "We", "My", "She", "It is", "Where", "Can you", "Please", "There is", "He", "When", "Good")
 _INTO = tuple(
     f"{ask} {language}: {first}"
     for ask in ("Translate into", "Translate to", "Translate this sentence into", "How do you say in", "Say in")
     for language in ("French", "Spanish", "German", "Italian", "Portuguese", "Dutch")
-    for first in "I|The|We|My|She|It is|Where|Can you|Please|There is|He|When|Good".split("|")
+    for first in _FIRST
 )
 _ABROAD = (
     *("Comment", "Qu'est-ce que", "Pourquoi", "Quelle est", "Quels sont", "Explique", "Écris", "Donne-moi"),
