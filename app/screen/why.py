@@ -24,10 +24,6 @@ from utils.remote.server import is_server
 
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
 GAIN = 1.05  # least expected speed-up over the answer's own of what is worth trying
-TOO_FEW = "too few drafts are accepted, whatever drafting costs"
-TOO_WIDE = "a pass over several tokens is too dear for any drafts"
-NOTHING = "nothing else is expected to bring 5% more"
-
 FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
 _MARKUP = " \t*_#>-\"'“‘([`"  # between the end of a sentence and the first word of the next one
 
@@ -44,13 +40,14 @@ def _kind(text: str, start: int, token: str) -> str:
     head, line = re.findall(r"[\w'’-]*\Z", text[:at])[0], text[text.rfind("\n", 0, at) + 1 : at].replace("```", "")
     tail, before = re.findall(r"^[\w'’-]*", text[at:])[0], text[: at - len(head)].rstrip(_MARKUP)
     word = head + tail if tail else ""
-    if text.count("```", 0, at) % 2 or line.count("`") % 2:
-        return CODE
-    if not word[:1].isupper() or re.split("['’]", word)[0] == "I":
-        return NUMBERS if any(map(str.isdigit, token)) else OTHER
-    if before and before[-1] not in ".!?:…\n":
-        return NAMES
-    return OTHER if head else FIRST
+    cases = (
+        (CODE, text.count("```", 0, at) % 2 or line.count("`") % 2),
+        (NUMBERS, any(map(str.isdigit, token))),
+        (OTHER, not word[:1].isupper() or re.split("['’]", word)[0] == "I"),
+        (NAMES, before and before[-1] not in ".!?:…\n"),
+        (FIRST, not head),
+    )
+    return next((kind for kind, holds in cases if holds), OTHER)
 
 
 class Why:
@@ -150,29 +147,6 @@ class Why:
 
     # -- one thing to try ---------------------------------------------------------------------
 
-    def _trials(self) -> Iterator[tuple[float, str, str]]:
-        """Changes: the speed-up over plain decoding to expect, the command, the reason."""
-        stats, names = self.stats, self.lane.source_names
-        if self.best and self.gamma != "auto":
-            better = self.at(self.best)
-            yield better, f"/gamma {self.best}", f"about {better:.2f}x, as these rounds say"
-        if self.gamma != "auto":
-            few = TOO_FEW if self.right * self.free >= GAIN * self.gained else TOO_WIDE
-            dear = "drafting is too dear" if self.free >= GAIN else few
-            if self.free >= GAIN and (cheap := self._other(("tables", "ngram"))):
-                yield 1.0, cheap, f"{dear}, and look-ups cost next to nothing"
-            yield 1.0, "/compare ar", dear
-        if model := next((index for index, name in enumerate(names) if stats.calls.get(name)), 0):
-            looked_up = "tables" if "tables" in names[:model] else names[model - 1]
-            for word, left_out in ((looked_up, slice(model, None)), (names[model], slice(model))):
-                alone = self.gained * stats.predicted_ms / (stats.predicted_ms + sum(self.saved[left_out]))
-                if word in LANES and sum(drafted for drafted, _ in stats.sources[left_out]) >= FEW:
-                    yield alone, self.add + word, f"about {alone:.2f}x without the drafts that lost time"
-        if self.lane.settings.temperature and self.known and stats.alpha is not None:
-            depth = round(self.longest / sum(step.length > 0 for step in self.rounds))
-            colder = self.gained * efficiency(self.likely / self.known, depth) / efficiency(stats.alpha, depth)
-            yield colder, "/temperature 0", f"about {colder:.2f}x, as more drafts are accepted"
-
     def _other(self, words: Iterable[str]) -> str:
         """The command that adds the first lane of these that the pair can run; "" if there is none."""
         return next((self.add + word for word in words if word not in self.lane.source_names and self.runs(word)), "")
@@ -181,8 +155,6 @@ class Why:
         """Return one thing to try, with its command."""
         stats, name, few = self.stats, self.lane.name, plural(self.stats.target_passes, "round")
         longer = "/length 128" if stats.stop_reason == "length" else "a question with a longer answer"
-        dearest = max(self.tokens, key=lambda token: token.discarded + len(token.refused), default=None)
-        lost = dearest.discarded + len(dearest.refused) if dearest else 0
         cases = {
             "python infer.py check TARGET DRAFTER --for vllm, which prints a server that drafts": is_server(name),
             "/compare ar,spec: nothing was drafted here": not self.lane.drafts,
@@ -194,12 +166,37 @@ class Why:
         }
         if told := next((text for text, holds in cases.items() if holds), ""):
             return told
-        expected, command, reason = max(self._trials(), key=lambda trial: trial[0], default=(0.0, "", ""))
+        expected, command, reason = max(self._trials(), key=lambda trial: trial[0])
         if expected >= GAIN * self.gained:
-            return f"{command}: {reason}"
-        if self.gamma != "auto":
-            return f"/gamma auto: it chooses from round to round; {NOTHING}"
-        return f"/trace {dearest.round if dearest else 0}: {NOTHING}, and this round lost the most drafts, {lost}"
+            return f"{command}: about {expected:.2f}x, {reason}"
+        dearest = max(self.tokens, key=lambda token: token.discarded + len(token.refused))
+        lost = f"/trace {dearest.round}, the round that lost most drafts, {dearest.discarded + len(dearest.refused)}"
+        instead = lost if self.gamma == "auto" else "/gamma auto, which chooses from round to round"
+        return f"{instead}: nothing else is expected to bring 5% more"
+
+    def _trials(self) -> Iterator[tuple[float, str, str]]:
+        """Changes: the speed-up over plain decoding to expect, the command, the reason."""
+        stats, names, fixed = self.stats, self.lane.source_names, self.gamma != "auto"
+        few = "too few drafts are accepted, whatever drafting costs"
+        few = few if self.right * self.free >= GAIN * self.gained else "a pass over several tokens is too dear"
+        dear = "drafting is too dear" if self.free >= GAIN else few
+        model = next((index for index, name in enumerate(names) if stats.calls.get(name)), 0)
+        looked_up = "tables" if "tables" in names[:model] else names[model - 1]
+        depth = round(self.longest / sum(step.length > 0 for step in self.rounds))
+        colder = self.gained * efficiency(self.likely / max(1, self.known), depth) / efficiency(stats.alpha or 0, depth)
+        cheap = self._other(("tables", "ngram"))
+        changes = (
+            (fixed and self.best, self.at(self.best), f"/gamma {self.best}", "as these rounds say"),
+            (fixed and cheap and self.free >= GAIN, 1.0, cheap, f"{dear}, look-ups cost next to nothing"),
+            (fixed, 1.0, "/compare ar", dear),
+            (self.lane.settings.temperature and self.known, colder, "/temperature 0", "as more drafts are accepted"),
+        )
+        yield from (change[1:] for change in changes if change[0])
+        for word, left_out in ((looked_up, slice(model, None)), (names[model], slice(model))):
+            alone = self.gained * stats.predicted_ms / (stats.predicted_ms + sum(self.saved[left_out]))
+            if model and word in LANES and sum(drafted for drafted, _ in stats.sources[left_out]) >= FEW:
+                yield alone, self.add + word, "without the drafts that lost time"
+        yield 0.0, "", ""
 
 
 def _listed(counts: Iterable[tuple[int, int]], names: Sequence[str]) -> str:
