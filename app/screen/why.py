@@ -19,7 +19,6 @@ from app.screen.rows import plural
 from sampling.drafters.registry import LANES
 from sampling.stats.summary import disturbed
 from sampling.stats.theory import efficiency
-from utils.catalogue.heads import HEAD_KINDS
 from utils.remote.server import is_server
 
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
@@ -56,7 +55,6 @@ class Why:
     def __init__(self, tracks: Sequence[Track], runs: Callable[[str], bool] = lambda word: False) -> None:
         track = telling(tracks)
         self.lane, self.gamma, self.runs = track.lane, track.terms.gamma, runs
-        self.add = f"/compare ar,{track.lane.name},"
         self.stats, self.rounds, self.tokens = track.meter.stats, track.steps[1:], tokens_of(track)
         self.kinds = kinds_of(self.tokens, track.decode(list(track.before)) if track.before else "")
         self.plain = next((each.meter.stats for each in tracks if each.lane.name == "ar" != self.lane.name), None)
@@ -147,10 +145,6 @@ class Why:
 
     # -- one thing to try ---------------------------------------------------------------------
 
-    def _other(self, words: Iterable[str]) -> str:
-        """The command that adds the first lane of these that the pair can run; "" if there is none."""
-        return next((self.add + word for word in words if word not in self.lane.source_names and self.runs(word)), "")
-
     def _advice(self) -> str:
         """Return one thing to try, with its command."""
         stats, name, few = self.stats, self.lane.name, plural(self.stats.target_passes, "round")
@@ -162,41 +156,42 @@ class Why:
             f"/compare ar,{name}: beside plain decoding it shows what drafts bring": not self.token_ms,
             "another question: these drafts were copied from an earlier answer with this text": self.seen,
             f"{longer}: {few} are too few to judge by": stats.target_passes < FEW,
-            f"{self._other(HEAD_KINDS) or 'a text that repeats itself'}: nothing could be looked up": not stats.draft_n,
+            "a text that repeats itself: nothing could be looked up": not stats.draft_n,
         }
         if told := next((text for text, holds in cases.items() if holds), ""):
             return told
-        expected, command, reason = max(self._trials(), key=lambda trial: trial[0])
+        expected, command, reason = max(self._changes(), key=lambda change: change[0], default=(0.0, "", ""))
         if expected >= GAIN * self.gained:
-            return f"{command}: about {expected:.2f}x, {reason}"
+            return f"{command}: {reason}"
         dearest = max(self.tokens, key=lambda token: token.discarded + len(token.refused))
-        lost = f"/trace {dearest.round}, the round that lost most drafts, {dearest.discarded + len(dearest.refused)}"
-        instead = lost if self.gamma == "auto" else "/gamma auto, which chooses from round to round"
+        trace = f"/trace {dearest.round}, whose round lost most drafts ({dearest.discarded + len(dearest.refused)})"
+        instead = trace if self.gamma == "auto" else "/gamma auto, which chooses from round to round"
         return f"{instead}: nothing else is expected to bring 5% more"
 
-    def _trials(self) -> Iterator[tuple[float, str, str]]:
-        """Changes: the speed-up over plain decoding to expect, the command, the reason."""
-        stats, names, fixed = self.stats, self.lane.source_names, self.gamma != "auto"
-        few = "too few drafts are accepted, whatever drafting costs"
-        few = few if self.right * self.free >= GAIN * self.gained else "a pass over several tokens is too dear"
+    def _changes(self) -> Iterator[tuple[float, str, str]]:
+        """The speed-up over plain decoding to expect of a change, its command, the reason."""
+        stats, names, beside = self.stats, self.lane.source_names, f"/compare ar,{self.lane.name},"
+        pay = self.right * self.free >= GAIN * self.gained  # if all drafts were accepted, and cost nothing
+        few = (
+            "too few drafts are accepted, whatever drafting costs" if pay else "a pass over several tokens is too dear"
+        )
         dear = "drafting is too dear" if self.free >= GAIN else few
-        model = next((index for index, name in enumerate(names) if stats.calls.get(name)), 0)
-        looked_up = "tables" if "tables" in names[:model] else names[model - 1]
+        cheap = next((word for word in ("tables", "ngram") if word not in names and self.runs(word)), "")
         depth = round(self.longest / sum(step.length > 0 for step in self.rounds))
         colder = self.gained * efficiency(self.likely / max(1, self.known), depth) / efficiency(stats.alpha or 0, depth)
-        cheap = self._other(("tables", "ngram"))
-        changes = (
-            (fixed and self.best, self.at(self.best), f"/gamma {self.best}", "as these rounds say"),
-            (fixed and cheap and self.free >= GAIN, 1.0, cheap, f"{dear}, look-ups cost next to nothing"),
-            (fixed, 1.0, "/compare ar", dear),
-            (self.lane.settings.temperature and self.known, colder, "/temperature 0", "as more drafts are accepted"),
-        )
-        yield from (change[1:] for change in changes if change[0])
-        for word, left_out in ((looked_up, slice(model, None)), (names[model], slice(model))):
-            alone = self.gained * stats.predicted_ms / (stats.predicted_ms + sum(self.saved[left_out]))
-            if model and word in LANES and sum(drafted for drafted, _ in stats.sources[left_out]) >= FEW:
-                yield alone, self.add + word, "without the drafts that lost time"
-        yield 0.0, "", ""
+        if self.gamma != "auto":
+            better = self.at(self.best)
+            yield better * (self.best > 0), f"/gamma {self.best}", f"about {better:.2f}x, as these rounds say"
+            yield float(self.free >= GAIN and cheap > ""), beside + cheap, f"{dear}, look-ups cost next to nothing"
+            yield 1.0, "/compare ar", dear
+        if self.lane.settings.temperature and self.known:
+            yield colder, "/temperature 0", f"about {colder:.2f}x, as more drafts are accepted"
+        if model := next((index for index, name in enumerate(names) if stats.calls.get(name)), 0):
+            looked_up = "tables" if "tables" in names[:model] else names[model - 1]
+            for word, left_out in ((looked_up, slice(model, None)), (names[model], slice(model))):
+                alone = self.gained * stats.predicted_ms / (stats.predicted_ms + sum(self.saved[left_out]))
+                if word in LANES and sum(drafted for drafted, _ in stats.sources[left_out]) >= FEW:
+                    yield alone, beside + word, f"about {alone:.2f}x without the drafts that lost time"
 
 
 def _listed(counts: Iterable[tuple[int, int]], names: Sequence[str]) -> str:
