@@ -7,7 +7,7 @@ continued. Knows no models. No torch.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, repeat
 
 from app.lanes.answers import speed_of
@@ -24,6 +24,7 @@ from utils.remote.server import is_server
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
 GAIN = 1.05  # least expected speed-up over the answer's own of what is worth trying
 FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
+PLACES, EXAMINED = ("first drafts", "second ones", "later ones"), ("accepted", "correction")
 _MARKUP = " \t*_#>-\"'“‘([`"  # between the end of a sentence and the first word of the next one
 
 
@@ -128,13 +129,14 @@ class Why:
         by = f": {', '.join(sources)}" if len(sources) > 1 else ""
         yield f"{stats.draft_n_accepted} of {stats.draft_n} drafts were accepted{by}."
         if stats.draft_n_rejected:
-            seen, kept, depths = stats.examined_at, stats.accepted_at, (slice(1), slice(1, 2), slice(2, None))
-            places = [(sum(seen[at]) - sum(kept[at]), sum(seen[at])) for at in depths]
-            fates = [(kind, token.kind) for kind, token in zip(self.kinds, self.tokens, strict=True)]
-            lost = [fates.count((kind, "correction")) for kind in KINDS]
-            kinds = [(count, count + fates.count((kind, "accepted"))) for kind, count in zip(KINDS, lost, strict=True)]
-            yield f"Rejected: {_listed(places, ('first drafts', 'second ones', 'later ones'))};"
-            yield f"by what the target said there {_listed(kinds, KINDS)}."
+            places = [
+                (PLACES[min(place, 2)], place == len(step.path))
+                for step in self.rounds
+                for place in range(len(step.path) + bool(step.rejected))
+            ]
+            each = zip(self.kinds, self.tokens, strict=True)
+            kinds = [(kind, token.kind == "correction") for kind, token in each if token.kind in EXAMINED]
+            yield f"Rejected: {_listed(places, PLACES)}; by what the target said there {_listed(kinds, KINDS)}."
         if lane.settings.temperature and self.known:
             yield f"Of {self.known} examined drafts {self.likely} are the target's likeliest, as temperature 0 wants."
         if self.best:
@@ -178,7 +180,7 @@ class Why:
         dear = "drafting is too dear" if self.free >= GAIN else few
         cheap = next((word for word in ("tables", "ngram") if word not in names and self.runs(word)), "")
         depth = round(self.longest / sum(step.length > 0 for step in self.rounds))
-        colder = self.gained * efficiency(self.likely / max(1, self.known), depth) / efficiency(stats.alpha or 0, depth)
+        colder = efficiency(self.likely / max(1, self.known), depth) / efficiency(stats.alpha or 0, depth) * self.gained
         if self.gamma != "auto":
             better = self.at(self.best)
             yield better * (self.best > 0), f"/gamma {self.best}", f"about {better:.2f}x, as these rounds say"
@@ -194,5 +196,7 @@ class Why:
                     yield alone, beside + word, f"about {alone:.2f}x without the drafts that lost time"
 
 
-def _listed(counts: Iterable[tuple[int, int]], names: Sequence[str]) -> str:
-    return ", ".join(f"{part} of {whole} {name}" for (part, whole), name in zip(counts, names, strict=True) if whole)
+def _listed(drafts: Sequence[tuple[str, bool]], names: Sequence[str]) -> str:
+    """Rejected and examined drafts by the name of each."""
+    counts = {name: [rejected for each, rejected in drafts if each == name] for name in names}
+    return ", ".join(f"{sum(fates)} of {len(fates)} {name}" for name, fates in counts.items() if fates)
