@@ -134,8 +134,8 @@ class Why:
                 for step in self.rounds
                 for place in range(len(step.path) + bool(step.rejected))
             ]
-            each = zip(self.kinds, self.tokens, strict=True)
-            kinds = [(kind, token.kind == "correction") for kind, token in each if token.kind in EXAMINED]
+            said = zip(self.kinds, self.tokens, strict=True)
+            kinds = [(kind, token.kind == "correction") for kind, token in said if token.kind in EXAMINED]
             yield f"Rejected: {_listed(places, PLACES)}; by what the target said there {_listed(kinds, KINDS)}."
         if lane.settings.temperature and self.known:
             yield f"Of {self.known} examined drafts {self.likely} are the target's likeliest, as temperature 0 wants."
