@@ -368,7 +368,7 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
     """
     greedy, settings = bench.settings.temperature == 0, bench.settings
     variants = comparable(bench, greedy)
-    reference = transformers_reference(bench.engine, options) if greedy else None
+    reference = transformers_reference(bench.engine, options) if greedy and settings.form is None else None
     lanes, tolerated = len(variants) + (reference is not None), 3 if bench.engine.invariant else 1
     report = BenchReport(lanes, settings.max_new_tokens, tolerated)
     with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:
@@ -387,7 +387,8 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
                 bar.write(visible(str(each)), file=sys.stdout)
     if not report.prompts and not bench.interrupted:
         raise UserError(f"nothing was compared: none of the {len(bench.questions)} prompts fits into the context")
-    sys.stdout.write(f"{report}{'' if reference else ' (transformers not compared: sampled)'}\n")
+    why = "" if reference else f" (transformers not compared: {'a form' if greedy else 'sampled'})"
+    sys.stdout.write(f"{report}{why}\n")
     if bench.interrupted:
         to_stderr("interrupted: the prompts after this were not compared")
         return INTERRUPTED

@@ -56,7 +56,7 @@ _SAME = ("target", "vocab_size", "end_id", "tokenizer", "weights")
 _SETTINGS = (
     *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "repetition_penalty", "no_repeat_ngram"),
     *("presence_penalty", "frequency_penalty", "penalty_window", "typical_p", "logit_bias", "stop"),
-    *("system", "chat", "template", "special_tokens"),
+    *("system", "chat", "template", "special_tokens", "grammar", "json_schema", "regex"),
 )
 """The settings that an answer of the target alone depends on."""
 
