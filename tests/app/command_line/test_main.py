@@ -96,8 +96,8 @@ def test_without_a_terminal_the_pipe_is_one_prompt(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
     assert main(argv) == 0
-    [(name, (_, _, prompt, as_json))] = handed.calls
-    assert (name, prompt, as_json) == ("run_once", None, False)
+    [(name, (_, _, prompt, as_json, logprobs))] = handed.calls
+    assert (name, prompt, as_json, logprobs) == ("run_once", None, False, None)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_without_a_terminal_the_pipe_is_one_prompt(
 def test_run_takes_its_prompt_from_the_words(handed: Handed, argv: list[str], prompt: str, as_json: bool) -> None:
     assert main(argv) == 0
     [(name, call)] = handed.calls
-    assert (name, *call[2:]) == ("run_once", prompt, as_json)
+    assert (name, *call[2:]) == ("run_once", prompt, as_json, None)
 
 
 def test_two_dashes_end_the_flags(handed: Handed, capsys: pytest.CaptureFixture[str]) -> None:
