@@ -15,6 +15,7 @@ _MODULES = {
     "NGramStorage": "sampling.drafters.tables.ngram",
     "OneLevelNGramStorage": "sampling.drafters.tables.ngram",
     "RecordedLM": "sampling.recorded",
+    "StopStrings": "sampling.stops",
     "StudentNetwork": "sampling.drafters.draft_heads.network",
     "autoregressive_generate": "sampling.api",
     "autoregressive_generate_encoder_decoder": "sampling.api",

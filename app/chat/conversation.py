@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from sampling.events import Reason
+from sampling.stops import begins
 from utils.catalogue.templates import AUTO, TEMPLATES, Thinking, carries_template, end_ids, render, thinking_marks
 from utils.errors import UserError
 from utils.ordinary_text import CUT, Markers, ids_in_parts, without
@@ -191,14 +192,18 @@ class Conversation:
         last = self._last("/regen")
         return self._fitting(Plan(last.user, list(last.prompt), len(self.turns) - 1, regenerated=last.regenerated + 1))
 
-    def plan_continue(self) -> Plan:
-        """The last answer continued from its ids."""
+    def plan_continue(self, stops: Sequence[str] = ()) -> Plan:
+        """The last answer continued from its ids; tokens at its end that begin a stop string come again, so that the
+        whole string is found."""
         last = self._last("/continue")
         if last.reason == "eos":
             raise UserError(
                 "nothing to continue: the last answer ended by itself (cut or stopped answers can be continued)"
             )
-        return self._resumed(last, last.answer)
+        answer = last.answer
+        while answer and begins(self.text(answer), stops):
+            answer = answer[:-1]
+        return self._resumed(last, answer)
 
     def plan_force(self, position: int, token: int) -> Plan:
         """The last answer cut before its token number `position` (from 0) and continued from another token."""

@@ -82,7 +82,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     state.session = race.session
     if state.stop():
         state.stopped_at = time.monotonic()
-    if not ids:
+    if not ids and not (plan.answer and last.reason == "stop"):
         return False
     _enter(plan, tracks, ids, settings, state)
     return True

@@ -150,7 +150,7 @@ def regen(state: ConsoleState, _: object) -> None:
 
 
 def go_on(state: ConsoleState, _: object) -> None:
-    _decode(state, state.said().plan_continue())
+    _decode(state, state.said().plan_continue(state.settings.stop))
 
 
 def _decode(state: ConsoleState, plan: Plan) -> None:

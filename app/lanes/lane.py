@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.drafters import PairDrafters
-from app.lanes.stops import StopStrings
 from app.settings.types import BAN
 from sampling.beam import BeamPlan, beam_generate
 from sampling.constraint import FormConstraint
@@ -31,6 +30,7 @@ from sampling.models.encoder_decoder import go_on, lm_of
 from sampling.models.fused import FusedNetwork
 from sampling.models.remote import RemoteLM, scorer_of
 from sampling.sampler import KeyedSampler
+from sampling.stops import StopStrings
 from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Session
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
@@ -147,8 +147,7 @@ class Lane:
             return beam_generate(
                 self.lm, [prompt], self.limits, self.beams, processor=processor, session=session, interrupt=interrupt
             )
-        events = self.run_rows([prompt], session=session, interrupt=interrupt, alternatives=alternatives)
-        return events if self.stops is None else self.stops.over(events)
+        return self.run_rows([prompt], session=session, interrupt=interrupt, alternatives=alternatives)
 
     def run_rows(
         self,
@@ -168,7 +167,8 @@ class Lane:
             self.drafter.plain = lambda rows, own: self._generate(rows, NoDrafter(), FixedPace(0), own)
         gamma = self.settings.gamma if self.most is None else self.most
         pace = self.pace or FixedPace(int(gamma) if self.drafts else 0)
-        return self._generate(prompts, self.drafter, pace, session, interrupt, alternatives)
+        events = self._generate(prompts, self.drafter, pace, session, interrupt, alternatives)
+        return events if self.stops is None else self.stops.over(events, len(prompts))
 
     def _generate(
         self,

@@ -11,10 +11,10 @@ from openai.types.chat.chat_completion import ChoiceLogprobs
 
 from app.command_line.main import main
 from app.lanes.answers import logprobs_of
-from app.lanes.stops import StopStrings
 from sampling.events import Likely, Position, Step
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
+from sampling.stops import StopStrings
 from sampling.types import Draft
 from sampling.vocabulary import single_thread_if_small
 from tests.sampling.verify.test_settings import drafters

@@ -1,5 +1,6 @@
 """Stop strings: the answer ends before the first one, whatever was drafted past it, in every lane."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.chat.conversation import Plan
 from app.lanes.answers import run_lane
 from app.lanes.lane import PairEngine, options_for
-from app.lanes.stops import StopStrings
+from app.prompts.questions import conversation
+from app.screen.live import sampled
 from app.settings.table import Layers, Settings
 from sampling.events import Event, Finished, Step
+from sampling.stops import StopStrings
 from tests.support.refusals import refused
 from utils.progress import never
 
@@ -122,3 +126,56 @@ def test_a_beam_search_refuses_them(engine: PairEngine) -> None:
     assert refused(lambda: engine.lane("beam", Settings(stop=("a",)))).startswith(
         "lane beam: a beam search has no stop"
     )
+
+
+ROWS = st.lists(st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=8), min_size=1, max_size=4)
+
+
+@given(ROWS, st.lists(TEXTS, min_size=1, max_size=2), st.lists(st.integers(1, 3), max_size=4))
+def test_rows_of_a_batch_end_each_by_itself(rows: list[list[int]], stops: list[str], sizes: list[int]) -> None:
+    runs = [list(rounds(row, sizes)) for row in rows]
+    turns = itertools.zip_longest(*([replace(event, row=at) for event in run] for at, run in enumerate(runs)))
+    together: Iterator[Any] = (event for turn in turns for event in turn if event is not None)
+    events: list[Any] = list(StopStrings(tuple(stops), decode, encode).over(together, len(rows)))
+    for at, row in enumerate(rows):
+        own = [event for event in events if event.row == at]
+        ids = [token for event in own if isinstance(event, Step) for token in event.emitted]
+        assert (decode(ids), own[-1].reason, ids) == said(tuple(stops), row, sizes)
+
+
+def test_samples_end_before_a_stop_string_too(engine: PairEngine) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1}
+    prompt = list(engine.tokenizer("tell me", add_special_tokens=False)["input_ids"])
+
+    def texts(**more: Any) -> list[str]:
+        tracks = sampled(engine, Settings(**how, **more), prompt, 3, engine.tokenizer.decode, never)
+        return [engine.tokenizer.decode(track.meter.ids) for track in tracks]
+
+    whole = texts()
+    stop = next(pair for pair in re.findall("[ -~]{2}", whole[0][5:]))
+    assert texts(stop=[stop]) == [text.partition(stop)[0] for text in whole]
+
+
+def test_a_stop_string_across_a_cut_is_found_when_the_answer_goes_on(engine: PairEngine) -> None:
+    letters = ",".join(f"'{letter}'=90" for letter in "abcdefgh")
+    how: dict[str, Any] = {"chat": False, "max_new_tokens": 40, "temperature": 2, "coupling": "gumbel"}
+    how["logit_bias"] = letters
+    chat = conversation(engine, Settings(**how))
+
+    def ids_of(plan: Plan, **more: Any) -> tuple[list[int], Any]:
+        lane = engine.lane("spec", Settings(**{**how, **more}))
+        answer = run_lane(lane, plan.prompt, chat.text, interrupt=never)
+        return list(answer.ids), answer.stats.stop_reason
+
+    plan = chat.plan("tell me")
+    whole, _ = ids_of(plan)
+    at = 20
+    stop = chat.text(whole[at - 2 : at + 2])
+    wanted = chat.text(whole).partition(stop)[0]
+    ids, reason = ids_of(plan, stop=[stop], max_new_tokens=at)
+    assert (ids, reason) == (whole[:at], "length")
+    chat.commit(plan, ids, "length")
+    plan = chat.plan_continue([stop])
+    ids, reason = ids_of(plan, stop=[stop])
+    assert (chat.commit(plan, ids, reason).text, reason) == (wanted, "stop")
+    assert len(wanted) < at
