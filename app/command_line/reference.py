@@ -1,6 +1,6 @@
 """The documents' tables of drafters, sub-commands, flags, settings and slash commands, made from the program's tables.
 
-`python -m app.command_line.reference --check README.md docs/reference.md` fails when a file is stale, `--write` mends
+`python -m app.command_line.reference --check docs/reference.md` fails when a file is stale, `--write` mends
 it. A table stands between `<!-- table:flags -->` and `<!-- end:flags -->`.
 """
 
