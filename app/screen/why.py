@@ -23,6 +23,7 @@ from utils.remote.server import is_server
 
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
 GAIN = 1.05  # least expected speed-up over the answer's own of what is worth trying
+ALONE = {"ar": "plain decoding", "beam": "a search"}
 FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
 PLACES, EXAMINED = ("first drafts", "second ones", "later ones"), ("accepted", "correction")
 _MARKUP = " \t*_#>-\"'“‘([`"  # between the end of a sentence and the first word of the next one
@@ -109,7 +110,7 @@ class Why:
         against, label = speed_of(self.plain, stats)[0] if self.plain else "", title_of(lane.name)
         against += {"r": " than plain decoding", "t": " as plain decoding"}.get(against[-1:], "")
         yield f"{label[:1].upper()}{label[1:]}: {counted(stats)}, {whole / 1000:.2f} s after the first"
-        yield f"({against or 'without plain decoding beside it'})."
+        yield f"({against or ALONE.get(lane.name, 'without plain decoding beside it')})."
         if is_server(lane.name):
             yield f"The server does not say where its time went; {' '.join(reported(stats.report)) or 'no drafts'}."
         elif whole:
@@ -185,7 +186,7 @@ class Why:
             better = self.at(self.best)
             yield better * (self.best > 0), f"/gamma {self.best}", f"about {better:.2f}x, as these rounds say"
             yield float(self.free >= GAIN and cheap > ""), beside + cheap, f"{dear}, look-ups cost next to nothing"
-            yield 1.0, "/compare ar", dear
+        yield 1.0, "/compare ar", dear
         if self.lane.settings.temperature and self.known:
             yield colder, "/temperature 0", f"about {colder:.2f}x, as more drafts are accepted"
         if model := next((index for index, name in enumerate(names) if stats.calls.get(name)), 0):

@@ -145,6 +145,7 @@ CASES = {
     "disturbed": (Made(MANY, 0.1, plain_ms=100.0), "another question: the timing was disturbed."),
     "nothing drafted": (Made([(0, 0)] * 20), "a text that repeats itself: nothing could be looked up."),
     "seen before": (Made([(4, 4)] * 20, gamma="auto", names=("suffix",), seen=True), "another question: these drafts"),
+    "auto, and a loss": (Made([(2, 0), (2, 1)] * 10, 2.0, 0.2, "auto"), "/compare ar: "),
     "as it should be": (Made([(4, 4), (4, 3)] * 8, 0.1, 0.02, "auto"), "/trace 2, whose round lost most drafts (1): "),
 }  # fmt: skip
 
