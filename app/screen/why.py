@@ -68,7 +68,7 @@ class Why:
         self.longest = sum(step.length for step in self.rounds)
         self.right = (self.longest + len(self.rounds)) * self.token_ms / (stats.predicted_ms or 1)  # all accepted
         calls = [stats.call_ms.get(name, 0.0) for name in self.lane.source_names]
-        shared = (stats.predicted_ms - stats.target_passes * self.token_ms - sum(calls)) / (stats.draft_n or 1)
+        shared = max(0.0, stats.predicted_ms - stats.target_passes * self.token_ms - sum(calls)) / (stats.draft_n or 1)
         self.saved = [  # milliseconds, by source
             kept * self.token_ms - spent - shared * drafted
             for (drafted, kept), spent in zip(stats.sources, calls, strict=False)

@@ -235,7 +235,7 @@ def sentences(steps: Sequence[Any], plain: Sequence[Any], names: Sequence[str]) 
     drafted, accepted = sum(len(step["drafted"]) for step in own), sum(len(step["path"]) for step in own)
     yield f"{accepted} of {drafted} drafts were accepted"
     calls = {name: 1000 * sum(call[2] for step in own for call in step["calls"] if call[0] == name) for name in names}
-    extra = whole - rounds - sum(calls.values())
+    extra = max(0, whole - rounds - sum(calls.values()))
     listed = []
     for index, name in enumerate(names):
         mine = sum(step["source"].count(index) for step in own)
