@@ -22,7 +22,7 @@ from torch import Tensor
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.files import object_in, read_text
 
-_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONES = (
@@ -81,7 +81,7 @@ def compiled(kind: str, text: str, vocabulary: LLTokenizer) -> LLMatcher:
         other = "" if kind == "json_schema" else grammar_from("regex" if kind == "regex" else "grammar", text)
     except ValueError as error:
         raise UsageError(f"{kind}: {_line(str(error))}") from None
-    grammar = other or LLMatcher.grammar_from_json_schema(schema, defaults=_LAYOUT)
+    grammar = other or LLMatcher.grammar_from_json_schema(schema, defaults=LAYOUT)
     if problem := LLMatcher.validate_grammar(grammar, vocabulary):
         raise UsageError(f"{kind}{_place(schema, problem)}: {_line(problem)}")
     return LLMatcher(vocabulary, grammar, log_level=0)
@@ -103,6 +103,12 @@ def _line(problem: str) -> str:
     return re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", first)
 
 
+def _check(matcher: LLMatcher) -> None:
+    """UserError where llguidance gave up: it would let anything follow."""
+    if matcher.is_error():
+        raise UserError(f"the form is too complex for this answer: {_line(matcher.get_error())}")
+
+
 class GrammarState:
     """What a form lets follow one text (`FormState` of sampling/types.py), by a matcher that read it. Equal masks are
     kept once, in `masks`."""
@@ -121,8 +127,7 @@ class GrammarState:
     def refused(self) -> Tensor:
         """[V] bool: the ids that cannot follow. UserError where llguidance gives up."""
         key: Any = self._matcher.compute_bitmask() if self.forced is None else self.forced
-        if self._matcher.is_error():
-            raise UserError(f"the form of the answer is too complex here: {_line(self._matcher.get_error())}")
+        _check(self._matcher)
         if key not in self._masks:
             bits = np.frombuffer(key, np.uint8) if self.forced is None else None
             self._masks[key] = (
@@ -133,9 +138,10 @@ class GrammarState:
         return self._masks[key]
 
     def after(self, token: int) -> GrammarState | None:
-        """Return the state of the text with one more token; None if it ends it, or cannot follow."""
+        """Return the state of the text with one more token; None: it ends it, or cannot follow. UserError as above."""
         if token not in self._after:
             matcher = self._matcher.deep_copy()
             fits = token not in self._ends and matcher.try_consume_tokens([token]) == 1
+            _check(matcher)
             self._after[token] = GrammarState(matcher, self._size, self._ends, self._masks) if fits else None
         return self._after[token]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLParserLimits
 
 from tests.support.refusals import refused
 from tests.support.tiny import END, VOCAB, tiny_tokenizer
-from utils.grammar import GrammarState, compiled, form_text, vocabulary_of
+from utils.grammar import LAYOUT, GrammarState, compiled, form_text, vocabulary_of
 
 TOKENIZER = tiny_tokenizer()
 STOP = TOKENIZER.convert_tokens_to_ids(END)
@@ -125,3 +126,18 @@ def test_other_broken_forms_are_one_line_too(kind: str, text: str, line: str, tm
     said = refused(lambda: begin(kind, value))
     assert said.startswith(line)
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("limits", [{"step_max_items": 3}, {"step_max_items": 16}, {"max_lexer_states": 2}])
+def test_a_form_that_is_too_complex_is_one_line_and_never_let_go(limits: dict[str, int]) -> None:
+    grammar = LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=LAYOUT)
+    matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=LLParserLimits(**limits))
+
+    def answered() -> None:
+        state: Any = GrammarState(matcher, VOCAB, {STOP})
+        for token in ids_of('{"ab": {"x": "y"}}'):
+            assert state.forced in (None, token)
+            assert not state.refused[token]
+            state = state.after(token)
+
+    assert refused(answered).startswith("the form is too complex for this answer: ")
