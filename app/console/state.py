@@ -248,7 +248,7 @@ class ConsoleState(Surface):
     def take(self, layers: Layers, engine: PairEngine | None = None, spec: PairSpec | None = None) -> None:
         """Apply settings, and optionally switch the pair, after validation.
 
-        UserError, with everything as it was, if something does.
+        Raises UserError and changes nothing if the settings do not fit the pair.
         """
         before = self.settings
         if engine is not None:
@@ -319,7 +319,7 @@ class ConsoleState(Surface):
                 self.fail(one_line(error))
 
     def _welcome(self, engine: PairEngine) -> None:
-        """Return the models that answer from now on, and a line about them."""
+        """Print the models of the engine that was loaded, and its notes; the next message opens a new session."""
         self.session = None
         if not self.settings.quiet:
             look = look_of(self.out, self.settings)

@@ -2,8 +2,8 @@
 have under other settings.
 
 :class:`TokenReader` makes the tokens of rounds, with their texts; :class:`Inspection` is a viewer's content that walks
-over them. As far as a round was not recorded its figures are missing, never guessed. Knows no models; a forced token is
-only handed back.
+over them. Figures that were not recorded are left out, never guessed. Knows no models; a forced token is only handed
+back.
 """
 
 import math

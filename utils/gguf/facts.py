@@ -13,7 +13,7 @@ from utils.gguf.header import TOKENS, GgufHeader
 
 _PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
 
-_ATTRIBUTES = {  # keys, and attributes of the configuration of which it has one at most
+_ATTRIBUTES = {  # a key → attributes of the configuration; a family has one of them, or none
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "expert_count": ("num_local_experts", "num_experts"),

@@ -102,7 +102,7 @@ INLINE float float_of(uint32_t bits) {
     return x;
 }
 
-/* One group of 32 numbers, the largest of which has the largest code. A group of tiny numbers is zeros; one that is no number, or huge, makes its scale NaN, and so its row's result. */
+/* One group of 32 numbers. The scale gives the largest of them the largest code. A group of tiny numbers is zeros; one that is no number, or huge, makes its scale NaN, and so its row's result. */
 INLINE void quantise(Reals low, Reals high, Codes *to, int64_t narrow) {
     const uint32_t bits = greatest_bits(low, high);
     const float most = float_of(bits);
