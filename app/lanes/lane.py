@@ -57,8 +57,8 @@ FURTHER = {"top_k": ("top_k", 0), "min_p": ("min_p", 0.0), "repetition_penalty":
 """Settings that the protocol has no field for: the field of engines that have one, and the value that is off."""
 
 ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
-"""Engines that take those fields, and the value of `top_k` with which every token may be drawn: a field that is left out
-has the engine's own default."""
+"""Engines that take those fields, and the value of `top_k` that allows every token: a field that is left out has the
+engine's own default."""
 
 
 FORM_FIELDS = {

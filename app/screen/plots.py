@@ -188,7 +188,7 @@ def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> Controller:
             for number, step in enumerate(other.steps):
                 if number:  # the opening round reads the prompt
                     controller.budget([step.row])
-                    controller.observe([replace(step, gamma=min(step.gamma, left - 1))])  # a row that was limited did not draft less by choice
+                    controller.observe([replace(step, gamma=min(step.gamma, left - 1))])
                 left -= len(step.emitted)
     return controller
 
