@@ -188,6 +188,7 @@ def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> Controller:
             for number, step in enumerate(other.steps):
                 if number:  # the opening round reads the prompt
                     controller.budget([step.row])
+                    # a limit is no choice of the drafter
                     controller.observe([replace(step, gamma=min(step.gamma, left - 1))])
                 left -= len(step.emitted)
     return controller
