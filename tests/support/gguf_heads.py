@@ -123,7 +123,17 @@ def write_layer(path: Path, config: Any, tensors: Mapping[str, Tensor], kind: st
     families = {"qwen3_5_text": "qwen35", "qwen3_next": "qwen3next", "qwen3_5_moe_text": "qwen35moe"}
     architecture, layers = families[config.model_type], config.num_hidden_layers
     writer = gguf.GGUFWriter(str(path), architecture)
-    said = {"block_count": layers + 1, "nextn_predict_layers": 1, "embedding_length": config.hidden_size}
+    said = {
+        **{"block_count": layers + 1, "nextn_predict_layers": 1, "embedding_length": config.hidden_size},
+        **{"context_length": config.max_position_embeddings, "feed_forward_length": config.intermediate_size},
+        **{"attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads},
+        **{"attention.key_length": config.head_dim, "attention.value_length": config.head_dim},
+        **{"attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.dimension_count": config.head_dim // 4},
+        **{"rope.dimension_sections": [1, 1, 0, 0], "rope.freq_base": float(config.rope_parameters["rope_theta"])},
+        **{"ssm.conv_kernel": config.linear_conv_kernel_dim, "ssm.state_size": config.linear_key_head_dim},
+        **{"ssm.group_count": config.linear_num_key_heads, "ssm.time_step_rank": config.linear_num_value_heads},
+        "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+    }
     _say(writer, architecture, said, config.vocab_size)
     _add(writer, "token_embd.weight", np.zeros((config.vocab_size, config.hidden_size), np.float32), kind)
     _add(writer, "output_norm.weight", np.ones(config.hidden_size, np.float32), kind)
@@ -198,6 +208,7 @@ def _say(writer: Any, architecture: str, said: Mapping[str, Any], tokens: int) -
             writer.add_array(name, value)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{index}" for index in range(tokens)])
+    writer.add_token_merges(["t 0"])
 
 
 def _add(writer: Any, name: str, data: np.ndarray, kind: str) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft
 from tests.sampling.drafters.draft_heads import test_published as eagle
+from tests.sampling.drafters.draft_heads.test_exact import EXACT, OffByOne, enumerated, itself
 from tests.support import blocks, mtp
 from tests.support.blocks import BlockCase
 from tests.support.gguf_heads import write_assistant, write_head, write_layer
@@ -54,7 +56,7 @@ BLOCKS = {
     "DSpark, a reduced vocabulary": BlockCase("dspark", options=MARKOV, short=True),
     "DSpark, not from the anchor": BlockCase("dspark", options={**MARKOV, "sample_from_anchor": False}),
     "DFlash2": BlockCase(
-        "dflash2", "z-lab", {"selector_rank": 6, "selector_top_k": 16, "conv_group_size": 8, "conv_kernel_size": 2}
+        "dflash2", "z-lab", {"selector_rank": 6, "selector_top_k": 4, "conv_group_size": 8, "conv_kernel_size": 2}
     ),
 }
 
@@ -186,22 +188,71 @@ def test_elsewhere_than_on_the_cpu_a_head_has_the_numbers_of_its_bits(tmp_path: 
     assert all(torch.equal(values[key], value.bfloat16()) for key, value in head.state_dict().items())
 
 
+def small(name: str, folder: Path) -> DraftHead:
+    """A head from a file for the target of `enumerated`: four ids, three layers."""
+    config, tensors = blocks.published(WIDE[name]._replace(block=3), 4, 24, (0, 1, 2), 3)
+    config |= {"mask_token_id": 2, "dflash_config": {"target_layer_ids": [-1, 0, 1], "mask_token_id": 2}}
+    if name != "DFlash":
+        del config["dflash_config"]
+    if name == "EAGLE-3":
+        del tensors["mask_hidden"]
+        config["speculators_model_type"] = "eagle3"
+    file = write_head(folder / f"{name}.gguf", config, tensors, (0, 1, 2))
+    return load_student(made_of(file), make_target(4, seed=3, dtype=torch.float64)).double()
+
+
+@pytest.mark.parametrize(
+    "name", ["DFlash", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("EAGLE-3", "DSpark"))]
+)
+def test_the_emitted_law_is_the_targets_to_the_last_digit(name: str, tmp_path: Path) -> None:
+    """And a head that passes up another law than the one drawn from is seen."""
+    head = small(name, tmp_path)
+    for mutant, least, most in ((itself, 0.0, EXACT), (OffByOne, 1e-4, 1.0)):
+        make = partial(_instead, mutant, head)
+        assert least <= enumerated("dflash", make, "law", NaiveLaw(top_k=2), length=3) < most
+
+
+def _instead(mutant: Any, head: DraftHead, _: ModelDrafter) -> ModelDrafter:
+    changed: ModelDrafter = mutant(ModelDrafter(lm_of(head)))
+    return changed
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", WIDE)
 def test_sampled_text_has_the_targets_law(name: str, tmp_path: Path) -> None:
     keep_code()
     target = make_target(8, seed=10, hidden_size=32, num_hidden_layers=8)
     file, *_ = of_bits(name, "Q4_0", tmp_path, 8)
-    (made := tmp_path / "made").mkdir()
-    write_folder(file, made, lambda fraction: None)
-    lm, prompt, found = lm_of(load_student(made, target)), text(3, 5, 8), Counter[tuple[int, ...]]()
-    for seed in range(1200):
+    lm, prompt, found = lm_of(load_student(made_of(file), target)), text(3, 5, 8), Counter[tuple[int, ...]]()
+    for seed in range(300):
         sampler = KeyedSampler(make_processor(1.0, top_k=2), seed)
         said = answers(CausalLM(target), [prompt], ModelDrafter(lm), sampler, length=4, gamma=2)[0]
         found[tuple(said[:3])] += 1
     assert chi_square_p(found, exact_law(PrefixLM(target), prompt, NaiveLaw(top_k=2), 3)) > 1e-6
-    wrong = exact_law(PrefixLM(target), prompt, NaiveLaw(temperature=2.0, top_k=2), 3)
+    wrong = exact_law(PrefixLM(target), prompt, NaiveLaw(temperature=9.0, top_k=2), 3)
     assert chi_square_p(found, wrong) < 1e-6, "so many samples see another law"
+
+
+def test_llama_cpp_itself_reads_the_files_of_these_tests(tmp_path: Path) -> None:
+    """Names, shapes and keys are those that its loader wants, of each architecture."""
+    library = pytest.importorskip("llama_cpp")
+    files = [
+        write_head(tmp_path / f"{index}.gguf", *eagle.published(case), case.order)
+        for index, case in enumerate(EAGLES.values())
+    ]
+    files += [
+        write_head(tmp_path / f"block-{index}.gguf", *blocks.published(case), ENTERS)
+        for index, case in enumerate(BLOCKS.values())
+    ]
+    folder, name = mtp.assistant_folder(tmp_path / "assistant"), "qwen3_5_text"
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    files.append(write_assistant(tmp_path / "assistant.gguf", config, tensors))
+    files.append(write_layer(tmp_path / "mtp.gguf", mtp.shipped(name)[0].config, mtp.tensors(name)))
+    library.llama_backend_init()
+    for file in files:
+        model = library.llama_model_load_from_file(str(file).encode(), library.llama_model_default_params())
+        assert model, file
+        library.llama_model_free(model)
 
 
 def made_of(file: Path) -> Path:
