@@ -137,7 +137,7 @@ class Why:
             ]
             said = zip(self.kinds, self.tokens, strict=True)
             kinds = [(kind, token.kind == "correction") for kind, token in said if token.kind in EXAMINED]
-            yield f"Rejected: {_listed(places, PLACES)}; by what the target said there {_listed(kinds, KINDS)}."
+            yield f"Rejected: {_listed(places, PLACES)}; by kind of token {_listed(kinds, KINDS)}."
         if lane.settings.temperature and self.known:
             yield f"Of {self.known} examined drafts {self.likely} are the target's likeliest, as temperature 0 wants."
         if self.best:

@@ -361,7 +361,7 @@ def test_kinds_of_rejected_tokens_are_counted_as_the_log_has_them(log: Path) -> 
                 at += 1
         if any(rejected for rejected, _ in counts.values()):
             words = ", ".join(f"{lost} of {seen} {kind}" for kind, (lost, seen) in counts.items() if seen)
-            assert f"by what the target said there {words}." in str(told)
+            assert f"by kind of token {words}." in str(told)
 
 
 def test_temperature_0_is_judged_by_the_recorded_ranks() -> None:
