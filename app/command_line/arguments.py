@@ -296,8 +296,17 @@ class _Parser(argparse.ArgumentParser):
         (file or sys.stdout).write(message)
 
 
-def build_parser(command: str = "chat") -> argparse.ArgumentParser:
-    """Return the parser of one sub-command; every value it yields is text, or a bool for a switch."""
+class _Help(argparse.Action):
+    """Shows the help of a sub-command, with `all` its rare flags too."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        build_parser(self.dest, rare=values == "all").print_help()
+        parser.exit()
+
+
+def build_parser(command: str = "chat", rare: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of one sub-command; every value it yields is text, or a bool for a switch. Its help has the
+    `rare` flags if they are wanted."""
     known = COMMANDS[command]
     usages, about = [known.usage], known.about
     if command == "chat":
@@ -321,9 +330,12 @@ def build_parser(command: str = "chat") -> argparse.ArgumentParser:
         if row.group not in sections:
             sections[row.group] = parser.add_argument_group(row.group)
         if known.takes(row):
-            _add(sections[row.group], row)
+            _add(sections[row.group], row, shown=rare or not row.rare)
     other = parser.add_argument_group("Help")
-    other.add_argument("-h", "--help", action="help", help="show this and leave")
+    words = "show this and leave; all: the rare flags too"
+    other.add_argument(
+        "-h", "--help", dest=command, default=argparse.SUPPRESS, action=_Help, nargs="?", metavar="all", help=words
+    )
     other.add_argument("--version", action="version", version=version(), help="show the version and leave")
     return parser
 
@@ -336,7 +348,7 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
     if (word := COMMANDS[command].word) is not None:
         section.add_argument(word.name, nargs=word.nargs, metavar=word.metavar, help=word.help)
     for known in OWN_FIELDS.get(command, {}).values():
-        _add(section, known, **({"nargs": "+"} if known.name in _MANY else {}))
+        _add(section, known, True, **({"nargs": "+"} if known.name in _MANY else {}))
 
 
 class _AddText(argparse.Action):
@@ -346,8 +358,8 @@ class _AddText(argparse.Action):
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *TEXTS.read(values)))
 
 
-def _add(section: Any, known: Field, **more: Any) -> None:
-    """Add one setting by all its flags, of which help shows one; of a switch the form that changes something."""
+def _add(section: Any, known: Field, shown: bool = True, **more: Any) -> None:
+    """Add one setting by all its flags, of which help shows one if `shown`; of a switch the form that has an effect."""
     text, flags, how = known.help.replace("%", "%%"), dict.fromkeys(known.flags), more
     if known.kind is SWITCH:
         text = f"do not {text}" if known.default else text
@@ -358,8 +370,8 @@ def _add(section: Any, known: Field, **more: Any) -> None:
         how |= {"action": _AddText} if known.kind is TEXTS else {}
         how["metavar"] = (known.kind.metavar, "…") if "nargs" in more else known.kind.metavar
     for flag, value in flags.items():
-        shown = text if flag == known.flag else argparse.SUPPRESS
-        section.add_argument(flag, dest=known.name, default=argparse.SUPPRESS, help=shown, **how, **(value or {}))
+        words = text if shown and flag == known.flag else argparse.SUPPRESS
+        section.add_argument(flag, dest=known.name, default=argparse.SUPPRESS, help=words, **how, **(value or {}))
 
 
 def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -423,7 +435,7 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     if owners:
         return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
     shorts = {f"--{field.short}": f" (did you mean {field.flag}?)" for field in FIELDS.values() if field.short}
-    hint = shorts.get(flag) or did_you_mean(flag, _flags(parser)) or " (--help lists them; -- ends the flags)"
+    hint = shorts.get(flag) or did_you_mean(flag, _flags(parser)) or " (--help all lists them; -- ends the flags)"
     return f"unknown flag {named(flag)}{hint}"
 
 

@@ -52,7 +52,7 @@ FILES = ("prompts", "out", "report", "from", "ids", "features", "start")
 class Field:
     """One setting, or a flag of a sub-command, which needs no `group`. `short` is the name of its console command if
     that differs from `name`; `also` names the flag that is shown, beside the one that follows from `name`; `off` is the
-    value that the word off stands for, where the kind does not know it.
+    value that the word off stands for, where the kind does not know it. A `rare` flag is shown by `--help all` alone.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Field:
     short: str = ""
     also: str = ""
     off: Any = None
+    rare: bool = False
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def by_name(*fields: Field) -> Mapping[str, Field]:
 
 
 def row(default: Any, kind: Any, help: str, group: str, **more: Any) -> Any:
-    """Declare a setting of a record; `more` may give `short`, `also` and `off`, see :class:`Field`."""
+    """Declare a setting of a record; `more` may give `short`, `also`, `off` and `rare`, see :class:`Field`."""
     return pydantic.Field(default, description=help, json_schema_extra={"kind": kind, "group": group, **more})
 
 
@@ -179,7 +180,9 @@ class ModelOptions(_Record):
     noun = "model option"
 
     pair: str | None = row(None, _name("NAME", "the name of a pair"), "pair of the catalogue to load", MODELS)
-    models: str | None = row(None, _name("FILE", "a file"), "catalogue of pairs instead of models.yaml", MODELS)
+    models: str | None = row(
+        None, _name("FILE", "a file"), "catalogue of pairs instead of models.yaml", MODELS, rare=True
+    )
     target: str | None = row(
         None,
         _name("ID|DIR|GGUF|URL", "a hub id, folder, GGUF file or a server's URL"),
@@ -191,8 +194,11 @@ class ModelOptions(_Record):
         _name("ID|DIR|GGUF", "a hub id, folder or GGUF file"),
         "a server's tokenizer, for drafts made here; with --pair that pair's is taken",
         MODELS,
+        rare=True,
     )
-    model: str | None = row(None, _name("NAME", "a name"), "the server's name for the model, if it has several", MODELS)
+    model: str | None = row(
+        None, _name("NAME", "a name"), "the server's name for the model, if it has several", MODELS, rare=True
+    )
     drafter: str | None = row(
         None,
         Text(
@@ -205,33 +211,41 @@ class ModelOptions(_Record):
         MODELS,
     )
     tables: str | None = row(
-        None, _name("FILE", "a file"), "n-gram tables or a bigram list instead of the pair's tables", MODELS
+        None, _name("FILE", "a file"), "n-gram tables or a bigram list instead of the pair's tables", MODELS, rare=True
     )
     device: str = row("auto", _device(False), "where the target runs: auto, cpu, mps, cuda[:N]", MODELS)
-    drafter_device: str | None = row(None, _device(True), "where the drafter runs (default: with the target)", MODELS)
-    dtype: str = row("auto", Choice(("auto", "float32", "float16", "bfloat16")), "number format of the weights", MODELS)
+    drafter_device: str | None = row(
+        None, _device(True), "where the drafter runs (default: with the target)", MODELS, rare=True
+    )
+    dtype: str = row(
+        "auto", Choice(("auto", "float32", "float16", "bfloat16")), "number format of the weights", MODELS, rare=True
+    )
     quantization: str = row("auto", _QUANTIZATION, "bits of the target's weights; auto: what its file has", MODELS)
-    drafter_quantization: str = row("auto", _QUANTIZATION, "bits of the drafter's weights", MODELS)
+    drafter_quantization: str = row("auto", _QUANTIZATION, "bits of the drafter's weights", MODELS, rare=True)
     kv_dtype: str = row(
         "auto",
         Choice(("auto", "float32", "float16")),
         "number format of cached keys and values in the compiled pass; auto: float16, over a folder's floats float32",
         MODELS,
+        rare=True,
     )
     activations: str = row(
         "q16",
         Choice(("q16", "q8")),
         "bits of the compiled pass's activations; q8: cheaper passes over many tokens, less exact",
         MODELS,
+        rare=True,
     )
     attn_implementation: str | None = row(
-        None, _name("X", "a name"), "attention code of transformers (sdpa, eager …)", MODELS
+        None, _name("X", "a name"), "attention code of transformers (sdpa, eager …)", MODELS, rare=True
     )
     graphs: bool = row(
-        False, SWITCH, "replay short passes as CUDA graphs (Llama, Mistral, Qwen2 on an NVIDIA GPU)", MODELS
+        False, SWITCH, "replay short passes as CUDA graphs (Llama, Mistral, Qwen2 on an NVIDIA GPU)", MODELS, rare=True
     )
-    revision: str | None = row(None, _name("R", "a branch, tag or commit"), "revision of the target on the hub", MODELS)
-    trust_remote_code: bool = row(False, SWITCH, "run code that comes with a model", MODELS)
+    revision: str | None = row(
+        None, _name("R", "a branch, tag or commit"), "revision of the target on the hub", MODELS, rare=True
+    )
+    trust_remote_code: bool = row(False, SWITCH, "run code that comes with a model", MODELS, rare=True)
     offline: bool = row(False, SWITCH, "never use the network", MODELS)
 
 
@@ -246,17 +260,30 @@ class Settings(_Record):
     top_k: int = row(0, Whole(0, _MANY), "sample from the k best; 0: all", DECODING, off=0)
     min_p: float = row(0.0, Number(0, 1, without_high=True), "least share of the best token's; 0: all", DECODING, off=0)
     repetition_penalty: float = row(
-        1.0, Number(0, 10, without_low=True), "makes what was said less likely; 1: off", DECODING, off=1
+        1.0, Number(0, 10, without_low=True), "makes what was said less likely; 1: off", DECODING, off=1, rare=True
     )
-    presence_penalty: float = row(0.0, Number(-2, 2), "taken from the score of what was said; 0: none", DECODING, off=0)
-    frequency_penalty: float = row(0.0, Number(-2, 2), "the same for each time it was said; 0: none", DECODING, off=0)
-    penalty_window: int = row(0, Whole(0, _MANY), "last tokens that the penalties see; 0: all", DECODING, off=0)
+    presence_penalty: float = row(
+        0.0, Number(-2, 2), "taken from the score of what was said; 0: none", DECODING, off=0, rare=True
+    )
+    frequency_penalty: float = row(
+        0.0, Number(-2, 2), "the same for each time it was said; 0: none", DECODING, off=0, rare=True
+    )
+    penalty_window: int = row(
+        0, Whole(0, _MANY), "last tokens that the penalties see; 0: all", DECODING, off=0, rare=True
+    )
     typical_p: float = row(
-        1.0, Number(0, 1, without_low=True), "sample from this share of the least surprising; 1: all", DECODING, off=1
+        1.0,
+        Number(0, 1, without_low=True),
+        "sample from this share of the least surprising; 1: all",
+        DECODING,
+        off=1,
+        rare=True,
     )
-    no_repeat_ngram: int = row(0, Whole(0, _MANY), "never repeat an n-gram of this length; 0: off", DECODING, off=0)
+    no_repeat_ngram: int = row(
+        0, Whole(0, _MANY), "never repeat an n-gram of this length; 0: off", DECODING, off=0, rare=True
+    )
     logit_bias: tuple[tuple[int | str, float], ...] = row(
-        (), BIAS, "added to the scores of tokens, by id or text; -100: never", DECODING, off=()
+        (), BIAS, "added to the scores of tokens, by id or text; -100: never", DECODING, off=(), rare=True
     )
     max_new_tokens: int = row(128, Whole(1, _MANY), "longest answer, in tokens", DECODING, short="length")
     seed: int = row(42, SEED, "seed; random draws one", DECODING)
@@ -265,26 +292,31 @@ class Settings(_Record):
         Choice(("rejection", "gumbel")),
         "how sampled drafts are verified; gumbel keeps plain decoding's text",
         DECODING,
+        rare=True,
     )
     draft_sampling: str = row(
-        "law", Choice(("law", "greedy")), "draw drafts, or take the drafter's likeliest", DECODING
+        "law", Choice(("law", "greedy")), "draw drafts, or take the drafter's likeliest", DECODING, rare=True
     )
-    verify: str = row("token", Choice(("token", "block")), "verify drawn drafts token by token, or as blocks", DECODING)
+    verify: str = row(
+        "token", Choice(("token", "block")), "verify drawn drafts token by token, or as blocks", DECODING, rare=True
+    )
     expand: str = row(
         "auto",
         Choice(("auto", "none", "dynamic")),
         "grow drafts into trees of the likeliest nodes; auto: the fastest way",
         DECODING,
         off="none",
+        rare=True,
     )
     suffix: str = row(
         "auto",
         Choice(("auto", "on", "off")),
         "look up earlier answers too, where matches are looked up; auto: in the console, not in bench",
         DECODING,
+        rare=True,
     )
-    nodes: int = row(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING)
-    glide_offset: int = row(0, Whole(0, 64), "added to the positions of what GLIDE drafts", DECODING, off=0)
+    nodes: int = row(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING, rare=True)
+    glide_offset: int = row(0, Whole(0, 64), "added to the positions of what GLIDE drafts", DECODING, off=0, rare=True)
     system: str = row("", Text(), "system prompt", DECODING)
     chat: bool = row(True, SWITCH, "use the model's chat template", DECODING)
     template: str = row(
@@ -301,25 +333,31 @@ class Settings(_Record):
         off="",
     )
     regex: str = row("", Text("RE"), "regular expression that the answer follows", DECODING, off="")
-    special_tokens: bool = row(False, SWITCH, "let control tokens in messages through; off: they are text", DECODING)
-    ngram_n: int = row(3, Whole(2, 16), "longest n-gram looked up", NGRAM)
-    ngram_multi_level: bool = row(True, SWITCH, "fall back to shorter n-grams", NGRAM)
-    ngram_filler: int = row(
-        3, Whole(1, 64), "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM, off=1
+    special_tokens: bool = row(
+        False, SWITCH, "let control tokens in messages through; off: they are text", DECODING, rare=True
     )
-    ngram_stop_if_unknown: bool = row(True, SWITCH, "stop drafting at an unknown n-gram", NGRAM)
-    ngram_reset: bool = row(True, SWITCH, "forget the n-grams between answers", NGRAM)
+    ngram_n: int = row(3, Whole(2, 16), "longest n-gram looked up", NGRAM, rare=True)
+    ngram_multi_level: bool = row(True, SWITCH, "fall back to shorter n-grams", NGRAM, rare=True)
+    ngram_filler: int = row(
+        3, Whole(1, 64), "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM, off=1, rare=True
+    )
+    ngram_stop_if_unknown: bool = row(True, SWITCH, "stop drafting at an unknown n-gram", NGRAM, rare=True)
+    ngram_reset: bool = row(True, SWITCH, "forget the n-grams between answers", NGRAM, rare=True)
     cascade: tuple[str, ...] = row(
-        (), DRAFTER_NAMES, "drafters of the lanes cascade and chain, large to small", CASCADE, off=()
+        (), DRAFTER_NAMES, "drafters of the lanes cascade and chain, large to small", CASCADE, off=(), rare=True
     )
     k_matrix: tuple[tuple[int, ...], ...] = row(
-        (), K_MATRIX, "tokens each drafter adds; first row: for the target", CASCADE, off=()
+        (), K_MATRIX, "tokens each drafter adds; first row: for the target", CASCADE, off=(), rare=True
     )
-    lenience: float = row(1.0, Number(1, _MANY), "leniency of the drafters' reviews; 1: none", CASCADE, off=1)
-    num_beams: int = row(4, Whole(1, 64), "texts that the lane beam grows at a time", BEAM)
-    beam_top_k: int = row(0, Whole(0, _MANY), "tokens each may go on with; 0: all that can count", BEAM, off=0)
-    min_length: int = row(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM, off=0)
-    length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM, off=0)
+    lenience: float = row(
+        1.0, Number(1, _MANY), "leniency of the drafters' reviews; 1: none", CASCADE, off=1, rare=True
+    )
+    num_beams: int = row(4, Whole(1, 64), "texts that the lane beam grows at a time", BEAM, rare=True)
+    beam_top_k: int = row(
+        0, Whole(0, _MANY), "tokens each may go on with; 0: all that can count", BEAM, off=0, rare=True
+    )
+    min_length: int = row(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM, off=0, rare=True)
+    length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM, off=0, rare=True)
     compare: tuple[str, ...] = row(("ar", "spec"), LANE_NAMES, "lanes; the last carries the chat", OUTPUT)
     view: str = row("auto", Choice(("auto", "side", "stack", "trace")), "how the lanes are laid out", OUTPUT)
     thinking: str = row(
@@ -329,19 +367,21 @@ class Settings(_Record):
         OUTPUT,
         off="hide",
     )
-    render: bool = row(True, SWITCH, "draw Markdown and code of a finished answer", OUTPUT)
+    render: bool = row(True, SWITCH, "draw Markdown and code of a finished answer", OUTPUT, rare=True)
     slow: float | str = row(
         1.0, Number(1, 1000, "step"), "factor by which the race is slowed; step: phase by phase", OUTPUT, off=1
     )
     color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT, off="never")
-    palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT)
-    ascii: bool = row(False, SWITCH, "draw with plain ASCII", OUTPUT)
+    palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT, rare=True)
+    ascii: bool = row(False, SWITCH, "draw with plain ASCII", OUTPUT, rare=True)
     quiet: bool = row(False, SWITCH, "answers only", OUTPUT)
-    keep: bool = row(True, SWITCH, "keep typed lines, and the chat when a signal ends it, on disk", OUTPUT)
+    keep: bool = row(True, SWITCH, "keep typed lines, and the chat when a signal ends it, on disk", OUTPUT, rare=True)
     data_dir: str = row("", Text("DIR", "a folder"), "folder of the data sets that have a name", OUTPUT)
     verbose: bool = row(False, SWITCH, "more detail, tracebacks of errors", OUTPUT)
-    debug: bool = row(False, SWITCH, "show details of every round", OUTPUT)
-    log_top: int = row(0, Whole(0, 32), "likeliest tokens of each position that files keep; 0: none", OUTPUT, off=0)
+    debug: bool = row(False, SWITCH, "show details of every round", OUTPUT, rare=True)
+    log_top: int = row(
+        0, Whole(0, 32), "likeliest tokens of each position that files keep; 0: none", OUTPUT, off=0, rare=True
+    )
     record: str = row("", _FILE, "write everything decoded to this file, for replay", OUTPUT, also="log", off="")
 
     @property

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -14,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from app.command_line.arguments import COMMANDS, build_parser, read_request
+from app.command_line.arguments import COMMANDS, OWN_FIELDS, build_parser, read_request
 from app.command_line.main import main
 from app.screen.output import screen
-from app.settings.table import Layers, ModelOptions, Settings
+from app.settings.table import FIELDS, Layers, ModelOptions, Settings
 from app.settings.types import LANES
 from utils.errors import UsageError, UserError
 
@@ -138,7 +139,7 @@ USAGE_ERRORS = [
     (["--gama", "3"], "error: unknown flag --gama (did you mean --gamma?)"),
     (["--length", "3"], "error: unknown flag --length (did you mean --max-new-tokens?)"),
     (["--max-new", "3"], "error: unknown flag --max-new (did you mean --max-new-tokens?)"),
-    (["--xyzzy"], "error: unknown flag --xyzzy (--help lists them; -- ends the flags)"),
+    (["--xyzzy"], "error: unknown flag --xyzzy (--help all lists them; -- ends the flags)"),
     (["--json"], "error: chat takes no --json (run, check do)"),
     (["plan", "--c", "0.1"], "error: plan is no sub-command: use check --plan"),
     (["latency"], "error: latency is no sub-command: use benchmarks/latency.py"),
@@ -395,3 +396,20 @@ def test_target_and_drafter_go_in_the_places_of_the_pairs(tmp_path: Path) -> Non
     assert chosen(tmp_path, pair="other", target="org/big") == ("other", "org/big", "tiny")
     assert chosen(tmp_path, target="org/big") == ("big", "org/big", "ngram")
     assert chosen(tmp_path, target="org/big", drafter="org/mine") == ("big", "org/big", "mine")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_rare_flags_stand_under_help_all(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    pages = []
+    for words in (["--help"], ["-h"], ["--help", "all"]):
+        assert main([command, *words]) == 0
+        pages.append(capsys.readouterr().out)
+    everyday, same, every = (set(re.findall(r"^  (--[a-z-]+)", page, re.MULTILINE)) for page in pages)
+    rare = {known.flag for known in FIELDS.values() if known.rare and COMMANDS[command].takes(known)}
+    own = {known.flag for known in OWN_FIELDS.get(command, {}).values()}
+    assert everyday == same
+    assert (every - everyday, every & own) == (rare - own, own)
+    assert max(len(line) for page in pages for line in page.splitlines()) <= 80
