@@ -112,11 +112,11 @@ class Why:
         yield f"{label[:1].upper()}{label[1:]}: {counted(stats)}, {whole / 1000:.2f} s after the first"
         yield f"({against or ALONE.get(lane.name, 'without plain decoding beside it')})."
         if is_server(lane.name):
-            yield f"The server does not say where its time went; {' '.join(reported(stats.report)) or 'no drafts'}."
+            yield f"A server does not say where its time went; {' '.join(reported(stats.report)) or 'nor any drafts'}."
         elif whole:
             parts = (stats.verify_ms, stats.draft_ms, stats.sample_ms + stats.overhead_ms)
             shares, end = [f"{part / whole:.0%}" for part in parts], ";" if per_round else "."
-            yield "Passes of the target took {} of the time, drafts {}, the rest {}".format(*shares) + end
+            yield "Passes took {} of the time, drafts {}, the rest {}".format(*shares) + end
             if per_round:
                 yield f"a round brought {stats.tokens_per_pass:.2f} tokens and took as long as {whole / per_round:.2f}"
                 each = [f"{part / per_round:.2f}" for part in parts]

@@ -225,7 +225,7 @@ def sentences(steps: Sequence[Any], plain: Sequence[Any], names: Sequence[str]) 
     else:
         yield "(as fast as plain decoding)."
     shares = (f"{100 * spent(own, *parts) / whole:.0f}%" for parts in (["verify"], ["draft"], ["sample", "overhead"]))
-    yield "Passes of the target took {} of the time, drafts {}, the rest {};".format(*shares)
+    yield "Passes took {} of the time, drafts {}, the rest {};".format(*shares)
     rounds = len(own) * token_ms
     parts = (whole, spent(own, "verify"), spent(own, "draft"), spent(own, "sample", "overhead"))
     yield f"a round brought {tokens / len(own):.2f} tokens and took as long as {parts[0] / rounds:.2f}"
