@@ -23,9 +23,10 @@ class FormConstraint:
         self._answers: list[tuple[list[int], list[int], list[FormState | None]]] = []  # prompt, tokens, states
 
     def begin(self, rows: Rows) -> None:
-        """Begin answers to these rows. UserError where one prompt is the beginning of another: a text would have two
-        states."""
-        self._answers = [(list(prompt), [], [self._state]) for prompt in dict.fromkeys(map(tuple, rows))]
+        """Begin answers to these rows; a run within another's goes on with its answers. UserError where one prompt is
+        the beginning of another: a text would have two states."""
+        distinct = [list(row) for row in dict.fromkeys(map(tuple, rows))]
+        self._answers = self._answers or [(prompt, [], [self._state]) for prompt in distinct]
         prompts = [prompt for prompt, *_ in self._answers]
         if any(long[: len(short)] == short for short in prompts for long in prompts if long is not short):
             raise UserError("prompts decoded together under a grammar must not be the beginnings of others")

@@ -31,7 +31,7 @@ from sampling.models.fused import FusedNetwork
 from sampling.models.remote import RemoteLM, scorer_of
 from sampling.sampler import KeyedSampler
 from sampling.stops import StopStrings
-from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Session
+from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Sampler, Session
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
 from utils.errors import UsageError
@@ -163,16 +163,18 @@ class Lane:
         """
         if self.pace is not None:
             self.pace.begin()
+        sampler = make_sampler(self.settings, self.bias, self.constraint())
         if isinstance(self.drafter, Oracle):
-            self.drafter.plain = lambda rows, own: self._generate(rows, NoDrafter(), FixedPace(0), own)
+            self.drafter.plain = lambda rows, own: self._generate(rows, sampler, NoDrafter(), FixedPace(0), own)
         gamma = self.settings.gamma if self.most is None else self.most
         pace = self.pace or FixedPace(int(gamma) if self.drafts else 0)
-        events = self._generate(prompts, self.drafter, pace, session, interrupt, alternatives)
+        events = self._generate(prompts, sampler, self.drafter, pace, session, interrupt, alternatives)
         return events if self.stops is None else self.stops.over(events, len(prompts))
 
     def _generate(
         self,
         rows: Rows,
+        sampler: Sampler,
         drafter: Drafter,
         pace: GammaController,
         session: Session | None,
@@ -182,7 +184,6 @@ class Lane:
         how: Any = {"session": session, "interrupt": interrupt}
         # A server names a few tokens of each position: no entropy and no rank is made of those.
         how["alternatives"] = 0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top)
-        sampler = make_sampler(self.settings, self.bias, self.constraint())
         return generate(self.lm, rows, drafter, sampler, self.limits, pace=pace, **how)
 
     def constraint(self) -> FormConstraint | None:

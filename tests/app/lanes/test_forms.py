@@ -56,6 +56,13 @@ def test_the_drafter_alone_and_drawn_drafts_follow_it_too(engine: PairEngine) ->
         assert list(json.loads(answered(engine, engine.lane(name, settings)).text)) == ["name", "tags"]
 
 
+def test_an_oracle_drafts_what_the_target_says_in_the_form(engine: PairEngine) -> None:
+    settings = Settings(gamma=3, max_new_tokens=60, json_schema=TEXT)
+    plain, oracle = (answered(engine, engine.lane(name, settings)) for name in ("ar", "oracle:1"))
+    assert oracle.text == plain.text
+    assert oracle.stats.alpha == 1
+
+
 def test_without_a_form_nothing_is_named_grammar(engine: PairEngine) -> None:
     assert "grammar" not in engine.lane("spec", Settings()).source_names
     assert engine.lane("ar", Settings(json_schema=TEXT)).source_names == ()
