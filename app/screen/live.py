@@ -227,8 +227,8 @@ def sampled(
         raise UsageError("at temperature 0 all answers are the same (--temperature 0.8, /temperature 0.8)")
     if engine.server is not None or is_server(settings.compare[-1]):
         name = settings.compare[-1] if is_server(settings.compare[-1]) else OWN
-        seeds = (settings.changed(seed=settings.seed + number) for number in range(count))
-        tracks = tracks_of([engine.lane(name, seeded) for seeded in seeds], engine, prompt, decode)
+        lanes = [engine.lane(name, settings.changed(seed=settings.seed + number)) for number in range(count)]
+        tracks = tracks_of(lanes, engine, prompt, decode)
         for track in tracks:
             track.lane.top_logprobs = 0
             for event in track.lane.run(prompt, interrupt=interrupt, messages=messages):

@@ -24,6 +24,7 @@ from utils.remote.server import is_server
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
 GAIN = 1.05  # least expected speed-up over the answer's own of what is worth trying
 ALONE = {"ar": "plain decoding", "beam": "a search"}
+NOTHING = "nothing else is expected to bring 5% more"
 FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
 PLACES, EXAMINED = ("first drafts", "second ones", "later ones"), ("accepted", "correction")
 _MARKUP = " \t*_#>-\"'“‘([`"  # between the end of a sentence and the first word of the next one
@@ -151,14 +152,14 @@ class Why:
     def _advice(self) -> str:
         """Return one thing to try, with its command."""
         stats, name, few = self.stats, self.lane.name, plural(self.stats.target_passes, "round")
-        longer = "/length 128" if stats.stop_reason == "length" else "a question with a longer answer"
         cases = {
             "python infer.py check TARGET DRAFTER --for vllm, which prints a server that drafts": is_server(name),
             "/compare ar,spec: nothing was drafted here": not self.lane.drafts,
             "another question: the timing was disturbed": self.plain and not self.token_ms,
             f"/compare ar,{name}: beside plain decoding it shows what drafts bring": not self.token_ms,
             "another question: these drafts were copied from an earlier answer with this text": self.seen,
-            f"{longer}: {few} are too few to judge by": stats.target_passes < FEW,
+            f"/length 128: {few} are too few to judge by": stats.target_passes < FEW and stats.stop_reason == "length",
+            f"a question with a longer answer: {few} are too few to judge by": stats.target_passes < FEW,
             "a text that repeats itself: nothing could be looked up": not stats.draft_n,
         }
         if told := next((text for text, holds in cases.items() if holds), ""):
@@ -166,17 +167,19 @@ class Why:
         expected, command, reason = max(self._changes(), key=lambda change: change[0], default=(0.0, "", ""))
         if expected >= GAIN * self.gained:
             return f"{command}: {reason}"
+        if self.gamma != "auto":
+            return f"/gamma auto, which chooses from round to round: {NOTHING}"
         dearest = max(self.tokens, key=lambda token: token.discarded + len(token.refused))
-        trace = f"/trace {dearest.round}, whose round lost most drafts ({dearest.discarded + len(dearest.refused)})"
-        instead = trace if self.gamma == "auto" else "/gamma auto, which chooses from round to round"
-        return f"{instead}: nothing else is expected to bring 5% more"
+        lost = dearest.discarded + len(dearest.refused)
+        return f"/trace {dearest.round}, whose round lost most drafts ({lost}): {NOTHING}"
 
     def _changes(self) -> Iterator[tuple[float, str, str]]:
         """The speed-up over plain decoding to expect of a change, its command, the reason."""
         stats, names, beside = self.stats, self.lane.source_names, f"/compare ar,{self.lane.name},"
-        pay = self.right * self.free >= GAIN * self.gained  # if all drafts were accepted, and cost nothing
         few = (
-            "too few drafts are accepted, whatever drafting costs" if pay else "a pass over several tokens is too dear"
+            "too few drafts are accepted, whatever drafting costs"
+            if self.right * self.free >= GAIN * self.gained  # if all were accepted, and cost nothing
+            else "a pass over several tokens is too dear"
         )
         dear = "drafting is too dear" if self.free >= GAIN else few
         cheap = next((word for word in ("tables", "ngram") if word not in names and self.runs(word)), "")
