@@ -152,14 +152,15 @@ class Why:
     def _advice(self) -> str:
         """Return one thing to try, with its command."""
         stats, name, few = self.stats, self.lane.name, plural(self.stats.target_passes, "round")
+        length = max(128, 4 * stats.predicted_n)
+        longer = "a question with a longer answer" if stats.stop_reason != "length" else f"/length {length}"
         cases = {
             "python infer.py check TARGET DRAFTER --for vllm, which prints a server that drafts": is_server(name),
             "/compare ar,spec: nothing was drafted here": not self.lane.drafts,
             "another question: the timing was disturbed": self.plain and not self.token_ms,
             f"/compare ar,{name}: beside plain decoding it shows what drafts bring": not self.token_ms,
             "another question: these drafts were copied from an earlier answer with this text": self.seen,
-            f"/length 128: {few} are too few to judge by": stats.target_passes < FEW and stats.stop_reason == "length",
-            f"a question with a longer answer: {few} are too few to judge by": stats.target_passes < FEW,
+            f"{longer}: {few} are too few to judge by": stats.target_passes < FEW,
             "a text that repeats itself: nothing could be looked up": not stats.draft_n,
         }
         if told := next((text for text, holds in cases.items() if holds), ""):

@@ -135,6 +135,7 @@ CASES = {
     ),
     "nearly always right": (Made([(2, 2)] * 15 + [(2, 1)], 0.2, 0.02, 2), "/gamma 16: about "),
     "short": (Made([(4, 2)] * 3, 1.0, reason="length"), "/length 128: 3 rounds are too few to judge by."),
+    "long drafts, few rounds": (Made([(16, 16)] * 5, 0.1, gamma=16, reason="length"), "/length 344: 5 rounds are"),
     "short and whole": (Made([(4, 2)] * 3, 1.0), "a question with a longer answer: 3 rounds are too few"),
     "temperature high": (
         Made([(4, 1), (4, 0)] * 8, 0.5, 0.02, temperature=1.2, likeliest=True),
