@@ -39,6 +39,7 @@ _PRESET_TYPES: dict[Any, Any] = {
     int | str: int | Literal["auto"],
     tuple[str, ...]: str | list[str],
     tuple[tuple[int, ...], ...]: str | list[list[int]],
+    tuple[tuple[int | str, float], ...]: str | dict[int | str, float] | list[list[int | str | float]],
 }
 """The types in a catalogue of settings whose type YAML lacks."""
 
