@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,8 +65,10 @@ def _parts(schema: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Ma
                 yield from _parts(part, f"{place}/{word}/{name}".rstrip("/"))
 
 
-def vocabulary_of(tokenizer: Any, size: int, ends: Collection[int]) -> LLTokenizer:
-    """Return llguidance's view of a tokenizer for logits of `size` ids; `ends` are the ids that end an answer."""
+@lru_cache(maxsize=2)
+def vocabulary_of(tokenizer: Any, size: int, ends: frozenset[int]) -> LLTokenizer:
+    """Return llguidance's view of a tokenizer for logits of `size` ids; `ends` are the ids that end an answer. Kept, as
+    it takes a second for large vocabularies."""
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         raise UserError(
             f"a form for the answer needs a tokenizer with a tokenizer.json, not {type(tokenizer).__name__}"
@@ -74,6 +76,7 @@ def vocabulary_of(tokenizer: Any, size: int, ends: Collection[int]) -> LLTokeniz
     return LLTokenizer(backend.to_str(), max(size, backend.get_vocab_size()), eos_token=sorted(ends) or None)
 
 
+@lru_cache(maxsize=8)
 def compiled(kind: str, text: str, vocabulary: LLTokenizer) -> LLMatcher:
     """Return the matcher of a form. UserError, in one line with the place, for a broken one."""
     schema = schema_of(text) if kind == "json_schema" else {}

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.drafters import PairDrafters
+from app.settings.table import FORMS
 from app.settings.types import BAN
 from sampling.beam import BeamPlan, beam_generate
 from sampling.constraint import FormConstraint
@@ -61,13 +62,11 @@ ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
 engine's own default."""
 
 
-FORM_FIELDS = {
+FORM_FIELDS = {  # of a form that is no JSON schema (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
     **dict.fromkeys((("vLLM", "grammar"), ("vLLM", "regex")), "structured_outputs"),
     **{("SGLang", "grammar"): "ebnf", ("SGLang", "regex"): "regex"},
     **dict.fromkeys((("llama-server", "grammar"), ("llama-cpp-python", "grammar")), "grammar"),
 }
-"""The field of each engine for a form that is no JSON schema (their pages "Structured Outputs"; llama.cpp's
-tools/server/README.md)."""
 
 
 @dataclass
@@ -324,7 +323,6 @@ class PairEngine:
         self._kept: dict[str, _Kept] = {}  # by lane
         self._paces: dict[tuple[str, Any], Controller] = {}  # by lane and its drafter's key
         self._own: Session | None = None  # the draft lane's session
-        self._forms: dict[frozenset[int], tuple[Any, dict[Any, Any]]] = {}  # by ends: the vocabulary, compiled forms
         self.measured: Any = None  # the Measured of app/lanes/warm.py, if it was warmed up
 
     def _remote(self) -> RemoteLM:
@@ -398,11 +396,9 @@ class PairEngine:
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
             return Lane(name, model, NoDrafter(), settings, limits, False, self._reopen, **shapes)
         if name == "beam":
-            if settings.stop:
-                raise UsageError(f"lane beam: a beam search has no stop strings (now {settings.show('stop')})")
-            if settings.form:
-                name = settings.form[0]
-                raise UsageError(f"lane beam: a beam search has no {name} (now {settings.show(name)})")
+            for setting in (setting for setting in ("stop", *FORMS) if getattr(settings, setting)):
+                what = "stop strings" if setting == "stop" else setting
+                raise UsageError(f"lane beam: a beam search has no {what} (now {settings.show(setting)})")
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
             return Lane(name, self.target, NoDrafter(), settings, limits, beams=beams, **shapes)
         kept = self._drafting(name, settings)
@@ -460,13 +456,9 @@ class PairEngine:
             return None
         from utils.grammar import GrammarState, compiled, form_text, vocabulary_of
 
-        size, form = self.target.vocab_size, (settings.form[0], form_text(*settings.form))
-        if ends not in self._forms:
-            self._forms[ends] = vocabulary_of(self.tokenizer, size, ends), {}
-        vocabulary, matchers = self._forms[ends]
-        if form not in matchers:
-            matchers[form] = compiled(*form, vocabulary)
-        return GrammarState(matchers[form], size, ends)
+        size, text = self.target.vocab_size, form_text(*settings.form)
+        matcher = compiled(settings.form[0], text, vocabulary_of(self.tokenizer, size, ends))
+        return GrammarState(matcher, size, ends)
 
     def _stops(self, settings: Settings) -> StopStrings | None:
         """Return the stop strings over the target's tokenizer; None without any."""

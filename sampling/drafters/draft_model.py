@@ -328,9 +328,9 @@ class ModelDrafter(Proposer):
         if not any(model.columns[: chain.width]):
             return chain
         if (probs := model.drawing.probs(model.columns, chain.width)) is not None:
-            for row, tree in enumerate(chain.trees):
-                for node in (node for node, source in enumerate(tree.source) if source == len(self.sources)):
-                    probs[row, node] = one_hot(torch.tensor(tree.tokens[node]), probs)
+            each = [(row, tree, node) for row, tree in enumerate(chain.trees) for node in range(len(tree.tokens))]
+            for row, tree, node in (one for one in each if one[1].source[one[2]] == len(self.sources)):  # forced
+                probs[row, node] = one_hot(torch.tensor(tree.tokens[node]), probs)
         return replace(chain, probs=probs)
 
 

@@ -475,12 +475,10 @@ class Proposer(Drafter):
     def _draft(self, growths: list[Growth], costs: NodeCosts | None) -> Draft:
         drafted, promised = [growth.kept for growth in growths], 0.0
         if len(drafted) == 1 and self.traits.tree:
-            free = [node for node in drafted[0] if node.source < len(self.sources)]
-            taken: set[Node | None] = {growths[0].root, *free[: worthwhile([node.path for node in free], costs)]}
-            for node in drafted[0] if len(free) < len(drafted[0]) else ():
-                taken |= {node} if node.source == len(self.sources) and node.parent in taken else set()
-            drafted = [[node for node in drafted[0] if node in taken]]
-            promised = sum(node.path for node in drafted[0])
+            paths = [node.path for node in drafted[0]]
+            free = [node.path for node in drafted[0] if node.source < len(self.sources)]
+            drafted = [drafted[0][: worthwhile(free, costs) + len(paths) - len(free)]]
+            promised = sum(paths[: len(drafted[0])])
         self._drafted = drafted
         call = self.model.call() if self.model else None
         return Draft(list(map(tree_of, drafted)), calls=() if call is None else (call,), promised=promised)

@@ -15,7 +15,7 @@ from utils.grammar import LAYOUT, GrammarState, compiled, form_text, vocabulary_
 
 TOKENIZER = tiny_tokenizer()
 STOP = TOKENIZER.convert_tokens_to_ids(END)
-VOCABULARY = vocabulary_of(TOKENIZER, VOCAB, {STOP})
+VOCABULARY = vocabulary_of(TOKENIZER, VOCAB, frozenset({STOP}))
 PERSON = {
     "type": "object",
     "properties": {"name": {"enum": ["the", "and"]}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
