@@ -77,7 +77,10 @@ class Why:
         ]
         narrow = stats.target_passes * plain.verify_ms / plain.target_passes if plain and rate else stats.verify_ms
         self.width_s = max(0.0, stats.verify_ms - narrow) / 1000 / (stats.draft_n or 1)  # of a pass, for each draft
-        self.best = max(range(1, 17), key=self.at) if self.token_ms and self.gamma and stats.draft_n else 0
+        self.gammas = range(
+            1, 1 + 2 * max((step.length for step in self.rounds), default=0)
+        )  # beyond, costs are unknown
+        self.best = max(self.gammas, key=self.at) if self.token_ms and self.gamma and stats.draft_n else 0
         examined = [
             {
                 choice.rank
@@ -142,8 +145,8 @@ class Why:
         if lane.settings.temperature and self.known:
             yield f"Of {self.known} examined drafts {self.likely} are the target's likeliest, as temperature 0 wants."
         if self.best:
-            shown = ", ".join(f"{self.at(gamma):.2f}x at {gamma}" for gamma in (1, 2, 4, 6, 8, 16))
-            yield f"With other gammas these rounds bring about {shown}; best {self.at(self.best):.2f}x at {self.best}."
+            shown = [f"{self.at(gamma):.2f}x at {gamma}" for gamma in (1, 2, 4, 6, 8, 16) if gamma in self.gammas]
+            yield f"With other gammas these rounds bring about {', '.join(shown)}; best {self.at(self.best):.2f}x at {self.best}."
         if per_round:
             yield f"Without their cost these drafts bring {self.free:.2f}x, if all of them are right {self.right:.2f}x."
 

@@ -133,7 +133,7 @@ CASES = {
         Made([(4, 0), (3, 3)] * 10, 1.0, 0.1, "auto", ("match", "tables", "feature"), [0, 2] * 10),
         "/compare ar,spec,feature: about ",
     ),
-    "nearly always right": (Made([(2, 2)] * 15 + [(2, 1)], 0.2, 0.02, 2), "/gamma 16: about "),
+    "nearly always right": (Made([(2, 2)] * 15 + [(2, 1)], 0.2, 0.02, 2), "/gamma 4: about 4.10x"),
     "short": (Made([(4, 2)] * 3, 1.0, reason="length"), "/length 128: 3 rounds are too few to judge by."),
     "long drafts, few rounds": (Made([(16, 16)] * 5, 0.1, gamma=16, reason="length"), "/length 344: 5 rounds are"),
     "short and whole": (Made([(4, 2)] * 3, 1.0), "a question with a longer answer: 3 rounds are too few"),
