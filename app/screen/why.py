@@ -23,6 +23,7 @@ from utils.remote.server import is_server
 
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
 GAIN = 1.05  # least expected speed-up over the answer's own of what is worth trying
+SHOWN = (1, 2, 4, 6, 8, 16)  # gammas
 ALONE = {"ar": "plain decoding", "beam": "a search"}
 NOTHING = "nothing else is expected to bring 5% more"
 FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
@@ -145,8 +146,8 @@ class Why:
         if lane.settings.temperature and self.known:
             yield f"Of {self.known} examined drafts {self.likely} are the target's likeliest, as temperature 0 wants."
         if self.best:
-            shown = [f"{self.at(gamma):.2f}x at {gamma}" for gamma in (1, 2, 4, 6, 8, 16) if gamma in self.gammas]
-            yield f"With other gammas these rounds bring about {', '.join(shown)}; best {self.at(self.best):.2f}x at {self.best}."
+            shown = ", ".join(f"{self.at(gamma):.2f}x at {gamma}" for gamma in SHOWN if gamma in self.gammas)
+            yield f"With other gammas these rounds bring about {shown}; best {self.at(self.best):.2f}x at {self.best}."
         if per_round:
             yield f"Without their cost these drafts bring {self.free:.2f}x, if all of them are right {self.right:.2f}x."
 
