@@ -9,6 +9,7 @@ are those of utils/catalogue/templates.py.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from operator import add
@@ -30,17 +31,17 @@ from sampling.types import Drafter, FixedPace, Limits, Rows
 from utils.catalogue.templates import carries_template, check_template, end_ids, render
 from utils.errors import UserError, nearest, shown, whole
 from utils.loading.fit import fingerprint
-from utils.logits_processors import LogitsProcessor, make_processor
+from utils.logits_processors import Bias, LogitsProcessor, make_processor
 from utils.tokenizer import first_ids
 
 NEW_TOKENS = 128  # if the config has no length
 
 _HONOURED = (
-    *("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size"),
-    *("max_new_tokens", "max_length", "eos_token_id"),
+    *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size"),
+    *("sequence_bias", "bad_words_ids", "suppress_tokens", "max_new_tokens", "max_length", "eos_token_id"),
 )
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values that change nothing; None never does
-    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p", "top_h"), (1, 1.0)),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "top_h"), (1, 1.0)),
     **dict.fromkeys(("encoder_repetition_penalty", "length_penalty", "guidance_scale"), (1, 1.0)),
     **dict.fromkeys(("min_length", "min_new_tokens", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"), (0, 0.0)),
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "penalty_alpha", "prompt_lookup_num_tokens"), (0, 0.0)),
@@ -118,12 +119,26 @@ def _processor(values: dict[str, Any], sampled: bool) -> LogitsProcessor:
     rules: dict[str, Any] = {
         "repetition_penalty": values.get("repetition_penalty", 1.0),
         "no_repeat_ngram": values.get("no_repeat_ngram_size", 0),
+        "logit_bias": _bias(values),
     }
     if not sampled:
         return make_processor(0.0, **rules)
     numbers: dict[str, Any] = {"temperature": 1.0, "top_k": 50}
-    numbers |= {name: values[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in values}
-    return make_processor(**numbers, **rules)
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+    return LogitsProcessor(**numbers | {name: values[name] for name in names if name in values}, **rules)
+
+
+def _bias(values: dict[str, Any]) -> Bias:
+    """Return transformers' `sequence_bias`, `bad_words_ids` and `suppress_tokens`. UserError for none of its forms."""
+    given = values.get("sequence_bias", {})
+    try:
+        bias = {tuple(ids): amount for ids, amount in (given.items() if isinstance(given, Mapping) else given)}
+        words = [tuple(ids) for ids in values.get("bad_words_ids", ())]
+        bias |= {ids: -math.inf for ids in words if ids != (values.get("eos_token_id"),)}
+        return bias | {(token,): -math.inf for token in values.get("suppress_tokens", ())}
+    except (TypeError, ValueError):
+        names = [name for name in ("sequence_bias", "bad_words_ids", "suppress_tokens") if name in values]
+        raise UserError(f"{' or '.join(names)}: lists of ids are needed, as transformers takes them") from None
 
 
 def listed(prompts: Any) -> list[Any]:

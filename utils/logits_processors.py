@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HOTTEST = 1 / COLDEST
-TOP = 1024  # candidates for a nucleus that are looked at before the whole vocabulary is
+MANY = 4096  # ids; of more only those are looked at that filters can leave
 ROUNDING = 1e-6  # a sum of probabilities may be off by less
 
 
@@ -117,13 +117,9 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
 
     Only values are sorted: they tell the least one that is kept, and how many of those equal to it are.
     """
-    top_p, size, waits = max(top_p, COLDEST), probs.shape[-1], probs.device.type != "cpu"
-    for most in [size] if waits else sorted({min(TOP, size), size}):
-        values = _largest(probs, most)
-        before = values.cumsum(dim=-1).sub_(values)
-        if waits or bool((before[..., -1] >= top_p + ROUNDING).all()):
-            break
-    count = (before < top_p).sum(dim=-1, keepdim=True)
+    waits, values = probs.device.type != "cpu", _descending(probs)
+    before = values.cumsum(dim=-1).sub_(values)
+    count = (before < max(top_p, COLDEST)).sum(dim=-1, keepdim=True)
     least = values.gather(-1, count - 1)
     kept = probs >= least
     spare = kept.sum(dim=-1, keepdim=True) - count
@@ -154,18 +150,15 @@ def _normalised(probs: Tensor) -> Tensor:
     return probs / probs.sum(dim=-1, keepdim=True)
 
 
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Return the `count` largest of values [..., V], descending; on a CPU numpy is many times as fast as torch, which
-    sorts indices too."""
+def _descending(values: Tensor) -> Tensor:
+    """Return values [..., V] in descending order; on a CPU numpy is many times as fast as torch, which sorts indices
+    too."""
     import numpy as np
     import torch
 
     if values.device.type != "cpu":
-        return values.topk(count, dim=-1).values
-    top = values.detach().numpy()
-    if count < values.shape[-1]:
-        top = np.partition(top, -count, axis=-1)[..., -count:]
-    return torch.from_numpy(np.sort(top, axis=-1)).flip(-1)
+        return values.sort(dim=-1, descending=True).values
+    return torch.from_numpy(np.sort(values.detach().numpy(), axis=-1)).flip(-1)
 
 
 def _tops(scores: Tensor) -> Tensor:
@@ -379,15 +372,36 @@ class LogitsProcessor:
             top = _tops(scores)
         if self.greedy:
             return scores.new_zeros(scores.shape).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
+        cuts, hot = self.top_k or self.top_p < 1 or self.min_p, self.temperature > HOTTEST
+        if cuts and not hot and scores.device.type == "cpu" and scores.shape[-1] > MANY:
+            import torch
+
+            each = zip(scores.view(-1, scores.shape[-1]), top.view(-1), strict=True)
+            return torch.stack([self._of_candidates(*row) for row in each]).view(scores.shape)
         for rule, value in rules:  # a temperature changes no order; a high one would hide it
             scores = rule.on_scores(scores, value) if rule.on_scores else scores
-        if self.temperature > HOTTEST:
+        if hot:
             probs = _normalised((scores > -math.inf).to(scores))
         else:
             probs = (scores - top).div_(self.temperature).softmax(dim=-1)
         for rule, value in rules:
             probs = rule.on_probs(probs, value) if rule.on_probs else probs
         return probs
+
+    def _of_candidates(self, scores: Tensor, top: Tensor) -> Tensor:
+        """Return the distribution of scores [V], worked out over the ids that the filters can leave: few of many."""
+        if 0 < self.top_k < len(scores):
+            index = (scores >= scores.topk(self.top_k).values[-1]).nonzero()[:, 0]
+            probs = ((scores[index] - top) / self.temperature).softmax(dim=-1)
+        else:
+            probs = ((scores - top) / self.temperature).softmax(dim=-1)
+            # Ids below (1 − top_p) / V have less than 1 − top_p together.
+            least = (1 - self.top_p) / len(scores) if self.top_p < 1 else self.min_p * probs.max()
+            index = (probs >= least * (1 - ROUNDING)).nonzero()[:, 0]
+            probs = probs[index]
+        for rule, value in self.at_work:
+            probs = rule.on_probs(probs, value) if rule.on_probs else probs
+        return scores.new_zeros(scores.shape).index_copy_(0, index, probs)
 
     def ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
         """Return the scores after the rules about their prefixes."""

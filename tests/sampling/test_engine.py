@@ -142,7 +142,9 @@ def test_wrong_prompts_are_named(prompts: Any, told: str) -> None:
     ("config", "told"),
     [
         ({"num_beams": 4}, f"{HEAD} num_beams=4 {NOT}: leave it out"),
-        ({"typical_p": 0.9}, f"{HEAD} typical_p=0.9 {NOT}: leave it out"),
+        ({"top_h": 0.9}, f"{HEAD} top_h=0.9 {NOT}: leave it out"),
+        ({"sequence_bias": 3}, "sequence_bias: lists of ids are needed, as transformers takes them"),
+        ({"bad_words_ids": [["x"]]}, "logit_bias must be by ids of 0 or more, got 'x'"),
         ({"stop_strings": ["x"]}, f"{HEAD} stop_strings=['x'] {NOT}: leave it out"),
         ({"max_newtokens": 4}, f"{HEAD} max_newtokens=4 {NOT}: did you mean max_new_tokens?"),
         ({"temperature": -1, "do_sample": True}, "temperature must be a finite number, 0 or more, got -1"),
@@ -153,7 +155,6 @@ def test_wrong_prompts_are_named(prompts: Any, told: str) -> None:
             GenerationConfig(num_return_sequences=2, do_sample=True),
             f"{HEAD} num_return_sequences=2 {NOT}: leave it out",
         ),
-        (GenerationConfig(bad_words_ids=[[1]]), f"{HEAD} bad_words_ids=[[1]] {NOT}: leave it out"),
         (3, "generation_config must be a GenerationConfig or a dict, got 3"),
     ],
 )  # fmt: skip
@@ -172,6 +173,19 @@ def test_a_config_of_transformers_is_read_as_they_read_it() -> None:
     assert read_config(GenerationConfig()).new_tokens(3) == 128
     told = refused(lambda: read_config({"max_length": 20}).new_tokens(20))
     assert told == "max_length must be above the 20 tokens of the longest prompt, got 20"
+
+
+def test_biases_are_transformers() -> None:
+    said = engine().generate(PROMPTS, SHORT, return_token_ids=True)[1][0]
+    biases: dict[str, Any] = {
+        "sequence_bias": [[[said[0]], -3.0], [[said[1], said[2]], -4.0], [[5], 2.5]],
+        "bad_words_ids": [[said[1]], [said[2], said[3]], [2]],
+        "suppress_tokens": [said[4], 9],
+    }
+    config = GenerationConfig(**biases, max_new_tokens=8, eos_token_id=2)
+    ours = engine().generate(PROMPTS, config, return_token_ids=True)[1]
+    assert ours == [theirs(text, max_new_tokens=8, **biases) for text in PROMPTS]
+    assert read_config({"typical_p": 0.5, "do_sample": True}).processor.typical_p == 0.5
 
 
 def test_the_models_own_config_holds_where_none_is_given() -> None:

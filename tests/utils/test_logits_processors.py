@@ -206,3 +206,25 @@ def test_typical_p_is_that_of_transformers(row: list[float], mass: float) -> Non
     theirs: Any = TypicalLogitsWarper(mass)(torch.tensor([[0]]), wide(row)[None]).softmax(dim=-1)
     assert torch.allclose(LogitsProcessor(typical_p=mass)(wide(row)[None]), theirs, atol=CLOSE, rtol=0)
     agree(LogitsProcessor(typical_p=mass), NaiveLaw(typical_p=mass), row)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"top_k": 40},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"top_k": 40, "top_p": 0.8},
+        {"top_p": 0.97, "min_p": 0.02, "typical_p": 0.7},
+        {"top_k": 7, "min_p": 0.2, "typical_p": 0.9},
+        {"top_k": 5000, "top_p": 0.01},
+    ],
+)
+def test_of_many_ids_only_those_that_can_be_left_are_looked_at(seed: int, rules: dict[str, Any]) -> None:
+    """The first row has ties, also with the k-th; the second is nearly flat."""
+    rows = torch.randn(2, 4200, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows = torch.stack([(rows[0] * 9).round() / 3, rows[1] / 50])
+    shape = {"temperature": 0.9 + seed / 4, **rules}
+    assert torch.allclose(LogitsProcessor(**shape)(rows), NaiveLaw(**shape)(rows), atol=CLOSE, rtol=0)
+    assert torch.equal(LogitsProcessor(**shape)(rows)[:1], LogitsProcessor(**shape)(rows[:1]))

@@ -25,8 +25,8 @@ from sampling.vocabulary import single_thread_if_small
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support import cascades
 from tests.support.blocks import V, loaded, target_of
-from tests.support.reference import NaiveLaw
-from tests.support.runs import answers, decode, enumeration_error, steps
+from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.runs import answers, decode, enumeration_error, sample_counts, steps
 from tests.support.students import make_drafter, make_student, make_target, text
 from tests.support.tiny import noisy_copy
 from tests.support.toy_drafters import TreeDrafter
@@ -80,6 +80,26 @@ def test_it_has_in_longer_texts(name: str, law: str) -> None:
     narrow = replace(LAWS[law], top_k=min(LAWS[law].top_k or 3, 3))
     options: dict[str, Any] = {"prompt": PROMPT, "length": 5, "gamma": 64 if name == "cascade" else 2}
     assert enumeration_error(sure_start(WIDE, 1), MAKERS[name], law=narrow, together=1024, **options) < EXACT
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("law", sorted(SHORT))
+@pytest.mark.parametrize("name", ["chain", "block", "cascade"])
+def test_counts_of_sampled_text_have_it_too(name: str, law: str) -> None:
+    right, target = LAWS[law], TableLM(WIDE, 21, 1.2, dtype=torch.float32)
+    shape = {field: getattr(right, field) for field in right.__dataclass_fields__}
+    processor = LogitsProcessor(**shape | {"logit_bias": dict(right.logit_bias)})
+    make, gamma = MAKERS[name], 64 if name == "cascade" else 3
+    counts = sample_counts(
+        target,
+        make,
+        lambda seed: KeyedSampler(processor, 900 + seed),
+        prompt=PROMPT,
+        samples=5_000,
+        length=4,
+        gamma=gamma,
+    )
+    assert chi_square_p(counts, exact_law(target, PROMPT, right, 3)) > 1e-6
 
 
 # -- greedy -----------------------------------------------------------------------------------------
