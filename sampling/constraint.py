@@ -52,8 +52,9 @@ class FormConstraint:
         """
         flat, states = logits.reshape(-1, logits.shape[-1]), list(map(self.at, prefixes))
         with single_thread_if_small(logits.numel()):
-            each = [None if state is None else state.refused if ids is None else state.refused[ids] for state in states]
-            rows = [torch.zeros(flat.shape[-1], dtype=torch.bool) if row is None else row for row in each]
+            each = [None if state is None else state.refused for state in states]
+            some = slice(None) if ids is None else ids.cpu()
+            rows = [torch.zeros(flat.shape[-1], dtype=torch.bool) if row is None else row[some] for row in each]
             refused = torch.stack(rows).to(flat.device)
             kept = flat.masked_fill(refused, -math.inf)
             if not bool((left := kept.amax(dim=-1, keepdim=True) > -math.inf).all()):

@@ -1,8 +1,11 @@
 """The loop on a pretended device: all drafters draft as on the CPU, nothing mixes devices, the host waits rarely."""
 
+from __future__ import annotations
+
 import functools
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 
 import sampling
 from app.settings.table import Settings
+from sampling.constraint import FormConstraint
 from sampling.drafters import registry
 from sampling.drafters.registry import ROWS, DraftRequest
 from sampling.drafters.tables.suffix import SuffixIndex
@@ -133,13 +137,15 @@ def same(
     pair: Callable[[], RandomPair] = on_the_device,
     cpu: Callable[[], RandomPair] = on_the_cpu,
     settings: Settings = Settings(),
+    form: bool = False,
     **options: Any,
 ) -> None:
     """A drafter of the registry drafts on the device as on the CPU; `options` are :func:`decode`'s."""
 
     def run(pair: RandomPair) -> list[Event]:
         drafter = pair.build(DraftRequest(word, settings, grown))
-        return decode(pair.target, prompt, drafter, sampler(**SAMPLERS[kind]), length=8, **options)
+        how = {**SAMPLERS[kind], "constraint": FormConstraint(Alternating()) if form else None}
+        return decode(pair.target, prompt, drafter, sampler(**how), length=8, **options)
 
     alike(run, pair, cpu)
 
@@ -187,6 +193,39 @@ def test_logits_that_are_no_numbers_are_told_on_a_device_too(kind: str) -> None:
 @pytest.mark.parametrize("word", ["model", "feature", "dspark", "cascade"])
 def test_heads_of_few_ids_and_noted_alternatives_do_on_a_device_what_they_do_on_the_cpu(word: str) -> None:
     same(word, "none", "sampled", [PROMPT], few_ids_on_the_device, few_ids, alternatives=2)
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """A form: even and odd ids in turn, and after a multiple of five the next id."""
+
+    last: int = 0
+
+    @property
+    def forced(self) -> int | None:
+        return self.last + 1 if self.last and self.last % 5 == 0 else None
+
+    @property
+    def refused(self) -> torch.Tensor:
+        ids = torch.arange(40)
+        return ids % 2 == self.last % 2 if self.forced is None else ids != self.forced
+
+    def after(self, token: int) -> Alternating | None:
+        return None if self.refused[token] else Alternating(token)
+
+
+FORMS = [
+    *[("model", "none", "sampled"), ("glide", "none", "sampled"), ("dspark", "none", "sampled")],
+    *[("model", "dynamic", "greedy"), ("feature", "dynamic", "greedy"), ("dflash", "dynamic", "greedy")],
+    *[("tables+feature", "joint", "gumbel"), ("ngram", "none", "gumbel"), ("cascade", "none", "sampled")],
+]
+
+
+@pytest.mark.parametrize(("word", "grown", "kind"), FORMS)
+def test_forms_do_on_a_device_what_they_do_on_the_cpu(word: str, grown: str, kind: str) -> None:
+    same(word, grown, kind, [PROMPT], few_ids_on_the_device, few_ids, form=True)
+    if (word, grown) == ("model", "none"):
+        same(word, grown, kind, [PROMPT, [7, 7], PROMPT[2:]], form=True)
 
 
 @pytest.mark.parametrize("word", ["none", "model", "tables", "chain"])

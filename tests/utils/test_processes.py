@@ -76,6 +76,18 @@ def test_three_processes_answer_as_one_does(
     assert len({tuple(result["ids"]) for result in shared["results"][:-1]}) == 1
 
 
+@pytest.mark.exhaustive  # some seconds
+def test_processes_share_a_form(catalogue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = words(catalogue, "--compare", "ar,spec,ngram,feature", "--json", "--regex", '"[a-z]{3,6}": (the|and)')
+    with Ranks(tmp_path, 2, infer, [*given, "--temperature", "1", "--coupling", "gumbel"]) as ranks:
+        assert ranks.codes() == [0, 0], [ranks.errors(rank) for rank in range(2)]
+        shared = json.loads(ranks.out(0))
+    assert main([*given, "--temperature", "1", "--coupling", "gumbel"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert [result["ids"] for result in shared["results"]] == [result["ids"] for result in alone["results"]]
+    assert len({tuple(result["ids"]) for result in shared["results"]}) == 1
+
+
 def test_sampled_drafts_under_gamma_auto_keep_the_processes_in_step(
     catalogue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
