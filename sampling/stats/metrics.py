@@ -152,7 +152,7 @@ class Meter:
                 (self._sources[source][0], self._sources[source][1])
                 for source in range(max(self._sources, default=-1) + 1)
             ),
-            openings=0 if self._ttft_s is None else 1,
+            openings=int(self._ttft_s is not None and bool(self.ids)),
             top2_gaps=tuple(self._gaps),
             beams=self._beams,
             least_pass_ms=1000 * self._least_s[False] if False in self._least_s else None,

@@ -106,6 +106,16 @@ def test_the_lanes_say_the_same(engine: PairEngine, temperature: float) -> None:
         assert answer.stats.stop_reason == "stop"
 
 
+def test_an_answer_that_ends_before_its_first_token_has_no_rate(engine: PairEngine) -> None:
+    prompt = list(engine.tokenizer("tell me", add_special_tokens=False)["input_ids"])
+    chosen = Settings(max_new_tokens=4, logit_bias="'a'=100", stop=("a",))
+    stats = run_lane(engine.lane("spec", chosen), prompt, str, interrupt=never).stats
+    assert (stats.predicted_n, stats.stop_reason, stats.predicted_per_second or 0, stats.tokens_per_pass or 0) == (
+        *(0, "stop"),
+        *(0, 0),
+    )
+
+
 def test_texts_are_read_and_shown() -> None:
     chosen = Layers().with_set(stop=r"\nUser:").settings
     assert chosen.stop == ("\nUser:",)
