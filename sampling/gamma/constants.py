@@ -1,6 +1,6 @@
 """The constants of `gamma auto` and of the builder's choice of nodes, with what each does.
 
-Where they were measured, and what half of each changes: docs/notes/prediction.md, "Constants of gamma auto". Costs are
+Where they were measured, and what half of each changes: docs/notes.md, "Constants of gamma auto". Costs are
 in passes of the target over one token.
 """
 
