@@ -146,20 +146,11 @@ def bench_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
     return args
 
 
-def _run_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
-    """Return the values of run; UsageError for log-probabilities that nothing would show."""
-    args = arguments(COMMANDS["run"].fields, given)
-    if args.logprobs is not None and (args.samples or not args.json):
-        raise UsageError("--logprobs needs --json, and answers without --samples")
-    return args
-
-
 COMMANDS: Mapping[str, SubCommand] = {
     "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
     "run": SubCommand(
         "run [PROMPT|-] [--json] [options]",
         "answer one prompt; - or a pipe is one prompt",
-        own=_run_args,
         fields=by_name(
             Field("json", SWITCH, False, "every figure, as one JSON object"),
             Field("logprobs", Whole(0, 20), None, "with --json: log-probabilities, and the N likeliest of each token"),

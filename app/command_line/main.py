@@ -115,11 +115,13 @@ def _run(request: Request) -> int:
         if piped and (sys.stdin is None or sys.stdin.closed):
             raise UsageError("no prompt: stdin is closed")
         as_json = request.command == "run" and request.own.json
+        logprobs = request.own.logprobs if request.command == "run" else None
+        if logprobs is not None and (request.own.samples or not as_json):
+            raise UsageError("--logprobs needs --json, and answers without --samples")
         if request.command == "run" and request.own.samples is not None:
             from app.command_line.run import run_samples
 
             return run_samples(settings, options, None if piped else request.prompt, as_json, request.own.samples)
-        logprobs = request.own.logprobs if request.command == "run" else None
         return run_once(settings, options, None if piped else request.prompt, as_json, logprobs)
     from app.console.repl import run_console
 

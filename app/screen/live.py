@@ -350,9 +350,8 @@ def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Tra
     if lane.beams is not None:
         raise UserError("a beam search has no rounds")
     shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
-    further = (used.presence_penalty, used.frequency_penalty, used.typical_p, used.form)
-    plain = not used.logit_bias and (shaped, further) == ((0, 1.0, 0.0, 1.0, 0), (0.0, 0.0, 1.0, None))
-    exact = used.temperature == 1 and plain
+    further = (used.presence_penalty, used.frequency_penalty, used.typical_p, used.form, used.logit_bias)
+    exact = used.temperature == 1 and (shaped, further) == ((0, 1.0, 0.0, 1.0, 0), (0.0, 0.0, 1.0, None, ()))
     steps = [*track.steps, *upcoming]
     return Trace(steps, track.decode, look, lane.source_names, rule=rule_of(lane), exact=exact)
 
