@@ -36,6 +36,7 @@ PUBLISHED: Mapping[str, tuple[dict[str, object], str, str]] = {
     "eagle3": ({"method": "eagle3"}, "draft-eagle3", "EAGLE3"),
     "peagle": ({"method": "eagle3", **ONCE}, "", ""),
     "dflash": ({"method": "dflash"}, "draft-dflash", "DFLASH"),
+    "jetspec": ({}, "", ""),
     "dspark": ({"method": "dspark"}, "draft-dspark", "DSPARK"),
     "dflash2": ({}, "draft-dflash", ""),
     "pard": ({"method": "draft_model", **ONCE}, "", ""),

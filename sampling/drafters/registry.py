@@ -195,6 +195,16 @@ _ALONE = (
         short="DFlash",
     ),
     DrafterRow(
+        "jetspec",
+        "JetSpec head",
+        "JetSpec: DFlash with a causal block",
+        "sampling.drafters.draft_model:build_head",
+        needs="jetspec",
+        lm="sampling.drafters.draft_heads.dflash:BlockLM",
+        settings=(*TREE, "gamma"),
+        short="JetSpec",
+    ),
+    DrafterRow(
         "dspark",
         "DSpark head",
         "DSpark: the same, a Markov head",

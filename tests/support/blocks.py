@@ -1,5 +1,5 @@
 """Random block heads as they are published, configuration and tensors in each naming, and their logits by the package
-*speculators*.
+*speculators*, or for kinds that it lacks by naive_blocks.py.
 
 Where that cannot be imported (requirements-dev.txt says why) the numbers are those of block_logits.json, which
 `python -m tests.support.blocks` writes.
@@ -18,6 +18,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.checkpoint import load_student
 from sampling.drafters.draft_heads.dflash import BlockLM
 from tests.support import speculators
+from tests.support.naive_blocks import block
 from tests.support.students import make_target, text
 from utils.catalogue.catalogue import head_kind
 
@@ -71,6 +72,7 @@ CASES = {
     "P-EAGLE, normed, two layers": BlockCase(
         "peagle", options={"norm_before_fc": True, "norm_before_residual": True}, own=True
     ),
+    "JetSpec": BlockCase("jetspec", "z-lab", {"causal_head": True}),
 }
 
 
@@ -129,8 +131,9 @@ def published(
     told = {"block_size": case.block, "mask_token_id": 38, **case.options}
     outputs = [layer - 1 for layer in enters]
     if case.style == "z-lab":
-        nested = {"target_layer_ids": outputs, "mask_token_id": told.pop("mask_token_id")}
-        return {"architectures": ["DFlashDraftModel"], **inner, **told, "dflash_config": nested}, tensors
+        nested = {"target_layer_ids": outputs, "mask_token_id": told.pop("mask_token_id"), **case.options}
+        said = {"block_size": case.block, "dflash_config": nested}
+        return {"architectures": ["DFlashDraftModel"], **inner, **said}, tensors
     if case.style == "DeepSpec":
         own = {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": outputs, "num_target_layers": layers}
         own |= {"markov_rank": 0, "enable_confidence_head": case.kind == "dspark"}
@@ -178,6 +181,7 @@ def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) ->
     return folder
 
 
+NAIVE = ("jetspec",)  # kinds that *speculators* 0.9.0 lacks: their reference is naive_blocks.py
 AFTER = [5, 17, 3]  # the drafts of a block that a Markov head reads
 NUMBERS = Path(__file__).with_name("block_logits.json")
 
@@ -196,8 +200,19 @@ def loaded(folder: Path, name: str, target: Any) -> Any:
     return BlockLM(load_student(place, target))
 
 
+def naive(name: str, family: str, length: int) -> Tensor:
+    """Logits [drafts, V] of the block after `length` tokens, by naive_blocks.py."""
+    case, target, row = CASES[name], target_of(family), text(1, 12, V)
+    states = target(input_ids=torch.tensor([row]), output_hidden_states=True).hidden_states
+    features = torch.cat([states[at][0, : length - 1] for at in ENTERS], dim=-1)
+    drafts = case.block - 1 + case.anchored
+    return block(*published(case), target, features, [row[length - 1], *AFTER], drafts)
+
+
 def reference(name: str, family: str) -> dict[int, Tensor]:
     """By the tokens of the row: logits [drafts, n / 4] of each position of the block, of every fourth id."""
+    if CASES[name].kind in NAIVE:
+        return {length: naive(name, family, length)[:, ::4] for length in (9, 12)}
     if not speculators.IMPORTABLE:
         stored = json.loads(NUMBERS.read_text())[f"{name}, {family}"]
         return {int(length): torch.tensor(numbers) for length, numbers in stored.items()}
@@ -220,7 +235,8 @@ if __name__ == "__main__":
             length: [[round(value, 5) for value in one] for one in numbers.tolist()]
             for length, numbers in reference(name, family).items()
         }
-        for name in CASES
+        for name, case in CASES.items()
+        if case.kind not in NAIVE
         for family in ("Llama", "Qwen3")
     }
     NUMBERS.write_text(json.dumps(made) + "\n")

@@ -27,6 +27,7 @@ KINDS = ("plain", "glide", "feature", "eagle")
 BLOCKS: dict[str, dict[str, Any]] = {  # kinds that draft a block at once, and what their configuration says
     "peagle": {"mask": 2, "drafts": 3, "wide": True, "qk_norm": False},
     "dflash": {"mask": 2, "drafts": 3, "windows": (0, 2), "num_hidden_layers": 2},
+    "jetspec": {"mask": 2, "drafts": 3, "windows": (0, 2), "num_hidden_layers": 2, "causal_head": True},
     "dspark": {"mask": 2, "drafts": 3, "windows": (0,), "rank": 4, "markov": "rnn", "confidence": True},
     "dflash2": {"mask": 2, "drafts": 3, "windows": (0,), "rank": 4, "choices": 3, "taps": 2, "group": 8},
 }

@@ -312,7 +312,9 @@ def _kind_by_config(config: dict[str, Any]) -> str | None:
     if theirs is not None:
         return theirs if theirs in BLOCK_KINDS else "eagle"
     if isinstance(nested, dict):
-        return "dflash2" if "selector_rank" in {**config, **nested} else "dflash"
+        said = {**config, **nested}
+        causal = said.get("causal_head") or said.get("causal")  # the name in vLLM
+        return "dflash2" if "selector_rank" in said else "jetspec" if causal else "dflash"
     if "target_layer_ids" in config and "mask_token_id" in config:  # DeepSpec's
         return "dspark" if config.get("markov_rank") or config.get("enable_confidence_head") else "dflash"
     return None

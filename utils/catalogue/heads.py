@@ -23,6 +23,7 @@ HEAD_KINDS = {
     "eagle": HeadKind(),
     "peagle": HeadKind(block=True),
     "dflash": HeadKind(block=True),
+    "jetspec": HeadKind(block=True),
     "dspark": HeadKind(block=True),
     "dflash2": HeadKind(block=True),
 }

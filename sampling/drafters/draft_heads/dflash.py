@@ -1,18 +1,20 @@
-"""DFlash, DSpark, DFlash2 and P-EAGLE heads: one pass drafts a whole block (z-lab/dflash, deepseek-ai/DeepSpec,
-*speculators*).
+"""Heads that draft a whole block in one pass: DFlash, JetSpec, DSpark, DFlash2 and P-EAGLE (z-lab/dflash,
+deepseek-ai/DeepSpec, *speculators*).
 
 The rows of a block are the last token, which the target has not read, and masks after it. In every layer they attend to
 the states of the target, fused to one a token, and to each other. The keys and values of the target's states stay in
 the cache, those of the block's rows do not.
 
 * DFlash draws a position's draft independently of the drafts before it.
+* JetSpec (hao-ai-lab/JetSpec, arXiv 2606.18394) is DFlash whose rows see no later row, in training too.
 * DSpark's Markov head adds to a position's logits a term of the token before: of that token alone (`vanilla`), gated by
   the position's state (`gated`), or of all tokens since the last one that the target has read (`rnn`). Its confidence
   head estimates, before the draft is drawn, the chance that it is accepted; a chain that ends there stays exact.
 * DFlash2 has a convolution over the block's rows around each sublayer, and a selector that scores a position's
   likeliest tokens again by the token before.
 
-DFlash's trees are DDTree's, DSpark's grow along its Markov head, DFlash2's are of the selector's candidates.
+Trees of DFlash and JetSpec are DDTree's, DSpark's grow along its Markov head, DFlash2's are of the selector's
+candidates.
 
 A P-EAGLE head is an EAGLE-3 head whose rows are tokens, each with the target's states one position before, and then
 masks, each with the mask's embedding and one learned state instead. All rows are causal. The last token's row yields
@@ -106,22 +108,28 @@ class DFlashSession(BlockCausalSession, FollowingSession):
 
     def _seen(self, positions: Tensor, mask: Tensor | None, new: int, before: int) -> dict[int, Tensor | None]:
         """Return by window the mask of the slots that a block's rows (`positions` from `new` on) see; None: all."""
-        rows, count = len(positions), positions.shape[1] - new
+        rows, count, config = len(positions), positions.shape[1] - new, self.network.config
         slots = before + positions.shape[1]
         open_ = torch.ones(rows, count, slots, dtype=torch.bool)
         if mask is not None:
             open_ = mask[:, 0, new:].cpu() == 0
         where = torch.cat((torch.arange(before).expand(rows, -1), positions), dim=1)
         masks: dict[int, Tensor | None] = {}
-        for window in {*self.network.config.windows}:
-            seen = open_.clone()
-            seen[..., -count:] = True
+        for window in {*config.windows}:
+            seen, causal = open_.clone(), config.causal_head or (window and config.causal)
+            seen[..., -count:] = torch.ones(count, count).tril(0 if causal else count).bool()
             if window:
                 seen &= (where >= positions[:, new : new + 1] - window)[:, None]
-                if self.network.config.causal:
-                    seen[..., -count:] = torch.ones(count, count).tril().bool()
             masks[window] = None if bool(seen.all()) else additive(seen, self.network)
         return masks
+
+
+class JetSpecSession(DFlashSession):
+    """B rows of a JetSpec head."""
+
+    def masks(self, count: int) -> int:
+        """Return the number of masks that `count` drafts need: no row sees a later one."""
+        return count - self.network.config.from_anchor
 
 
 class DSparkNetwork(BlockNetwork):
@@ -252,6 +260,7 @@ class BlockLM(FollowingLM):
     parts: Mapping[str, HeadParts] = {
         "peagle": (StudentNetwork, PEagleSession),
         "dflash": (BlockNetwork, DFlashSession),
+        "jetspec": (BlockNetwork, JetSpecSession),
         "dspark": (DSparkNetwork, DSparkSession),
         "dflash2": (DFlash2Network, DFlash2Session),
     }

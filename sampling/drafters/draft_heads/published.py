@@ -353,7 +353,7 @@ def reduced(
 
 # -- heads that draft a block ----------------------------------------------------------------------------
 
-_REFUSED = ("causal_head", "draft_shift")  # JetSpec's
+_REFUSED = ("draft_shift",)  # JetSpec's, in no published file
 _BIAS = "model.markov_head.markov_w2.weight"
 
 
@@ -365,7 +365,7 @@ def translated_block(
     settings = {**stored, **(nested if isinstance(nested, dict) else {})}
     if wrong := [name for name in _REFUSED if settings.get(name)]:
         raise UserError(f"the drafter {folder} has {wrong[0]}, which is not read")
-    own = named(tensors, folder, {"dspark": "DSpark", "dflash2": "DFlash2"}.get(kind, "DFlash"))
+    own = named(tensors, folder, {"dspark": "DSpark", "dflash2": "DFlash2", "jetspec": "JetSpec"}.get(kind, "DFlash"))
     theirs, states = "speculators_model_type" in stored, own["model.fc.weight"].shape[-1] // large.hidden_size
     config = {
         "kind": kind,
@@ -375,6 +375,7 @@ def translated_block(
         "from_anchor": bool(settings.get("sample_from_anchor", kind == "dspark" or "target_layer_ids" in stored)),
         # z-lab's own pass is never causal.
         "causal": theirs and not settings.get("sliding_window_non_causal", kind == "dflash2"),
+        "causal_head": bool(settings.get("causal_head") or settings.get("causal")),
     }
     config["windows"] = _windows(inner, config["num_hidden_layers"], folder)
     block = settings.get("block_size")

@@ -76,7 +76,8 @@ class BlockCausalSession(CausalSession):
     def draft_block(self, rows: Rows, count: int) -> None:
         """Run the pass after each row; :meth:`logits_after` returns its distributions after a row and drafts."""
         masks = [[self.lm.mask] * self.masks(count) for _ in rows]
-        self.logits = self.score_reduced(rows, Draft.of(masks))[:, -self.lm.block :]
+        undrafted = 1 + self.masks(self.lm.block) - self.lm.block  # leading rows that yield no draft
+        self.logits = self.score_reduced(rows, Draft.of(masks))[:, undrafted:]
         self._settle([[] for _ in rows])
 
     def logits_after(self, places: list[int], paths: Rows) -> Tensor:

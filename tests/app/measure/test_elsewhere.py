@@ -59,6 +59,7 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "dflash": ({"method": "dflash", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dflash"), "", ""),
     "dspark": ({"method": "dspark", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dspark"), "", ""),
     "dflash2": ({}, DRAFT.replace("draft-simple", "draft-dflash"), "", ""),
+    "jetspec": ({}, "", "", ""),
     "assistant": (
         {"method": "mtp", **DRAFTS},
         DRAFT.replace("draft-simple", "draft-mtp"),

@@ -28,7 +28,7 @@ from tests.sampling.drafters.draft_heads.test_exact import (
     itself,
     same_rounds,
 )
-from tests.support.blocks import AFTER, CASES, V, loaded, published, reference, target_of, written
+from tests.support.blocks import AFTER, CASES, V, loaded, naive, published, reference, target_of, written
 from tests.support.reference import NaiveLaw
 from tests.support.refusals import refused
 from tests.support.runs import answers, decode, drafting, emitted, greedy
@@ -52,6 +52,26 @@ def test_a_block_has_the_logits_of_the_reference(name: str, family: str, tmp_pat
         session.draft_block([row[:length]], lm.block)
         for depth, numbers in enumerate(wanted):
             close(session.logits_after([0], [[row[length - 1], *AFTER[:depth]]])[0][::4], numbers, 1e-4)
+
+
+def test_a_causal_block_needs_no_rows_behind_its_last_draft(tmp_path: Path) -> None:
+    target, row = target_of("Llama"), text(1, 9, V)
+    lm = loaded(tmp_path, "JetSpec", target)
+    session: Any = lm.open([row], target=fed(target, [row], [8], hidden=lm.reads_hidden))
+    widths, score = [], session.score_reduced
+    session.score_reduced = lambda rows, draft: widths.append(len(draft.tokens[0])) or score(rows, draft)
+    drawn = []
+    for count in (3, 1):
+        session.draft_block([row], count)
+        drawn.append(session.logits_after([0], [[row[-1]]]))
+    close(drawn[1], drawn[0])
+    assert widths == [3, 1]
+
+
+def test_the_naive_pass_is_that_of_the_reference() -> None:
+    """What kinds that the package lacks are compared with equals it for DFlash."""
+    for length, wanted in reference("DFlash of z-lab", "Llama").items():
+        close(naive("DFlash of z-lab", "Llama", length)[:, ::4], wanted, 1e-4)
 
 
 # -- trees --------------------------------------------------------------------------------------------
@@ -118,7 +138,7 @@ def test_a_draft_ends_where_its_head_expects_it_to_be_refused(tmp_path: Path, mo
     assert len(lengths) > 1
 
 
-@pytest.mark.parametrize("name", [*CASES][1::3])
+@pytest.mark.parametrize("name", [*[*CASES][1:11:3], "JetSpec"])
 def test_text_is_plain_decodings_in_chains_and_trees(name: str, tmp_path: Path) -> None:
     target = target_of("Qwen3")
     plain, lm = CausalLM(target), loaded(tmp_path, name, target)
@@ -203,7 +223,7 @@ def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
         ("DSpark of DeepSpec, gated", {"enable_confidence_head": False}, "it has model.confidence_head.proj"),
         ("P-EAGLE", {"mask_token_id": None}, "mask_token_id is None, no id of 40"),
         ("P-EAGLE", {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "a target of 8 layers does not have them"),
-        ("DFlash of z-lab", {"causal_head": True}, "has causal_head, which is not read"),
+        ("JetSpec", {"draft_shift": True}, "has draft_shift, which is not read"),
         ("DFlash of z-lab", {"layer_types": ["full_attention"]}, "has 2 layers, its layer_types are"),
         ("DFlash of DeepSpec", {"target_layer_ids": [1, 3, 8]}, r"reads states \[2, 4, 9\]"),
     ],
