@@ -61,8 +61,8 @@ def test_a_causal_block_needs_no_rows_behind_its_last_draft(tmp_path: Path) -> N
     widths, score = [], session.score_reduced
     session.score_reduced = lambda rows, draft: widths.append(len(draft.tokens[0])) or score(rows, draft)
     drawn = []
-    for count in (3, 1):
-        session.draft_block([row], count)
+    for drafts in (3, 1):
+        session.draft_block([row], drafts)
         drawn.append(session.logits_after([0], [[row[-1]]]))
     close(drawn[1], drawn[0])
     assert widths == [3, 1]
