@@ -73,7 +73,8 @@ class BlockConfig(DraftHeadConfig):
     `mask`: the id whose embedding enters a mask's row. `from_anchor`: the last token's own row gives the first draft,
     else the first mask's. `windows`: positions before the last token that each layer sees; 0 = all of them.
     `causal`: inside the block, layers with a window see no later row; `causal_head`: nor do the others.
-    `rank`: of `markov` (vanilla, gated or rnn; "" for none) or of the candidate selector. `choices`: candidates of a position that the selector scores again.
+    `rank`: of `markov` (vanilla, gated or rnn; "" for none) or of the candidate selector. `choices`: candidates of a
+    position that the selector scores again.
     `taps`, `group`: rows of a convolution, and channels that share a coefficient.
     """
 
