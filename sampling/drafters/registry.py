@@ -205,6 +205,16 @@ _ALONE = (
         short="JetSpec",
     ),
     DrafterRow(
+        "domino",
+        "Domino head",
+        "Domino: DFlash, a recurrent correction",
+        "sampling.drafters.draft_model:build_head",
+        needs="domino",
+        lm="sampling.drafters.draft_heads.dflash:BlockLM",
+        settings=(*TREE, "gamma"),
+        short="Domino",
+    ),
+    DrafterRow(
         "dspark",
         "DSpark head",
         "DSpark: the same, a Markov head",

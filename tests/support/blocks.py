@@ -27,6 +27,9 @@ SHORT = [0, 2, 3, 5, 8, 13, 21, 34, 39]
 ENTERS = [2, 4, 7]  # what enters these layers is read
 
 
+DOMINO = {"projector_type": "domino", "gru_hidden_dim": 6, "emb_dim": 5}
+
+
 class BlockCase(NamedTuple):
     """A published block head. `style`: speculators, z-lab or DeepSpec."""
 
@@ -42,7 +45,7 @@ class BlockCase(NamedTuple):
     def anchored(self) -> bool:
         """Whether the last token's own row gives the first draft."""
         usual = self.style == "DeepSpec" or self.kind in ("dspark", "peagle")
-        return bool(self.options.get("sample_from_anchor", usual))
+        return bool(self.options.get("sample_from_anchor", self.options.get("shift_label", usual)))
 
 
 CASES = {
@@ -73,6 +76,10 @@ CASES = {
         "peagle", options={"norm_before_fc": True, "norm_before_residual": True}, own=True
     ),
     "JetSpec": BlockCase("jetspec", "z-lab", {"causal_head": True}),
+    "Domino": BlockCase("domino", "z-lab", DOMINO),
+    "Domino, its first draft uncorrected": BlockCase(
+        "domino", "z-lab", {**DOMINO, "shift_label": True, "pure_draft_prefix_len": 1}
+    ),
 }
 
 
@@ -166,6 +173,12 @@ def _further(case: BlockCase, drawn: Any, rows: int, vocab: int, width: int) -> 
             }
         entering = width + rank * told.get("confidence_head_with_markov", True)
         tensors |= {"confidence_head.proj.weight": drawn(1, entering), "confidence_head.proj.bias": drawn(1)}
+    if case.kind == "domino":
+        memory, narrow = told["gru_hidden_dim"], told["emb_dim"]
+        tensors = {
+            f"prefix_gru.weight_{name}_l0": drawn(3 * memory, size) for name, size in (("ih", width), ("hh", memory))
+        }
+        tensors |= {"embed_proj.0.weight": drawn(narrow, width + memory), "embed_proj.2.weight": drawn(vocab, narrow)}
     if case.kind == "dflash2":
         rank = told["selector_rank"]
         tensors = {f"candidate_selector.{name}_codebook": drawn(vocab, rank) for name in ("predecessor", "successor")}
@@ -181,7 +194,7 @@ def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) ->
     return folder
 
 
-NAIVE = ("jetspec",)  # kinds that *speculators* 0.9.0 lacks: their reference is naive_blocks.py
+NAIVE = ("jetspec", "domino")  # kinds that *speculators* 0.9.0 lacks: their reference is naive_blocks.py
 AFTER = [5, 17, 3]  # the drafts of a block that a Markov head reads
 NUMBERS = Path(__file__).with_name("block_logits.json")
 

@@ -1,6 +1,7 @@
 """A published block head's logits, written as its authors have the pass: the whole context at once, no cache.
 
 JetSpec: `DFlashDraftModel` of hao-ai-lab/JetSpec (jetspec/models/draft_head.py) with `causal_head`.
+Domino: `DominoDraftModel` of sgl-project/SpecForge (specforge/modeling/draft/domino.py).
 """
 
 from typing import Any
@@ -57,4 +58,20 @@ def block(
         x = x + (F.silu(gate) * up) @ part["mlp.down_proj.weight"].T
     x = _normed(x, own["norm.weight"])[-drafts:]
     logits: Tensor = target.get_output_embeddings()(x)
+    if nested.get("projector_type") == "domino":
+        return _corrected(nested, own, logits, x, target.get_input_embeddings()(torch.tensor(path)))
+    return logits
+
+
+def _corrected(nested: dict[str, Any], own: dict[str, Tensor], logits: Tensor, x: Tensor, read: Tensor) -> Tensor:
+    """Logits with Domino's term; `read` are the embeddings of the last token and the drafts."""
+    memory = torch.zeros(nested["gru_hidden_dim"])
+    for at in range(len(logits)):
+        given = (own["prefix_gru.weight_ih_l0"] @ read[at]).chunk(3)
+        kept = (own["prefix_gru.weight_hh_l0"] @ memory).chunk(3)
+        reset, update = ((one + other).sigmoid() for one, other in zip(given[:2], kept[:2], strict=True))
+        memory = (1 - update) * (given[2] + reset * kept[2]).tanh() + update * memory
+        if at >= nested.get("pure_draft_prefix_len", 0):
+            narrow = F.silu(own["embed_proj.0.weight"] @ torch.cat((x[at], memory)))
+            logits[at] = logits[at] + own["embed_proj.2.weight"] @ narrow
     return logits

@@ -28,6 +28,10 @@ BLOCKS: dict[str, dict[str, Any]] = {  # kinds that draft a block at once, and w
     "peagle": {"mask": 2, "drafts": 3, "wide": True, "qk_norm": False},
     "dflash": {"mask": 2, "drafts": 3, "windows": (0, 2), "num_hidden_layers": 2},
     "jetspec": {"mask": 2, "drafts": 3, "windows": (0, 2), "num_hidden_layers": 2, "causal_head": True},
+    "domino": {
+        **{"mask": 2, "drafts": 3, "windows": (0,), "from_anchor": True},
+        **{"memory": 4, "bottleneck": 4, "uncorrected": 1},
+    },
     "dspark": {"mask": 2, "drafts": 3, "windows": (0,), "rank": 4, "markov": "rnn", "confidence": True},
     "dflash2": {"mask": 2, "drafts": 3, "windows": (0,), "rank": 4, "choices": 3, "taps": 2, "group": 8},
 }

@@ -24,6 +24,7 @@ HEAD_KINDS = {
     "peagle": HeadKind(block=True),
     "dflash": HeadKind(block=True),
     "jetspec": HeadKind(block=True),
+    "domino": HeadKind(block=True),
     "dspark": HeadKind(block=True),
     "dflash2": HeadKind(block=True),
 }

@@ -75,6 +75,7 @@ class BlockConfig(DraftHeadConfig):
     `causal`: inside the block, layers with a window see no later row; `causal_head`: nor do the others.
     `rank`: of `markov` (vanilla, gated or rnn; "" for none) or of the candidate selector. `choices`: candidates of a
     position that the selector scores again.
+    `memory`, `bottleneck`: widths of Domino's correction, which begins after `uncorrected` drafts.
     `taps`, `group`: rows of a convolution, and channels that share a coefficient.
     """
 
@@ -91,6 +92,9 @@ class BlockConfig(DraftHeadConfig):
     choices: int = 0
     taps: int = 0
     group: int = 0
+    memory: int = 0
+    bottleneck: int = 0
+    uncorrected: int = 0
 
     @property
     def masks(self) -> int:

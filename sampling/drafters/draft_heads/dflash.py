@@ -1,4 +1,4 @@
-"""Heads that draft a whole block in one pass: DFlash, JetSpec, DSpark, DFlash2 and P-EAGLE (z-lab/dflash,
+"""Heads that draft a whole block in one pass: DFlash, JetSpec, Domino, DSpark, DFlash2 and P-EAGLE (z-lab/dflash,
 deepseek-ai/DeepSpec, *speculators*).
 
 The rows of a block are the last token, which the target has not read, and masks after it. In every layer they attend to
@@ -7,13 +7,15 @@ the cache, those of the block's rows do not.
 
 * DFlash draws a position's draft independently of the drafts before it.
 * JetSpec (hao-ai-lab/JetSpec, arXiv 2606.18394) is DFlash whose rows see no later row, in training too.
+* Domino (arXiv 2605.29707; SpecForge's draft/domino.py) adds to a position's logits a map of its state and of a GRU's
+  state after all tokens since the last one that the target has read; the first drafts may go without it.
 * DSpark's Markov head adds to a position's logits a term of the token before: of that token alone (`vanilla`), gated by
   the position's state (`gated`), or of all tokens since the last one that the target has read (`rnn`). Its confidence
   head estimates, before the draft is drawn, the chance that it is accepted; a chain that ends there stays exact.
 * DFlash2 has a convolution over the block's rows around each sublayer, and a selector that scores a position's
   likeliest tokens again by the token before.
 
-Trees of DFlash and JetSpec are DDTree's, DSpark's grow along its Markov head, DFlash2's are of the selector's
+Trees of DFlash and JetSpec are DDTree's, Domino's and DSpark's grow along the paths, DFlash2's are of the selector's
 candidates.
 
 A P-EAGLE head is an EAGLE-3 head whose rows are tokens, each with the target's states one position before, and then
@@ -28,7 +30,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.eagle import FeatureSession, at
@@ -130,6 +132,36 @@ class JetSpecSession(DFlashSession):
     def masks(self, count: int) -> int:
         """Return the number of masks that `count` drafts need: no row sees a later one."""
         return count - self.network.config.from_anchor
+
+
+class DominoNetwork(BlockNetwork):
+    """The pass of a Domino head."""
+
+    def __init__(self, student: DraftHead) -> None:
+        super().__init__(student)
+        trunk = cast(Any, student.model)
+        self._memory, (first, activation, last) = trunk.prefix_gru, trunk.embed_proj
+        self._correct = nn.Sequential(self._take(first), activation, self._take(last))
+
+    @torch.no_grad()
+    def correction(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """Return the term [M, n] of the logits of states [M, H], after ids [M, k] from the last token on."""
+        _, memory = self._memory(self.embed(tokens))
+        return cast(Tensor, self._correct(torch.cat((states, memory[0]), dim=-1)))
+
+
+class DominoSession(DFlashSession):
+    """B rows of a Domino head."""
+
+    network: DominoNetwork
+    by_path = True
+
+    def logits_after(self, places: list[int], paths: Rows) -> Tensor:
+        logits, drafted = super().logits_after(places, paths), len(paths[0]) - 1
+        if drafted < self.network.config.uncorrected:
+            return logits
+        states = self.states[:, -self.lm.block :][put(places, self.states.device), drafted]
+        return logits + self.cut(self.network.correction(put(paths, states.device), states))
 
 
 class DSparkNetwork(BlockNetwork):
@@ -261,6 +293,7 @@ class BlockLM(FollowingLM):
         "peagle": (StudentNetwork, PEagleSession),
         "dflash": (BlockNetwork, DFlashSession),
         "jetspec": (BlockNetwork, JetSpecSession),
+        "domino": (DominoNetwork, DominoSession),
         "dspark": (DSparkNetwork, DSparkSession),
         "dflash2": (DFlash2Network, DFlash2Session),
     }

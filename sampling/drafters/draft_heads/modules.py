@@ -7,7 +7,7 @@
   there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
 * eagle: EAGLE heads as their authors publish them: EAGLE-3 (arXiv 2503.01840), which reads several of the target's
   states, and EAGLE-1 and 2 (parameters only: they draft and are not trained).
-* peagle, dflash, dspark, dflash2: parameters of heads that draft a block in one pass (dflash.py).
+* peagle, dflash, jetspec, domino, dspark, dflash2: parameters of heads that draft a block in one pass (dflash.py).
 
 The head may cover a reduced vocabulary only. Parameter names follow the published GLIDE checkpoints.
 Knows whole sequences: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
@@ -330,6 +330,12 @@ class Trunk(nn.Module):
             self.markov_head = Markov(config)
         if config.confidence:
             self.confidence_head = Confidence(config)
+        if config.memory:
+            self.prefix_gru = nn.GRU(config.hidden_size, config.memory, bias=False, batch_first=True)
+            rows = config.short_list or config.vocab_size
+            maps = (config.hidden_size + config.memory, config.bottleneck), (config.bottleneck, rows)
+            first, last = (nn.Linear(*sizes, bias=False) for sizes in maps)
+            self.embed_proj = nn.Sequential(first, nn.SiLU(), last)
         if config.choices:
             self.candidate_selector = Selector(config)
 

@@ -353,8 +353,9 @@ def reduced(
 
 # -- heads that draft a block ----------------------------------------------------------------------------
 
+_NAMES = {"dspark": "DSpark", "dflash2": "DFlash2", "jetspec": "JetSpec", "domino": "Domino", "dflare": "DFlare"}
 _REFUSED = ("draft_shift",)  # JetSpec's, in no published file
-_BIAS = "model.markov_head.markov_w2.weight"
+_BIASES_OF_IDS = ("model.markov_head.markov_w2.weight", "model.embed_proj.2.weight")  # a row for each id
 
 
 def translated_block(
@@ -365,14 +366,19 @@ def translated_block(
     settings = {**stored, **(nested if isinstance(nested, dict) else {})}
     if wrong := [name for name in _REFUSED if settings.get(name)]:
         raise UserError(f"the drafter {folder} has {wrong[0]}, which is not read")
-    own = named(tensors, folder, {"dspark": "DSpark", "dflash2": "DFlash2", "jetspec": "JetSpec"}.get(kind, "DFlash"))
+    own = named(
+        tensors,
+        folder,
+        _NAMES.get(kind, "DFlash"),
+    )
     theirs, states = "speculators_model_type" in stored, own["model.fc.weight"].shape[-1] // large.hidden_size
+    anchor = "shift_label" if kind == "domino" else "sample_from_anchor"
     config = {
         "kind": kind,
         **shape(
             stored, own, tensors, large, folder, _block_reads(settings, theirs, states, large.num_hidden_layers, folder)
         ),
-        "from_anchor": bool(settings.get("sample_from_anchor", kind == "dspark" or "target_layer_ids" in stored)),
+        "from_anchor": bool(settings.get(anchor, kind == "dspark" or "target_layer_ids" in stored)),
         # z-lab's own pass is never causal.
         "causal": theirs and not settings.get("sliding_window_non_causal", kind == "dflash2"),
         "causal_head": bool(settings.get("causal_head") or settings.get("causal")),
@@ -395,6 +401,9 @@ def translated_block(
             raise UserError(
                 f"the drafter {folder}: markov_head_type is {config['markov']!r}: vanilla, gated and rnn are read"
             )
+    if kind == "domino":
+        names = {"memory": "gru_hidden_dim", "bottleneck": "emb_dim", "uncorrected": "pure_draft_prefix_len"}
+        config |= {ours: int(settings.get(name, 0)) for ours, name in names.items()}
     if kind == "dflash2":
         if "d2t" in tensors:
             raise UserError(f"the drafter {folder} has a reduced vocabulary, which no DFlash2 head has")
@@ -410,7 +419,7 @@ def translated_block(
             raise UserError(
                 f"the drafter {folder}: conv_group_size {config['group']} does not divide {config['hidden_size']}"
             )
-    return reduced(config, own, tensors, folder, (_BIAS,))
+    return reduced(config, own, tensors, folder, _BIASES_OF_IDS)
 
 
 def _block_reads(settings: Config, theirs: bool, count: int, layers: int, folder: Path) -> tuple[int, ...]:

@@ -138,7 +138,7 @@ def test_a_draft_ends_where_its_head_expects_it_to_be_refused(tmp_path: Path, mo
     assert len(lengths) > 1
 
 
-@pytest.mark.parametrize("name", [*[*CASES][1:11:3], "JetSpec"])
+@pytest.mark.parametrize("name", [*[*CASES][1:11:3], "JetSpec", "Domino"])
 def test_text_is_plain_decodings_in_chains_and_trees(name: str, tmp_path: Path) -> None:
     target = target_of("Qwen3")
     plain, lm = CausalLM(target), loaded(tmp_path, name, target)
