@@ -37,6 +37,7 @@ PUBLISHED: Mapping[str, tuple[dict[str, object], str, str]] = {
     "peagle": ({"method": "eagle3", **ONCE}, "", ""),
     "dflash": ({"method": "dflash"}, "draft-dflash", "DFLASH"),
     "jetspec": ({}, "", ""),
+    "dflare": ({}, "", ""),
     "domino": ({}, "", ""),
     "dspark": ({"method": "dspark"}, "draft-dspark", "DSPARK"),
     "dflash2": ({}, "draft-dflash", ""),

@@ -215,6 +215,16 @@ _ALONE = (
         short="Domino",
     ),
     DrafterRow(
+        "dflare",
+        "DFlare head",
+        "DFlare: DFlash, a mix for each layer",
+        "sampling.drafters.draft_model:build_head",
+        needs="dflare",
+        lm="sampling.drafters.draft_heads.dflash:BlockLM",
+        settings=(*TREE, "gamma"),
+        short="DFlare",
+    ),
+    DrafterRow(
         "dspark",
         "DSpark head",
         "DSpark: the same, a Markov head",

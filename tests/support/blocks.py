@@ -76,6 +76,7 @@ CASES = {
         "peagle", options={"norm_before_fc": True, "norm_before_residual": True}, own=True
     ),
     "JetSpec": BlockCase("jetspec", "z-lab", {"causal_head": True}),
+    "DFlare": BlockCase("dflare", "z-lab"),
     "Domino": BlockCase("domino", "z-lab", DOMINO),
     "Domino, its first draft uncorrected": BlockCase(
         "domino", "z-lab", {**DOMINO, "shift_label": True, "pure_draft_prefix_len": 1}
@@ -106,6 +107,8 @@ def published(
             tensors[f"{layer}self_attn.{name}_proj.weight"] = drawn(
                 rows * HEAD, 2 * width if eagle and not at else width
             )
+            if name in "kv" and case.kind == "dflare":
+                tensors[f"{layer}self_attn.{name}_proj_target.weight"] = drawn(2 * HEAD, width)
         tensors[f"{layer}self_attn.o_proj.weight"] = drawn(width, 4 * HEAD)
         if not eagle:
             tensors |= {f"{layer}self_attn.{name}_norm.weight": drawn(HEAD) for name in "qk"}
@@ -116,6 +119,9 @@ def published(
         tensors |= {f"{layer}mlp.{name}_proj.weight": drawn(32, width) for name in ("gate", "up")}
         tensors[f"{layer}mlp.down_proj.weight"] = drawn(width, 32)
         tensors |= {f"{layer}{name}_layernorm.weight": drawn(width) for name in ("input", "post_attention")}
+    if case.kind == "dflare":
+        tensors["layer_fusion_weights"] = drawn(len(case.sliding), len(enters))
+        del tensors["fc.weight"]
     rows = len(SHORT) if case.short else vocab
     tensors |= _further(case, drawn, rows, vocab, width)
     if case.own:
@@ -140,7 +146,8 @@ def published(
     if case.style == "z-lab":
         nested = {"target_layer_ids": outputs, "mask_token_id": told.pop("mask_token_id"), **case.options}
         said = {"block_size": case.block, "dflash_config": nested}
-        return {"architectures": ["DFlashDraftModel"], **inner, **said}, tensors
+        name = "DFlareQwen3Model" if case.kind == "dflare" else "DFlashDraftModel"
+        return {"architectures": [name], **inner, **said}, tensors
     if case.style == "DeepSpec":
         own = {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": outputs, "num_target_layers": layers}
         own |= {"markov_rank": 0, "enable_confidence_head": case.kind == "dspark"}
@@ -194,7 +201,7 @@ def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) ->
     return folder
 
 
-NAIVE = ("jetspec", "domino")  # kinds that *speculators* 0.9.0 lacks: their reference is naive_blocks.py
+NAIVE = ("jetspec", "domino", "dflare")  # kinds that *speculators* 0.9.0 lacks: their reference is naive_blocks.py
 AFTER = [5, 17, 3]  # the drafts of a block that a Markov head reads
 NUMBERS = Path(__file__).with_name("block_logits.json")
 

@@ -1,6 +1,7 @@
 """A published block head's logits, written as its authors have the pass: the whole context at once, no cache.
 
 JetSpec: `DFlashDraftModel` of hao-ai-lab/JetSpec (jetspec/models/draft_head.py) with `causal_head`.
+DFlare: `QwenDFlareDraftModel` of Tencent/AngelSlim (train/models/draft/qwen_dflare.py).
 Domino: `DominoDraftModel` of sgl-project/SpecForge (specforge/modeling/draft/domino.py).
 """
 
@@ -33,22 +34,28 @@ def block(
     theta, count, length = config["rope_parameters"]["rope_theta"], config["block_size"], len(features)
     places = torch.arange(length + count)
     x = target.get_input_embeddings()(torch.tensor([path[0], *[nested["mask_token_id"]] * (count - 1)]))
-    context = _normed(features @ own["fc.weight"].T, own["hidden_norm.weight"])
+    shares, states = own.get("layer_fusion_weights"), features.view(length, len(nested["target_layer_ids"]), -1)
     seen = torch.ones(count, length + count, dtype=torch.bool)
     if nested.get("causal_head"):
         seen = seen.tril(length)
     for at in range(config["num_hidden_layers"]):
         part = {name.removeprefix(f"layers.{at}."): value for name, value in own.items()}
         read = _normed(x, part["input_layernorm.weight"])
-
-        def entering(name: str, part: dict[str, Tensor] = part, read: Tensor = read) -> Tensor:
-            both = [states @ part[f"self_attn.{name}_proj.weight"].T for states in (context, read)]
-            return torch.cat(both).view(length + count, shared, size)
+        if shares is None:
+            mixed, suffix = features @ own["fc.weight"].T, ""
+        else:
+            mixed, suffix = torch.einsum("stg,t->sg", states, shares[at].exp() / shares[at].exp().sum()), "_target"
+        context = _normed(mixed, own["hidden_norm.weight"])
+        entering = {}
+        for name in "kv":
+            own_rows = read @ part[f"self_attn.{name}_proj.weight"].T
+            both = torch.cat((context @ part[f"self_attn.{name}_proj{suffix}.weight"].T, own_rows))
+            entering[name] = both.view(length + count, shared, size)
 
         query = (read @ part["self_attn.q_proj.weight"].T).view(count, heads, size)
         query = _turned(_normed(query, part["self_attn.q_norm.weight"]), places[length:], theta)
-        keys = _turned(_normed(entering("k"), part["self_attn.k_norm.weight"]), places, theta)
-        keys, values = (each.repeat_interleave(heads // shared, dim=1) for each in (keys, entering("v")))
+        keys = _turned(_normed(entering["k"], part["self_attn.k_norm.weight"]), places, theta)
+        keys, values = (each.repeat_interleave(heads // shared, dim=1) for each in (keys, entering["v"]))
         weights = torch.einsum("qhd,khd->hqk", query, keys) / size**0.5
         weights = weights.masked_fill(~seen, float("-inf")).softmax(dim=-1)
         mixed = torch.einsum("hqk,khd->qhd", weights, values).flatten(1)

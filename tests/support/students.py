@@ -32,6 +32,7 @@ BLOCKS: dict[str, dict[str, Any]] = {  # kinds that draft a block at once, and w
         **{"mask": 2, "drafts": 3, "windows": (0,), "from_anchor": True},
         **{"memory": 4, "bottleneck": 4, "uncorrected": 1},
     },
+    "dflare": {"mask": 2, "drafts": 3, "windows": (0, 2), "num_hidden_layers": 2, "hidden_size": 24},
     "dspark": {"mask": 2, "drafts": 3, "windows": (0,), "rank": 4, "markov": "rnn", "confidence": True},
     "dflash2": {"mask": 2, "drafts": 3, "windows": (0,), "rank": 4, "choices": 3, "taps": 2, "group": 8},
 }

@@ -315,6 +315,8 @@ def _kind_by_config(config: dict[str, Any]) -> str | None:
         said = {**config, **nested}
         if said.get("projector_type") == "domino":
             return "domino"
+        if "DFlare" in str(config.get("architectures")):
+            return "dflare"
         causal = said.get("causal_head") or said.get("causal")  # the name in vLLM
         return "dflash2" if "selector_rank" in said else "jetspec" if causal else "dflash"
     if "target_layer_ids" in config and "mask_token_id" in config:  # DeepSpec's

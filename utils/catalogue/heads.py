@@ -25,6 +25,7 @@ HEAD_KINDS = {
     "dflash": HeadKind(block=True),
     "jetspec": HeadKind(block=True),
     "domino": HeadKind(block=True),
+    "dflare": HeadKind(block=True),
     "dspark": HeadKind(block=True),
     "dflash2": HeadKind(block=True),
 }

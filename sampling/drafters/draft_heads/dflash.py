@@ -1,5 +1,5 @@
-"""Heads that draft a whole block in one pass: DFlash, JetSpec, Domino, DSpark, DFlash2 and P-EAGLE (z-lab/dflash,
-deepseek-ai/DeepSpec, *speculators*).
+"""Heads that draft a whole block in one pass: DFlash, JetSpec, DFlare, Domino, DSpark, DFlash2 and P-EAGLE
+(z-lab/dflash, deepseek-ai/DeepSpec, *speculators*).
 
 The rows of a block are the last token, which the target has not read, and masks after it. In every layer they attend to
 the states of the target, fused to one a token, and to each other. The keys and values of the target's states stay in
@@ -7,6 +7,8 @@ the cache, those of the block's rows do not.
 
 * DFlash draws a position's draft independently of the drafts before it.
 * JetSpec (hao-ai-lab/JetSpec, arXiv 2606.18394) is DFlash whose rows see no later row, in training too.
+* DFlare (Tencent/AngelSlim, arXiv 2606.02091): each layer reads its own weighted mean of the target's states, by keys
+  and values of their own.
 * Domino (arXiv 2605.29707; SpecForge's draft/domino.py) adds to a position's logits a map of its state and of a GRU's
   state after all tokens since the last one that the target has read; the first drafts may go without it.
 * DSpark's Markov head adds to a position's logits a term of the token before: of that token alone (`vanilla`), gated by
@@ -15,8 +17,8 @@ the cache, those of the block's rows do not.
 * DFlash2 has a convolution over the block's rows around each sublayer, and a selector that scores a position's
   likeliest tokens again by the token before.
 
-Trees of DFlash and JetSpec are DDTree's, Domino's and DSpark's grow along the paths, DFlash2's are of the selector's
-candidates.
+Trees of DFlash, JetSpec and DFlare are DDTree's, Domino's and DSpark's grow along the paths, DFlash2's are of the
+selector's candidates.
 
 A P-EAGLE head is an EAGLE-3 head whose rows are tokens, each with the target's states one position before, and then
 masks, each with the mask's embedding and one learned state instead. All rows are causal. The last token's row yields
@@ -50,15 +52,20 @@ class BlockNetwork(StudentNetwork):
     def __init__(self, student: DraftHead) -> None:
         super().__init__(student)
         self.config, trunk = cast(BlockConfig, student.config), cast(Any, student.model)
-        self._fc, self._hidden_norm = self._take(trunk.fc), norm_of(trunk.hidden_norm, self._frozen)
+        self._fc = self._take(trunk.fc) if hasattr(trunk, "fc") else nn.Identity()
+        self._hidden_norm, self._readers = norm_of(trunk.hidden_norm, self._frozen), self._layers
         self.width = student.lm_head.out_features
 
     def remember(self, features: Tensor, positions: Tensor, cache: Any) -> None:
         """Append the keys and values of the target's states [B, C, K·G] at positions [B, C] to the cache."""
-        x = self._hidden_norm(self._fc(features.to(self.device, self.dtype)))
-        rotation = self._angles(positions, x)
-        for index, layer in enumerate(self._layers):
-            layer.remember(x, rotation, cache, index)
+        fused = self.fused(features.to(self.device, self.dtype))
+        rotation = self._angles(positions, fused[0])
+        for index, (layer, x) in enumerate(zip(self._readers, fused, strict=True)):
+            layer.remember(self._hidden_norm(x), rotation, cache, index)
+
+    def fused(self, features: Tensor) -> list[Tensor]:
+        """Return what each layer reads [B, C, H] of the target's states [B, C, K·G], before the norm."""
+        return [cast(Tensor, self._fc(features))] * self.layers
 
     def block(self, ids: Tensor, positions: Tensor, seen: dict[int, Tensor | None], cache: Any) -> Tensor:
         """Run ids [B, R] at positions [B, R] through all layers → normed states [B, R, H]; `seen`: masks by window."""
@@ -132,6 +139,22 @@ class JetSpecSession(DFlashSession):
     def masks(self, count: int) -> int:
         """Return the number of masks that `count` drafts need: no row sees a later one."""
         return count - self.network.config.from_anchor
+
+
+class DFlareNetwork(BlockNetwork):
+    """The pass of a DFlare head."""
+
+    def __init__(self, student: DraftHead) -> None:
+        super().__init__(student)
+        trunk, take = cast(Any, student.model), self._take
+        self._shares = trunk.layer_fusion_weights.softmax(dim=1)
+        pairs = [[take(own.self_attn.k_proj_target), take(own.self_attn.v_proj_target)] for own in trunk.layers]
+        joined = [lambda x, pair=pair: torch.cat([linear(x) for linear in pair], dim=-1) for pair in pairs]
+        self._readers = [replace(layer, qkv=qkv, heads=0) for layer, qkv in zip(self._layers, joined, strict=True)]
+
+    def fused(self, features: Tensor) -> list[Tensor]:
+        states = features.unflatten(-1, (self._shares.shape[1], -1))
+        return list(torch.einsum("bckg,lk->lbcg", states, self._shares))
 
 
 class DominoNetwork(BlockNetwork):
@@ -293,6 +316,7 @@ class BlockLM(FollowingLM):
         "peagle": (StudentNetwork, PEagleSession),
         "dflash": (BlockNetwork, DFlashSession),
         "jetspec": (BlockNetwork, JetSpecSession),
+        "dflare": (DFlareNetwork, DFlashSession),
         "domino": (DominoNetwork, DominoSession),
         "dspark": (DSparkNetwork, DSparkSession),
         "dflash2": (DFlash2Network, DFlash2Session),

@@ -7,7 +7,8 @@
   there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
 * eagle: EAGLE heads as their authors publish them: EAGLE-3 (arXiv 2503.01840), which reads several of the target's
   states, and EAGLE-1 and 2 (parameters only: they draft and are not trained).
-* peagle, dflash, jetspec, domino, dspark, dflash2: parameters of heads that draft a block in one pass (dflash.py).
+* peagle, dflash, jetspec, dflare, domino, dspark, dflash2: parameters of heads that draft a block in one pass
+  (dflash.py).
 
 The head may cover a reduced vocabulary only. Parameter names follow the published GLIDE checkpoints.
 Knows whole sequences: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
@@ -206,6 +207,10 @@ class Layer(nn.Module):
         self.self_attn = SelfAttention(config, 2 * config.hidden_size if self.joins else None)
         if self.joins:
             self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if config.kind == "dflare":  # of the target's states
+            for name in ("k_proj_target", "v_proj_target"):
+                width, bias = config.num_key_value_heads * config.head_dim, config.attention_bias
+                self.self_attn.add_module(name, nn.Linear(config.hidden_size, width, bias=bias))
         if config.kind == "glide":
             self.cross_attn = CrossAttention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -324,8 +329,11 @@ class Trunk(nn.Module):
         if config.kind == "peagle":
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, count))
             return
-        self.fc = nn.Linear(count, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if config.kind == "dflare":
+            self.layer_fusion_weights = nn.Parameter(torch.zeros(config.num_hidden_layers, len(config.reads)))
+        else:
+            self.fc = nn.Linear(count, config.hidden_size, bias=False)
         if config.markov:
             self.markov_head = Markov(config)
         if config.confidence:

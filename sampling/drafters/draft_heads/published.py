@@ -366,11 +366,11 @@ def translated_block(
     settings = {**stored, **(nested if isinstance(nested, dict) else {})}
     if wrong := [name for name in _REFUSED if settings.get(name)]:
         raise UserError(f"the drafter {folder} has {wrong[0]}, which is not read")
-    own = named(
-        tensors,
-        folder,
-        _NAMES.get(kind, "DFlash"),
-    )
+    if kind == "dflare":  # its mix stands where `fc` does
+        width = tensors["layers.0.self_attn.k_proj_target.weight"].shape[1]
+        shares = tensors["layer_fusion_weights"].shape[1]
+        tensors = {**tensors, "fc.weight": torch.empty(width, shares * width, device="meta")}
+    own = named(tensors, folder, _NAMES.get(kind, "DFlash"))
     theirs, states = "speculators_model_type" in stored, own["model.fc.weight"].shape[-1] // large.hidden_size
     anchor = "shift_label" if kind == "domino" else "sample_from_anchor"
     config = {
@@ -383,6 +383,8 @@ def translated_block(
         "causal": theirs and not settings.get("sliding_window_non_causal", kind == "dflash2"),
         "causal_head": bool(settings.get("causal_head") or settings.get("causal")),
     }
+    if kind == "dflare":
+        del own["model.fc.weight"]
     config["windows"] = _windows(inner, config["num_hidden_layers"], folder)
     block = settings.get("block_size")
     if not isinstance(block, int) or block < 2:

@@ -60,6 +60,7 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "dspark": ({"method": "dspark", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dspark"), "", ""),
     "dflash2": ({}, DRAFT.replace("draft-simple", "draft-dflash"), "", ""),
     "jetspec": ({}, "", "", ""),
+    "dflare": ({}, "", "", ""),
     "domino": ({}, "", "", ""),
     "assistant": (
         {"method": "mtp", **DRAFTS},

@@ -223,6 +223,11 @@ def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
         ("DSpark of DeepSpec, gated", {"enable_confidence_head": False}, "it has model.confidence_head.proj"),
         ("P-EAGLE", {"mask_token_id": None}, "mask_token_id is None, no id of 40"),
         ("P-EAGLE", {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "a target of 8 layers does not have them"),
+        (
+            "DFlare",
+            {"dflash_config": {"target_layer_ids": [1, 3], "mask_token_id": 38}},
+            "hidden size 36, this one has 24",
+        ),
         ("JetSpec", {"draft_shift": True}, "has draft_shift, which is not read"),
         ("DFlash of z-lab", {"layer_types": ["full_attention"]}, "has 2 layers, its layer_types are"),
         ("DFlash of DeepSpec", {"target_layer_ids": [1, 3, 8]}, r"reads states \[2, 4, 9\]"),
