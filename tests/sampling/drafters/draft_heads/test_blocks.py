@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from sampling.drafters import draft_model
 from sampling.drafters.draft_heads.checkpoint import load_student
@@ -33,6 +34,7 @@ from tests.support.reference import NaiveLaw
 from tests.support.refusals import refused
 from tests.support.runs import answers, decode, drafting, emitted, greedy
 from tests.support.students import BLOCKS, close, fed, make_drafter, make_student, make_target, text
+from utils.catalogue.catalogue import head_kind
 from utils.logits_processors import make_processor
 
 pytestmark = pytest.mark.slow
@@ -203,6 +205,22 @@ def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
     prompts = [text(5, 9, V), [7]]
     alone = answers(plain, prompts, None, greedy(), length=8)
     assert answers(plain, prompts, ModelDrafter(lm), greedy(), length=8) == alone
+
+
+def test_a_pard_2_folder_is_a_model_with_a_mask(tmp_path: Path) -> None:
+    """As its authors' code leaves it: it drafts in their target-independent mode, without `warp_model.bin`."""
+    settings = {"pard2": True, "spd_type": "pard2", "pard2_target_dim": 48, "pard2_target_layers": [-1, -2]}
+    model = make_target(V, seed=9, pard_token=7, **settings)
+    model.save_pretrained(tmp_path)
+    torch.save({"target_proj.weight": torch.ones(24, 48)}, tmp_path / "warp_model.bin")
+    assert head_kind(tmp_path) is None
+    read = AutoModelForCausalLM.from_pretrained(tmp_path)
+    row, mask = text(3, 8, V), mask_of(read)
+    assert mask == 7
+    session: Any = PardLM(read, mask).open([row])
+    session.draft_block([row], 3)
+    for depth, logits in enumerate(model(input_ids=torch.tensor([[*row, 7, 7]])).logits[0, -3:]):
+        close(session.logits_after([0], [[0] * (depth + 1)])[0], logits)
 
 
 # -- refused --------------------------------------------------------------------------------------------
