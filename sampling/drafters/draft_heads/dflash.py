@@ -61,11 +61,11 @@ class BlockNetwork(StudentNetwork):
         fused = self.fused(features.to(self.device, self.dtype))
         rotation = self._angles(positions, fused[0])
         for index, (layer, x) in enumerate(zip(self._readers, fused, strict=True)):
-            layer.remember(self._hidden_norm(x), rotation, cache, index)
+            layer.remember(x, rotation, cache, index)
 
     def fused(self, features: Tensor) -> list[Tensor]:
-        """Return what each layer reads [B, C, H] of the target's states [B, C, K·G], before the norm."""
-        return [cast(Tensor, self._fc(features))] * self.layers
+        """Return what each layer reads [B, C, H] of the target's states [B, C, K·G]."""
+        return [cast(Tensor, self._hidden_norm(self._fc(features)))] * self.layers
 
     def block(self, ids: Tensor, positions: Tensor, seen: dict[int, Tensor | None], cache: Any) -> Tensor:
         """Run ids [B, R] at positions [B, R] through all layers → normed states [B, R, H]; `seen`: masks by window."""
@@ -154,7 +154,7 @@ class DFlareNetwork(BlockNetwork):
 
     def fused(self, features: Tensor) -> list[Tensor]:
         states = features.unflatten(-1, (self._shares.shape[1], -1))
-        return list(torch.einsum("bckg,lk->lbcg", states, self._shares))
+        return list(self._hidden_norm(torch.einsum("bckg,lk->lbcg", states, self._shares)))
 
 
 class DominoNetwork(BlockNetwork):
