@@ -65,7 +65,7 @@ class BlockNetwork(StudentNetwork):
 
     def fused(self, features: Tensor) -> list[Tensor]:
         """Return what each layer reads [B, C, H] of the target's states [B, C, K·G]."""
-        return [cast(Tensor, self._hidden_norm(self._fc(features)))] * self.layers
+        return [self._hidden_norm(self._fc(features))] * self.layers
 
     def block(self, ids: Tensor, positions: Tensor, seen: dict[int, Tensor | None], cache: Any) -> Tensor:
         """Run ids [B, R] at positions [B, R] through all layers → normed states [B, R, H]; `seen`: masks by window."""
