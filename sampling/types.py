@@ -26,14 +26,15 @@ class Rule(IntEnum):
     """The rule that verifies a drafter's drafts (sampling/verify/rules.py). It is a trait of the drafter, fixed
     before anything is drawn: the proof of exactness does not cover a rule that depends on the draws.
 
-    If a sampler's drafts are point masses (greedy, gumbel coupling), POINT verifies every draft. In a drafter made of
-    several, the highest of their rules verifies all drafts; point masses are then distributions with all mass on one
-    id.
+    If a sampler's drafts are point masses (greedy, gumbel coupling), the rule is POINT, unless it is TYPICAL.
+    In a drafter made of several, the highest of their rules verifies all drafts; point masses are then distributions
+    with all mass on one id.
     """
 
     POINT = 0  # point masses under every sampler
     DRAWN = 1  # drawn from distributions that the draft carries; verified in turn
     BLOCK = 2  # drawn chains, verified as a whole
+    TYPICAL = 3  # lossy, not exact: what is likely enough passes, whatever was drawn and whoever drafted it
 
 
 Hidden = bool | tuple[int, ...]

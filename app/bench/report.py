@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from app.bench.plots import plots
-from app.bench.summary import ALARM, DISTURBED, MARKS, OTHER_TEXT, SummaryFields, SummaryRow, shown, times, variant_name
+from app.bench.summary import ALARM, DISTURBED, MARKS, SummaryFields, SummaryRow, shown, times, variant_name
+from app.lanes.answers import OTHER_TEXT
 from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table
 from app.screen.palette import Look

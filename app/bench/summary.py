@@ -35,7 +35,6 @@ from utils.remote.server import ServerMessage
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
 
-OTHER_TEXT = ("draft", "beam")  # lanes that do not decode as the target alone does
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
@@ -236,7 +235,7 @@ MARKS = (
     ("near_ties", "tie", f"tie: two best logits closer than rounding ({NEAR_TIE:g} in float32)"),
     ("beyond_ties", ALARM, f"{ALARM}: elsewhere"),
     ("other_draws", "draw", "draw: another draw of the same distribution"),
-    ("other_texts", "text", "text: of another model, or of a search"),
+    ("other_texts", "text", "text: of another model, a search, or a lossy rule"),
 )
 TIMES = "{:.2f}x"
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from app.lanes.costs import Terms, swi_of
 from app.settings.table import OUTPUT, SETTING_FIELDS
-from sampling.drafters.registry import is_simulated
+from sampling.drafters.registry import LOSSY, is_simulated
+from sampling.events import DELTA, EPSILON
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import AS_FAST, Stats, disturbed, speedup
 from utils.progress import INTERRUPTED
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
     from sampling.events import Event, Likely
 
 
-LaneRule = Literal["argmax", "match", "ratio", "coupled"]
+LaneRule = Literal["argmax", "match", "ratio", "coupled", "typical"]
 
 RULES: dict[LaneRule, str] = {
     "argmax": "greedy: a draft x is accepted if x = argmax p",
     "match": "point mass: the target draws its own token, x is accepted if that is x; chance p(x)",
     "ratio": "x drawn from q is accepted with chance min(1, p(x)/q(x))",
     "coupled": "drafter and target draw with the same noise; x is accepted if both drew it",
+    "typical": f"lossy: a draft x is accepted if p(x) > min({EPSILON:g}, {DELTA:g} exp(-H)), H the entropy of p",
 }
 
+OTHER_TEXT = ("draft", "beam", LOSSY)  # lanes that do not decode as the target alone does
 NEAR_TIE = 1e-3  # logit gap under which two tokens are tied in float32
 ROUNDING = {"float32": (8e-5, NEAR_TIE), "float16": (0.11, 0.1), "bfloat16": (1.2, 0.5)}
 """By number format: how far the logits of passes of different width lie apart at most, and the gap under which two
@@ -51,6 +54,8 @@ Style = Literal["good", "bad", "alarm", "plain"]
 def rule_of(lane: Any) -> LaneRule:
     """Return the rule by which a lane's drafts are accepted (tables and n-grams are point masses)."""
     settings = lane.settings
+    if lane.name == LOSSY:
+        return "typical"
     if settings.temperature == 0:
         return "argmax"
     if not lane.drawn_drafts or settings.draft_sampling == "greedy":
@@ -60,7 +65,7 @@ def rule_of(lane: Any) -> LaneRule:
 
 def may_differ(lane: Any) -> bool:
     """Return whether the lane's text may rightly differ from that of `ar` with the same seed."""
-    return lane.name in ("draft", "beam") or is_server(lane.name) or rule_of(lane) == "ratio"
+    return lane.name in OTHER_TEXT or is_server(lane.name) or rule_of(lane) == "ratio"
 
 
 def chance(rule: LaneRule, q: float, p: float) -> float | None:
@@ -273,7 +278,7 @@ class Parting(NamedTuple):
     (None: not recorded).
 
     `kind`: a near tie, which rounding may turn; beyond one, which is an alarm; if it may rightly differ another draw
-    of the same distribution, or another text (of another model, or of a search).
+    of the same distribution, or another text (of another model, a search, or a lossy rule).
     """
 
     kind: PartingKind
@@ -291,7 +296,7 @@ def parting(plain: Answer, other: Answer) -> Parting | None:
         return None
     gap = gap_between(plain.stats, other.stats, at)
     if other.may_differ:
-        another = other.method == "draft" or other.stats.beams or is_server(other.method)
+        another = other.method in OTHER_TEXT or is_server(other.method)
         return Parting("other text" if another else "other draw", at, gap)
     tied = gap is not None and gap < near_tie(plain.terms.precision)
     return Parting("near tie" if tied else "beyond", at, gap)
@@ -321,12 +326,14 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     """Compare an answer with plain decoding's; None without two answers that have tokens.
 
     A difference is an alarm where none may be and rounding does not explain it. A beam search looks for a better text
-    than plain decoding's, so that another text is no other draw. If a lane was stopped, the common length is compared;
-    if a server gave an answer, whose ids are not of this tokenizer, the texts are.
+    than plain decoding's, so that another text is no other draw, and a lossy lane is called lossy. If a lane was
+    stopped, the common length is compared; if a server gave an answer, whose ids are not of this tokenizer, the texts
+    are.
     """
     if not plain.ids or not last.ids:
         return None
     stopped, precision = plain.interrupted or last.interrupted, plain.terms.precision
+    lossy = "lossy: " * (last.method == LOSSY)
     served = is_server(plain.method) or is_server(last.method)
     invariant = plain.terms.invariant and last.terms.invariant
     speed, style = speed_of(plain.stats, last.stats)
@@ -335,7 +342,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     texts = (plain.text, last.text) if served else (plain.ids, last.ids)
     at = difference(*texts, prefix=stopped)
     if at is None:
-        same = "same output so far" if stopped else "same output"
+        same = "same output so far" if stopped else "same output this time" if lossy else "same output"
         if invariant and not last.may_differ:
             same = BY_CONSTRUCTION
     elif served:
@@ -347,10 +354,12 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
         return Comparison("; ".join(filter(None, parts)), "plain" if rounded else "alarm")
     elif last.stats.beams:
         same = "another text, as beam search may find"
+    elif lossy:
+        same = f"differs from token {at + 1}"
     else:
         up_to = "" if precision == "float32" or invariant else f" up to {precision} rounding"
         same = f"same distribution{up_to}, different draw"
-    return Comparison(", ".join(filter(None, (speed, same))) + ending, style)
+    return Comparison(", ".join(filter(None, (speed, lossy + same))) + ending, style)
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:

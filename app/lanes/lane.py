@@ -1,9 +1,9 @@
 """Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
 
 A :class:`Lane` is one way of answering a prompt. `ar` is the target alone, `spec` the target with the pair's drafter,
-`draft` the drafter model alone, `beam` the target searching; the others are the target with the drafter of that
-word (sampling/drafters/registry.py). A :class:`PairEngine` keeps drafters from answer to answer and builds new ones
-when their settings change. Knows no text, no screen.
+`lossy` the same by a rule that is not exact, `draft` the drafter model alone, `beam` the target searching; the others
+are the target with the drafter of that word (sampling/drafters/registry.py). A :class:`PairEngine` keeps drafters from
+answer to answer and builds new ones when their settings change. Knows no text, no screen.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sampling.beam import BeamPlan, beam_generate
 from sampling.constraint import FormConstraint
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.oracle import Oracle
+from sampling.drafters.registry import LOSSY
 from sampling.events import GRAMMAR, Event, Finished, Step
 from sampling.gamma.acceptance import Acceptance
 from sampling.gamma.controller import Controller, controller_of
@@ -510,13 +511,15 @@ class PairEngine:
         """Return the lane's drafter: that of the last answer unless its settings have changed."""
         if name.startswith("oracle") and world().size > 1:
             raise UsageError(f"lane {name} runs in one process, not in {world().size}")
-        word = {"ar": "none", "spec": self.loaded.drafts_by}.get(name, name)
+        word = {"ar": "none", "spec": self.loaded.drafts_by, LOSSY: self.loaded.drafts_by}.get(name, name)
         key = self.drafters.key(word, settings)
         kept = self._kept.get(name)
         pace = self._paces.get((name, key))
         if kept is None or kept.key != key:
             ratios = Ratios() if pace is None else pace.acceptance.ratios
             kept = self._kept[name] = _Kept(key, self.drafters.make(word, settings, ratios), ratios)
+            if name == LOSSY:
+                kept.drafter.traits = replace(kept.drafter.traits, rule=Rule.TYPICAL)
         drafts = not isinstance(kept.drafter, NoDrafter) and kept.drafter.traits.most != 0
         if settings.gamma == "auto" and drafts and kept.pace is None:
             own = word == self.loaded.drafts_by

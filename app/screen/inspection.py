@@ -22,7 +22,7 @@ from app.screen.terminal import Action
 from app.screen.trace import chances_of
 from app.screen.what_if import Bounds, Named, Shape, drafters_rest, overlap, rest_of, shaped
 from app.settings.table import Settings
-from sampling.events import Step
+from sampling.events import DELTA, EPSILON, Step
 from utils.growing_text import Decode, Window
 
 SIDE_FROM = 100  # columns from which the panel stands beside the text
@@ -400,7 +400,9 @@ def decided(token: SaidToken, look: Look) -> list[str]:
         for draft in token.refused
         if draft.number is not None
     ]
-    if chosen := [quoted(one.text, look, 24) for one in token.refused if one.number is None]:
+    if token.rule == "typical":
+        lines = _likely_enough(token, look)
+    elif chosen := [quoted(one.text, look, 24) for one in token.refused if one.number is None]:
         were = "was" if len(chosen) == 1 else "were"
         lines.append(f"{', '.join(chosen)} {were} drafted, the target chose {quoted(token.shown, look, 24)}: rejected")
     if token.kind == "forced":
@@ -416,8 +418,8 @@ def decided(token: SaidToken, look: Look) -> list[str]:
         changed = any(choice.fate == "said" and (choice.rank or 1) > 1 for choice in token.choices)
         chosen_as = "likeliest token after the settings" if changed else "target's likeliest token"
         lines.append(f"greedy: the {chosen_as}{same}")
-    else:
-        drawn = _drawn(token, look) or "drawn by the target"
+    elif token.rule != "typical" or token.kind != "accepted":
+        drawn = _drawn(token, look) or ("the target's own" if token.rule == "typical" else "drawn by the target")
         lines.append(f"{drawn}{', as drafted' if token.kind == 'accepted' else ''}")
     if token.kind == "bonus":
         lines.append("every draft of its path was accepted: this token came with the same pass")
@@ -426,13 +428,29 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     return lines
 
 
+def _likely_enough(token: SaidToken, look: Look) -> list[str]:
+    """The drafts that a lossy rule examined there, and what it asked of them."""
+    p, known = {choice.token: choice.p for choice in token.choices}, token.entropy  # in bits
+    bar = f"min({share(EPSILON)}, {share(DELTA)} exp(-H))"
+    bar += "" if known is None else f" = {share(min(EPSILON, DELTA * 2**-known))}"
+    fates = [(each.token, each.text, "<=", "rejected") for each in token.refused]
+    fates += [(token.token, token.shown, ">", "accepted")] * (token.kind == "accepted")
+    return [
+        f"lossy: {quoted(text, look, 24)} p {_figure(p[at]).strip()} {sign} {bar}: {fate}"
+        for at, text, sign, fate in fates
+    ]
+
+
 class Supposed:
     """A token under another shape: bounds by token of `p` and, of drawn drafts, `q`; `problem` says why there are
     none."""
 
     def __init__(self, token: SaidToken, shape: Shape, settings: Settings) -> None:
         self.token, self.shape, self.p, self.q = token, shape, dict[int, Bounds](), dict[int, Bounds]()
-        self.problem = "" if token.rest else "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"
+        lossy = "what if: a lossy rule asks p at temperature 1, whatever the settings" * (token.rule == "typical")
+        self.problem = (
+            lossy if token.rest else "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"
+        )
         if (
             settings.repetition_penalty != 1
             or settings.no_repeat_ngram

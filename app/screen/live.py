@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 
-from app.lanes.answers import Answer, comparisons_of, may_differ, rule_of
+from app.lanes.answers import Answer, comparisons_of, may_differ, plain_answer, rule_of
 from app.lanes.costs import Terms, kept, known, seen_before, terms_of
 from app.lanes.race import timed
 from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
 from app.screen.panes import Layout, PaneData, Round, State, StatsLines, note
 from app.screen.rows import Lines, Row, chunk, flow, plural
-from app.screen.spans import BeamReader, Span, Spanner, answer_text, committed_text, span_parts, thoughts
+from app.screen.spans import BeamReader, Span, Spanner, answer_text, committed_text, differing, span_parts, thoughts
 from app.screen.terminal import InPlace, await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace, read
 from app.screen.view import Frame, Surface
@@ -156,13 +156,15 @@ class Track:
             slow=getattr(getattr(self.lane, "settings", None), "times_slower", 1.0),
         )
 
-    def pane_as(self, settings: Settings) -> PaneData:
-        """The same with the thinking that these settings show."""
-        pane = self.pane()
-        if self.thinking is None:
-            return pane
-        found = thoughts(self.text, self.thinking, settings.thinking, self.decode(list(self.before)))
-        return replace(pane, spans=(*self._forced, *span_parts(self.spanner.spans, found, settings.thinking)))
+    def pane_as(self, settings: Settings, plain: Answer | None = None) -> PaneData:
+        """The same with the thinking that these settings show; of a lossy lane with its differences from `plain`."""
+        spans: Sequence[Span] = self.spanner.spans
+        if plain is not None and not plain.interrupted and rule_of(self.lane) == "typical":
+            spans = differing(spans, plain.text)
+        if self.thinking is not None:
+            found = thoughts(self.text, self.thinking, settings.thinking, self.decode(list(self.before)))
+            spans = span_parts(spans, found, settings.thinking)
+        return replace(self.pane(), spans=(*self._forced, *spans))
 
     def _resting(self) -> tuple[float, float | None] | None:
         """Return c and alpha of this answer if `gamma auto` stopped drafting in it; no alpha if it never drafted."""
@@ -245,10 +247,10 @@ def sampled(
     return tracks
 
 
-def frame(tracks: Sequence[Track], look: Look, settings: Settings, **more: Any) -> Frame:
-    """The lanes as they stand."""
+def frame(tracks: Sequence[Track], look: Look, settings: Settings, plain: Answer | None = None, **more: Any) -> Frame:
+    """The lanes as they stand; `plain`: the answer that a lossy lane's differs from."""
     kind: Layout = settings.view  # type: ignore[assignment]
-    lanes = [track.pane_as(settings) for track in tracks]
+    lanes = [track.pane_as(settings, plain) for track in tracks]
     return Frame(lanes, look, layout=kind, show_discarded=settings.debug, **more)
 
 
@@ -308,7 +310,8 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
 def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more: Any) -> RenderableType:
     """All lanes in full with comparison and legend."""
     look = look_of(console, settings).sized(height=None)
-    return frame(tracks, look, settings, comparisons=comparisons_of([track.answer() for track in tracks]), **more)
+    answers = [track.answer() for track in tracks]
+    return frame(tracks, look, settings, plain_answer(answers), comparisons=comparisons_of(answers), **more)
 
 
 def telling(tracks: Sequence[Track]) -> Track:

@@ -2,8 +2,8 @@
 panes: side by side or stacked, within a given height.
 
 Seconds and rates are decoding time: they leave the prefill out, and a note says so. Every word shows what became of it:
-by style, or without colour by marks, {+x+} for the target's own token, {*x*} for a bonus, {!x!} for a forced one and
-[-x-] for a rejected one.
+by style, or without colour by marks, {+x+} for the target's own token, {*x*} for a bonus, {!x!} for a forced one,
+{#x#} for one that a lossy rule changed and [-x-] for a rejected one.
 Accepted text is tinted by who proposed it, or without colour marked by a letter, {m:x}. Where the text is longer than
 the pane its end is shown. Knows no events and no token ids; figures that are undefined are not shown.
 """
@@ -35,7 +35,7 @@ from app.screen.rows import (
     wrap,
 )
 from app.screen.spans import Span
-from sampling.drafters.registry import ROWS, is_simulated
+from sampling.drafters.registry import LOSSY, ROWS, is_simulated
 from sampling.stats.summary import Stats
 from utils.growing_text import NO_TEXT
 from utils.remote.pieces import ServerFigures
@@ -49,6 +49,7 @@ TITLES = {
     "spec": "speculative",
     "draft": "drafter alone",
     "beam": "beam search",
+    LOSSY: "lossy: typical acceptance",
 }
 LABELS = {"ar": "AR"}
 
@@ -343,7 +344,7 @@ Layout = Literal["auto", "side", "stack", "trace"]
 
 SIDE_FROM = 80  # columns from which two panes stand side by side by themselves
 _MARKS = {"target": ("{+", "+}"), "bonus": ("{*", "*}"), "rejected": ("[-", "-]"), "discarded": ("[~", "~]")}
-_MARKS["forced"] = ("{!", "!}")
+_MARKS |= {"forced": ("{!", "!}"), "differs": ("{#", "#}")}
 _WORDS = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 

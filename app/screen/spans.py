@@ -8,9 +8,11 @@ and line breaks stay where the model put them. Knows no models, no torch and no 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from difflib import SequenceMatcher
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -23,7 +25,7 @@ from utils.catalogue.templates import Thinking
 from utils.growing_text import REPLACEMENT, Decode, Window
 from utils.visible import visible
 
-SpanKind = Literal["accepted", "rejected", "discarded", "target", "bonus", "forced", "plain"]
+SpanKind = Literal["accepted", "rejected", "discarded", "target", "bonus", "forced", "differs", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,18 @@ def span_parts(spans: Sequence[Span], stretches: Sequence[Thought], mode: str) -
             folded.add(thought)
             parts.append(Span(thought.line, "plain", dim=True))
     return tuple(parts)
+
+
+def differing(spans: Sequence[Span], other: str) -> tuple[Span, ...]:
+    """The spans of a text; the words that `other` does not have there are of the kind "differs"."""
+    words, others = (re.findall(r"\s*\S+|\s+", each) for each in (committed_text(spans), other))
+    ends = [0, *accumulate(map(len, words))]
+    changes = SequenceMatcher(None, others, words, autojunk=False).get_opcodes()
+    parts = [(ends[first], ends[last]) for tag, _, _, first, last in changes if tag != "equal"]
+    return tuple(
+        replace(span, kind="differs") if span.committed and any(a <= at < b for a, b in parts) else span
+        for span, at in _cut(spans, [bound for part in parts for bound in part])
+    )
 
 
 def _cut(spans: Sequence[Span], bounds: Sequence[int]) -> Iterator[tuple[Span, int]]:

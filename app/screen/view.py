@@ -191,7 +191,7 @@ def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool
     if look.color:
         first = _accepted(panes)
         words = {"rejected": "rejected", "discarded": "discarded", "target": "from the target", "bonus": "bonus"}
-        words["forced"] = "forced"
+        words |= {"forced": "forced", "differs": "differs from AR"}
     else:
         marks = [(letters(pane.names)[source], name) for pane in panes for source, name in _proposers(pane)]
         named = [f"{{{letter}:x}} {name}" for letter, name in dict.fromkeys(marks)]
@@ -199,9 +199,9 @@ def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool
         first = [chunk("text accepted", "accepted")] if bare else []
         first += [chunk(f"accepted: {', '.join(named)}", "accepted")] if named else []
         words = {"rejected": "[-x-] rejected", "discarded": "[~x~] discarded", "target": "{+x+} from target"}
-        words |= {"bonus": "{*x*} bonus", "forced": "{!x!} forced"}
+        words |= {"bonus": "{*x*} bonus", "forced": "{!x!} forced", "differs": "{#x#} differs from AR"}
     kinds = {span.kind for pane in panes for span in pane.spans}
-    gone = ({"discarded"} if not show_discarded else set()) | ({"bonus", "forced"} - kinds)
+    gone = ({"discarded"} if not show_discarded else set()) | ({"bonus", "forced", "differs"} - kinds)
     return first + [chunk(text, role) for role, text in words.items() if role not in gone]
 
 

@@ -30,7 +30,7 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASC
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 SHOWN = 40
 
-LANES = ("ar", "spec", "draft", *registry.LANES, "beam")
+LANES = ("ar", "spec", "draft", *registry.LANES, "beam", registry.LOSSY)
 SEED_LIMIT = 2**63 - 1
 
 METHODS = ("spec", *(lane for lane in registry.LANES if lane != "oracle"))

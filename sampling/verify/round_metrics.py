@@ -137,7 +137,7 @@ class PositionRecorder:
             Trial(node, p if drawn else 0.0, None, None if self.sampler.greedy else p)
             for depth, nodes in enumerate(examined)
             for node in nodes
-            if node not in known
+            if node not in known and self.rule is not Rule.TYPICAL  # which asks no draw: p at temperature 1 says all
             for p in [processed[depth][step.drafted[node]]]
         ]
         if not drawn:

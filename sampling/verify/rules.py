@@ -1,5 +1,5 @@
-"""The rules by which the target verifies a draft, and their parts. Exact for every drafter. Knows distributions and
-drafts; no models, no caches, no text.
+"""The rules by which the target verifies a draft, and their parts. Exact for every drafter, but for the lossy one.
+Knows distributions and drafts; no models, no caches, no text.
 
 Theorem (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): if x ~ q is accepted
 with probability min(1, p(x)/q(x)) and a refusal is answered by a draw from norm((p − q)⁺), the
@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sampling.events import DELTA, EPSILON
 from sampling.rows import padded, put
 from sampling.types import Draft, Drafter, DraftTree, Rows, Rule, Sampler, Verdict
 from sampling.verify.distributions import (
@@ -71,7 +72,8 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Keys, sampler: Sample
 
 def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
     """Return the rule that verifies every draft of an answer."""
-    return Rule.POINT if sampler.point_mass else drafter.traits.rule
+    lossy = drafter.traits.rule is Rule.TYPICAL
+    return Rule.POINT if sampler.point_mass and not lossy else drafter.traits.rule
 
 
 # -- point masses --------------------------------------------------------------------------------------------------
@@ -232,6 +234,37 @@ def _tossed(chance: Tensor, open_: Tensor, keys: Tensor, sampler: Sampler) -> Te
     return fell
 
 
+# -- what is likely enough, lossy --------------------------------------------------------------------------------------
+
+
+def verify_typical(
+    draft: Draft,
+    keys: Keys,
+    distributions: HostDistributions,
+    sampler: Sampler,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
+) -> Decision:
+    """Verify by typical acceptance (Medusa, Cai et al., arXiv 2401.10774): the first child x with p(x) >
+    min(ε, δ·exp(−H(p))) is accepted, p the softmax of the logits at temperature 1, H its entropy. Not exact.
+    """
+
+    def examine(rows: list[int], nodes: list[int], at: Tensor) -> Examined:
+        logits, device = distributions.logits, distributions.logits.device
+        log_p = logits[put(rows, device), put([node + 1 for node in nodes], device)].log_softmax(-1, torch.float)
+        least = delta * (log_p.exp() * log_p.clamp(min=torch.finfo().min)).sum(-1).exp()  # 0 · −∞ is 0
+        children = [(row, draft.trees[row].children[node + 1]) for row, node in zip(rows, nodes, strict=True)]
+        x = put(padded([draft.trees[row].path_tokens(each) for row, each in children]), device)
+        p = log_p.gather(1, x.clamp(min=0)).exp()
+        passes = F.pad((p > least.clamp(max=epsilon)[:, None]) & (x >= 0), (0, 1))
+        chosen = torch.where(passes.any(1), passes.int().argmax(1), -1)
+        return Examined(chosen, chosen, torch.zeros_like(chosen))
+
+    paths, _ = descend(draft.trees, keys, examine, distributions)
+    ends = enumerate(zip(paths, keys, strict=True))
+    return paths, [distributions.drawn(row, [-1, *path][-1], (at[0], at[1] + len(path))) for row, (path, at) in ends]
+
+
 # -- blocks ----------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +325,7 @@ _RULES: Mapping[Rule, Callable[[Draft, Keys, HostDistributions, Sampler], Decisi
     Rule.POINT: verify_points,
     Rule.DRAWN: verify_drawn,
     Rule.BLOCK: verify_block,
+    Rule.TYPICAL: verify_typical,
 }
 
 

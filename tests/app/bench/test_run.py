@@ -263,6 +263,20 @@ def test_the_lanes_and_transformers_agree(
     assert "prompt 2, turn 1 skipped: the prompt is 4" in printed.err
 
 
+def test_a_lossy_lane_is_not_checked_and_its_answers_are_other_texts(
+    options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = bench_with(prompts, methods=("ar", "ngram", "lossy"), gammas=(2,), check_identity=True)
+    assert run_bench(SETTINGS, options, args) == 0
+    assert capsys.readouterr().out == "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ\n"
+    out = tmp_path / "out.json"
+    measured = bench_with(prompts, methods=("ar", "lossy"), gammas=(2,), repeat=1, out=out)
+    assert run_bench(SETTINGS, options, measured) == 0
+    (row,) = (row for row in json.loads(out.read_text())["summary"] if row["method"] == "lossy")
+    assert (row["compared"], row["other_draws"], row["may_differ"]) == (0, 0, 3)
+    assert "identical" not in capsys.readouterr().out
+
+
 def test_rules_of_repetition_are_the_references_too(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

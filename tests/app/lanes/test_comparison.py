@@ -2,12 +2,23 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.lanes.answers import ROUNDING, Answer, Comparison, comparisons_of, difference, promise
+from app.lanes.answers import (
+    ROUNDING,
+    Answer,
+    Comparison,
+    agrees,
+    compared,
+    comparisons_of,
+    difference,
+    parting,
+    promise,
+)
 from app.lanes.costs import Terms
 from sampling.stats.summary import Stats
 
@@ -201,3 +212,30 @@ def test_slower_never_reads_as_faster(plain: float, last: float) -> None:
     bounds = [0.0, 0.98, 1.02, float("inf")]
     expected = next(word for word, (low, high) in zip(words, pairwise(bounds), strict=True) if low <= ratio <= high)
     assert expected in text or abs(abs(ratio - 1) - 0.02) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("one", "reason", "text"),
+    [
+        (changed(30), "eos", "2.00x faster, lossy: differs from token 31"),
+        (IDS[:-1], "eos", "2.00x faster, lossy: differs from token 60"),
+        (IDS, "eos", "2.00x faster, lossy: same output this time"),
+        (IDS[:40], "interrupted", "2.00x faster, lossy: same output so far, stopped"),
+    ],
+)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "Q4_1"])
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_lossy_lane_says_lossy_and_promises_nothing(
+    one: list[int], reason: str, text: str, precision: str, invariant: bool
+) -> None:
+    how: Any = {"may_differ": True, "label": "lossy", "precision": precision, "invariant": invariant}
+    result = verdict(stats(), stats(40.0, reason=reason), IDS, one, **how)
+    assert result == Comparison(f"lossy: {text}", "good")
+
+
+def test_a_lossy_lane_is_another_text_and_never_counts_as_equal() -> None:
+    plain, lossy = Answer("ar", tuple(IDS), "", stats()), Answer("lossy", tuple(changed(3)), "", stats(), True)
+    parted = parting(plain, lossy)
+    assert parted is not None
+    assert (parted.kind, parted.position) == ("other text", 3)
+    assert (agrees(plain, lossy), compared([plain, lossy])["same_output"]) == (None, None)

@@ -14,7 +14,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.console.chat_commands import facts
-from app.lanes.answers import BY_CONSTRUCTION, compare, comparisons_of, may_differ, parting, promise, run_lane
+from app.lanes.answers import (
+    BY_CONSTRUCTION,
+    OTHER_TEXT,
+    compare,
+    comparisons_of,
+    may_differ,
+    parting,
+    promise,
+    run_lane,
+)
 from app.lanes.costs import terms_of
 from app.lanes.lane import PairEngine
 from app.lanes.pairing import choose_pair
@@ -201,9 +210,7 @@ def test_the_default_pair_is_identical_by_construction_in_every_lane(
     chat = conversation(packed, settings)
     prompt = chat.plan("Name three rivers.").prompt
     names = [
-        name
-        for name in LANES
-        if name not in ("draft", "beam") and not name.endswith((*PUBLISHED_KINDS, "+model", "mtp"))
+        name for name in LANES if name not in OTHER_TEXT and not name.endswith((*PUBLISHED_KINDS, "+model", "mtp"))
     ]
     lanes = [packed.lane(name, settings) for name in names]
     answers = [

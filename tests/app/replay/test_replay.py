@@ -87,6 +87,26 @@ def logged(event: Event) -> Event:
     return replace(event, positions=()) if isinstance(event, Step) else event
 
 
+def test_a_lossy_lane_says_so_live_and_when_its_log_is_replayed(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lossy.jsonl"
+    settings = {"compare": "ar,lossy", "max_new_tokens": 24, "record": str(file), "log_top": 5}
+    ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "one two", settings=settings)
+    plain, lossy = (track.answer() for track in ran.state.answers[0].tracks)
+    assert plain.ids != lossy.ids
+    capsys.readouterr()
+    assert main(["replay", str(file)]) == 0
+    for shown in (ran.text, capsys.readouterr().out):
+        assert re.search(r"lossy: typical acceptance .*(\n.*)*\{#.+#\}(.*\n)*.*, lossy: differs from token \d+", shown)
+        assert "{#x#} differs from AR" in " ".join(shown.split())
+        assert "identical" not in shown
+        assert "same distribution" not in shown
+    assert main(["replay", str(file), "--view", "trace"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "lossy: a draft x is accepted if p(x) > min(0.09, 0.3 exp(-H))" in told
+
+
 def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> None:
     file, _ = session
     code = (

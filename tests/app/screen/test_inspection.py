@@ -132,3 +132,21 @@ def test_no_row_is_wider_and_no_picture_higher_than_the_screen(
     rows = Inspection(tokens(), index, forces=True).rows(look)
     assert len(rows) <= height
     assert all(sum(part.cell_length for part in row) <= width for row in rows)
+
+
+def test_a_lossy_rule_says_what_it_asked_of_each_draft() -> None:
+    lossy = [replace(step, trials=()) for step in (OPENING, ROUND)]
+    opening, accepted, own = tokens("typical", *lossy)
+    assert decided(accepted, Look(80)) == ['lossy: " river" p .50 > min(.09, .30 exp(-H)) = .07: accepted']
+    assert decided(own, Look(80)) == [
+        'lossy: " runs" p .25 <= min(.09, .30 exp(-H)) = .09: rejected',
+        "the target's own",
+        "1 further draft discarded, not examined",
+    ]
+    assert decided(opening, Look(80))[0].startswith("draw: log p + noise largest: ")
+    bare = tokens("typical", *[replace(step, positions=()) for step in lossy])[1]
+    assert decided(bare, Look(80)) == ['lossy: " river" p .50 > min(.09, .30 exp(-H)): accepted']
+    content = Inspection([replace(accepted, rest=(0.0,) * 7)])
+    content.keys["t"]()
+    panel = " ".join(text(content.panel(Look(80))))
+    assert "what if: a lossy rule asks p at temperature 1, whatever the settings" in panel

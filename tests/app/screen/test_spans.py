@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.screen.spans import Span, Spanner, committed_text
+from app.screen.spans import Span, Spanner, committed_text, differing
 from sampling.events import Finished, Prefill, Step
 from utils.growing_text import NO_TEXT, REPLACEMENT
 
@@ -219,3 +219,18 @@ def default_tokenizer(default_pair: Any) -> Any:
 def test_the_default_models_tokenizer_is_read_exactly(default_tokenizer: Any, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, 49_151), min_size=1, max_size=50))
     check_exact(data, ids, 49_152, lambda some: default_tokenizer.decode(some, skip_special_tokens=True))
+
+
+def test_the_words_that_another_text_has_not_are_marked_and_nothing_else_changes() -> None:
+    spans = [
+        Span("A river ", "accepted", 1),
+        Span("lake", "rejected"),
+        Span("runs to", "target"),
+        Span(" sea.", "bonus"),
+    ]
+    marked = differing(spans, "A river runs to the sea.")
+    assert marked == (*spans[:3], Span(" sea.", "bonus"))
+    other = differing(spans, "A brook runs to sea.")
+    assert other == (Span("A", "accepted", 1), Span(" river", "differs", 1), Span(" ", "accepted", 1), *spans[1:])
+    assert committed_text(differing(spans, "")) == committed_text(spans)
+    assert {span.kind for span in differing(spans, "")} == {"differs", "rejected"}

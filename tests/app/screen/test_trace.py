@@ -167,7 +167,7 @@ def test_escape_sequences_are_inert_and_ascii_is_ascii() -> None:
     ],
 )
 def test_the_rule_of_a_lane(drawn_drafts: bool, changes: dict[str, object], rule: LaneRule) -> None:
-    assert rule_of(SimpleNamespace(drawn_drafts=drawn_drafts, settings=Settings(**changes))) == rule
+    assert rule_of(SimpleNamespace(name="spec", drawn_drafts=drawn_drafts, settings=Settings(**changes))) == rule
 
 
 @settings(max_examples=60, deadline=None)
