@@ -35,8 +35,13 @@ def lossy(drafter: Drafter) -> Drafter:
 
 
 def passes(row: list[int], token: int) -> bool:
+    """Whether a draft after a row of the target passes."""
+    return likely_enough(TARGET.logits([row])[0], token)
+
+
+def likely_enough(logits: Tensor, token: int) -> bool:
     """The paper's rule for one token, in plain floats."""
-    weights = [math.exp(value) for value in TARGET.logits([row])[0].tolist()]
+    weights = [math.exp(value) for value in logits.tolist()]
     p = [weight / sum(weights) for weight in weights]
     return p[token] > min(0.09, 0.3 * math.exp(sum(each * math.log(each) for each in p)))
 
@@ -98,6 +103,17 @@ def test_the_first_child_that_is_likely_enough_is_accepted_whatever_the_target_w
     assert exact.path == [[2]]
     refused = verify(logits, Draft.of([[0]]), [[5]], [(0, 1)], greedy(), Rule.TYPICAL)
     assert (refused.path, refused.token) == ([[]], [2])
+
+
+@pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
+def test_the_bar_falls_with_the_entropy(sharpness: float) -> None:
+    """Of 32 tokens, each drafted in a row of its own: with much entropy some below epsilon pass."""
+    logits = sharpness * torch.randn(32, generator=torch.Generator().manual_seed(5))
+    draft, keys = Draft.of([[token] for token in range(32)]), [(token, 1) for token in range(32)]
+    path = verify(logits.expand(32, 2, 32), draft, [[5]] * 32, keys, greedy(), Rule.TYPICAL).path
+    assert path == [[0] if likely_enough(logits, token) else [] for token in range(32)]
+    assert sharpness == 3 or any(path[token] and logits.softmax(0)[token] < 0.09 for token in range(32))
+    assert sharpness == 0.3 or [] in path
 
 
 def test_a_token_without_mass_is_never_accepted() -> None:
