@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.proposal import Growth, Node, Offer
-from sampling.sampler import KeyedSampler
+from sampling.sampler import KeyedSampler, SamplerView
 from sampling.types import Budget, Draft, Rows, Rule, Sampler, Verdict
 from sampling.verify.distributions import HostDistributions
 from sampling.verify.rules import Keys
@@ -224,11 +224,8 @@ class GreedyCalledLaw(ModelDrafter):
         return super().propose(rows, budget, ArgmaxDraws(sampler))
 
 
-class ArgmaxDraws:
+class ArgmaxDraws(SamplerView):
     greedy = point_mass = needs_prefixes = False
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.probs = sampler.probs
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         return probs.argmax(dim=-1)
@@ -243,8 +240,5 @@ class DraftsWithTargetNoise(ModelDrafter):
         return super().propose(rows, budget, _TargetNoise(self.sampler))  # type: ignore[arg-type]
 
 
-class _TargetNoise:
+class _TargetNoise(SamplerView):
     greedy = point_mass = needs_prefixes = False
-
-    def __init__(self, sampler: KeyedSampler) -> None:
-        self.probs, self.draw = sampler.probs, sampler.draw
