@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from app.lanes.answers import RULES, comparisons_of, rule_of, shown_settings
 from app.screen.inspection import LISTED, Candidates, SaidToken, decided
-from app.screen.live import Track, phases, telling, tokens_of
+from app.screen.live import Track, phases, rounds_of, telling, tokens_of
 from app.screen.palette import TINTS, Look
 from app.screen.panes import StatsLines, details, note, title_of
 from app.screen.rows import Row, one_line
@@ -32,8 +32,22 @@ from utils.visible import visible
 _TEMPLATE = Path(__file__).with_name("page.html")
 _LOOK = Look(width=10_000)
 _NO_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-DRAFTS = ("node", "parent", "depth", "branch", "text", "source", "fate", "q", "p", "chance", "u")
-CHOICES = ("text", "token", "p", "processed", "rank", "q", "q_rank", "by", "fate")  # the text: its place in `texts`
+DRAFTS = (
+    *("node", "parent", "depth", "branch", "text", "source", "fate", "q", "p", "chance", "u"),
+    *("q_processed", "p_processed"),
+)
+CHOICES = (
+    "text",
+    "token",
+    "p",
+    "processed",
+    "rank",
+    "q",
+    "q_rank",
+    "by",
+    "fate",
+    "q_processed",
+)  # the text: its place in `texts`
 SAMPLES = "Samples, with their number and the probability of all tokens so far"
 NOT_THERE = "the drafts and figures of this answer are not there"
 
@@ -98,12 +112,19 @@ def _article(number: int, answer: PageAnswer) -> str:
         models = _line(heading(answer.models, answer.settings, _LOOK).rows())
         lanes = "\n".join(_section(track, answer.question) for track in answer.tracks)
         notes = [each.text for each in comparisons_of([track.answer() for track in answer.tracks])]
-        notes += filter(None, [note(answer.tracks[-1].pane(), goes_on=False), f"Why: {Why(answer.tracks)}"])
+        notes += filter(
+            None,
+            [
+                note(answer.tracks[-1].pane(), goes_on=False),
+                f"Why (commands are for the console): {Why(answer.tracks)}",
+            ],
+        )
     samples = _branches(answer.samples) if answer.samples else ""
     samples = samples and f'<section class="branches"><h3>{SAMPLES}</h3>{samples}</section>'
     lines = "".join(f'<p class="compared">{_html(line)}</p>\n' for line in notes)
     return (
-        f'<article aria-labelledby="q{number}">\n<h2 id="q{number}">{_html(answer.question or "(continued)")}</h2>\n'
+        f'<article aria-labelledby="q{number}">\n'
+        f'<h2 id="q{number}">{number} · {_html(answer.question or "(continued)")}</h2>\n'
         f'<p class="faint models">{_html(models)}</p>\n<div class="lanes">\n{lanes}\n</div>\n{lines}{samples}</article>'
     )
 
@@ -123,7 +144,8 @@ def _section(track: Track, question: str) -> str:
     pane, names = track.pane(), track.lane.source_names
     figures = _line(StatsLines([pane], _LOOK).rows())
     figures += "".join(each.before + text for each in details(pane, _LOOK) for text, _ in each.pieces)
-    kinds = [(_tint(names, name), f"accepted, by {name}") for name in names]
+    counts = zip(names, track.meter.stats.sources, strict=False)
+    kinds = [(_tint(names, name), f"accepted, by {name}") for name, (_, kept) in counts if kept]
     kinds += [("rejected", "rejected draft"), ("target", "from the target"), ("bonus", "bonus after accepted drafts")]
     legend = ", ".join(f'<span class="{kind}">{_html(words)}</span>' for kind, words in kinds if pane.drafting)
     before = _html(track.decode(list(track.before))) if track.before and question else ""
@@ -179,10 +201,12 @@ def _lane(track: Track, texts: dict[str, int]) -> dict[str, Any]:
         "name": lane.name,
         "title": title_of(lane.name),
         "rule": RULES[rule],
+        "figures": rounds_of(track, _LOOK).labels()[1:] if lane.drafts and lane.beams is None else [],
         "sources": lane.source_names,
         "stats": track.answer().stats.to_json(),
         "rounds": [_round(read(step, window), rule in ("match", "ratio")) for step in track.steps],
-        "tokens": [_token(token, texts) for token in tokens_of(track)],
+        "decides": rule,
+        "tokens": [_token(token, texts, rule) for token in tokens_of(track)],
     }
 
 
@@ -191,15 +215,17 @@ def _round(traced: TracedRound, by_chance: bool) -> dict[str, Any]:
     for draft in traced.drafts:
         node, chance = draft.number - 1, draft.chance if by_chance else None
         place = (node, step.parents[node], step.depths[node], draft.branch)
-        figures = map(_short, (draft.q, draft.p, chance, draft.coin))
-        drafts.append((*place, draft.text, draft.source, draft.fate, *figures))
+        figures = map(_short, (draft.q, draft.p, chance, draft.coin, *(draft.compared or ())))
+        drafts.append(_known([*place, draft.text, draft.source, draft.fate, *figures]))
     ms = [round(1000 * part, 4) for part in (step.draft_s, step.verify_s, step.sample_s, step.overhead_s)]
     return {"says": phases(step), "ms": ms, "drafts": drafts}
 
 
-def _token(token: SaidToken, texts: dict[str, int]) -> dict[str, Any]:
-    return {
-        **{name: getattr(token, name) for name in ("token", "round", "kind", "by", "rule")},
+def _token(token: SaidToken, texts: dict[str, int], rule: str) -> dict[str, Any]:
+    """A token; its proposer, coins and rest are left out where there are none, and its rule where it is the lane's."""
+    figures = {
+        **{name: getattr(token, name) for name in ("token", "round", "kind", "by")},
+        "rule": "" if token.rule == rule else token.rule,
         "shown": token.shown,
         "entropy": _short(token.entropy),
         "said": decided(token, _LOOK),
@@ -207,6 +233,7 @@ def _token(token: SaidToken, texts: dict[str, int]) -> dict[str, Any]:
         "coins": {known: _short(number) for known, number in _coins(token)},
         "rest": [_short(mass) for mass in token.rest],
     }
+    return {name: value for name, value in figures.items() if value not in ("", {}, []) or name == "shown"}
 
 
 def _coins(token: SaidToken) -> Iterator[tuple[int, float]]:
@@ -222,6 +249,10 @@ def _choice(choice: Candidates, texts: dict[str, int]) -> list[Any]:
     if (choice.rank or 1) > LISTED and not choice.fate:
         choice = choice._replace(processed=None)  # only a what-if lists it
     row += [_short(getattr(choice, name)) for name in CHOICES[2:]]
+    return _known(row)
+
+
+def _known(row: list[Any]) -> list[Any]:
     while row[-1] in (None, ""):
         row.pop()
     return row

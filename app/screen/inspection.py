@@ -17,9 +17,9 @@ from rich.segment import Segment
 
 from app.lanes.answers import LaneRule
 from app.screen.palette import Look
-from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, plural, quoted, row_of, share, wrap
+from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, plural, precise, quoted, row_of, share, wrap
 from app.screen.terminal import Action
-from app.screen.trace import chances_of
+from app.screen.trace import NOT_TOSSED, chances_of
 from app.screen.what_if import Bounds, Named, Shape, drafters_rest, overlap, rest_of, shaped
 from app.settings.table import Settings
 from sampling.events import DELTA, EPSILON, Step
@@ -29,6 +29,7 @@ SIDE_FROM = 100  # columns from which the panel stands beside the text
 _PANEL = 60  # columns of such a panel
 _LINES = 2  # lines of the text that stay above a panel
 _TEXT = 16  # columns of a token's text in the table, at most
+BOUNDS = " (bounds: only the 20 likeliest tokens are kept)"
 LISTED = 5  # likeliest tokens of target and drafter that are listed
 
 SUPPOSE = {"t": "temperature", "p": "top_p", "k": "top_k", "m": "min_p"}
@@ -56,15 +57,19 @@ class Candidates(NamedTuple):
     q_rank: int | None = None
     by: str = ""
     fate: str = ""  # said, rejected
+    q_processed: float | None = None
 
 
 class Refused(NamedTuple):
-    """A draft that was examined at a position and rejected; its chance and its coin where they are known."""
+    """A draft that was examined at a position and rejected; where they are known its chance, its coin, and p and q
+    after the settings."""
 
     token: int
     text: str
     chance: float | None
     number: float | None
+    p: float | None = None
+    q: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class SaidToken:
     by: str = ""
     chance: float | None = None  # of an accepted draft
     number: float | None = None  # of its coin
+    p: float | None = None  # of it, after the settings
+    q: float | None = None
     choices: tuple[Candidates, ...] = ()
     refused: tuple[Refused, ...] = ()
     discarded: int = 0  # drafts of its round that were not examined, where it ended the round
@@ -102,7 +109,7 @@ class TokenReader:
         for index, token in enumerate(step.emitted):
             node = step.path[index] if index < len(step.path) else None
             refused = [at for at in step.rejected if depths[at] == index]
-            chance, number = (None, None) if node is None else chances.get(node, (None, None))
+            chance, number, p, q = NOT_TOSSED if node is None else chances.get(node, NOT_TOSSED)
             position = step.positions[index] if index < len(step.positions) else None
             one = SaidToken(
                 token,
@@ -113,9 +120,11 @@ class TokenReader:
                 by="" if node is None else self._name(step.source[node] if node < len(step.source) else 0),
                 chance=chance,
                 number=number,
+                p=p,
+                q=q,
                 choices=self._choices(step, index, node, refused),
                 refused=tuple(
-                    Refused(step.drafted[at], self._text(step.drafted[at]), *chances.get(at, (None, None)))
+                    Refused(step.drafted[at], self._text(step.drafted[at]), *chances.get(at, NOT_TOSSED))
                     for at in refused
                 ),
                 discarded=len(step.discarded) if node is None else 0,
@@ -129,11 +138,11 @@ class TokenReader:
     def _choices(self, step: Step, index: int, node: int | None, refused: Sequence[int]) -> tuple[Candidates, ...]:
         """What was considered: the likeliest of the target first, then what only the drafter named."""
         said, rejected = step.emitted[index], {step.drafted[at] for at in refused}
-        choices: dict[int, Candidates] = {}
+        choices, drafter = dict[int, Candidates](), {trial.node: trial.q for trial in step.trials}
         examined = (*step.path, *step.rejected)
         for at, p, q in zip(examined, step.target_p, step.draft_p, strict=False):
             if at == node or at in refused:
-                choices[step.drafted[at]] = Candidates(step.drafted[at], "", p=p, q=q)
+                choices[step.drafted[at]] = Candidates(step.drafted[at], "", p=p, q=q, q_processed=drafter.get(at))
         position = step.positions[index] if index < len(step.positions) else None
         for likely in position.target if position else ():
             known = choices.get(likely.token, Candidates(likely.token, ""))
@@ -287,7 +296,7 @@ class Inspection:
 
     def listed(self, look: Look) -> list[Row]:
         """A row for each token, where there are no keys."""
-        titles = f"{'':>4} {'':<{_TEXT}}    p  set rank    q rank  round"
+        titles = f"{'':>4} {'':<{_TEXT}}     p   set rank     q rank  round"
         rows = [row_of([(fit(titles, look.width, look), "faint")], look)]
         for number, token in enumerate(self.tokens, start=1):
             said = next((choice for choice in token.choices if choice.fate == "said"), Candidates(token.token, ""))
@@ -357,14 +366,17 @@ class Inspection:
             return flow([chunk("a piece of text as it came; other tokens are not known", "faint")], look)
         if not any(choice.rank or choice.q_rank for choice in self.token.choices):
             return flow([chunk("alternatives were not kept (files keep them with --log-top 5)", "faint")], look)
-        columns = max(8, min(_TEXT, look.width - 46))
-        titles = f"  {'':<{columns}}    p  {' if' if supposed else 'set'} rank    q rank  by"
+        kept = any(choice.q_processed is not None for choice in self.shown)
+        columns = max(8, min(_TEXT, look.width - 49 - 6 * kept))
+        set_q = "   set" * kept
+        titles = f"  {'':<{columns}}     p   {' if' if supposed else 'set'} rank     q{set_q} rank  by"
         rows = [row_of([(fit(titles, look.width, look), "faint")], look)]
         for at, choice in enumerate(self.shown):
             text, bounds = quoted(choice.text, look, columns), supposed.get(choice.token)
             second, cut = choice.processed if bounds is None else bounds[1], bounds is not None and not bounds[1]
+            set_q = f" {_figure(choice.q_processed)}" * kept
             figures = f"{_figure(choice.p)} {_figure(second)} {_rank(choice.rank)}"
-            figures += f" {_figure(choice.q)} {_rank(choice.q_rank)}  {choice.by}"
+            figures += f" {_figure(choice.q)}{set_q} {_rank(choice.q_rank)}  {choice.by}"
             chosen = at == self.choice
             role = "cut" if cut else {"said": "good", "rejected": "rejected"}.get(choice.fate, "plain")
             fate = choice.fate + (" cut" if cut else " or cut" if bounds and not bounds[0] else "")
@@ -386,7 +398,7 @@ _ROLES: dict[Origin, str] = {
 
 
 def _figure(value: float | None) -> str:
-    return "   -" if value is None else f"{share(value):>4}"
+    return "    -" if value is None else f"{precise(value):>5}"
 
 
 def _rank(rank: int | None) -> str:
@@ -396,7 +408,7 @@ def _rank(rank: int | None) -> str:
 def decided(token: SaidToken, look: Look) -> list[str]:
     """What decided about a token, and about the drafts that were refused in its place, in words."""
     lines = [
-        f"{quoted(draft.text, look, 24)}: coin {share(draft.number)} >= chance {share(draft.chance or 0.0)}: rejected"
+        f"{quoted(draft.text, look, 24)}: {_tossed(token, draft, '>=')}: rejected"
         for draft in token.refused
         if draft.number is not None
     ]
@@ -410,7 +422,7 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     if token.kind == "a server's":
         return lines
     if token.kind == "accepted" and token.number is not None and token.chance is not None:
-        lines.append(f"coin {share(token.number)} < chance {share(token.chance)}: accepted")
+        lines.append(f"{_tossed(token, token, '<')}: accepted")
     elif token.kind == "correction" and token.rule == "ratio":
         lines.append("the token was then drawn from what p has more than q")
     elif token.rule == "argmax":
@@ -423,7 +435,9 @@ def decided(token: SaidToken, look: Look) -> list[str]:
         lines.append(f"{drawn}{', as drafted' if token.kind == 'accepted' else ''}")
     if token.kind == "bonus":
         lines.append("every draft of its path was accepted: this token came with the same pass")
-    if token.discarded:
+    if token.discarded and token.kind == "bonus":
+        lines.append(f"{plural(token.discarded, 'draft')} on other branches left aside")
+    elif token.discarded:
         lines.append(f"{plural(token.discarded, 'further draft')} discarded, not examined")
     return lines
 
@@ -432,13 +446,33 @@ def _likely_enough(token: SaidToken, look: Look) -> list[str]:
     """The drafts that a lossy rule examined there, and what it asked of them."""
     p, known = {choice.token: choice.p for choice in token.choices}, token.entropy  # in bits
     bar = f"min({share(EPSILON)}, {share(DELTA)} exp(-H))"
-    bar += "" if known is None else f" = {share(min(EPSILON, DELTA * 2**-known))}"
+    bar += "" if known is None else f" = {precise(min(EPSILON, DELTA * 2**-known))}"
     fates = [(each.token, each.text, "<=", "rejected") for each in token.refused]
     fates += [(token.token, token.shown, ">", "accepted")] * (token.kind == "accepted")
     return [
         f"lossy: {quoted(text, look, 24)} p {_figure(p[at]).strip()} {sign} {bar}: {fate}"
         for at, text, sign, fate in fates
     ]
+
+
+def _tossed(token: SaidToken, draft: SaidToken | Refused, sign: str) -> str:
+    """A coin against its chance, in as many digits as make that true of what is shown."""
+    coin, chance, p, q = draft.number or 0.0, draft.chance or 0.0, draft.p, draft.q
+    more = next((more for more in range(8) if precise(coin, more) != precise(chance, more)), 8)
+    compared = f"coin {precise(coin, more)} {sign} chance {precise(chance, more)}"
+    set_p = next((one.processed for one in token.choices if one.token == draft.token), None)
+    if token.rule != "ratio" or p is None or q is None or q < 1e-12:
+        lost = f"{'p and q' if set_p is None else 'q'} after the settings {'were' if set_p is None else 'was'} not kept"
+        return f"{compared} ({lost})" if token.rule == "ratio" else compared
+    after = f"both after the settings{'' if math.isclose(set_p or p, p, rel_tol=0.01) else ' and refused siblings'}"
+    if not math.isclose(min(1.0, p / q), chance, rel_tol=1e-3):
+        return f"{compared} (of a block; p {precise(p)}, q {precise(q)}, {after})"
+    figures = ([precise(each, digits) for each in (p, q)] for digits in range(8))
+    right = (
+        pair for pair in figures if precise(min(1.0, float(pair[0]) / float(pair[1])), more) == precise(chance, more)
+    )
+    quotient = "p {} / q {}".format(*next(right, (p, q)))
+    return f"{compared} = {f'min(1, {quotient})' if p > q else quotient}, {after}"
 
 
 class Supposed:
@@ -474,7 +508,8 @@ class Supposed:
         if self.problem:
             return [self.problem]
         shape, said = self.shape, "accepted" if self.token.kind == "accepted" else ""
-        lines = [f"what if T {shape.temperature:g}, top-p {shape.top_p:g}, top-k {shape.top_k}, min-p {shape.min_p:g}:"]
+        top_k = shape.top_k or "0 (all)"
+        lines = [f"what if T {shape.temperature:g}, top-p {shape.top_p:g}, top-k {top_k}, min-p {shape.min_p:g}:"]
         numbers = {refused.token: refused.number for refused in self.token.refused}
         for choice in self.token.choices:
             if choice.fate != "rejected" and not (choice.fate == "said" and said):
@@ -484,7 +519,8 @@ class Supposed:
         if self.q and shape.temperature:
             low, high = overlap(self.p, self.q)
             bar = look.glyph("bar") * round(20 * high) if look.fancy else ""
-            chance = f"accepted with chance {_span((low, high))}, the sum of min(p, q)"
+            span = _span((low, high))
+            chance = f"accepted with chance {span}, the sum of min(p, q){BOUNDS * (' to ' in span)}"
             lines.append(f"a draft drawn here is {chance} {bar}".rstrip())
         return lines
 
@@ -498,12 +534,12 @@ class Supposed:
         less, more = self.q[token]
         low, high = min(1.0, low / more) if more else 1.0, min(1.0, high / less) if less else 1.0
         fate = "open" if number is None or low <= number < high else "accepted" if number < low else "rejected"
-        coin = "" if number is None else f", u {share(number)}"
+        coin = "" if number is None else f", u {precise(number)}"
         return f"would have chance {_span((low, high))}{coin}: {fate}"
 
 
 def _span(bounds: Bounds) -> str:
-    low, high = map(share, bounds)
+    low, high = map(precise, bounds)
     return low if low == high else f"{low} to {high}"
 
 
@@ -514,4 +550,4 @@ def _drawn(token: SaidToken, look: Look) -> str:
         reverse=True,
     )
     shown = [f"{quoted(text, look, 16)} {score:.2f}" for score, text in scores[:2]]
-    return f"draw: log p + noise largest: {', next '.join(shown)}" if shown else ""
+    return f"drawn: largest log p + random noise: {', next '.join(shown)}" if shown else ""

@@ -372,7 +372,7 @@ def phases(step: Step) -> list[str]:
         return [one_pass if step.calls else f"a piece from the server after {step.verify_s * 1000:.1f} ms"]
     calls = ", ".join(f"{call.model} {call.passes}" for call in step.calls[:-1])
     ran = f", passes: {calls}" if calls else ""
-    own = "no token from the target" if step.token is None else "and the target's own token"
+    own = "no token from the target" if step.token is None else "then one token of the target's own"
     return [
         f"1 draft: {plural(len(step.drafted), 'token')} in {step.draft_s * 1000:.1f} ms{ran}",
         f"2 {one_pass}",

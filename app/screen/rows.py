@@ -169,6 +169,13 @@ def share(value: float) -> str:
     return f"{value:.2f}".removeprefix("0")
 
 
+def precise(value: float, more: int = 0) -> str:
+    """A figure between 0 and 1, a small one too: .12, .083, .0004, 4e-5; with `more` digits."""
+    digits = next((n for n, least in ((2, 0.1), (3, 0.01), (4, 1e-4)) if value >= least), 0)
+    small = f"{value:.{more}e}".replace("e-0", "e-")
+    return small if value > 1e-12 and not digits else f"{value:.{(digits or 2) + more}f}".removeprefix("0")
+
+
 def in_short(number: float) -> str:
     """Return a large number in three digits and a unit: 1.54B."""
     units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))

@@ -86,8 +86,8 @@ def read(step: Step, window: Window) -> TracedRound:
             fates.get(node, "discarded"),
             branch,
             step.chosen,
-            chance=chances.get(node, (None, None))[0],
-            coin=chances.get(node, (None, None))[1],
+            chance=chances.get(node, NOT_TOSSED)[0],
+            coin=chances.get(node, NOT_TOSSED)[1],
             compared=compared.get(node),
         )
         for node, branch in (_downwards(step) if step.is_tree else ((node, "") for node in range(len(texts))))
@@ -108,10 +108,13 @@ def _texts(step: Step, window: Window) -> list[str]:
     return [window.ahead(path)[-1] for path in paths]
 
 
-def chances_of(step: Step) -> dict[int, tuple[float, float | None]]:
-    """With what chance each examined draft was accepted, and the number of its coin (None: it had none), by node; of
-    those drafts of which that was recorded."""
-    return {trial.node: (trial.chance, trial.number) for trial in step.trials}
+NOT_TOSSED = (None,) * 4
+
+
+def chances_of(step: Step) -> dict[int, tuple[float | None, ...]]:
+    """With what chance each examined draft was accepted, the number of its coin (None: it had none), p and q after
+    the settings, by node; of those drafts of which that was recorded."""
+    return {trial.node: trial[1:] for trial in step.trials}
 
 
 def _downwards(step: Step, above: int = -1, margin: str = "") -> Iterator[tuple[int, str]]:
@@ -215,22 +218,29 @@ class Trace(Drawn):
         ]
         return flow([Chunk((("   ", "plain"), *bar)), *parts_of_time, chunk("ms", "faint", " ")], self.look, 3)
 
-    def _head(self) -> list[Row]:
+    def labels(self) -> list[str]:
+        """The rule, and of what the figures are."""
         exact = self.exact and not self._reviewed  # a lenient review changes q
-        exact = exact or all(step.trials for step in self.steps if step.drafted)
-        near = "; the run's own may differ, chances are near" if self._has_chance and not exact else ""
+        tried = all(step.trials for step in self.steps if step.drafted)
+        words = (
+            "the run's own may differ, chances are near",
+            "those after the settings, which were compared, were not kept",
+        )
+        near = f"; {words[tried]}" * (self._has_chance and not exact)
         compared = "p(x) after the settings, q(x) the drafter's own" if self._draws else "q(x), p(x) after the settings"
         if any(step.is_tree for step in self.steps) and not self._draws:
             compared += " and refused siblings"
         if any(step.discarded for step in self.steps):
             compared += "; (not examined: at temperature 1)"
-        texts = [
+        return [
             RULES[self.rule],
             *([REVIEWED] if self._reviewed else []),
             compared if self._compared else f"q(x), p(x) at temperature 1{near}",
             *([f"drafts by {self.names[0]}"] if len(self.names) == 1 else []),
         ]
-        return [row for text in texts for row in flow([chunk(text, "faint")], self.look)]
+
+    def _head(self) -> list[Row]:
+        return [row for text in self.labels() for row in flow([chunk(text, "faint")], self.look)]
 
     def _round(self, number: int, traced: TracedRound) -> list[Row]:
         step = traced.step

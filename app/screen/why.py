@@ -16,6 +16,7 @@ from app.screen.inspection import SaidToken
 from app.screen.live import Track, telling, tokens_of
 from app.screen.panes import counted, reported, title_of
 from app.screen.rows import plural
+from app.settings.types import one_of
 from sampling.drafters.registry import LANES
 from sampling.stats.summary import disturbed
 from sampling.stats.theory import efficiency
@@ -25,7 +26,6 @@ FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from 
 GAIN = 1.05  # least expected speed-up over the answer's own of what is worth trying
 SHOWN = (1, 2, 4, 6, 8, 16)  # gammas
 ALONE = {"ar": "plain decoding", "beam": "a search"}
-NOTHING = "nothing else is expected to bring 5% more"
 FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
 PLACES, EXAMINED = ("first drafts", "second ones", "later ones"), ("accepted", "correction")
 _MARKUP = " \t*_#>-\"'“‘([`"  # between the end of a sentence and the first word of the next one
@@ -78,9 +78,8 @@ class Why:
         ]
         narrow = stats.target_passes * plain.verify_ms / plain.target_passes if plain and rate else stats.verify_ms
         self.width_s = max(0.0, stats.verify_ms - narrow) / 1000 / (stats.draft_n or 1)  # of a pass, for each draft
-        self.gammas = range(
-            1, 1 + 2 * max((step.length for step in self.rounds), default=0)
-        )  # beyond, costs are unknown
+        longest = max((step.length for step in self.rounds), default=0)
+        self.gammas = range(1, 1 + 2 * longest)  # beyond, costs are unknown
         self.best = max(self.gammas, key=self.at) if self.token_ms and self.gamma and stats.draft_n else 0
         examined = [
             {
@@ -108,7 +107,7 @@ class Why:
         return tokens * self.token_ms / spent / 1000
 
     def __str__(self) -> str:
-        return " ".join([*self._figures(), f"Try {self._advice()}."])
+        return " ".join([*self._figures(), f"{self._advice()}."])
 
     def _figures(self) -> Iterator[str]:
         stats, whole, lane, per_round = self.stats, self.stats.predicted_ms, self.lane, self.token_ms * len(self.rounds)
@@ -142,14 +141,22 @@ class Why:
             ]
             said = zip(self.kinds, self.tokens, strict=True)
             kinds = [(kind, token.kind == "correction") for kind, token in said if token.kind in EXAMINED]
-            yield f"Rejected: {_listed(places, PLACES)}; by kind of token {_listed(kinds, KINDS)}."
+            by = f"; by kind of token {_listed(kinds, KINDS)}" if len({kind for kind, _ in kinds}) > 1 else ""
+            yield f"Rejected: {_listed(places, PLACES)}{by}."
         if lane.settings.temperature and self.known:
-            yield f"Of {self.known} examined drafts {self.likely} are the target's likeliest, as temperature 0 wants."
+            yield f"At temperature 0, {self.likely} of these {self.known} examined drafts would be accepted."
         if self.best:
-            shown = ", ".join(f"{self.at(gamma):.2f}x at {gamma}" for gamma in SHOWN if gamma in self.gammas)
-            yield f"With other gammas these rounds bring about {shown}; best {self.at(self.best):.2f}x at {self.best}."
+            gammas = [gamma for gamma in self.gammas if gamma in (*SHOWN, self.gamma)]
+            shown = [f"{self.at(gamma):.2f}x at {gamma}{' (now)' * (gamma == self.gamma)}" for gamma in gammas]
+            best, longest = self.at(self.best), len(self.gammas) // 2
+            near = [str(gamma) for gamma in gammas if gamma != self.best and self.at(gamma) > 0.985 * best]
+            alike = f", {one_of(near, 'and')} about the same" if near else ""
+            beyond = f" (beyond {longest}: estimated)" if self.best > longest else ""
+            yield f"By gamma: {', '.join(shown)}; best {best:.2f}x at {self.best}{beyond}{alike}."
         if per_round:
-            yield f"Without their cost these drafts bring {self.free:.2f}x, if all of them are right {self.right:.2f}x."
+            now = "these gammas" if self.gamma == "auto" else "this gamma"
+            accepted = f"if every draft were accepted, at {now}: {self.right:.2f}x."
+            yield f"If drafting took no time: {self.free:.2f}x; {accepted}"
 
     # -- one thing to try ---------------------------------------------------------------------
 
@@ -168,21 +175,22 @@ class Why:
             "a text that repeats itself: nothing could be looked up": not stats.draft_n,
         }
         if told := next((text for text, holds in cases.items() if holds), ""):
-            return told
+            return f"Try {told}"
         expected, command, reason = max(self._changes(), key=lambda change: change[0], default=(0.0, "", ""))
         if expected >= GAIN * self.gained:
-            return f"{command}: {reason}"
+            return f"Try {command}: {reason}"
         if self.gamma != "auto":
-            return f"/gamma auto, which chooses from round to round: {NOTHING}"
+            return f"No other gamma is expected to bring 5% more; keep /gamma {self.gamma}"
         dearest = max(self.tokens, key=lambda token: token.discarded + len(token.refused))
         lost = dearest.discarded + len(dearest.refused)
-        return f"/trace {dearest.round}, whose round lost most drafts ({lost}): {NOTHING}"
+        shown = f"; /trace {dearest.round} shows the round that lost most drafts ({lost})" if lost else ""
+        return f"Nothing is expected to bring 5% more{shown}"
 
     def _changes(self) -> Iterator[tuple[float, str, str]]:
         """The speed-up over plain decoding to expect of a change, its command, the reason."""
         stats, names, beside = self.stats, self.lane.source_names, f"/compare ar,{self.lane.name},"
         few = (
-            "too few drafts are accepted, whatever drafting costs"
+            "even if drafting cost nothing, too few drafts are accepted"
             if self.right * self.free >= GAIN * self.gained  # if all were accepted, and cost nothing
             else "a pass over several tokens is too dear"
         )
@@ -194,7 +202,7 @@ class Why:
             better = self.at(self.best)
             yield better * (self.best > 0), f"/gamma {self.best}", f"about {better:.2f}x, as these rounds say"
             yield float(self.free >= GAIN and cheap > ""), beside + cheap, f"{dear}, look-ups cost next to nothing"
-        yield 1.0, "/compare ar", dear
+        yield 1.0, "/compare ar (no drafts)", dear
         if self.lane.settings.temperature and self.known:
             yield colder, "/temperature 0", f"about {colder:.2f}x, as more drafts are accepted"
         if model := next((index for index, name in enumerate(names) if stats.calls.get(name)), 0):

@@ -5,6 +5,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,23 @@ def logged(log: Path) -> Iterator[tuple[int, int, list[Any]]]:
 
 def told(number: float) -> str:
     """A share as the page writes it."""
-    return f"{number:.2f}".removeprefix("0")
+    digits = 2 if number >= 0.1 else 3 if number >= 0.01 else 4
+    small = f"{number:.0e}".replace("e-0", "e-")
+    return small if 0 < number < 1e-4 else f"{number:.{digits}f}".removeprefix("0")
+
+
+def is_arithmetic(line: str, chance: float, number: float) -> bool:
+    """Whether a coin, a chance and the quotient after it hold, of the log and of what is shown."""
+    quotient = r" = (?:min\(1, )?p (\S+) / q ([^,)]+)\)?, both after .*"
+    form = rf".*?coin (\S+) (<|>=) chance (\S+?)({quotient}| \(.* not kept\)): \w+"
+    match = re.fullmatch(form, line)
+    if not match:
+        return False
+    coin, bound = float(match[1]), float(match[3])
+    right = coin == pytest.approx(number, rel=0.1, abs=0.006) and bound == pytest.approx(chance, rel=0.1, abs=0.006)
+    right = right and (coin < bound if match[2] == "<" else coin >= bound)
+    value = min(1.0, float(match[5]) / float(match[6])) if match[5] else bound
+    return right and told(value) == told(bound)
 
 
 # -- what is said of a token, against the log alone ----------------------------------------------------
@@ -88,22 +105,22 @@ def race(line: str, known: dict[str, Any], token: int) -> bool:
 
 def accepted(line: str, known: dict[str, Any], token: int) -> bool:
     chance, number = known["trials"][known["node"]]
-    return number < chance and line == f"coin {told(number)} < chance {told(chance)}: accepted"
+    return number < chance and line.endswith(": accepted") and is_arithmetic(line, chance, number)
 
 
 def rejected(line: str, known: dict[str, Any], token: int) -> bool:
     coins = [known["trials"][node] for node in known["rejected"]]
-    return any(number >= chance and line.endswith(f"coin {told(number)} >= chance {told(chance)}: rejected")
+    return any(number >= chance and line.endswith(": rejected") and is_arithmetic(line, chance, number)
                for chance, number in coins if number is not None)  # fmt: skip
 
 
 SENTENCES: dict[str, Callable[[str, dict[str, Any], int], bool]] = {
-    r"coin \S+ < chance \S+: accepted": accepted,
-    r'".*": coin \S+ >= chance \S+: rejected': rejected,
+    r"coin \S+ < chance .*: accepted": accepted,
+    r'".*": coin \S+ >= chance .*: rejected': rejected,
     r'".*" (was|were) drafted, the target chose ".*": rejected': lambda _, known, __: bool(known["rejected"]),
     r"the token was then drawn from what p has more than q": lambda _, known, __: bool(known["rejected"]),
     r"greedy: the target's likeliest token(, as drafted)?": greedy,
-    r"draw: log p \+ noise largest: .*": race,
+    r"drawn: largest log p \+ random noise: .*": race,
     r"every draft of its path was accepted: .* with the same pass": lambda _, known, __: not known["rejected"],
 }  # fmt: skip
 
@@ -112,7 +129,9 @@ def wrong(said: list[str], step: Any, index: int, token: int) -> list[str]:
     """The sentences on a token that the log does not bear out."""
     known, bad = facts(step, index), []
     for line in said:
-        if match := re.fullmatch(r"(\d+) further drafts? discarded, not examined", line):
+        if match := re.fullmatch(
+            r"(\d+) (further drafts? discarded, not examined|drafts? on other branches left aside)", line
+        ):
             seen = {*step["path"], *known["rejected"]}
             right = int(match[1]) == len(step["drafted"]) - len(seen)
         else:
@@ -149,7 +168,11 @@ def test_a_hundred_tokens_by_lot_say_what_the_log_says(which: str, sampled: Path
             for proposal in step["positions"][index][1]:
                 if proposal[0] == row["token"]:
                     assert row["q"] == pytest.approx(proposal[1], rel=1e-3)
-    for words in ("greedy", "rejected") if which == "class" else ("coin", "more than q", "draw: log p"):
+    for words in (
+        ("greedy", "rejected")
+        if which == "class"
+        else ("coin", "more than q", "drawn: largest log p", "both after the settings")
+    ):
         assert words in seen
 
 
@@ -167,7 +190,7 @@ def test_rounds_have_the_logs_drafts_times_and_figures(which: str, sampled: Path
         for shown, step in zip(known["rounds"], steps, strict=True):
             times = [step[f"{name}_s"] * 1000 for name in ("draft", "verify", "sample", "overhead")]
             assert shown["ms"] == pytest.approx(times, abs=1e-4)
-            drafts = {row[0]: dict(zip(data["columns"]["drafts"], row, strict=True)) for row in shown["drafts"]}
+            drafts = {row[0]: dict(zip_longest(data["columns"]["drafts"], row)) for row in shown["drafts"]}
             assert [drafts[node]["parent"] for node in range(len(drafts))] == step["parents"]
             for node, draft in drafts.items():
                 fate = "accepted" if node in step["path"] else draft["fate"]
@@ -176,6 +199,11 @@ def test_rounds_have_the_logs_drafts_times_and_figures(which: str, sampled: Path
                 assert (fate == "rejected") == (step["token"] is not None and draft["parent"] == last)
                 if step.get("odds"):
                     assert (draft["p"], draft["q"]) == pytest.approx(step["odds"][node], rel=1e-3, abs=1e-6)
+            for node, chance, number, p, q in (trial for trial in step.get("trials", []) if len(trial) > 4):
+                if number is not None and p is not None:  # what R shows is what the coin's chance is made of
+                    shown_p, shown_q = drafts[node]["p_processed"], drafts[node]["q_processed"]
+                    assert (shown_p, shown_q) == pytest.approx((p, q), rel=1e-3)
+                    assert min(1, shown_p / shown_q) == pytest.approx(chance, rel=2e-3)
             if step["drafted"]:
                 drafted, scored, judged, committed = shown["says"]
                 assert f"{len(step['drafted'])} token" in drafted
@@ -215,6 +243,20 @@ def test_it_is_read_without_scripts_and_loads_nothing(tmp_path: Path) -> None:
         assert words in body
     assert re.findall(r"https?:|url\(|@import|src=|href=|\beval|innerHTML", text) == []
     assert re.search(r"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-\S{44}'", text)
+
+
+def test_answers_are_numbered_and_only_sources_that_accepted_are_in_the_legend(tmp_path: Path) -> None:
+    text, data = page_of(CLASS.with_name("win-and-loss.jsonl"), tmp_path / "page.html")
+    for number, answer in enumerate(data["answers"], start=1):
+        assert f">{number} · {answer['question'][:9]}" in text
+    legends = re.findall(r'<p class="faint legend">(.*?)</p>', text)
+    lanes = [lane for answer in data["answers"] for lane in answer["lanes"]]
+    for legend, lane in zip(legends, lanes, strict=True):
+        kept = {lane["sources"][row[5]] for each in lane["rounds"] for row in each["drafts"] if row[6] == "accepted"}
+        assert set(re.findall("accepted, by ([^<]*)", legend)) == kept
+    for words in ("min(1, p/q), both after the settings", "Why (commands are for the console): "):
+        assert words in text
+    assert "those after the settings, which were compared, were not kept" in lanes[5]["figures"][0]
 
 
 def test_no_text_of_a_model_or_user_is_markup(sampled: Path, tmp_path: Path) -> None:
@@ -318,6 +360,46 @@ def test_it_is_played_and_clicked(width: int, dark: bool, browser: Browser, tmp_
     browser.press(" ", " ")
     assert browser.run(CONTRAST) >= 4.5
     assert browser.run("document.title") != "alive"
+    assert browser.errors == []
+
+
+@needs_chromium
+@pytest.mark.exhaustive
+def test_the_round_follows_the_token_and_shows_what_was_compared(
+    browser: Browser, sampled: Path, tmp_path: Path
+) -> None:
+    _, data = page_of(sampled, tmp_path / "page.html")
+    browser.resize(1280)
+    browser.open(tmp_path / "page.html")
+    lane, seen = data["answers"][0]["lanes"][1], set()
+    first = "document.querySelector('article')"
+    for number, token in enumerate(lane["tokens"]):
+        browser.run(f"{first}.querySelectorAll('.lane:last-child [data-t]')[{number}].click()")
+        picture = browser.run(f"{first}.querySelector('.round').innerText")
+        where = browser.run(f"{first}.querySelector('[role=status]').textContent")
+        rounds, at = lane["rounds"], token["round"]
+        assert picture.startswith(f"Round {at}, speculative" if at else "Prefill, speculative")
+        own = next((each["kind"] for each in lane["tokens"] if each["round"] == at and each["kind"] != "accepted"), "")
+        assert (
+            where
+            == f"round {at} of {len(rounds) - 1}, {own if rounds[at]['drafts'] else 'no draft' if at else 'prefill'}"
+        )
+        hidden = f"{first}.querySelectorAll('.lane:last-child [data-t][hidden]').length"
+        assert browser.run(hidden) == 0
+        assert "q(x), p(x) after the settings" in picture
+        seen.add(own)
+        for row in rounds[at]["drafts"]:
+            draft = dict(zip_longest(data["columns"]["drafts"], row))
+            figures = f"q {told(draft['q_processed'] or draft['q'])}  p "
+            assert (f"({figures}" in picture) if draft["fate"] == "discarded" else (figures in picture)
+    assert seen >= {"correction", "bonus"}
+    browser.run(f"{first}.querySelector('del').click()")
+    chosen = "[aria-pressed=true]"
+    assert browser.run(f"{first}.querySelector('del').nextElementSibling === {first}.querySelector('{chosen}')")
+    assert browser.run(f"{first}.querySelector('.card thead').innerText").split() == [
+        *("token", "p", "set", "rank", "q", "set", "rank")
+    ]
+    assert "-: not kept, not zero" in browser.run(f"{first}.querySelector('caption').innerText")
     assert browser.errors == []
 
 

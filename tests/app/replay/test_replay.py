@@ -125,7 +125,7 @@ def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> No
     assert beams.startswith("target ← drafter")
     assert "beam search" in beams
     walked = shown("docs/examples/class.jsonl", "--inspect", "--answer", "2")
-    assert re.search(r"3 \" Monday\" +\.51 1\.00 +1 +\.02 +9 +2  correction", walked)
+    assert re.search(r"3 \" Monday\" +\.51 +1\.00 +1 +\.024 +9 +2  correction", walked)
     here = shown("docs/examples/session.jsonl", "--speed", "0")  # the one that lies in the project
     assert here.startswith("SmolLM2-135M-Instruct ← n-gram tables and feature drafter")
     assert "Name five rivers." in here

@@ -66,7 +66,10 @@ def test_every_token_knows_its_round_its_kind_and_who_proposed_it() -> None:
     [
         (
             "ratio",
-            ['" runs": coin .50 >= chance .12: rejected', "the token was then drawn from what p has more than q"],
+            [
+                '" runs": coin .50 >= chance .12 (q after the settings was not kept): rejected',
+                "the token was then drawn from what p has more than q",
+            ],
         ),
         ("match", ['" runs" was drafted, the target chose "↵": rejected', "drawn by the target"]),
         ("argmax", ['" runs" was drafted, the target chose "↵": rejected', "greedy: the target's likeliest token"]),
@@ -89,11 +92,55 @@ def test_penalties_that_moved_the_likeliest_token_are_named_and_a_long_rank_keep
 
 def test_a_draw_is_told_as_the_race_that_it_was() -> None:
     first, *_ = tokens("match")
-    assert decided(first, Look(80)) == ['draw: log p + noise largest: "A" 0.37, next " 川" -1.08']
+    assert decided(first, Look(80)) == ['drawn: largest log p + random noise: "A" 0.37, next " 川" -1.08']
 
 
 def test_a_coin_that_accepted_is_told() -> None:
-    assert decided(tokens()[1], Look(80)) == ["coin .25 < chance .75: accepted"]
+    river = tokens()[1]
+    assert decided(river, Look(80)) == ["coin .25 < chance .75 (q after the settings was not kept): accepted"]
+    bare = replace(ROUND, positions=())
+    assert decided(tokens("ratio", OPENING, bare)[1], Look(80)) == [
+        "coin .25 < chance .75 (p and q after the settings were not kept): accepted"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chance", "coin", "p", "q", "line"),
+    [
+        (0.08 / 0.69, 0.03, 0.08, 0.69, "coin .030 < chance .12 = p .080 / q .69, both after the settings: accepted"),
+        (1.0, 0.5, 0.8, 0.7, "coin .50 < chance 1.00 = min(1, p .80 / q .70), both after the settings: accepted"),
+        (
+            0.0006,
+            0.00012,
+            0.0003,
+            0.5,
+            "coin .0001 < chance .0006 = p .0003 / q .50, both after the settings: accepted",
+        ),
+        (4e-6, 1e-6, 2e-6, 0.5, "coin 1e-6 < chance 4e-6 = p 2e-6 / q .50, both after the settings: accepted"),
+        (1.0, 0.9999, 0.5, 0.5, "coin .9999 < chance 1.0000 = p .50 / q .50, both after the settings: accepted"),
+        (0.3, 0.2, 0.1, 0.7, "coin .20 < chance .30 (of a block; p .10, q .70, both after the settings): accepted"),
+    ],
+)
+def test_a_coins_chance_is_the_quotient_that_is_shown(
+    chance: float, coin: float, p: float, q: float, line: str
+) -> None:
+    trials = (Trial(0, chance, coin, p, q), ROUND.trials[1])
+    drafted = replace(ROUND, trials=trials, positions=())
+    assert decided(tokens("ratio", OPENING, drafted)[1], Look(80)) == [line]
+
+
+def test_the_drafters_probability_after_the_settings_has_its_column() -> None:
+    trials = (Trial(0, 0.75, 0.25, 0.525, 0.7), ROUND.trials[1])
+    content = Inspection(tokens("ratio", OPENING, replace(ROUND, trials=trials)), 1)
+    titles, river, _ = text(content.panel(Look(80, None, False)))[-3:]
+    assert titles.split() == ["p", "set", "rank", "q", "set", "rank", "by"]
+    assert river.split()[3:9] == [".50", ".62", "1", ".75", ".70", "1"]
+
+
+def test_drafts_beside_an_accepted_path_are_told_as_that() -> None:
+    *_, last = tokens("argmax", OPENING, replace(ROUND, path=(0, 2)))
+    assert last.kind == "bonus"
+    assert decided(last, Look(80))[-1] == "1 draft on other branches left aside"
 
 
 def test_enter_forces_the_alternative_that_up_and_down_chose() -> None:
@@ -137,9 +184,9 @@ def test_no_row_is_wider_and_no_picture_higher_than_the_screen(
 def test_a_lossy_rule_says_what_it_asked_of_each_draft() -> None:
     lossy = [replace(step, trials=()) for step in (OPENING, ROUND)]
     opening, accepted, own = tokens("typical", *lossy)
-    assert decided(accepted, Look(80)) == ['lossy: " river" p .50 > min(.09, .30 exp(-H)) = .07: accepted']
+    assert decided(accepted, Look(80)) == ['lossy: " river" p .50 > min(.09, .30 exp(-H)) = .075: accepted']
     assert decided(own, Look(80)) == [
-        'lossy: " runs" p .25 <= min(.09, .30 exp(-H)) = .09: rejected',
+        'lossy: " runs" p .25 <= min(.09, .30 exp(-H)) = .090: rejected',
         "the target's own",
         "1 further draft discarded, not examined",
     ]

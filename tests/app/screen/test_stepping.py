@@ -47,7 +47,7 @@ def test_each_phase_shows_what_is_known_by_then() -> None:
     ]
     assert scored[0] == "2 one pass of the target over 3 positions in 10.0 ms"
     assert scored[1] == ' 1  ├─ " river"         q  .75  p  .50  chance  .25             drafted'
-    assert accepted[0] == "3 accept: 1 of 2, and the target's own token"
+    assert accepted[0] == "3 accept: 1 of 2, then one token of the target's own"
     assert accepted[1] == ' 1  ├─ " river"         q  .75  p  .50  chance  .25  coin  .12  accepted'
     assert accepted[3].startswith('    " runs"  from the target')
     assert committed == ["4 commit: 2 tokens joined the text", KEYS]

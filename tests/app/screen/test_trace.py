@@ -272,6 +272,16 @@ def test_with_reviews_a_chance_is_only_near() -> None:
 # ---------------------------------------------------------------- real ones
 
 
+def test_where_the_compared_figures_were_not_kept_the_head_says_so() -> None:
+    drafted = replace(
+        step([2, 3], 1, 5, q=(0.6, 0.39), p=(0.5, 0.12)), trials=(Trial(0, 0.75, 0.25), Trial(1, 0.12, 0.5))
+    )
+    note = "q(x), p(x) at temperature 1; those after the settings, which were compared, were not kept"
+    assert note in shown(width=120, steps=[STEPS[0], drafted], rule="ratio").split("\n")
+    assert "not kept" not in shown(width=120, steps=[STEPS[0], drafted], rule="ratio", exact=True)
+    assert "not kept" not in shown(width=120, steps=[STEPS[0], drafted])
+
+
 def test_a_draft_has_the_probabilities_that_were_compared_and_its_coin() -> None:
     """At temperature 1 q .06 and p .02 would not give a chance of .17."""
     odds = (Odds(0.5, 0.6), Odds(0.02, 0.06), Odds(0.3, 0.4))
