@@ -254,6 +254,11 @@ def test_answers_are_numbered_and_only_sources_that_accepted_are_in_the_legend(t
     for legend, lane in zip(legends, lanes, strict=True):
         kept = {lane["sources"][row[5]] for each in lane["rounds"] for row in each["drafts"] if row[6] == "accepted"}
         assert set(re.findall("accepted, by ([^<]*)", legend)) == kept
+    glossary = re.sub("<[^>]*>", "", text.partition("<dl>")[2].partition("</dl>")[0])
+    for word in ("tables", "match", "recalled", "feature", "plain", "said", "cut", "entropy", "discarded", "prefill"):
+        assert word in glossary
+    for word in ("&gamma;", "TTFT", "identical by construction"):
+        assert word in glossary
     for words in ("min(1, p/q), both after the settings", "Why (commands are for the console): "):
         assert words in text
     assert "those after the settings, which were compared, were not kept" in lanes[5]["figures"][0]

@@ -190,7 +190,7 @@ def test_a_lossy_rule_says_what_it_asked_of_each_draft() -> None:
         "the target's own",
         "1 further draft discarded, not examined",
     ]
-    assert decided(opening, Look(80))[0].startswith("draw: log p + noise largest: ")
+    assert decided(opening, Look(80))[0].startswith("drawn: largest log p + random noise: ")
     bare = tokens("typical", *[replace(step, positions=()) for step in lossy])[1]
     assert decided(bare, Look(80)) == ['lossy: " river" p .50 > min(.09, .30 exp(-H)): accepted']
     content = Inspection([replace(accepted, rest=(0.0,) * 7)])
