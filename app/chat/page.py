@@ -222,8 +222,7 @@ def _round(traced: TracedRound, by_chance: bool) -> dict[str, Any]:
 
 
 def _token(token: SaidToken, texts: dict[str, int], rule: str) -> dict[str, Any]:
-    """A token; its proposer, coins and rest are left out where there are none, and its rule where it is the lane's."""
-    figures = {
+    figures = {  # those that are empty, and the lane's own rule, are left out
         **{name: getattr(token, name) for name in ("token", "round", "kind", "by")},
         "rule": "" if token.rule == rule else token.rule,
         "shown": token.shown,

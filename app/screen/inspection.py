@@ -29,7 +29,6 @@ SIDE_FROM = 100  # columns from which the panel stands beside the text
 _PANEL = 60  # columns of such a panel
 _LINES = 2  # lines of the text that stay above a panel
 _TEXT = 16  # columns of a token's text in the table, at most
-BOUNDS = " (bounds: only the 20 likeliest tokens are kept)"
 LISTED = 5  # likeliest tokens of target and drafter that are listed
 
 SUPPOSE = {"t": "temperature", "p": "top_p", "k": "top_k", "m": "min_p"}
@@ -368,15 +367,15 @@ class Inspection:
             return flow([chunk("alternatives were not kept (files keep them with --log-top 5)", "faint")], look)
         kept = any(choice.q_processed is not None for choice in self.shown)
         columns = max(8, min(_TEXT, look.width - 49 - 6 * kept))
-        set_q = "   set" * kept
-        titles = f"  {'':<{columns}}     p   {' if' if supposed else 'set'} rank     q{set_q} rank  by"
+        titles = f"  {'':<{columns}}     p   {' if' if supposed else 'set'} rank     q{'   set' * kept} rank  by"
         rows = [row_of([(fit(titles, look.width, look), "faint")], look)]
         for at, choice in enumerate(self.shown):
             text, bounds = quoted(choice.text, look, columns), supposed.get(choice.token)
             second, cut = choice.processed if bounds is None else bounds[1], bounds is not None and not bounds[1]
-            set_q = f" {_figure(choice.q_processed)}" * kept
             figures = f"{_figure(choice.p)} {_figure(second)} {_rank(choice.rank)}"
-            figures += f" {_figure(choice.q)}{set_q} {_rank(choice.q_rank)}  {choice.by}"
+            figures += (
+                f" {_figure(choice.q)}{f' {_figure(choice.q_processed)}' * kept} {_rank(choice.q_rank)}  {choice.by}"
+            )
             chosen = at == self.choice
             role = "cut" if cut else {"said": "good", "rejected": "rejected"}.get(choice.fate, "plain")
             fate = choice.fate + (" cut" if cut else " or cut" if bounds and not bounds[0] else "")
@@ -519,8 +518,8 @@ class Supposed:
         if self.q and shape.temperature:
             low, high = overlap(self.p, self.q)
             bar = look.glyph("bar") * round(20 * high) if look.fancy else ""
-            span = _span((low, high))
-            chance = f"accepted with chance {span}, the sum of min(p, q){BOUNDS * (' to ' in span)}"
+            chance = f"accepted with chance {_span((low, high))}, the sum of min(p, q)"
+            chance += " (bounds: only the 20 likeliest tokens are kept)" * (" to " in chance)
             lines.append(f"a draft drawn here is {chance} {bar}".rstrip())
         return lines
 

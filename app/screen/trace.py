@@ -226,7 +226,7 @@ class Trace(Drawn):
             "the run's own may differ, chances are near",
             "those after the settings, which were compared, were not kept",
         )
-        near = f"; {words[tried]}" * (self._has_chance and not exact)
+        near = f"; {words[tried]}" * (self._has_chance and not exact and any(step.drafted for step in self.steps))
         compared = "p(x) after the settings, q(x) the drafter's own" if self._draws else "q(x), p(x) after the settings"
         if any(step.is_tree for step in self.steps) and not self._draws:
             compared += " and refused siblings"

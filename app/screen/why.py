@@ -150,13 +150,13 @@ class Why:
             shown = [f"{self.at(gamma):.2f}x at {gamma}{' (now)' * (gamma == self.gamma)}" for gamma in gammas]
             best, longest = self.at(self.best), len(self.gammas) // 2
             near = [str(gamma) for gamma in gammas if gamma != self.best and self.at(gamma) > 0.985 * best]
-            alike = f", {one_of(near, 'and')} about the same" if near else ""
-            beyond = f" (beyond {longest}: estimated)" if self.best > longest else ""
-            yield f"By gamma: {', '.join(shown)}; best {best:.2f}x at {self.best}{beyond}{alike}."
+            more = f" (beyond {longest}: estimated)" * (self.best > longest)
+            more += f", {one_of(near, 'and')} about the same" if near else ""
+            yield f"By gamma: {', '.join(shown)}; best {best:.2f}x at {self.best}{more}."
         if per_round:
             now = "these gammas" if self.gamma == "auto" else "this gamma"
-            accepted = f"if every draft were accepted, at {now}: {self.right:.2f}x."
-            yield f"If drafting took no time: {self.free:.2f}x; {accepted}"
+            yield f"If drafting took no time: {self.free:.2f}x;"
+            yield f"if every draft were accepted, at {now}: {self.right:.2f}x."
 
     # -- one thing to try ---------------------------------------------------------------------
 
