@@ -124,7 +124,10 @@ CASES = {
     "drafting too dear": (Made(MANY, draft_ms=25.0), "/compare ar,spec,tables: drafting is too dear"),
     "drafts too long": (Made([(8, 1), (8, 2), (8, 0)] * 6, draft_ms=1.0, gamma=8), "/gamma 2: about 1.67x"),
     "pass too dear": (Made(MANY, slope=1.1), "/compare ar (no drafts): a pass over several tokens"),
-    "never accepted": (Made([(4, 0)] * 20, slope=0.1), "/compare ar (no drafts): even if drafting cost no"),
+    "never accepted": (
+        Made([(4, 0)] * 20, slope=0.1),
+        "/compare ar (no drafts): even if drafting cost nothing, too few drafts are accepted.",
+    ),
     "a model that never pays": (
         Made([(4, 4), (3, 0)] * 10, 3.0, 0.05, "auto", ("match", "tables", "feature"), [1, 2] * 10),
         "/compare ar,spec,tables: about 1.92x without",
