@@ -159,7 +159,7 @@ def with_pieces(folder: Path, model_type: str, file: str, kind: str, more: dict[
     lines = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").splitlines()
     written = io.BytesIO()
     SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
+        sentence_iterator=iter([*lines, *["Every answer, in 2 lanes!"] * 20]),
         model_writer=written,
         vocab_size=500,
         model_type=kind,

@@ -1,7 +1,5 @@
 """Max-gram drafting: which place it copies from, how it goes on behind a short copy, and that it follows any rows."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,17 +9,16 @@ from sampling.drafters.tables.table_file import StaticTables
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.sampling.drafters.tables.test_lookup import tables_of
-from tests.support.runs import answers, decode, steps
+from tests.support.runs import answers, decode, sampler, steps
 from tests.support.toys import ALONE, TableLM, chain_lm
 from utils.logits_processors import make_processor
 
-NOTHING: Any = None
 MAXGRAM, BIGRAM = 0, 1  # places among the names of the drafter's traits
 
 
 def proposed(drafter: MaxGramDrafter, rows: list[list[int]], want: list[int]) -> list[list[tuple[int, int]]]:
     """(token, source) of each row's chain."""
-    draft = drafter.propose(rows, Budget(want), NOTHING)
+    draft = drafter.propose(rows, Budget(want), sampler())
     assert draft.probs is None
     assert draft.calls == ()
     assert all(tree.is_chain for tree in draft.trees)

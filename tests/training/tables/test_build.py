@@ -23,6 +23,7 @@ from sampling.drafters.tables.table_file import MAGIC, StaticTables
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.support.refusals import refused
+from tests.support.runs import sampler
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from tests.support.toys import ALONE
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
@@ -116,7 +117,7 @@ def test_the_published_bigram_list_is_read_and_unseen_ids_end_the_chain(tmp_path
     listed.write_text("[3, -1, null, 2]")
     drafter = LookupDrafter(StaticTables.open(listed, vocab_size=4), least=0)
     drafter.start([[0]], ALONE, ALONE)
-    assert drafter.propose([[0]], Budget([5]), None).tokens == [[3, 2]]  # type: ignore[arg-type]
+    assert drafter.propose([[0]], Budget([5]), sampler()).tokens == [[3, 2]]
     for text, said in (
         ("[1, 2, 3, 4, 0]", "5 ids, the target has 4"),
         ('[1, "a"]', "entry 1 must be an id below 4"),

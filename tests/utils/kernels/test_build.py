@@ -52,7 +52,7 @@ def checks() -> list[str]:
     lines += [f"_Static_assert({name} == {number}, {name});" for number, name in enumerate(bindings.TYPES)]
     lines += [f"_Static_assert({name.upper()} == {at}, {name});" for at, name in enumerate(bindings.ACTIVATIONS)]
     for name in STRUCTURES:
-        kind: Any = getattr(bindings, name)
+        kind: Any = getattr(bindings, name, None) or getattr(bindings, f"{name}Struct")
         lines.append(f"_Static_assert(sizeof({name}) == {ctypes.sizeof(kind)}, {name});")
         for field, _ in kind._fields_:
             c_name = "pass" if (name, field) == ("Step", "whole") else field

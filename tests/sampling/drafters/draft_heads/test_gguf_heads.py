@@ -357,7 +357,6 @@ def test_a_file_that_cannot_be_read_is_one_line(metadata: dict[str, Any], told: 
 @pytest.mark.parametrize(
     ("metadata", "told"),
     [
-        ({"attention.causal": True}, "has causal_head, which is not read"),
         ({"target_layers": [2, 4, 9]}, r"reads states \[2, 4, 9\]: a target of 8 layers"),
         ({"target_layers": [2, 4]}, r"for a target of hidden size 36 \(Small 1B\), this one has 24"),
     ],

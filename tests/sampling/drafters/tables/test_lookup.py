@@ -283,7 +283,7 @@ def test_rows_keep_their_noise_when_others_have_ended() -> None:
     asked: list[tuple[int, int]] = []
 
     class Noted:
-        greedy, constraint = False, None
+        greedy, constraint, banned = False, None, frozenset[int]()
 
         def shared_noise(self, row: int, position: int, ids: list[int]) -> list[float]:
             asked.append((row, position))
