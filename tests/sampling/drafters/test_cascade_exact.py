@@ -97,7 +97,7 @@ def counted(name: str, lenience: float, case: str, samples: int) -> float:
     return chi_square_p(found, exact_law(target, START, law, 3))
 
 
-@pytest.mark.parametrize("samples", tiers(2_500, 20_000))
+@pytest.mark.parametrize("samples", tiers(5_000, 20_000))
 @pytest.mark.parametrize("lenience", [pytest.param(1.0, marks=pytest.mark.exhaustive), 2.0])
 @pytest.mark.parametrize("name", LENIENT)
 def test_sampled_tokens_have_the_targets_law(name: str, lenience: float, samples: int) -> None:
