@@ -6,7 +6,6 @@ Takes any :class:`sampling.types.LM`; does not know what its session reads of th
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ class ModelSource(Source):
         self.lm, self.name, self.draws, self.width = lm, lm.name, draws, width
         self.session: Session | None = None
         self.ids: list[int] = []
-        self.columns: list[Any] = []  # the Column of each depth in this round; None: forced in all rows
+        self.columns: list[Column | None] = []  # of each depth in this round; None: forced in all rows
         self._depths: list[int] = []  # tokens to draft
         self._reaches: list[int] = []  # levels, with tokens that a constraint forces
         self._base: Rows = []  # the rows, cut at the model's context
@@ -114,7 +113,9 @@ class ModelSource(Source):
         return [offers.get(node, []) for node in nodes]
 
     def considered(self, node: Node, count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:
-        listed = self.drawing.listed(self.columns[node.depth], node.row, count, tokens)
+        column = self.columns[node.depth]
+        assert column is not None
+        listed = self.drawing.listed(column, node.row, count, tokens)
         return tuple(Proposal(*ranked, 0) for ranked in listed)
 
     def call(self) -> Call | None:
@@ -143,11 +144,12 @@ class ModelSource(Source):
             self.columns += [None] * (depth - len(self.columns))
             logits = self._logits(nodes)
             if not depth and self._runs_ahead(logits):
-                self.columns = self._chain(logits)
+                self.columns = [*self._chain(logits)]
             else:
                 draws = [row in active for row in range(len(self._active))]
                 self.columns += self.drawing.on_host([self.drawing.column(logits, self._active, draws)])
         column = self.columns[depth]
+        assert column is not None
         tokens, probs = column.tokens.tolist(), column.draft_prob.tolist()
         return {node: [(tokens[node.row], probs[node.row])] for node in nodes}
 
