@@ -123,9 +123,13 @@ def write_layer(path: Path, config: Any, tensors: Mapping[str, Tensor], kind: st
     families = {"qwen3_5_text": "qwen35", "qwen3_next": "qwen3next", "qwen3_5_moe_text": "qwen35moe"}
     architecture, layers = families[config.model_type], config.num_hidden_layers
     writer = gguf.GGUFWriter(str(path), architecture)
+    widths = {"feed_forward_length": "intermediate_size", "expert_count": "num_experts"}
+    widths |= {"expert_feed_forward_length": "moe_intermediate_size", "expert_used_count": "num_experts_per_tok"}
+    widths["expert_shared_feed_forward_length"] = "shared_expert_intermediate_size"
     said = {
         **{"block_count": layers + 1, "nextn_predict_layers": 1, "embedding_length": config.hidden_size},
-        **{"context_length": config.max_position_embeddings, "feed_forward_length": config.intermediate_size},
+        "context_length": config.max_position_embeddings,
+        **{key: getattr(config, name) for key, name in widths.items() if hasattr(config, name)},
         **{"attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads},
         **{"attention.key_length": config.head_dim, "attention.value_length": config.head_dim},
         **{"attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.dimension_count": config.head_dim // 4},
