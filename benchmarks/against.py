@@ -56,7 +56,7 @@ from sampling.stats.summary import Stats
 from utils.errors import UsageError, UserError
 from utils.files import write_json
 from utils.machine import machine
-from utils.progress import INTERRUPTED, Cancelled, never, silent
+from utils.progress import INTERRUPTED, Cancelled
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -504,22 +504,20 @@ def serve() -> None:
         reports.write(json.dumps(report) + "\n")
 
 
-def llama_rivals(
-    engine: PairEngine, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
-) -> tuple[list[Rival], str]:
+def llama_rivals(engine: PairEngine, options: LoadOptions, progress: Progress) -> tuple[list[Rival], str]:
     """llama.cpp without and with drafts, and what it is. UsageError for a target that is no GGUF file."""
     import torch
 
     from utils.loading.sources import gguf_file
 
     spec = engine.loaded.spec.target
-    file = gguf_file(spec, options, progress, cancelled)
+    file = gguf_file(spec, options, progress)
     if file is None:
         raise UsageError(f"{LLAMA_CPP} needs a target in a GGUF file, {spec.name} is none")
     facts = (engine.stop_ids, engine.context, file, torch.get_num_threads())
     found = [Apart("llama-plain", *facts), Apart("llama-lookup", *facts, lookup=True)]
     try:
-        about = found[0].about(cancelled)
+        about = found[0].about(progress.cancelled)
     except StoppedError:
         raise Cancelled("interrupted") from None
     return [*found], f"llama-plain, llama-lookup: {about}"
@@ -560,9 +558,7 @@ class OnnxRuntime(Rival):
                 return
 
 
-def onnx_rivals(
-    engine: PairEngine, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
-) -> tuple[list[Rival], str]:
+def onnx_rivals(engine: PairEngine, options: LoadOptions, progress: Progress) -> tuple[list[Rival], str]:
     """onnxruntime-genai in each precision, without and with drafts, and what it is."""
     import torch
 
@@ -571,12 +567,12 @@ def onnx_rivals(
     if engine.encodes:
         raise UsageError(f"{ONNXRUNTIME} has no encoder-decoder models")
     package = importlib.import_module("onnxruntime_genai")
-    folder = model_folder(engine.loaded.spec.target, options, progress, cancelled)
+    folder = model_folder(engine.loaded.spec.target, options, progress)
     session = {"intra_op_num_threads": torch.get_num_threads()}
     overlay = json.dumps({"model": {"decoder": {"session_options": session}}})
     found: list[Rival] = []
     for precision in PRECISIONS:
-        config = package.Config(str(onnx_folder(folder, precision, package.__version__, progress, cancelled)))
+        config = package.Config(str(onnx_folder(folder, precision, package.__version__, progress)))
         config.overlay(overlay)
         model = package.Model(config)
         for name, drafts in ((f"ort-{precision}", False), (f"ort-{precision}-ngram", True)):
@@ -589,7 +585,7 @@ def onnx_rivals(
     )
 
 
-def onnx_folder(folder: Path, precision: str, version: str, progress: Progress, cancelled: Callable[[], bool]) -> Path:
+def onnx_folder(folder: Path, precision: str, version: str, progress: Progress) -> Path:
     """The ONNX model that the package's builder makes of the model in `folder`, kept in the cache; made if missing."""
     from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch
     from utils.progress import run_child
@@ -601,7 +597,7 @@ def onnx_folder(folder: Path, precision: str, version: str, progress: Progress, 
     digest = hashlib.sha256(json.dumps(how).encode()).hexdigest()
     entry = cache_folder() / "onnx" / f"{precision}-{digest[:16]}"
     made_from: dict[str, object] = {"sha256": digest}
-    with locked(entry, progress, cancelled):
+    with locked(entry, progress):
         if is_whole(entry, made_from):
             return entry
         with scratch(entry) as made:
@@ -612,8 +608,7 @@ def onnx_folder(folder: Path, precision: str, version: str, progress: Progress, 
                 [*command, "--extra_options", f"block_size={BLOCK}", f"accuracy_level={ACCURACY}"],
                 env={**os.environ, "HF_HUB_OFFLINE": "1"},
                 on_line=lambda line: None,
-                on_tick=lambda: progress(words, None),
-                cancelled=cancelled,
+                on_tick=lambda: progress(words),
             )
             if status:
                 last = said.strip().splitlines()[-1:] or [f"status {status}"]
@@ -673,8 +668,8 @@ def _in_float32(engine: PairEngine, options: ModelOptions) -> Any:
         return target.model
     loading = replace(load_options(options), dtype="float32")
     spec = engine.loaded.spec.target.model_copy(update={"quantization": "none"})
-    folder = model_folder(spec, loading, silent, never)
-    return load_model(spec, folder, loading, str(target.device), "none", silent, never).model
+    folder = model_folder(spec, loading)
+    return load_model(spec, folder, loading, str(target.device), "none").model
 
 
 # -- the run ------------------------------------------------------------------------------------------
@@ -733,8 +728,8 @@ def rivals_of(
             ways, notes = make_rivals(engine, options, program)
             rivals |= ways
         else:
-            with load_progress(sys.stderr, quiet=settings.quiet) as progress:
-                others, note = make(engine, load_options(options), progress, cancelled)
+            with load_progress(sys.stderr, quiet=settings.quiet, cancelled=cancelled) as progress:
+                others, note = make(engine, load_options(options), progress)
             rivals |= {rival.name: rival for rival in others}
             notes = [note]
         sys.stderr.writelines(f"{note}\n" for note in notes)

@@ -40,7 +40,6 @@ from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.logits_processors import make_processor
 from utils.machine import facts
-from utils.progress import never, silent
 from utils.timing import Stopwatch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,7 +171,7 @@ class Run:
             spec = spec_from_argument(name)
             for kind in ("none", "int8", "nf4"):
                 try:
-                    model = load_model(spec, Path(name), LoadOptions(), str(self.device), kind, silent, never).model
+                    model = load_model(spec, Path(name), LoadOptions(), str(self.device), kind).model
                 except UserError as error:
                     found[kind] = str(error)
                     continue

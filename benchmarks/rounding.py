@@ -35,7 +35,6 @@ from utils.kernels.build import why_not
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadedModel, LoadOptions
 from utils.loading.sources import model_folder
-from utils.progress import never, silent
 
 CONTEXT, REPEATS = 64, 9  # of the passes that are timed
 OURS = {"int8": "q8", "nf4": "q4", "fp4": "q4"}  # bitsandbytes' kinds, and ours to compare with on a CPU
@@ -62,8 +61,8 @@ def compared(model: LoadedModel, spec: ModelSpec, lm: CausalLM, options: LoadOpt
     bare = spec.model_copy(update={"quantization": "none"})
 
     def load(kind: str) -> Network:
-        folder = model_folder(bare, options, silent, never)
-        return network_of(load_model(bare, folder, options, str(model.device), kind, silent, never).model)
+        folder = model_folder(bare, options)
+        return network_of(load_model(bare, folder, options, str(model.device), kind).model)
 
     kind = model.quantization
     plain, others = load("none"), {kind if options.activations == "q16" else f"{kind}, q8 activations,": lm.network}

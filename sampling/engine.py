@@ -310,4 +310,4 @@ def _folder(name: str | Path) -> Path:
         return Path(text)
     from utils.loading.fetch import hub_folder
 
-    return hub_folder(text, None, False, lambda stage, share: None, lambda: False)
+    return hub_folder(text, None, False)

@@ -5,11 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from utils.errors import UserError
-
-Progress = Callable[[str, float | None], None]
-"""(the stage, the fraction done 0..1 or None if it is not known)"""
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
@@ -39,19 +37,29 @@ class Remaining:
         return f" {100 * fraction:.0f}%" + (f", {words} left" if taken >= 3 and left >= 3 else "")
 
 
-def silent(_stage: str, _fraction: float | None) -> None:
-    """A Progress that shows nothing."""
-
-
 def never() -> bool:
     """Return False: nothing asks to stop."""
     return False
 
 
-def check(cancelled: Callable[[], bool]) -> None:
-    """Raise :class:`Cancelled` if `cancelled` is true."""
-    if cancelled():
-        raise Cancelled("loading was cancelled")
+@dataclass(frozen=True)
+class Progress:
+    """Long work's way to report and to be stopped. A call says the stage and the fraction done, 0..1, or None if it is
+    not known; it and `check` raise :class:`Cancelled` where `cancelled()` is true."""
+
+    show: Callable[[str, float | None], object] = lambda stage, fraction: None
+    cancelled: Callable[[], bool] = never
+
+    def __call__(self, stage: str, fraction: float | None = None) -> None:
+        self.show(stage, fraction)
+        self.check()
+
+    def check(self) -> None:
+        if self.cancelled():
+            raise Cancelled("loading was cancelled")
+
+
+SILENT = Progress()
 
 
 def run_child(
@@ -59,14 +67,12 @@ def run_child(
     *,
     env: Mapping[str, str],
     on_tick: Callable[[], None],
-    cancelled: Callable[[], bool],
     on_line: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, str]:
     """Run `command` until it ends; (exit status, its stderr).
 
-    `on_line` gets each line of its stdout (from another thread), `on_tick` is called at once and every 0.1 s, and
-    `cancelled` after each tick. If that is true, and on any exception, the process is killed. It has a separate
-    session, so a Ctrl-C in the terminal does not reach it.
+    `on_line` gets each line of its stdout (from another thread), `on_tick` is called at once and every 0.1 s: on any
+    exception of it the process is killed. It has a separate session, so a Ctrl-C in the terminal does not reach it.
     """
     process = subprocess.Popen(
         list(command),
@@ -89,7 +95,6 @@ def run_child(
         running = True
         while running:
             on_tick()
-            check(cancelled)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
                 running = False

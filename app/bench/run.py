@@ -55,7 +55,7 @@ from utils.errors import UsageError, UserError
 from utils.files import check_outputs, write_result
 from utils.machine import machine
 from utils.processes import agreed
-from utils.progress import INTERRUPTED, never, silent
+from utils.progress import INTERRUPTED
 from utils.remote.server import ServerMessage
 from utils.visible import to_stderr, visible
 
@@ -446,7 +446,7 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
     from utils.loading.sources import model_folder
 
     loading = load_options(options)
-    folder = model_folder(engine.loaded.spec.target, loading, silent, never)
+    folder = model_folder(engine.loaded.spec.target, loading)
     with quiet_warnings():
         kind: Any = AutoModelForSeq2SeqLM if engine.encodes else AutoModelForCausalLM
         model: Any = kind.from_pretrained(

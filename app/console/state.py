@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from utils.catalogue.specs import PairSpec
 
 
-Work = Callable[[Progress, Callable[[], bool]], "PairEngine"]  # the second argument: whether it is cancelled
-Loader = Callable[["PairSpec", "ModelOptions", Progress, Callable[[], bool]], "PairEngine"]
+Work = Callable[[Progress], "PairEngine"]
+Loader = Callable[["PairSpec", "ModelOptions", Progress], "PairEngine"]
 
 
 class Loading(threading.Thread):
-    """Runs `work(progress, cancelled)` in a daemon thread, at once.
+    """Runs `work(progress)` in a daemon thread, at once.
 
     `status` is what it is doing: "converting 42%", or "" in the end; `changed` is called, in that thread, whenever
     that may have changed. `engine` is the result.
@@ -57,7 +57,7 @@ class Loading(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.engine.set_result(self._work(self._progress, self.cancelled.is_set))
+            self.engine.set_result(self._work(Progress(self._progress, self.cancelled.is_set)))
         except BaseException as error:
             self.engine.set_exception(error)
         self.status = ""
@@ -73,20 +73,20 @@ class Loading(threading.Thread):
         return bool(futures.wait([self.engine], seconds).done)
 
 
-def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cancelled: Callable[[], bool]) -> PairEngine:
+def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress) -> PairEngine:
     """Load a pair and make it ready to decode: one pass is run, so that the first answer's figures are fair.
 
     Where the pair's tables or trained drafter cannot be used, n-grams of the conversation draft instead and a
     note says why: the console is of use without them.
     """
-    progress("starting", None)
+    progress("starting")
     from app.lanes.drafters import UnusableDrafterError
     from app.lanes.lane import PairEngine
     from utils.loading.loading import load_drafter
 
     given = load_options(options)
     with drafter_words(spec):
-        loaded = load(spec, given, progress, cancelled)
+        loaded = load(spec, given, progress)
     try:
         engine = PairEngine(loaded)
     except UnusableDrafterError as error:
@@ -95,9 +95,7 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
     return warm(engine, progress)
 
 
-def load_another_drafter(
-    engine: PairEngine, name: str, options: ModelOptions, progress: Progress, cancelled: Callable[[], bool]
-) -> PairEngine:
+def load_another_drafter(engine: PairEngine, name: str, options: ModelOptions, progress: Progress) -> PairEngine:
     """The same target with another drafter."""
     from app.lanes.lane import PairEngine
     from utils.loading.loading import load_drafter
@@ -106,7 +104,7 @@ def load_another_drafter(
         raise UserError(f"{engine.loaded.spec.name} is a server: nothing drafts for it here")
     spec = with_drafter(engine.loaded.spec, name)
     with drafter_words(spec):
-        loaded = load_drafter(engine.loaded, spec, load_options(options), progress, cancelled)
+        loaded = load_drafter(engine.loaded, spec, load_options(options), progress)
     return warm(PairEngine(loaded), progress)
 
 
@@ -114,7 +112,7 @@ def warm(engine: PairEngine, progress: Progress) -> PairEngine:
     """Warm the pair up (app/lanes/warm.py)."""
     from app.lanes.warm import warm_up
 
-    progress("warming up", None)
+    progress("warming up")
     warm_up(engine)
     return engine
 
@@ -154,7 +152,7 @@ class Pairs:
     def begin(self, spec: PairSpec) -> None:
         """Load the first pair in the background."""
         self.spec = spec
-        self.job = self._start(lambda progress, cancelled: self.loader(spec, self.options, progress, cancelled))
+        self.job = self._start(lambda progress: self.loader(spec, self.options, progress))
 
     def _start(self, work: Work) -> Loading:
         self._started.append(Loading(work, self._changed))

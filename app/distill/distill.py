@@ -200,14 +200,14 @@ def _head(
             about["verifier"] = verifier_of(engine)
         teacher, job = teacher_for(model, draft_head), job_of(settings, options, args)
         if args.linear_start == "on" and args.start is None and not (out / NAME).is_file():
-            progress("fitting the linear map", None)
+            progress("fitting the linear map")
             start_linear(draft_head, parts[0])
         if args.bits == "4":
             about["bits"] = 4
         training = Training(draft_head, teacher, parts[0], parts[1], layers, job, out)
         if not training.run(about, progress, interrupt):
             return f"the checkpoint of step {training.step:,} is kept in {out}"
-        progress("measuring the cost of a draft", None)
+        progress("measuring the cost of a draft")
         costs = measured(engine, out, args.kind)
     about.pop("verifier", None)
     report = {

@@ -30,6 +30,7 @@ from utils.remote.server import is_url
 
 if TYPE_CHECKING:
     from utils.loading.loaded import LoadedPair, LoadOptions
+    from utils.progress import Progress
 
 
 CATALOGUE = Path(__file__).resolve().parents[2] / "models.yaml"
@@ -148,13 +149,11 @@ def drafter_words(pair: PairSpec) -> Iterator[None]:
         raise UserError(f"no drafter {got(name)}{did_you_mean(name, DRAFTERS)}: {_words(pair)} ({error})") from error
 
 
-def load(spec: PairSpec, options: LoadOptions, *job: Any) -> LoadedPair:
+def load(spec: PairSpec, options: LoadOptions, progress: Progress) -> LoadedPair:
     """The pair in memory, or with its server at hand. Imports the loader."""
     from utils.loading.loading import load_pair, load_served
 
-    if spec.target.url is None:
-        return load_pair(spec, options, *job)
-    return load_served(spec, options, *job)
+    return (load_pair if spec.target.url is None else load_served)(spec, options, progress)
 
 
 def load_options(options: ModelOptions) -> LoadOptions:

@@ -29,7 +29,6 @@ from utils.catalogue.templates import AUTO, PLAIN, carries_template
 from utils.errors import UsageError, UserError
 from utils.gguf.header import TOKENS, GgufHeader, read_header
 from utils.loading.loaded import limit_text
-from utils.progress import never, silent
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -89,10 +88,10 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     if args.program is not None and _state(spec) == _ELSEWHERE:
         screen(settings, sys.stdout, _WIDE).print(written(args.program, _unread(spec, settings)), soft_wrap=True)
         return 0
-    with load_progress(sys.stderr, quiet=settings.quiet) as progress, Interrupts() as interrupted:
+    with Interrupts() as stop, load_progress(sys.stderr, quiet=settings.quiet, cancelled=stop) as progress:
         try:
             with drafter_words(spec):
-                loaded = load_pair(spec, given, progress, interrupted)
+                loaded = load_pair(spec, given, progress)
             engine = PairEngine(loaded)
         except UserError as error:
             would = next((would for words, would in _WOULD.items() if words in str(error)), "")
@@ -195,7 +194,7 @@ def _source(model: ModelSpec, given: LoadOptions) -> str:
     """Return the id, folder or file by which another program loads the model."""
     from utils.loading.sources import gguf_file
 
-    return str(gguf_file(model, given, silent, never)) if model.of_gguf else model.source
+    return str(gguf_file(model, given)) if model.of_gguf else model.source
 
 
 def _table(*columns: str) -> Table:

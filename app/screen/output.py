@@ -21,7 +21,7 @@ from app.lanes.pairing import choose_pair, drafter_words, load, load_options
 from app.screen.terminal import make_console, size_in
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
-from utils.progress import Remaining
+from utils.progress import Progress, Remaining, never
 from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def load_engine(
     spec = choose_pair(options)  # a wrong pair is an error before torch is loaded
     if spec.target.url is not None and not servers:
         raise UserError(f"{spec.target.url} is a server: the console and run talk to one, this needs a model here")
-    with load_progress(sys.stderr, quiet=settings.quiet) as progress, drafter_words(spec):
+    with load_progress(sys.stderr, quiet=settings.quiet, cancelled=cancelled) as progress, drafter_words(spec):
         from app.lanes.lane import PairEngine
         from app.lanes.warm import warm_up
 
-        engine = PairEngine(load(spec, load_options(options), progress, cancelled))
+        engine = PairEngine(load(spec, load_options(options), progress))
         warm_up(engine)
     if not settings.quiet:
         for note in engine.notes:
@@ -67,8 +67,8 @@ def load_engine(
 
 
 @contextmanager
-def load_progress(stream: IO[str], *, quiet: bool) -> Iterator[Callable[[str, float | None], None]]:
-    """Yield a function that shows long work in one line on a terminal; elsewhere it names each stage of it once.
+def load_progress(stream: IO[str], *, quiet: bool, cancelled: Callable[[], bool] = never) -> Iterator[Progress]:
+    """Yield a progress that shows long work in one line on a terminal; elsewhere it names each stage of it once.
 
     A stage keeps its name up to the first comma.
     """
@@ -87,7 +87,7 @@ def load_progress(stream: IO[str], *, quiet: bool) -> Iterator[Callable[[str, fl
         shown = name
 
     try:
-        yield show
+        yield Progress(show, cancelled)
     finally:
         if live and shown:
             stream.write("\r\x1b[K")
@@ -102,9 +102,9 @@ def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Calla
 
     quiet_environment()
     target = choose_pair(options).target
-    with load_progress(sys.stderr, quiet=settings.quiet) as progress:
+    with load_progress(sys.stderr, quiet=settings.quiet, cancelled=cancelled) as progress:
         tokenizer = load_tokenizer(
-            model_folder(target, load_options(options), progress, cancelled, weights=False, tokenizer_only=True),
+            model_folder(target, load_options(options), progress, weights=False, tokenizer_only=True),
             load_options(options),
         )
     if tokenizer is None:

@@ -203,6 +203,6 @@ def _model(
         quantization=options.drafter_quantization,
         revision=None,
     )
-    with load_progress(sys.stderr, quiet=settings.quiet) as progress:
-        loaded = load_pair(PairSpec(name=spec.name, target=spec, drafter="none"), how, progress, cancelled)
+    with load_progress(sys.stderr, quiet=settings.quiet, cancelled=cancelled) as progress:
+        loaded = load_pair(PairSpec(name=spec.name, target=spec, drafter="none"), how, progress)
     return loaded.target, loaded.tokenizer

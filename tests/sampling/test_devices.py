@@ -47,7 +47,7 @@ from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 from utils.logits_processors import make_processor
-from utils.progress import never, silent
+from utils.progress import never
 from utils.timing import Stopwatch
 
 pytestmark = pytest.mark.device
@@ -84,7 +84,7 @@ def in_few_bits(kind: str, device: torch.device, folder: Path) -> tuple[Proofs, 
         dense = make_target(vocab, 11, **shape)
         dense.save_pretrained(folder / f"{vocab}")
         spec, ids = spec_from_argument(str(folder / f"{vocab}")), torch.arange(24)[None] % vocab
-        loaded = load_model(spec, folder / f"{vocab}", LoadOptions(), str(device), kind, silent, never)
+        loaded = load_model(spec, folder / f"{vocab}", LoadOptions(), str(device), kind)
         with torch.inference_mode():
             theirs, ours = dense(ids).logits, loaded.model(ids.to(device)).logits.float().cpu()
         guess, rounded = (placed(noisy_copy(dense, noise), device, torch.bfloat16) for noise in (0.1, 0.0))

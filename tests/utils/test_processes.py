@@ -120,11 +120,10 @@ def shared_steps(target: str, out: str) -> int:
     from utils.loading.build import load_model
     from utils.loading.loaded import LoadOptions
     from utils.processes import first, join
-    from utils.progress import never, silent
 
     options = LoadOptions(device=join("cpu"), tp_size=3)
     spec = spec_from_argument(target)
-    loaded = load_model(spec, Path(target), options, options.device, "none", silent, never)
+    loaded = load_model(spec, Path(target), options, options.device, "none")
     found = steps(CausalLM(network_of(loaded.model)))
     if first():
         torch.save(found, out)

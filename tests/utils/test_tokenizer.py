@@ -18,7 +18,6 @@ from utils.loading.build import load_tokenizer
 from utils.loading.fit import TokenBytes, fingerprint
 from utils.loading.loaded import LoadOptions
 from utils.loading.sources import model_folder
-from utils.progress import never, silent
 from utils.tokenizer import ROLES, FileTokenizer, file_tokenizer
 
 TEXTS = ["", " ", "Name a colour.", "naïve 東京 🙂\u200d\n\t 1234567", "<|im_start|>user\nHi<|im_end|>", "a" * 300]
@@ -30,7 +29,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 @pytest.fixture(scope="module")
 def folder() -> Path:
     spec = catalogue_in(Path(__file__).parents[2] / "models.yaml").pair("smollm2").target
-    return model_folder(spec, LoadOptions(), silent, never)
+    return model_folder(spec, LoadOptions())
 
 
 @pytest.fixture(scope="module")

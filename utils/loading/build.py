@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from utils.loading.packed_gguf import (
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import model_folder, weight_files
 from utils.processes import meet
-from utils.progress import Progress, check
+from utils.progress import SILENT, Progress
 from utils.tokenizer import BOS_BEFORE_CHAT, PIECE_FILES, file_tokenizer, sentence_pieces, splitting_so
 
 BITSANDBYTES = ("int8", "nf4", "fp4")
@@ -49,8 +49,7 @@ def load_model(
     options: LoadOptions,
     device: str,
     quantization: str,
-    progress: Progress,
-    cancelled: Callable[[], bool],
+    progress: Progress = SILENT,
 ) -> LoadedModel:
     """Build the model in `folder`, causal or encoder-decoder, on `device`.
 
@@ -67,18 +66,18 @@ def load_model(
     attention = options.attn_implementation or spec.attn_implementation
     as_is = quantization == "auto" and kind in UNSAID and not attention and options.tp_size == 1
     of_gguf = spec.of_gguf
-    progress(f"loading {spec.name}", None)
+    progress(f"loading {spec.name}")
     with quiet_warnings(), _in_one_line(spec.name, folder, chosen):
         if as_is and chosen.type == "cpu" and pick_dtype(wanted, chosen, None) == torch.float32:
             own = config_in(folder) if of_gguf else None
             if own is not None:
                 try:
-                    model, kind = load_packed(spec, own, folder, options, progress, cancelled)
+                    model, kind = load_packed(spec, own, folder, options, progress)
                     return _loaded(spec.name, model, own, chosen, torch.float32, kind, started, None, options)
                 except UnfitError as error:
                     expanded = str(error)
         if of_gguf:
-            folder = model_folder(spec, options, progress, cancelled)
+            folder = model_folder(spec, options, progress)
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -123,7 +122,7 @@ def load_model(
             **sharing(spec.name, config, kind, options.tp_size),
         }
         with ONE_AT_A_TIME:
-            check(cancelled)
+            progress.check()
             model, reported = family.from_pretrained(
                 str(folder),
                 config=config,
@@ -140,7 +139,7 @@ def load_model(
         says_tied = bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
         heads = [model.get_output_embeddings(), model.get_input_embeddings()]
         own_head = says_tied and None not in heads and heads[0].weight is not heads[1].weight
-        check(cancelled)
+        progress.check()
         if options.tp_size > 1:
             meet("loaded")
         model = model.eval().requires_grad_(False)
@@ -150,11 +149,10 @@ def load_model(
             model = model.to(chosen)
         parameters = model.num_parameters()
         if kind in KINDS:
-            progress(f"rounding {spec.name} to {kind}", None)
+            progress(f"rounding {spec.name} to {kind}")
             quantize(model, kind, tables=one_pass)
         if packs:
-            progress(f"packing {spec.name}", None)
-            check(cancelled)
+            progress(f"packing {spec.name}")
             pack(model, tables=one_pass)
             hide_weights(model.float())
     loaded = _loaded(spec.name, model, config, chosen, dtype, kind, started, parameters, options)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from utils.errors import UserError
 from utils.files import read_object, write_json
-from utils.progress import Progress, check, never
+from utils.progress import SILENT, Progress
 
 MANIFEST = "manifest.json"
 _PIECE = 1 << 20
@@ -29,18 +29,18 @@ def cache_folder() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "speculative-console"
 
 
-def sha256(*files: Path, cancelled: Callable[[], bool] = never) -> str:
-    """Return the hex digest of the files' content, concatenated; `cancelled` can stop it."""
+def sha256(*files: Path, progress: Progress = SILENT) -> str:
+    """Return the hex digest of the files' content, concatenated; `progress` can stop it."""
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
-                check(cancelled)
+                progress.check()
     return digest.hexdigest()
 
 
-def remembered_sha256(path: Path, cancelled: Callable[[], bool] = never) -> str:
+def remembered_sha256(path: Path, progress: Progress = SILENT) -> str:
     """Return the digest of a large file, read again only if its size or time has changed."""
     notes = cache_folder() / "hashes.json"
     stat = path.stat()
@@ -48,7 +48,7 @@ def remembered_sha256(path: Path, cancelled: Callable[[], bool] = never) -> str:
     known = _read_json(notes)
     if isinstance(digest := known.get(key), str):
         return digest
-    digest = sha256(path, cancelled=cancelled)
+    digest = sha256(path, progress=progress)
     with writing(notes.parent):
         notes.parent.mkdir(parents=True, exist_ok=True)
         write_json(notes, {**known, key: digest})
@@ -77,7 +77,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(name: Path, progress: Progress, cancelled: Callable[[], bool]) -> Iterator[None]:
+def locked(name: Path, progress: Progress) -> Iterator[None]:
     """Let only one process create the entry `name`; others wait and can be cancelled."""
     from filelock import FileLock, Timeout
 
@@ -89,8 +89,7 @@ def locked(name: Path, progress: Progress, cancelled: Callable[[], bool]) -> Ite
                 lock.acquire(timeout=0.2)
                 break
             except Timeout:
-                check(cancelled)
-                progress(f"waiting: another process is preparing the same {name.parent.name} model", None)
+                progress(f"waiting: another process is preparing the same {name.parent.name} model")
     try:
         yield
     finally:
@@ -137,11 +136,10 @@ def filled(
     source: dict[str, object],
     fill: Callable[[Path], None],
     progress: Progress,
-    cancelled: Callable[[], bool],
 ) -> Path:
     """Return the entry; if it is not whole, `fill` writes its files into an empty folder, in one process at a time."""
     if not is_whole(entry, source):
-        with locked(entry, progress, cancelled):
+        with locked(entry, progress):
             if not is_whole(entry, source):  # another process may have been faster
                 with scratch(entry) as folder:
                     fill(folder)

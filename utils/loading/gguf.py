@@ -32,7 +32,7 @@ from utils.loading.cache import (
     remembered_sha256,
     writing,
 )
-from utils.progress import Progress, run_child
+from utils.progress import SILENT, Progress, run_child
 
 FORMAT = 6  # raised whenever a file is converted differently
 _EXPANDING = 2  # memory for expanding, over the float32 weights
@@ -40,17 +40,16 @@ _EXPANDING = 2  # memory for expanding, over the float32 weights
 _READ = 0.75  # share of the time until the tensors are read
 
 
-def gguf_digest(file: Path, cancelled: Callable[[], bool]) -> str:
+def gguf_digest(file: Path, progress: Progress = SILENT) -> str:
     """Return the sha256 of a GGUF file; of a split one that of its parts' digests."""
-    digests = [remembered_sha256(part, cancelled) for part in read_header(file).parts]
+    digests = [remembered_sha256(part, progress) for part in read_header(file).parts]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def converted(
     source: Callable[[], Path],
     digest: str,
-    progress: Progress,
-    cancelled: Callable[[], bool],
+    progress: Progress = SILENT,
     *,
     weights: bool = True,
 ) -> Path:
@@ -68,11 +67,11 @@ def converted(
             instead = "leave out --quantization none, or take a smaller model"
             check_memory(what, _EXPANDING * header.float32_bytes, instead)
             check_disk(what, header.float32_bytes + joined, folder)
-        _convert(file, folder, weights, progress, cancelled)
+        _convert(file, folder, weights, progress)
 
     entries = converted_entries(digest, weights)
     entry, origin = next((entry for entry in entries if is_whole(*entry)), entries[-1])
-    return filled(entry, origin, fill, progress, cancelled)
+    return filled(entry, origin, fill, progress)
 
 
 def converted_entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]:
@@ -81,7 +80,7 @@ def converted_entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, 
     return [(cache_folder() / name / digest[:16], origin) for name in ("converted", "described")[: 2 - weights]]
 
 
-def _convert(source: Path, folder: Path, weights: bool, progress: Progress, cancelled: Callable[[], bool]) -> None:
+def _convert(source: Path, folder: Path, weights: bool, progress: Progress) -> None:
     stage = f"{'converting' if weights else 'reading the header of'} {source.name}"
     reported: dict[str, Any] = {}
 
@@ -96,7 +95,6 @@ def _convert(source: Path, folder: Path, weights: bool, progress: Progress, canc
         env=env,
         on_line=read,
         on_tick=lambda: progress(stage, reported.get("fraction")),
-        cancelled=cancelled,
     )
     if "errno" in reported:
         with writing(folder.parent):

@@ -3,7 +3,7 @@
 Errors are one line. Importing it is cheap: torch and transformers are imported with the first load.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadedPair, Load
 from utils.loading.quiet import quiet_environment
 from utils.loading.sources import model_folder
 from utils.processes import join
-from utils.progress import Progress, check, never, silent
+from utils.progress import SILENT, Progress
 from utils.remote.pieces import Pieces, PieceTokenizer
 from utils.remote.server import Server
 
@@ -38,21 +38,19 @@ NO_TABLES = (
 def load_pair(
     spec: PairSpec,
     options: LoadOptions,
-    progress: Progress = silent,
-    cancelled: Callable[[], bool] = never,
+    progress: Progress = SILENT,
 ) -> LoadedPair:
     """Load the models of a pair and check that they fit: the target and its drafter, or those of its cascade.
 
     Raises UserError (one line) if something cannot be loaded or does not fit, Cancelled when stopped.
     """
     quiet_environment()
-    progress("starting the model libraries", None)
-    check(cancelled)
+    progress("starting the model libraries")
     device = options.device
     if options.tp_size > 1:
         device = join(device)
         options = replace(options, device=device)
-    target, tokenizer = _load(spec.target, options, device, options.quantization, progress, cancelled)
+    target, tokenizer = _load(spec.target, options, device, options.quantization, progress)
     if tokenizer is None:
         raise UserError(f"{spec.target.name} has no tokenizer files: a target needs them")
     if spec.arch == "seq2seq" and not target.encodes:
@@ -69,7 +67,7 @@ def load_pair(
         vocab_size=spoken_ids(target, tokenizer),
         context=target.context,
     )
-    complete = load_drafter(pair, spec, options, progress, cancelled)
+    complete = load_drafter(pair, spec, options, progress)
     from utils.device_map import spread_note
 
     spread = filter(None, [spread_note(target.name, target.model)])
@@ -105,8 +103,7 @@ def load_drafter(
     pair: LoadedPair,
     spec: PairSpec,
     options: LoadOptions,
-    progress: Progress = silent,
-    cancelled: Callable[[], bool] = never,
+    progress: Progress = SILENT,
 ) -> LoadedPair:
     """Return the same target with the drafter of another specification of the pair.
 
@@ -119,17 +116,17 @@ def load_drafter(
             folder = Path(folders[kind]) if kind in folders else pair.spec.head_folder(kind)
             return _with_head(pair, drafter, folder, options)
         if drafter in CASCADES:
-            return _with_cascade(pair, drafter, options, progress, cancelled)
+            return _with_cascade(pair, drafter, options, progress)
         return _beside(pair, drafter, notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else ())
     options = options.for_drafters
-    folder = model_folder(drafter, options, progress, cancelled, weights=options.drafter_quantization != "auto")
+    folder = model_folder(drafter, options, progress, weights=options.drafter_quantization != "auto")
     kind, method = head_kind(folder), pair.spec.method
     if method in TRAINED_METHODS and kind != method:
         raise UserError(f"{drafter.name} is no {method} drafter: {folder / 'config.json'} does not describe one")
     if kind is not None:
         return _with_head(pair, kind, folder, options)
     _check_whole(pair, drafter, folder)
-    loaded, notes = _fitting(pair, drafter, folder, options, progress, cancelled)
+    loaded, notes = _fitting(pair, drafter, folder, options, progress)
     return _beside(pair, "model", drafter=loaded, notes=notes)
 
 
@@ -147,21 +144,19 @@ def _check_whole(pair: LoadedPair, drafter: ModelSpec, folder: Path) -> None:
         )
 
 
-def _with_cascade(
-    pair: LoadedPair, word: str, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
-) -> LoadedPair:
+def _with_cascade(pair: LoadedPair, word: str, options: LoadOptions, progress: Progress) -> LoadedPair:
     """Return the pair with the models of its cascade in memory; the lane builds the other drafters in it."""
     options = options.for_drafters
     models: dict[str, LoadedModel] = {}
     notes: list[str] = []
     for spec in pair.spec.cascade_models:
-        folder = model_folder(spec, options, progress, cancelled, weights=options.drafter_quantization != "auto")
+        folder = model_folder(spec, options, progress, weights=options.drafter_quantization != "auto")
         if (kind := head_kind(folder)) is not None:
             raise UserError(
                 f"{spec.name} is a trained {kind} drafter: name its folder in the pair's students, and {kind} in the "
                 "cascade"
             )
-        models[spec.name], more = _fitting(pair, spec, folder, options, progress, cancelled)
+        models[spec.name], more = _fitting(pair, spec, folder, options, progress)
         notes += more
     least = min([pair.target.context, *(model.context for model in models.values() if model.vocabulary is None)])
     notes = [note for note in notes if "the pair runs with" not in note or note.endswith(f" {least}")]
@@ -174,11 +169,10 @@ def _fitting(
     folder: Path,
     options: LoadOptions,
     progress: Progress,
-    cancelled: Callable[[], bool],
 ) -> tuple[LoadedModel, list[str]]:
     """Return a model that can draft for the pair's target, and notes on it; UserError if they share no tokens."""
     device = options.drafter_device or options.device
-    loaded, tokenizer = _load(spec, options, device, options.drafter_quantization, progress, cancelled, folder)
+    loaded, tokenizer = _load(spec, options, device, options.drafter_quantization, progress, folder)
     if loaded.encodes != pair.target.encodes:
         encoding, other = (loaded, pair.target) if loaded.encodes else (pair.target, loaded)
         raise UserError(
@@ -232,28 +226,27 @@ def _load(
     device: str,
     quantization: str,
     progress: Progress,
-    cancelled: Callable[[], bool],
     folder: Path | None = None,
 ) -> tuple[LoadedModel, Any | None]:
     """Return one model and its tokenizer (None without tokenizer files). `folder`: the model's, if it is known."""
     from utils.loading.build import load_model, load_tokenizer
 
     if folder is None:
-        folder = model_folder(spec, options, progress, cancelled, weights=quantization != "auto")
+        folder = model_folder(spec, options, progress, weights=quantization != "auto")
     if spec.of_gguf and (kind := head_kind(folder)) is not None:
         raise UserError(
             f"{spec.name} is a {kind} head, no model: --target MODEL --drafter {spec.source} drafts with it"
         )
     tokenizer = load_tokenizer(folder, options)
-    loaded = load_model(spec, folder, options, device, quantization, progress, cancelled)
-    check(cancelled)
+    loaded = load_model(spec, folder, options, device, quantization, progress)
+    progress.check()
     return loaded, tokenizer
 
 
 # -- a target that a server runs: nothing of it is loaded but, where drafts are made here, its tokenizer ------------
 
 
-def load_served(spec: PairSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> LoadedPair:
+def load_served(spec: PairSpec, options: LoadOptions, progress: Progress) -> LoadedPair:
     """Return the pair with its server at hand. UserError for a server that is absent or refuses."""
     import torch
 
@@ -261,11 +254,11 @@ def load_served(spec: PairSpec, options: LoadOptions, progress: Progress, cancel
 
     target, ends = spec.target, frozenset[int]()
     server = Server(str(target.url), target.model, target.key_env)
-    progress(f"asking {server.address}", None)
+    progress(f"asking {server.address}")
     name, tokenizer, size, context = server.chosen or target.name, None, 0, server.context or NO_LIMIT
     if target.tokenizer is not None:
         quiet_environment()
-        folder = model_folder(target.tokenizer, options, progress, cancelled, weights=False, tokenizer_only=True)
+        folder = model_folder(target.tokenizer, options, progress, weights=False, tokenizer_only=True)
         tokenizer = load_tokenizer(folder, options)
         if tokenizer is None:
             raise UserError(f"{target.tokenizer.name} has no tokenizer files: drafts for a server need its tokenizer")
@@ -296,5 +289,5 @@ def load_served(spec: PairSpec, options: LoadOptions, progress: Progress, cancel
     if target.tokenizer is None:
         return pair
     note = f"{server.address} scores every round's draft by a request: for looking, not for speed"
-    complete = load_drafter(pair, spec, options, progress, cancelled)
+    complete = load_drafter(pair, spec, options, progress)
     return replace(complete, notes=(note, *complete.notes))

@@ -41,7 +41,7 @@ from utils.kernels.quantized_linear import (
 from utils.loading.cache import cache_folder, check_disk, check_memory, filled, writing
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import digest_of, gguf_file
-from utils.progress import Progress, check
+from utils.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from utils.catalogue.specs import ModelSpec
@@ -81,7 +81,7 @@ def config_in(folder: Path) -> FileConfig | None:
 
 
 def load_packed(
-    spec: ModelSpec, config: Any, folder: Path, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+    spec: ModelSpec, config: Any, folder: Path, options: LoadOptions, progress: Progress = SILENT
 ) -> tuple[PackedModel, str]:
     """The model of a GGUF file over its own bits, and their commonest type. `folder`: of the converted model.
 
@@ -89,19 +89,19 @@ def load_packed(
     """
     facts_of(config)
     make_kernels(progress)
-    source = partial(gguf_file, spec, options, progress, cancelled)
-    entry = packed_entry(source, digest_of(spec, cancelled), progress, cancelled)
+    source = partial(gguf_file, spec, options, progress)
+    entry = packed_entry(source, digest_of(spec, progress), progress)
     return packed_model(config, entry, folder, spec.name)
 
 
 def make_kernels(progress: Progress) -> None:
     """Load the kernels, compiled once with a line of progress. UnfitError if there are none."""
     folder, text = cache_folder() / "compiled", "compiling the kernels, once on this machine"
-    if not load(folder, lambda: progress(text, None), lambda: progress(f"waiting: another process is {text}", None)):
+    if not load(folder, lambda: progress(text), lambda: progress(f"waiting: another process is {text}")):
         raise UnfitError(why_not())
 
 
-def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, cancelled: Callable[[], bool]) -> Path:
+def packed_entry(source: Callable[[], Path], digest: str, progress: Progress = SILENT) -> Path:
     """The cache entry with the packed weights of the GGUF file with sha256 `digest`, created if missing.
 
     UnfitError if the file cannot be packed.
@@ -109,10 +109,10 @@ def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, ca
 
     def fill(folder: Path) -> None:
         with writing(folder):
-            _write(source(), folder, progress, cancelled)
+            _write(source(), folder, progress)
 
     entry, origin = cache_folder() / "packed" / digest[:16], {"sha256": digest, "format": FORMAT}
-    return filled(entry, origin, fill, progress, cancelled)
+    return filled(entry, origin, fill, progress)
 
 
 class _Tensor(NamedTuple):
@@ -156,7 +156,7 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
     return {"attn_q": heads, "attn_k": metadata.get(f"{architecture}.attention.head_count_kv", heads)}, tensors
 
 
-def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> None:
+def _write(source: Path, folder: Path, progress: Progress) -> None:
     """Write `weights.bin`, packed weights and float32 vectors one after another, and their places in `index.json`."""
     header = read_header(source)
     heads, tensors = _tensors(header)
@@ -176,7 +176,6 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
             return start
 
         for done, tensor in enumerate(tensors):
-            check(cancelled)
             progress(f"packing {source.name}", done / len(tensors))
             data = tensor.data()
             if turned := heads.get(tensor.info.name.split(".")[-2]):
@@ -192,7 +191,7 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
                 vectors[f"{tensor.name}.{tensor.part}"] = {"at": put(data), "shape": sizes}
                 continue
             kind = tensor.info.kind
-            packed = pack_rows(kind, data, lambda: check(cancelled))
+            packed = pack_rows(kind, data, progress.check)
             shape = [*packed.shape, len(data), width_of(kind, data)]
             weights[tensor.name] = {"at": put(packed), "shape": shape, "kind": kind}
             types[kind] += packed.size

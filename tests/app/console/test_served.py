@@ -18,7 +18,6 @@ from app.settings.table import ModelOptions
 from tests.support.screen import Terminal
 from utils.loading.loaded import LoadOptions
 from utils.loading.sources import model_folder
-from utils.progress import never, silent
 
 pytest.importorskip("fastapi", reason="the `serving` extra of transformers is not installed")
 
@@ -71,7 +70,7 @@ def serving(folder: Path, home: Path) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Served]]:
     """Two of the default model, as a folder of safetensors."""
-    folder = model_folder(choose_pair(ModelOptions()).target, LoadOptions(), silent, never)
+    folder = model_folder(choose_pair(ModelOptions()).target, LoadOptions())
     home = tmp_path_factory.mktemp("home")
     with ExitStack() as stack:
         found = [stack.enter_context(serving(folder, home)) for _ in range(2)]

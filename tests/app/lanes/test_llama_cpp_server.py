@@ -23,7 +23,7 @@ from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from utils.loading.loaded import LoadOptions
 from utils.loading.sources import gguf_file
-from utils.progress import never, silent
+from utils.progress import never
 
 pytest.importorskip("llama_cpp.server.app", reason="llama-cpp-python[server] is not installed")
 pytestmark = pytest.mark.exhaustive
@@ -35,7 +35,7 @@ QUESTIONS = ("Name a colour.", "Count from one to five.", "Say hello hello hello
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of the default target's file, on a free port."""
-    file = gguf_file(choose_pair(ModelOptions()).target, LoadOptions(), silent, never)
+    file = gguf_file(choose_pair(ModelOptions()).target, LoadOptions())
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

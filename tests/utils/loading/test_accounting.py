@@ -28,7 +28,7 @@ from utils.loading.build import load_model
 from utils.loading.gguf import gguf_digest, write_folder
 from utils.loading.loaded import LoadOptions
 from utils.loading.packed_gguf import config_in, packed_entry, packed_model
-from utils.progress import never, silent
+from utils.progress import never
 
 IDS = torch.tensor([[1, 70, 80, 90, 100, 20, 7]])
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
@@ -137,14 +137,14 @@ def converted_logits(file: Path, folder: Path) -> Tensor:
     """The logits of the file's float32 conversion, made in this process."""
     convert(file, folder, weights=True)
     spec = spec_from_argument(str(folder))
-    return logits_of(load_model(spec, folder, LoadOptions(), "cpu", "none", silent, never).model)
+    return logits_of(load_model(spec, folder, LoadOptions(), "cpu", "none").model)
 
 
 def packed_logits(file: Path, folder: Path) -> Tensor:
     """The logits of the file's own bits; of their conversion where nothing computes with them."""
     convert(file, folder, weights=False)
     try:
-        entry = packed_entry(lambda: file, gguf_digest(file, never), silent, never)
+        entry = packed_entry(lambda: file, gguf_digest(file))
     except UnfitError:
         return converted_logits(file, folder.with_name(f"{folder.name} in float32"))
     said = config_in(folder)

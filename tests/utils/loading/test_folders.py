@@ -30,13 +30,12 @@ from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair, own_head
 from utils.loading.sources import model_folder
-from utils.progress import never, silent
 
 
 def loaded_logits(folder: Path) -> Tensor:
     spec = spec_from_argument(str(folder))
-    model_folder(spec, LoadOptions(), silent, never)
-    return logits_of(load_model(spec, folder, LoadOptions(), "cpu", "none", silent, never).model)
+    model_folder(spec, LoadOptions())
+    return logits_of(load_model(spec, folder, LoadOptions(), "cpu", "none").model)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -251,10 +250,10 @@ def test_a_tensor_in_two_parts_is_refused_however_the_folder_is_loaded(weights: 
     save_file({**load_file(last), name: value + 1}, last)
     spec = spec_from_argument(str(tmp_path))
     refused(
-        lambda: model_folder(spec, LoadOptions(), silent, never, weights=weights),
+        lambda: model_folder(spec, LoadOptions(), weights=weights),
         match=f"{name} is in two parts, {first.name} and {last.name}$",
     )
-    assert model_folder(spec, LoadOptions(), silent, never, weights=False, tokenizer_only=True) == tmp_path
+    assert model_folder(spec, LoadOptions(), weights=False, tokenizer_only=True) == tmp_path
 
 
 @pytest.mark.parametrize("quantization", ["none", "auto"])
@@ -267,7 +266,7 @@ def test_a_head_beside_an_embedding_that_is_said_to_be_it_is_used_and_said(quant
     save_file({**stored, "lm_head.weight": head}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     spec = spec_from_argument(str(tmp_path))
-    loaded = load_model(spec, tmp_path, LoadOptions(), "cpu", quantization, silent, never)
+    loaded = load_model(spec, tmp_path, LoadOptions(), "cpu", quantization)
     with torch.no_grad():
         model.lm_head.weight = torch.nn.Parameter(head)
     assert torch.allclose(logits_of(loaded.model), logits_of(model), atol=1e-3)
@@ -280,8 +279,6 @@ def test_a_head_beside_an_embedding_that_is_said_to_be_it_is_used_and_said(quant
             LoadOptions(),
             "cpu",
             quantization,
-            silent,
-            never,
         )
     )
 
@@ -303,6 +300,6 @@ def test_t5_without_its_shared_embedding_has_those_of_its_file(tmp_path: Path) -
     names = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
     save_file({**stored, **{name: shared.clone() for name in names}}, tmp_path / "model.safetensors")
     spec = spec_from_argument(str(tmp_path))
-    model = load_model(spec, tmp_path, LoadOptions(), "cpu", "none", silent, never).model
+    model = load_model(spec, tmp_path, LoadOptions(), "cpu", "none").model
     assert all(torch.equal(part.weight, shared) for part in (model.shared, model.encoder.embed_tokens))
     assert torch.equal(model.decoder.embed_tokens.weight, shared)

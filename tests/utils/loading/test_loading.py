@@ -23,7 +23,7 @@ from utils.kernels.quantized_linear import QuantizedLinear
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
-from utils.progress import Cancelled, never, silent
+from utils.progress import Cancelled, Progress
 
 ROOT = Path(__file__).parents[3]
 CPU = LoadOptions(device="cpu")
@@ -110,7 +110,7 @@ def test_a_folder_runs_in_the_compiled_pass_at_its_own_size(family: str, dtype: 
     config = getattr(transformers, f"{family}Config")(**SHAPE, **more)
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).to(dtype).eval()
     model.save_pretrained(tmp_path)
-    loaded = load_model(spec_from_argument(str(tmp_path)), tmp_path, CPU, "cpu", "none", silent, never)
+    loaded = load_model(spec_from_argument(str(tmp_path)), tmp_path, CPU, "cpu", "none")
     assert (loaded.dtype, loaded.quantization, loaded.expanded) == (torch.float32, "none", "")
     tied = 0 if config.tie_word_embeddings else 90 * 64
     assert loaded.parameters == sum(part.numel() for part in model.parameters())
@@ -176,8 +176,7 @@ def test_cancelling_stops_at_the_next_stage(tiny, last):
         load_pair(
             spec_of(tiny, spec_from_argument(str(tiny.drafter))),
             CPU,
-            lambda stage, _: seen.append(stage),
-            lambda: seen[-1:] == [last],
+            Progress(lambda stage, _: seen.append(stage), lambda: seen[-1:] == [last]),
         )
     assert raised.value.exit_code == 130
     assert seen[-1] == last
@@ -201,12 +200,13 @@ from utils.errors import UserError
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
+from utils.progress import Progress
 for offline in OFFLINE:
     stages = []
     try:
         pair = load_pair(
             PairSpec(name="x", target=spec_from_argument(sys.argv[1] if len(sys.argv) > 1 else "org/tiny")),
-            LoadOptions(device="cpu", offline=offline, revision=REVISION), lambda *what: stages.append(what),
+            LoadOptions(device="cpu", offline=offline, revision=REVISION), Progress(lambda *what: stages.append(what)),
         )
         fetched = [fraction for stage, fraction in stages if stage.startswith("fetching")]
         print(pair.target.name, pair.target.parameters, max(fetched, default="cached"))

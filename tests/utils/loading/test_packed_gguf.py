@@ -32,7 +32,6 @@ from utils.loading.packed_gguf import (
     packed_entry,
 )
 from utils.loading.sources import model_folder
-from utils.progress import never, silent
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 keep_code()
@@ -42,8 +41,8 @@ CATALOGUE = Path(__file__).parents[3] / "models.yaml"
 
 def loaded(quantization: str) -> LoadedModel:
     spec, options = catalogue_in(CATALOGUE).pair("smollm2").target, LoadOptions(device="cpu")
-    folder = model_folder(spec, options, silent, never)
-    return load_model(spec, folder, options, "cpu", quantization, silent, never)
+    folder = model_folder(spec, options)
+    return load_model(spec, folder, options, "cpu", quantization)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +139,7 @@ def test_a_second_load_maps_what_the_first_has_written(target: LoadedModel) -> N
     def never_asked() -> Path:
         raise AssertionError("the file is read again")
 
-    entry = packed_entry(never_asked, digest, silent, never)
+    entry = packed_entry(never_asked, digest)
     assert entry == cache_folder() / "packed" / digest[:16]
     assert json.loads((entry / "index.json").read_text())["type"] == "Q4_1"
 
@@ -171,7 +170,7 @@ def written(path: Path, kinds: dict[str, str], architecture: str = "llama") -> P
 
 
 def entry_of(path: Path, digest: str) -> Any:
-    return packed_entry(lambda: path, digest, silent, never)
+    return packed_entry(lambda: path, digest)
 
 
 def test_a_file_with_a_type_that_no_kernel_knows_is_left_to_float32(
@@ -237,7 +236,7 @@ def test_only_what_the_compiled_pass_takes_stays_packed(family: str, changes: di
     spec = spec_from_argument("no.gguf")
     if not fits:  # its file is not even looked for
         with pytest.raises(UnfitError, match=r"no compiled pass computes|one table"):
-            load_packed(spec, config, Path("."), LoadOptions(), silent, never)
+            load_packed(spec, config, Path("."), LoadOptions())
 
 
 def test_names_that_have_no_place_are_unfit() -> None:

@@ -19,7 +19,6 @@ from utils.loading.gguf import converted
 from utils.loading.loaded import LoadOptions
 from utils.loading.packed_gguf import packed_entry
 from utils.loading.sources import model_folder
-from utils.progress import never, silent
 
 OPTIONS = LoadOptions(device="cpu")
 
@@ -32,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def refusal(place: Path) -> str:
     """The one line that says why the model there cannot be had."""
     with pytest.raises(UserError) as raised:
-        model_folder(spec_from_argument(str(place)), OPTIONS, silent, never)
+        model_folder(spec_from_argument(str(place)), OPTIONS)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -69,7 +68,7 @@ def test_a_file_that_was_cut_off_is_named(folder: Path) -> None:
     assert refusal(folder).startswith(f"{weights} is incomplete or damaged: ")
     torch.save({"a": torch.zeros(300_000)}, folder / "pytorch_model.bin")
     weights.unlink()
-    model_folder(spec_from_argument(str(folder)), OPTIONS, silent, never)
+    model_folder(spec_from_argument(str(folder)), OPTIONS)
     data = (folder / "pytorch_model.bin").read_bytes()
     (folder / "pytorch_model.bin").write_bytes(data[:-1000])
     assert "pytorch_model.bin is incomplete" in refusal(folder)
@@ -105,8 +104,8 @@ def test_a_conversion_without_room_is_refused_with_figures(
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
     for begin in (
-        lambda: converted(lambda: file, "a" * 64, silent, never),
-        lambda: packed_entry(lambda: file, "a", silent, never),
+        lambda: converted(lambda: file, "a" * 64),
+        lambda: packed_entry(lambda: file, "a"),
     ):
         refused(begin, match=r"needs 0.0 GB of disk, 0.0 GB are free in .*: free some, or set SPEC_CACHE_D")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
@@ -114,16 +113,12 @@ def test_a_conversion_without_room_is_refused_with_figures(
         converted,
         lambda: file,
         "a" * 64,
-        silent,
-        never,
         match=r"^expanding m.gguf to float32 needs 0.0 GB of memory, 0.0 GB are free: leave ou",
     )
     refused(
         packed_entry,
         lambda: file,
         "a",
-        silent,
-        never,
         match=r"^m.gguf needs 0.0 GB of memory, 0.0 GB are free: take a file of it with fewer",
     )
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
