@@ -109,7 +109,7 @@ def pass_table(both: list[ctypes.CDLL], file: str, rows: list[int], repeat: int)
     """Milliseconds of whole passes of a model, by width of activations and rows."""
     table = Table("passes", *(f"{count} rows" for count in rows))
     for library in both:
-        for name, (result, arguments) in bindings._SIGNATURES.items():
+        for name, (result, arguments) in bindings.FUNCTIONS.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     for activations in ("q16", "q8"):

@@ -37,7 +37,7 @@ from utils.kernels.bindings import (
     LayerStruct,
     PassStruct,
     StepStruct,
-    Weight,
+    Structure,
     load,
     run,
 )
@@ -75,7 +75,7 @@ class PassRecord:
 
     def __init__(
         self,
-        kind: type[PassStruct | StepStruct],
+        kind: type[Structure],
         sizes: tuple[int, int, int, int, int],
         codes: dict[str, int] | None = None,
     ) -> None:
@@ -120,12 +120,12 @@ class PassRecord:
         weight = getattr(norm, "weight", None)
         return self.address(1 + weight if family.gain_above_one and weight is not None else weight)
 
-    def weight(self, linear: QuantizedLinear | Any) -> Weight:
+    def weight(self, linear: QuantizedLinear | Any) -> Structure:
         """The record of a layer's weight and bias; a weight that is not packed is packed as floats."""
         packed = getattr(linear, "packed", None) or PackedWeight.floats(linear.weight.float())
         return self.packed(packed, self.address(getattr(linear, "bias", None)))
 
-    def packed(self, weight: PackedWeight, bias: int | None = None) -> Weight:
+    def packed(self, weight: PackedWeight, bias: int | None = None) -> Structure:
         """The record of a packed weight."""
         self.held.append(weight)
         self._floats |= weight.kind in FLOATS

@@ -17,7 +17,7 @@ from sampling.rows import fetched, padded, put
 from sampling.types import Distributions, Draft, Rows, Sampler
 from sampling.verify.facts import LIKELIEST, PositionFacts, WalkedFacts
 from sampling.vocabulary import MANY, largest
-from utils.kernels.bindings import Walk, at_hand, descend, walk, walkable
+from utils.kernels.bindings import Structure, at_hand, descend, walk, walkable
 from utils.logits_processors import check_finite
 
 TINY = 1e-12  # a residual of less mass is rounding: draw from p
@@ -48,7 +48,7 @@ class HostDistributions(Distributions):
     def __init__(self, logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> None:
         self.logits, self.draft, self.sampler, self._rows = logits, draft, sampler, rows
         self._known: dict[Place, Tensor] = {}
-        self._walked: dict[Place, Walk] = {}
+        self._walked: dict[Place, Structure] = {}
         self._walks = logits.shape[-1] >= MANY and at_hand() and walkable(logits)
         self._temperature: float | None = None  # of the draw; 0: greedy, None: not from the logits' softmax
         if self._walks:

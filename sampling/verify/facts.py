@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from sampling.events import INVERSE_TEMPERATURES
-from utils.kernels.bindings import Walk, sum_up
+from utils.kernels.bindings import Structure, sum_up
 from utils.logits_processors import check_number
 
 LIKELIEST = 4  # ids of a position that are known without reading all its logits
@@ -56,7 +56,7 @@ class WalkedFacts(PositionFacts):
     """The facts that a compiled walk over logits found; their sum is worked out at its first use. The draw's
     `temperature` is None where it is from another distribution than their softmax."""
 
-    def __init__(self, walked: Walk, temperature: float | None) -> None:
+    def __init__(self, walked: Structure, temperature: float | None) -> None:
         self._walked, self._temperature = walked, temperature
         self._values = walked.values
 

@@ -1,6 +1,6 @@
 """The kernels as Python calls them: the structures of kernels.h, the library, which is loaded once, and its threads.
 
-tests/utils/kernels/test_build.py compares sizes and offsets with the header. Threads that wait for each other collapse
+Threads that wait for each other collapse
 as soon as another process wants a core, so a team (team.c) gives way to one thread for a while (:class:`Pace`); results
 do not depend on their number.
 """
@@ -19,160 +19,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils.kernels import build
+from utils.kernels.header import CONSTANTS, FUNCTIONS, LAYOUTS, STRUCTURES
+from utils.kernels.header import Structure as Structure
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TYPES = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
-    *("F32", "F16", "BF16"),
-)
-FLOATS = ("F32", "F16", "BF16")  # weights that are multiplied with float activations
+TYPES, FLOATS = tuple(LAYOUTS), tuple(name for name, row in LAYOUTS.items() if not row[0])  # floats: no codes
+FILE_BLOCKS = {name: (row[-2], row[-1]) for name, row in LAYOUTS.items()}  # numbers of a block in a file, and its bytes
 ACTIVATIONS = ("silu", "gelu_tanh")
-PRODUCT, LOOK_UP, PASS, STEP = range(4)  # kinds of work
-COLUMNS, GROUP, TILE, FEW, TABLES, MOST_CHOSEN = 16, 32, 8, 4, 4, 32
-CODES = 2 * GROUP + 16  # bytes of a group of activations
-PICK = 16  # bytes of a row of an expert
-MOST = 16
-CONTEXT, OFFERED = 16, 128
+PRODUCT, LOOK_UP, PASS, STEP = (CONSTANTS[name] for name in ("PRODUCT", "LOOK_UP", "PASS", "STEP"))  # kinds of work
+COLUMNS, GROUP, TILE, FEW = (CONSTANTS[name] for name in ("COLUMNS", "GROUP", "TILE", "FEW"))
+TABLES, MOST_CHOSEN, CONTEXT, OFFERED = (CONSTANTS[name] for name in ("TABLES", "MOST_CHOSEN", "CONTEXT", "OFFERED"))
+Weight, Product, LookUp, Expert = (STRUCTURES[name] for name in ("Weight", "Product", "LookUp", "Expert"))
+LayerStruct, PassStruct, StepStruct = (STRUCTURES[name] for name in ("Layer", "Pass", "Step"))
+Walk, Descent, TableLevel, Offers = (STRUCTURES[name] for name in ("Walk", "Descent", "TableLevel", "Offers"))
+CODES, PICK = (ctypes.sizeof(STRUCTURES[name]) for name in ("Codes", "Pick"))  # 32 activations; a row of an expert
+ROW_FIELDS = tuple(name for name, _ in STRUCTURES["Row"]._fields_)
+ROW = np.dtype([(name, np.int64) for name in ROW_FIELDS])
 WALKED = 16  # logits that a walk reads at a time
 HELD_UP = 1 / 3  # share of their time that threads may sleep at barriers before one thread is faster
 MOST_LOST = 0.02  # seconds that they may sleep beyond that; a run counts for half of it at most
 SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is tried again
 CALM = 16  # runs without trouble after which trouble counts as new
 
-_whole, _real, _address = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-
-
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
-class Weight(ctypes.Structure):
-    _fields_ = (("data", _address), *_fields(_whole, "type rows width"), ("bias", _address))
-
-
-class Input(ctypes.Structure):
-    _fields_ = (*_fields(_address, "codes floats"),)
-
-
-class Product(ctypes.Structure):
-    _fields_ = (("weight", Weight), *_fields(_whole, "count narrow"), *_fields(_address, "x y"), ("input", Input))
-
-
-class LookUp(ctypes.Structure):
-    _fields_ = (("weight", Weight), ("count", _whole), *_fields(_address, "ids y"))
-
-
-ROW_FIELDS = ("id", "position", "sequence", "slot", "seen", "more", "count")
-ROW = np.dtype([(name, np.int64) for name in ROW_FIELDS])
-
-
-class Expert(ctypes.Structure):
-    _fields_ = (*_fields(Weight, "gate up down"),)
-
-
-class LayerStruct(ctypes.Structure):
-    _fields_ = (
-        *_fields(Weight, "q k v o gate up down router shared_gate"),
-        *_fields(_address, "before after_attention between after_mlp q_norm k_norm experts states"),
-        *_fields(_whole, "window table wide_norm"),
-    )
-
-
-class PassStruct(ctypes.Structure):
-    _fields_ = (
-        *_fields(_whole, "layers hidden inner heads shared size turned"),
-        *_fields(_whole, "experts chosen expert_inner common rescaled activation narrow half"),
-        *_fields(_real, "epsilon scale embed_scale residual_scale logit_scale logit_cap attention_cap unused"),
-        *_fields(Weight, "embed head"),
-        *_fields(_address, "norm layer"),
-        ("tables", _address * TABLES),
-        *_fields(_whole, "rows fed kept"),
-        ("row", _address),
-        *_fields(_whole, "batch slots"),
-        *_fields(_address, "keys values"),
-        ("moved", _whole),
-        *_fields(_address, "moves logits states"),
-        ("states_row", _whole),
-        *_fields(_address, "x qkv side"),
-        *_fields(Input, "normed mixed gated"),
-        *_fields(_whole, "normed_codes normed_floats"),
-        *_fields(_address, "scores buffer"),
-        *_fields(_whole, "scores_row scores_size buffer_size"),
-        *_fields(_address, "route picks first"),
-        ("routed", Input),
-    )
-
-
-class StepStruct(ctypes.Structure):
-    _anonymous_ = ("whole",)
-    _fields_ = (
-        ("whole", PassStruct),
-        ("large", _whole),
-        *_fields(_address, "table kinds states_before"),
-        *_fields(_whole, "any_theirs any_own"),
-        *_fields(_address, "embed_norm theirs_norm own_norm"),
-        *_fields(Weight, "join join_theirs join_own"),
-        *_fields(_address, "entered theirs own"),
-    )
-
-
-class Walk(ctypes.Structure):
-    _fields_ = (
-        ("logits", _address),
-        *_fields(_whole, "count most draws"),
-        ("state", ctypes.c_uint64),
-        *_fields(_whole, "drawn rival_count"),
-        *_fields(_real, "inverse mass tempered unused"),
-        ("ids", _whole * MOST),
-        ("values", _real * MOST),
-    )
-
-
-class Descent(ctypes.Structure):
-    _fields_ = (
-        ("logits", _address),
-        *_fields(_whole, "stride count most draws"),
-        *_fields(_real, "inverse unused"),
-        ("states", _address),
-        ("nodes", _whole),
-        *_fields(_address, "tokens parents"),
-        *_fields(_whole, "begin stood"),
-        *_fields(_address, "path walks"),
-    )
-
-
-class TableLevel(ctypes.Structure):
-    _fields_ = (*_fields(_address, "keys tokens confidence"), *_fields(_whole, "count token_bytes"))
-
-
-class Offers(ctypes.Structure):
-    _fields_ = (
-        ("row", _address),
-        *_fields(_whole, "length longest"),
-        ("chance", _address),
-        ("match_source", _whole),
-        ("levels", _address),
-        *_fields(_whole, "sizes most end table_source"),
-        ("tail", _whole * CONTEXT),
-        *_fields(_whole, "size found"),
-        *_fields(_whole * OFFERED, "tokens sources"),
-        *_fields(ctypes.c_double * OFFERED, "probs p"),
-    )
-
-
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "run": (_whole, (_whole, _address, _whole)),
-    "forget_helpers": (None, ()),
-    "pack": (None, (_whole, _address, _whole, _whole, _address, _whole, _whole)),
-    "packed_size": (_whole, (_whole, _whole, _whole)),
-    "walk": (None, (_address,)),
-    "sum_up": (None, (_address,)),
-    "descend": (None, (_address,)),
-    "find_offers": (None, (_address,)),
-    "over_noise": (None, (ctypes.c_uint64, _whole, _address, _address)),
-}
 _one_at_a_time = threading.Lock()
 _library: Any = None
 
@@ -205,7 +75,7 @@ def load(
             except build.BuildError as error:
                 build.failed(str(error))
                 return False
-            for name, (result, arguments) in _SIGNATURES.items():
+            for name, (result, arguments) in FUNCTIONS.items():
                 function = getattr(loaded, name)
                 function.restype, function.argtypes = result, arguments
             os.register_at_fork(after_in_child=loaded.forget_helpers)
@@ -242,7 +112,7 @@ class Pace:
 _pace = Pace()
 
 
-def run(work: int, record: ctypes.Structure, threads: int) -> None:
+def run(work: int, record: Structure, threads: int) -> None:
     """Do `work`, one of the kinds above, on up to `threads` threads, without the interpreter's lock."""
     began = time.perf_counter()
     threads = _pace.threads(threads, began)
@@ -258,7 +128,7 @@ def walkable(logits: Tensor) -> bool:
     return plain and logits.is_floating_point() and logits.shape[-1] % WALKED == 0
 
 
-def walk(address: int, count: int, most: int, state: int | None = None, temperature: float = 1.0) -> Walk:
+def walk(address: int, count: int, most: int, state: int | None = None, temperature: float = 1.0) -> Structure:
     """Read `count` float32 logits at an address, a multiple of 16: the `most` largest, up to 16, and with a `state` of
     the noise the draw at this temperature, without one the largest.
 
@@ -270,7 +140,7 @@ def walk(address: int, count: int, most: int, state: int | None = None, temperat
     return walked
 
 
-def sum_up(walked: Walk) -> float:
+def sum_up(walked: Structure) -> float:
     """Return Σ e^(logit − largest) of a walk that has found the largest."""
     kernels().sum_up(ctypes.addressof(walked))
     return float(walked.mass)
@@ -319,7 +189,7 @@ def descend(
     return numbers[2 * count : 2 * count + descent.stood].tolist(), walks
 
 
-def find_offers(offers: Offers) -> None:
+def find_offers(offers: Structure) -> None:
     """Fill the record with the offers of look-ups after the tail in it."""
     kernels().find_offers(ctypes.addressof(offers))
 

@@ -125,7 +125,7 @@ INLINE void put_block(enum Type type, const Parts *parts, uint8_t *to, int colum
     }
 }
 
-#define PACK(type)                                                             \
+#define PACK(type, ...)                                                        \
     case type:                                                                 \
         for (int64_t at = 0; at < blocks; at++, file += shape->file_bytes) {   \
             read_block(type, file, &parts);                                    \
@@ -138,8 +138,7 @@ static void pack_row(enum Type type, const uint8_t *file, int64_t width, uint8_t
     const int64_t blocks = width / shape->file_codes, stride = shape->header + shape->groups * shape->size;
     Parts parts;
     switch (type) {
-        PACK(Q4_0) PACK(Q4_1) PACK(Q5_0) PACK(Q5_1) PACK(Q8_0) PACK(Q2_K) PACK(Q3_K) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K)
-        PACK(IQ4_NL) PACK(IQ4_XS)
+        BLOCK_TYPES(PACK)
         default: break;
     }
 }

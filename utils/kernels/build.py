@@ -31,7 +31,7 @@ _UNITS = {  # object: source and definition
     "narrow": ("products.c", "-DNARROW=1"),
     **{
         name: (f"{name}.c", "-DNDEBUG")
-        for name in ("pass", "mixture", "attention", "linear", "blocks", "walk", "lookup", "team")
+        for name in ("pass", "mixture", "stages", "attention", "linear", "blocks", "walk", "lookup", "team")
     },
 }
 

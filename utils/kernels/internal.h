@@ -4,7 +4,7 @@
 #include "kernels.h"
 #include "vectors.h"
 
-/* The layout of a type's groups, described in kernels.h. */
+/* A row of the types of weights in kernels.h; size: bytes of a group with its lines. */
 typedef struct {
     int low, high, bits;  /* bits of a code: in the low lines, in the high ones, as a product takes them */
     int bias;             /* added to each code, so that none is negative */
@@ -15,24 +15,9 @@ typedef struct {
     int file_codes, file_bytes;
 } Shape;
 
-#define LINES(low, high) (64 * ((low) + (high)))
-static const Shape SHAPES[TYPES] = {
-    [Q4_0] = {4, 0, 4, 8, 1, 0, 32, 32 + LINES(4, 0), 0, 1, 0, 32, 18},
-    [Q4_1] = {4, 0, 4, 0, 1, 1, 64, 64 + LINES(4, 0), 0, 1, 0, 32, 20},
-    [Q5_0] = {4, 1, 5, 16, 1, 0, 32, 32 + LINES(4, 1), 0, 1, 0, 32, 22},
-    [Q5_1] = {4, 1, 5, 0, 1, 1, 64, 64 + LINES(4, 1), 0, 1, 0, 32, 24},
-    [Q8_0] = {8, 0, 8, 128, 1, 0, 32, 32 + LINES(8, 0), 0, 1, 0, 32, 34},
-    [Q2_K] = {2, 0, 2, 0, 2, 1, 32, 32 + LINES(2, 0), 64, 8, 0, 256, 84},
-    [Q3_K] = {2, 1, 3, 4, 2, 0, 32, 32 + LINES(2, 1), 32, 8, 0, 256, 110},
-    [Q4_K] = {4, 0, 4, 0, 1, 1, 32, 32 + LINES(4, 0), 64, 8, 0, 256, 144},
-    [Q5_K] = {4, 1, 5, 0, 1, 1, 32, 32 + LINES(4, 1), 64, 8, 0, 256, 176},
-    [Q6_K] = {4, 2, 6, 32, 2, 0, 32, 32 + LINES(4, 2), 32, 8, 0, 256, 210},
-    [IQ4_NL] = {4, 0, 8, 128, 1, 0, 32, 32 + LINES(4, 0), 0, 1, 1, 32, 18},
-    [IQ4_XS] = {4, 0, 8, 128, 1, 0, 16, 16 + LINES(4, 0), 32, 8, 1, 256, 136},
-    [F32] = {.file_codes = 1, .file_bytes = 4},
-    [F16] = {.file_codes = 1, .file_bytes = 2},
-    [BF16] = {.file_codes = 1, .file_bytes = 2},
-};
+#define LAYOUT(name, low, high, bits, bias, scales, minimum, head, ...) \
+    [name] = {low, high, bits, bias, scales, minimum, head, head + 64 * (low + high), __VA_ARGS__},
+static const Shape SHAPES[TYPES] = {BLOCK_TYPES(LAYOUT) FLOAT_TYPES(LAYOUT)};
 static const int8_t NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 /* Bytes of 16 columns of a weight. */
@@ -153,18 +138,15 @@ INLINE void put(const Input *input, int64_t row, int64_t rows, int64_t group, in
     }
 }
 
-/* -- stages -- */
+/* -- stages of pass.c: each calls only those of the files after its own -- */
 
-void attention(const Pass *p, int64_t index, Member *member);
+void mixture(const Pass *p, const Layer *layer, const Input *normed, Member *member); /* mixture.c */
+void attention(const Pass *p, int64_t index, Member *member);                         /* attention.c */
 float softmax(float *scores, int64_t hidden, int64_t count, float cap);
-void mixture(const Pass *p, const Layer *layer, const Input *normed, Member *member);
 void gate_up(const Pass *p, const Weight *gate, const Weight *up, const Input *input, const Input *to, int64_t group,
-             int64_t rows, const Member *member);
-void layers(const Pass *p, Member *member);
+             int64_t rows, const Member *member); /* stages.c */
 void norm_into(const float *x, const float *weight, int64_t size, float epsilon, const Input *to, int64_t row,
                int64_t rows, int64_t narrow, float *copy);
-void added(const Pass *p, const Weight *weight, const Input *input, float *to, int replaces, Member *member);
-void head(const Pass *p, Member *member);
 
 void work_product(void *record, Member *member);
 void work_look_up(void *record, Member *member);

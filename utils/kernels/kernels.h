@@ -1,4 +1,4 @@
-/* The structures that Python hands to the kernels (utils/kernels/bindings.py says them once more; a test compares).
+/* The structures that Python hands to the kernels, and the types of weights. utils/kernels/header.py reads this text.
 
    A weight [rows, width] lies as small as in its GGUF file, 16 rows (columns of the product) side by side, so that one
    vector serves 16 of them:
@@ -20,7 +20,29 @@
 #include <stdint.h>
 
 enum { COLUMNS = 16, GROUP = 32, TILE = 8, FEW = 4, TABLES = 4, MOST_CHOSEN = 32 };
-enum Type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, F32, F16, BF16, TYPES };
+/* The types of weights, one a row, in GGUF's names. Of each its low, high and all bits of a code as a product takes it;
+   what is added to each code, so that none is negative; scales of a group, minimums of a group; bytes of a group before
+   its lines; bytes of a block before its groups, groups; whether codes stand for the numbers of a table; numbers and
+   bytes of a block in a file. */
+#define BLOCK_TYPES(ROW)                                    \
+    ROW(Q4_0, 4, 0, 4, 8, 1, 0, 32, 0, 1, 0, 32, 18)        \
+    ROW(Q4_1, 4, 0, 4, 0, 1, 1, 64, 0, 1, 0, 32, 20)        \
+    ROW(Q5_0, 4, 1, 5, 16, 1, 0, 32, 0, 1, 0, 32, 22)       \
+    ROW(Q5_1, 4, 1, 5, 0, 1, 1, 64, 0, 1, 0, 32, 24)        \
+    ROW(Q8_0, 8, 0, 8, 128, 1, 0, 32, 0, 1, 0, 32, 34)      \
+    ROW(Q2_K, 2, 0, 2, 0, 2, 1, 32, 64, 8, 0, 256, 84)      \
+    ROW(Q3_K, 2, 1, 3, 4, 2, 0, 32, 32, 8, 0, 256, 110)     \
+    ROW(Q4_K, 4, 0, 4, 0, 1, 1, 32, 64, 8, 0, 256, 144)     \
+    ROW(Q5_K, 4, 1, 5, 0, 1, 1, 32, 64, 8, 0, 256, 176)     \
+    ROW(Q6_K, 4, 2, 6, 32, 2, 0, 32, 32, 8, 0, 256, 210)    \
+    ROW(IQ4_NL, 4, 0, 8, 128, 1, 0, 32, 0, 1, 1, 32, 18)    \
+    ROW(IQ4_XS, 4, 0, 8, 128, 1, 0, 16, 32, 8, 1, 256, 136)
+#define FLOAT_TYPES(ROW)                                    \
+    ROW(F32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 4)            \
+    ROW(F16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2)            \
+    ROW(BF16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2)
+#define NAME(name, ...) name,
+enum Type { BLOCK_TYPES(NAME) FLOAT_TYPES(NAME) TYPES };
 enum Activation { SILU, GELU_TANH };
 enum Work { PRODUCT, LOOK_UP, PASS, STEP, WORKS };
 

@@ -6,7 +6,6 @@
    itself, which costs less than a barrier. Pass and Layer hold the facts about a model; a norm or a weight
    that is NULL is not there. */
 #include "internal.h"
-#include <math.h>
 
 static void embed(const Pass *p, Member *member) {
     Share rows = share(p->rows, member);
@@ -19,33 +18,6 @@ static void embed(const Pass *p, Member *member) {
 }
 
 /* -- norms -------------------------------------------------------------------------------------------------------- */
-
-static float inverse_rms(const float *x, int64_t size, float epsilon) {
-    Reals even = splat(0.0f), odd = splat(0.0f);
-    for (int64_t at = 0; at < size; at += 2 * WIDTH) {
-        even = fma16(load(x + at), load(x + at), even);
-        odd = fma16(load(x + at + WIDTH), load(x + at + WIDTH), odd);
-    }
-    return 1.0f / sqrtf(total(even + odd) / (float)size + epsilon);
-}
-
-static Reals normed16(const float *x, const float *weight, float by) {
-    return weight ? load(x) * by * load(weight) : load(x);
-}
-
-/* x / rms(x) · weight as row `row` of `rows` of what enters a product, and into `copy` where that is an address; x itself
-   where there is no weight. */
-void norm_into(const float *x, const float *weight, int64_t size, float epsilon, const Input *to, int64_t row,
-               int64_t rows, int64_t narrow, float *copy) {
-    const float by = weight ? inverse_rms(x, size, epsilon) : 0.0f;
-    for (int64_t group = 0; group < size / GROUP; group++) {
-        const int64_t at = GROUP * group;
-        Reals low = normed16(x + at, weight + (weight ? at : 0), by);
-        Reals high = normed16(x + at + WIDTH, weight + (weight ? at + WIDTH : 0), by);
-        if (to) put(to, row, rows, group, size / GROUP, low, high, narrow);
-        if (copy) store(copy + at, low), store(copy + at + WIDTH, high);
-    }
-}
 
 /* Where a thread's normed rows lie: its own few, or all threads' together. */
 static Input normed_of(const Pass *p, const Member *member) {
@@ -215,7 +187,7 @@ static void project(const Pass *p, const Layer *layer, int64_t index, const Inpu
 /* -- what follows attention ----------------------------------------------------------------------------------------- */
 
 /* The product, scaled, added to `to` or in its place; units of 16 columns. */
-void added(const Pass *p, const Weight *weight, const Input *input, float *to, int replaces, Member *member) {
+static void added(const Pass *p, const Weight *weight, const Input *input, float *to, int replaces, Member *member) {
     float *buffer = p->buffer + member->thread * p->buffer_size;
     Share units = share(p->hidden / COLUMNS, member);
     for (int64_t unit = units.first; unit < units.last; unit++)
@@ -250,30 +222,6 @@ static void residual(const Pass *p, const Weight *weight, const Input *input, co
     settle(p, after, member);
 }
 
-INLINE Reals activated(Reals gate, Reals up, int64_t activation) {
-    if (activation == SILU) return gate / (exponential(-gate) + 1.0f) * up;
-    Reals inner = (gate + gate * gate * gate * 0.044715f) * 0.7978845608028654f;
-    return gate * 0.5f * (hyperbolic_tangent(inner) + 1.0f) * up;
-}
-
-/* activation(gate) · up of a group of 32 columns: the input of `down`. */
-void gate_up(const Pass *p, const Weight *gate, const Weight *up, const Input *input, const Input *to, int64_t group,
-             int64_t rows, const Member *member) {
-    float *buffer = p->buffer + member->thread * p->buffer_size;
-    for (int64_t start = 0; start < rows; start += TILE) {
-        const int64_t now = rows - start < TILE ? rows - start : TILE;
-        for (int64_t half = 0; half < 2; half++) {
-            columns(gate, 2 * group + half, input, start, now, buffer + WIDTH * half, 4 * WIDTH, p->narrow);
-            columns(up, 2 * group + half, input, start, now, buffer + WIDTH * (2 + half), 4 * WIDTH, p->narrow);
-        }
-        for (int64_t row = 0; row < now; row++) {
-            const float *y = buffer + 4 * WIDTH * row;
-            put(to, start + row, rows, group, gate->rows / GROUP, activated(load(y), load(y + 2 * WIDTH), p->activation),
-                activated(load(y + WIDTH), load(y + 3 * WIDTH), p->activation), p->narrow);
-        }
-    }
-}
-
 /* The layer's MLP of the normed rows, or its mixture, added to x. */
 static void mlp(const Pass *p, const Layer *layer, const Input *normed, Member *member) {
     if (layer->experts) {
@@ -288,7 +236,7 @@ static void mlp(const Pass *p, const Layer *layer, const Input *normed, Member *
     residual(p, &layer->down, &p->gated, layer->after_mlp, member);
 }
 
-void head(const Pass *p, Member *member) {
+static void head(const Pass *p, Member *member) {
     const int64_t blocks = blocks_of(p->head.rows), rows = p->kept * (p->rows / p->fed);
     Share units = share(blocks, member);
     for (int64_t unit = units.first; unit < units.last; unit++) {
@@ -303,7 +251,7 @@ void head(const Pass *p, Member *member) {
 }
 
 /* All layers over x. */
-void layers(const Pass *p, Member *member) {
+static void layers(const Pass *p, Member *member) {
     for (int64_t index = 0; index < p->layers; index++) {
         const Layer *layer = &p->layer[index];
         if (layer->states) keep_states(p, layer->states, member);

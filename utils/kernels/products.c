@@ -316,27 +316,22 @@ INLINE void tile(const enum Type type, int narrow, const uint8_t *data, const Co
     }
 }
 
-#define ROWS_OF(type, narrow, count) \
-    case count: tile(type, narrow, data, x, y, groups, stride, count); break;
-#define TILES_OF(type, narrow)                                                                                   \
-    static void tile_##type##_##narrow(const uint8_t *data, const Codes *x, float *y, int64_t groups,            \
-                                       int64_t stride, int rows) {                                               \
-        switch (rows) {                                                                                          \
-            ROWS_OF(type, narrow, 1) ROWS_OF(type, narrow, 2) ROWS_OF(type, narrow, 3) ROWS_OF(type, narrow, 4)  \
-            ROWS_OF(type, narrow, 5) ROWS_OF(type, narrow, 6) ROWS_OF(type, narrow, 7) ROWS_OF(type, narrow, 8)  \
-        }                                                                                                        \
+#define ROWS_OF(type, count) \
+    case count: tile(type, NARROW, data, x, y, groups, stride, count); break;
+#define TILE_OF(type, ...)                                                                                   \
+    static void tile_##type(const uint8_t *data, const Codes *x, float *y, int64_t groups, int64_t stride,   \
+                            int rows) {                                                                      \
+        switch (rows) {                                                                                      \
+            ROWS_OF(type, 1) ROWS_OF(type, 2) ROWS_OF(type, 3) ROWS_OF(type, 4)                              \
+            ROWS_OF(type, 5) ROWS_OF(type, 6) ROWS_OF(type, 7) ROWS_OF(type, 8)                              \
+        }                                                                                                    \
     }
-#define CODED(action, narrow)                                                                               \
-    action(Q4_0, narrow) action(Q4_1, narrow) action(Q5_0, narrow) action(Q5_1, narrow) action(Q8_0, narrow) \
-    action(Q2_K, narrow) action(Q3_K, narrow) action(Q4_K, narrow) action(Q5_K, narrow) action(Q6_K, narrow) \
-    action(IQ4_NL, narrow) action(IQ4_XS, narrow)
-#define ENTRY(type, narrow) [type] = tile_##type##_##narrow,
+#define ENTRY(type, ...) [type] = tile_##type,
 
 /* Compiled twice, for activations of 16 and of 8 bits: -DNARROW=0 and -DNARROW=1. */
+BLOCK_TYPES(TILE_OF)
 #if NARROW
-CODED(TILES_OF, 1)
-const Tile NARROW_TILES[TYPES] = {CODED(ENTRY, 1)};
+const Tile NARROW_TILES[TYPES] = {BLOCK_TYPES(ENTRY)};
 #else
-CODED(TILES_OF, 0)
-const Tile TILES[TYPES] = {CODED(ENTRY, 0)};
+const Tile TILES[TYPES] = {BLOCK_TYPES(ENTRY)};
 #endif

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from utils.kernels.bindings import (
     CODES,
     COLUMNS,
+    FILE_BLOCKS,
     FLOATS,
     GROUP,
     LOOK_UP,
@@ -33,6 +34,7 @@ from utils.kernels.bindings import (
     TYPES,
     LookUp,
     Product,
+    Structure,
     Weight,
     at_hand,
     kernels,
@@ -40,23 +42,6 @@ from utils.kernels.bindings import (
     run,
 )
 
-FILE_BLOCKS = {  # numbers of a block in a file, and its bytes
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-    "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136),
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-}
 KINDS = ("q4", "q8")  # float weights are rounded to these in groups of 32; "q4" gives table and head 8 bits
 FLOAT_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _ROUNDED = 4096  # rows of a weight that are rounded at a time
@@ -144,7 +129,7 @@ class PackedWeight:
         """`out_features` in whole blocks of 16."""
         return len(self.data) * COLUMNS
 
-    def described(self, bias: int | None = None) -> Weight:
+    def described(self, bias: int | None = None) -> Structure:
         """Its record for the kernels; `bias` is an address."""
         return Weight(self.data.ctypes.data, TYPES.index(self.kind), self.out_features, self.in_features, bias)
 

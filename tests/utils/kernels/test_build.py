@@ -7,37 +7,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
-from utils.kernels import bindings, build
+from utils.kernels import bindings, build, header
 from utils.kernels.bindings import SHORTEST, Pace
 from utils.kernels.build import BuildError, InstructionSet, instruction_set, kept_library, library, why_not
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
 
 SOURCES = Path(build.__file__).parent
-STRUCTURES = [
-    "Weight",
-    "Input",
-    "Product",
-    "LookUp",
-    "Expert",
-    "Layer",
-    "Pass",
-    "Step",
-    "Walk",
-    "Descent",
-    "TableLevel",
-    "Offers",
-]
-ENUMERATIONS = (
-    *("COLUMNS", "GROUP", "TILE", "FEW", "TABLES", "MOST_CHOSEN", "MOST"),
-    *("PRODUCT", "LOOK_UP", "PASS", "STEP", "CONTEXT", "OFFERED"),
-)
 
 
 def row() -> InstructionSet:
@@ -48,23 +29,15 @@ def row() -> InstructionSet:
 
 def checks() -> list[str]:
     """What must hold at compile time."""
-    lines = [f"_Static_assert({name} == {getattr(bindings, name)}, {name});" for name in ENUMERATIONS]
+    lines = [f"_Static_assert({name} == {value}, {name});" for name, value in header.CONSTANTS.items()]
     lines += [f"_Static_assert({name} == {number}, {name});" for number, name in enumerate(bindings.TYPES)]
     lines += [f"_Static_assert({name.upper()} == {at}, {name});" for at, name in enumerate(bindings.ACTIVATIONS)]
-    for name in STRUCTURES:
-        kind: Any = getattr(bindings, name, None) or getattr(bindings, f"{name}Struct")
+    for name, kind in header.STRUCTURES.items():
         lines.append(f"_Static_assert(sizeof({name}) == {ctypes.sizeof(kind)}, {name});")
         for field, _ in kind._fields_:
-            c_name = "pass" if (name, field) == ("Step", "whole") else field
             at = getattr(kind, field).offset
-            lines.append(f"_Static_assert(offsetof({name}, {c_name}) == {at}, {name}.{field});")
-    assert bindings.ROW.fields is not None
+            lines.append(f"_Static_assert(offsetof({name}, {field}) == {at}, {name}.{field});")
     lines.append(f"_Static_assert(sizeof(Row) == {bindings.ROW.itemsize}, Row);")
-    lines += [
-        f"_Static_assert(offsetof(Row, {at}) == {bindings.ROW.fields[at][1]}, {at});" for at in bindings.ROW.names
-    ]
-    lines.append(f"_Static_assert(sizeof(Codes) == {bindings.CODES}, Codes);")
-    lines.append(f"_Static_assert(sizeof(Pick) == {bindings.PICK}, Pick);")
     return [f'{line.rsplit(", ", 1)[0]}, "{line.rsplit(", ", 1)[1][:-2]}");' for line in lines]
 
 

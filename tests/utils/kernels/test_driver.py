@@ -32,7 +32,7 @@ from utils.kernels.quantized_linear import PackedWeight
 
 SOURCES = Path(build.__file__).parent
 DRIVER = Path(__file__).parents[2] / "support" / "kernel_driver.c"
-UNITS = ("linear", "blocks", "team", "attention", "pass", "mixture", "walk")
+UNITS = ("linear", "blocks", "team", "attention", "pass", "mixture", "stages", "walk")
 SANITIZED = [
     "gcc",
     "-O1",

@@ -1,0 +1,47 @@
+"""kernels.h as Python reads it: constants, types of weights, structures and functions. Nothing of it is said twice.
+
+The text is read, not the library: a machine without a compiler has all of it. Knows as much C as the header uses.
+"""
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+Structure = Any  # one of STRUCTURES, whose fields are numbers, addresses (integers) and other structures
+_TEXT = re.sub(r"/\*.*?\*/", "", Path(__file__).with_name("kernels.h").read_text(encoding="utf-8"), flags=re.DOTALL)
+_NUMBERS: dict[str, Any] = {
+    **{f"{sign}int{bits}_t": getattr(ctypes, f"c_{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{"float": ctypes.c_float, "double": ctypes.c_double, "void": None},
+}
+CONSTANTS = {  # of its enumerations, which either count from 0 or give every value
+    name: int(value or count)
+    for body in re.findall(r"enum(?: \w+)? {([\w\s,=]+)}", _TEXT)
+    for count, (name, value) in enumerate(re.findall(r"(\w+)(?: = (\d+))?", body))
+}
+LAYOUTS = {  # of each type of weights, by GGUF's name: the numbers of its row
+    name: [int(number) for number in numbers.split(",")]
+    for name, numbers in re.findall(r"ROW\((\w+), ([\d, ]+)\)", _TEXT)
+}
+FUNCTIONS = {  # their results and arguments
+    name: (_NUMBERS[kind], [ctypes.c_void_p if "*" in one else _NUMBERS[one.split()[0]] for one in given if one])
+    for kind, name, arguments in re.findall(r"^(\w+) (\w+)\((?:void|([^)]*))\);", _TEXT, flags=re.MULTILINE)
+    for given in [arguments.split(", ")]
+}
+STRUCTURES: dict[str, type[Structure]] = {}
+
+
+def _field(kind: str, pointer: str, count: str) -> Any:
+    """The type of a field, of an array of `count` where that is not empty."""
+    own = ctypes.c_void_p if "*" in pointer else _NUMBERS.get(kind) or STRUCTURES[kind]
+    return own * int(CONSTANTS.get(count, count)) if count else own
+
+
+for _body, _name in re.findall(r"typedef struct {([^{}]*)} (\w+);", _TEXT):
+    _fields = [
+        (name, _field(kind, pointer, count))
+        for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", _body)
+        for pointer, name, count in re.findall(r"([*\w ]*?)(\w+)(?:\[(\w+)\])?(?:,|$)", names)
+    ]
+    _inner = [name for name, _ in _fields if name == "pass"]  # its fields are the outer structure's, too
+    STRUCTURES[_name] = type(_name, (ctypes.Structure,), {"_anonymous_": _inner, "_fields_": _fields})
