@@ -197,43 +197,30 @@ class _Silent(Drafter):
 
 
 class Clock:
-    """The seconds of rounds by part: `with clock("draft"): …`; what no part counts is "overhead"."""
+    """The seconds of rounds by part."""
 
     def __init__(self, device: torch.device | None) -> None:
-        self._device, self._part, self._runs, self._since = device, "overhead", False, 0.0
+        self._device, self._since = device, 0.0
         self._seconds = dict.fromkeys(PARTS, 0.0)
 
     def start(self) -> Clock:
-        """Begin a round."""
-        self._runs, self._since = True, time.perf_counter()
+        """Begin to count; what was not counted since the last lap is lost."""
+        self._since = time.perf_counter()
         return self
 
-    def stop(self) -> dict[str, float]:
-        """Return the seconds of each part since the last stop. After it only parts are counted, for the next round."""
-        self._lap("overhead")
-        self._runs, seconds = False, self._seconds
-        self._seconds = dict.fromkeys(PARTS, 0.0)
-        return seconds
-
-    def __call__(self, part: str) -> Clock:
-        self._part = part
-        return self
-
-    def __enter__(self) -> None:
-        if self._runs:
-            self._lap("overhead")
-        else:
-            self._since = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        if self._part == "verify":
+    def lap(self, part: str) -> None:
+        """Count the time since the last lap as this part's, with the passes that the device still runs for it."""
+        if part == "verify":
             synchronize(self._device)
-        self._lap(self._part)
-
-    def _lap(self, part: str) -> None:
         now = time.perf_counter()
         self._seconds[part] += now - self._since
         self._since = now
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each part, the time since the last lap as overhead, and count the next round's."""
+        self.lap("overhead")
+        seconds, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+        return seconds
 
 
 PARTS = "draft", "verify", "sample", "observe", "overhead"
@@ -276,14 +263,15 @@ class _Run:
         clock = self.clock.start()
         keys = [(number, len(row)) for number, row in zip(self.ids, self.rows, strict=True)]
         wanted, budget = self._budgets()
-        with clock("draft"):
-            draft = self.propose(self.rows, budget, keys)
-        with clock("verify"):
-            logits = self.session.score(self.rows, draft)
-        with clock("sample"):
-            verdict = self.decide(logits, draft, self.rows, keys)
-        with clock("observe"):
-            self.drafter.observe(self.rows, draft, verdict)
+        clock.lap("overhead")
+        draft = self.propose(self.rows, budget, keys)
+        clock.lap("draft")
+        logits = self.session.score(self.rows, draft)
+        clock.lap("verify")
+        verdict = self.decide(logits, draft, self.rows, keys)
+        clock.lap("sample")
+        self.drafter.observe(self.rows, draft, verdict)
+        clock.lap("observe")
         gains = self._commit(draft, verdict)
         steps = self._steps(keys, draft, verdict, gains, budget, waited)
         self._learn(steps, draft)
@@ -331,16 +319,17 @@ class _Run:
 
     def _learn(self, steps: list[Step], draft: Draft) -> None:
         """Let the controller learn from every round but the first, in which nothing was drafted."""
-        with self.clock("overhead"):
-            if not self.opening:
-                self.controller.observe(steps, draft.promised)
+        clock = self.clock.start()
+        if not self.opening:
+            self.controller.observe(steps, draft.promised)
         self.opening = False
+        clock.lap("overhead")
 
     def _steps(
         self, keys: Keys, draft: Draft, verdict: Verdict, gains: list[_Gain], budget: Budget, waited: float
     ) -> list[Step]:
-        """Stop the clock; return each row's Step, with its share of the time, as the controller learns from it."""
-        seconds = self.clock.stop()
+        """Return each row's Step, with its share of the time, as the controller learns from it."""
+        seconds = self.clock.take()
         drafting = seconds["draft"] if draft.seconds is None else draft.seconds
         share = len(keys)
         calls = (*draft.calls, Call(self.lm.name, 1, seconds["verify"]))

@@ -208,17 +208,22 @@ class Controller:
         """The longest draft allowed now: costs of much wider passes than the measured ones are unknown."""
         return self.gamma_max if self.whole else min(self.gamma_max, max(1, GROWTH * (self.costs.reach - 1)))
 
+    @property
+    def _draft_cost(self) -> float:
+        """The passes that a drafted token costs in the coming round."""
+        return self.costs.waking if self._rounds_since_model > 1 else self.costs.c
+
     def _loss(self, nodes: int) -> float:
         """Return the passes lost if a whole draft is rejected."""
-        c = self.costs.waking if self._rounds_since_model > 1 else self.costs.c
-        return self._tokens_paid_for(nodes) * c + self.costs.v(nodes + 1)[-1] - 1
+        return self._tokens_paid_for(nodes) * self._draft_cost + self.costs.v(nodes + 1)[-1] - 1
 
     def _affordable(self, wanted: int) -> int:
         """Return the most of `wanted` tokens whose loss the account allows."""
         left = self.left + MARGIN
         if self.whole:  # one may cost more than the account holds: it is allowed while the account is positive
             return wanted if left > 0 else 0
-        return next((count for count in range(wanted, 0, -1) if self._loss(count) <= left), 0)
+        c, v = self._draft_cost, self.costs.v(wanted + 1)
+        return next((n for n in range(wanted, 0, -1) if self._tokens_paid_for(n) * c + v[n] - 1 <= left), 0)
 
     def _tokens_paid_for(self, drafted: int) -> int:
         """Return how many of the drafted tokens cost c; a best-first tree costs c once."""
@@ -267,7 +272,7 @@ class Controller:
         self, tokens: int, expected: float, drafted: int, paid: int, draft_s: float, further_s: float, verify_s: float
     ) -> None:
         """Book a round: the cost of plain decoding for the expected tokens, less the cost of the round."""
-        c = self.costs.waking if self._rounds_since_model > 1 else self.costs.c
+        c = self._draft_cost
         width = self.costs.v(drafted + 1)[-1]
         if (plain := self.costs.plain) and not self.costs.timed(drafted + 1):
             width = min(width, verify_s / plain)

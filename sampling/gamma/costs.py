@@ -23,6 +23,7 @@ from sampling.gamma.constants import (
     IDLE,
     MEASURED,
     NEWEST,
+    NODES_MAX,
     OUTLIER,
     RETURN,
     SAMPLES,
@@ -107,6 +108,7 @@ class Costs:
         self._prior = _Curve({1: 1.0, **seeds})
         self._batches: dict[int, Costs] = {1: self}
         self._v: list[float] = []
+        self._tabled: dict[int, float] = {}  # the medians that it was worked out from
         self._usual = 0.0  # T(1), 0: to be worked out again
 
     def of(self, rows: int) -> Costs:
@@ -176,10 +178,10 @@ class Costs:
             samples = self._passes[width] = _Samples(*([expected] if expected else []))
         if usual := samples.median if samples.count >= MEASURED or self._seeds else 0.0:
             self._speed.learn(seconds / usual)
-        before = samples.median
         samples.add(seconds / self._speed.slowness)
         if samples.count == MEASURED:
             self._reach = max(self._reach, width)
+        before = self._tabled.get(width, 0.0)
         if samples.count <= MEASURED or abs(samples.median - before) > STALE * before:
             self._v = []
         self._usual = 0.0
@@ -250,7 +252,8 @@ class Costs:
                 if n > 1 and samples.count >= MEASURED:
                     points[n] = min(float(n), max(1.0, samples.median / plain))
         curve = _Curve(points, self._prior)
-        widest = max(limit, *points)
+        self._tabled = {n: samples.median for n, samples in self._passes.items()}
+        widest = max(limit, NODES_MAX + 1, *points)
         return list(accumulate((curve(n) for n in range(widest, 0, -1)), min))[::-1]
 
 

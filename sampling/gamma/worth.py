@@ -38,7 +38,7 @@ def floors_of(costs: NodeCosts, most: int) -> list[float]:
 def _least_slopes(v: tuple[float, ...]) -> list[float]:
     """Return, by the nodes of a pass, the least mean cost of any number of further nodes; ∞ after the last."""
     return [
-        min(((v[n] - now) / (n - taken) for n in range(taken + 1, len(v))), default=math.inf)
+        min([(v[n] - now) / (n - taken) for n in range(taken + 1, len(v))], default=math.inf)
         for taken, now in enumerate(v)
     ]
 
