@@ -28,6 +28,7 @@ from sampling.sampler import Coupling, DraftSampling, KeyedSampler
 from sampling.types import LM, Drafter, FixedPace, Limits, Sampler, Traits
 from utils.errors import UserError, did_you_mean, shown, whole
 from utils.logits_processors import GreedyProcessor, LogitsProcessor
+from utils.objects import HfModel, HfTokenizer, Json
 
 Ids = Sequence[int] | torch.Tensor
 Stop = int | Iterable[int] | None
@@ -89,7 +90,7 @@ def also_as(order: str, **names: str) -> Callable[[_Call], _Call]:
     return decorate
 
 
-def take_more(function: Callable[..., Any], more: dict[str, Any]) -> bool:
+def take_more(function: Callable[..., Any], more: Json) -> bool:
     """Check the arguments that change nothing or are refused; return whether `debug` is on.
 
     Raises TypeError for an unknown keyword, with the nearest known one; UserError for a value that cannot be honoured.
@@ -147,7 +148,7 @@ def sampler_of(
     return KeyedSampler(processor or GreedyProcessor(), int(seed), coupling=coupling, draft_sampling=draft_sampling)
 
 
-def stop_ids_of(end: Stop, eos: Stop, model: Any, tokenizer: Any = None) -> frozenset[int]:
+def stop_ids_of(end: Stop, eos: Stop, model: HfModel, tokenizer: HfTokenizer = None) -> frozenset[int]:
     """Return the caller's stop ids; else those of the model's generation config and of the tokenizer."""
     given: list[Any] = [stop for stop in (end, eos) if stop is not None]
     if not given:
@@ -168,7 +169,7 @@ def stop_ids_of(end: Stop, eos: Stop, model: Any, tokenizer: Any = None) -> froz
     return frozenset(ids)
 
 
-def drafter_of(model: Any, name: str = "drafter") -> Drafter:
+def drafter_of(model: HfModel, name: str = "drafter") -> Drafter:
     """Return an object with `propose` itself, or a drafter that drafts from a model."""
     if not hasattr(model, "propose"):
         return ModelDrafter(target_of(model, name))
@@ -177,7 +178,7 @@ def drafter_of(model: Any, name: str = "drafter") -> Drafter:
     return cast(Drafter, model)
 
 
-def target_of(model: Any, name: str = "target") -> LM:
+def target_of(model: HfModel, name: str = "target") -> LM:
     """Return the LM of a transformers model or a Network; an LM, such as RecordedLM, itself."""
     if isinstance(model, str):
         raise UserError(f"{name} must be a model, got {shown(model)}: load it (AutoModelForCausalLM.from_pretrained)")
@@ -186,7 +187,7 @@ def target_of(model: Any, name: str = "target") -> LM:
     return model if hasattr(model, "open") else lm_of(model, name)
 
 
-def check_drafters(target: LM, drafters: Sequence[Drafter], tokenizer: Any = None) -> None:
+def check_drafters(target: LM, drafters: Sequence[Drafter], tokenizer: HfTokenizer = None) -> None:
     """Raise UserError for models on different devices, of different kinds, or with different tokenizers by their sizes.
 
     Smaller differences in size are allowed: a draft never has an id that only one of the two knows.
@@ -209,14 +210,14 @@ def check_drafters(target: LM, drafters: Sequence[Drafter], tokenizer: Any = Non
 @also_as(_PLAIN_ORDER, model="target")
 def autoregressive_generate(
     input_ids: Ids,
-    target: Any,
+    target: HfModel | LM,
     *,
     logits_processor: LogitsProcessor | None = None,
     max_gen_len: int = 100,
     end_tokens_id: Stop = None,
     eos_tokens_id: Stop = None,
     pad_token_id: int | None = None,
-    tokenizer: Any = None,
+    tokenizer: HfTokenizer = None,
     seed: Seed = 0,
     **more: Any,
 ) -> list[int]:
@@ -247,9 +248,9 @@ def autoregressive_generate(
 @also_as(_SPEC_ORDER)
 def speculative_generate(
     input_ids: Ids,
-    drafter: Any,
-    target: Any,
-    tokenizer: Any = None,
+    drafter: HfModel | Drafter,
+    target: HfModel | LM,
+    tokenizer: HfTokenizer = None,
     *,
     logits_processor: LogitsProcessor | None = None,
     gamma: int = 4,
@@ -285,8 +286,8 @@ def speculative_generate(
 def ngram_assisted_speculative_generate(
     input_ids: Ids,
     ngram: NgramDrafter | None,
-    target: Any,
-    tokenizer: Any = None,
+    target: HfModel | LM,
+    tokenizer: HfTokenizer = None,
     *,
     logits_processor: LogitsProcessor | None = None,
     gamma: int = 4,
@@ -319,12 +320,12 @@ def ngram_assisted_speculative_generate(
 def cascade_generate(
     input_ids: Ids,
     drafters: Sequence[Any],
-    target: Any,
+    target: HfModel | LM,
     k_matrix: Sequence[Sequence[int]],
     lenience: float = 1.0,
     max_gen_len: int = 200,
     *,
-    tokenizer: Any = None,
+    tokenizer: HfTokenizer = None,
     logits_processor: LogitsProcessor | None = None,
     end_tokens_id: Stop = None,
     eos_tokens_id: Stop = None,
@@ -357,10 +358,10 @@ def cascade_generate(
 
 def _prepared(
     call: Callable[..., Any],
-    more: dict[str, Any],
-    target: Any,
+    more: Json,
+    target: HfModel | LM,
     drafters: Sequence[Drafter],
-    tokenizer: Any,
+    tokenizer: HfTokenizer,
     ends: tuple[Stop, Stop],
 ) -> tuple[LM, frozenset[int], bool]:
     """Return the target as an LM, the ids that end an answer, and whether `debug` is on. Raises as the calls do."""
@@ -409,7 +410,7 @@ def _logged(events: Iterator[Event], debug: bool) -> Iterator[Event]:
 
 
 @also_as(_PLAIN_ORDER, model="target")
-def autoregressive_generate_encoder_decoder(input_ids: Ids, target: Any, **arguments: Any) -> list[int]:
+def autoregressive_generate_encoder_decoder(input_ids: Ids, target: HfModel | LM, **arguments: Any) -> list[int]:
     """Plain decoding with an encoder-decoder model: one pass of the encoder, one of the decoder a token.
 
     `input_ids` are the encoder's, with the end token that its tokenizer adds; `arguments` are those of
@@ -427,7 +428,7 @@ def autoregressive_generate_encoder_decoder(input_ids: Ids, target: Any, **argum
 
 @also_as(_SPEC_ORDER)
 def speculative_generate_encoder_decoder(
-    input_ids: Ids, drafter: Any, target: Any, tokenizer: Any = None, **arguments: Any
+    input_ids: Ids, drafter: HfModel | Drafter, target: HfModel | LM, tokenizer: HfTokenizer = None, **arguments: Any
 ) -> tuple[list[int], float]:
     """Speculative decoding of an encoder-decoder model with a smaller one, each with its own encoder, run once.
 
@@ -444,7 +445,7 @@ def speculative_generate_encoder_decoder(
     return speculative_generate(input_ids, drafter, target, tokenizer, **arguments)
 
 
-def _check(role: str, model: Any) -> None:
+def _check(role: str, model: HfModel) -> None:
     if not is_encoder_decoder(model):
         raise UserError(f"{role} must be an encoder-decoder model, got {type(model).__name__}")
 
@@ -452,7 +453,7 @@ def _check(role: str, model: Any) -> None:
 @also_as("input_ids model max_gen_len num_beams top_k min_length alpha eos_tokens_id pad_token_id debug tokenizer")
 def beam_search_generate(
     input_ids: Ids,
-    model: Any,
+    model: HfModel,
     *,
     num_beams: int = 4,
     top_k: int = 0,
@@ -462,7 +463,7 @@ def beam_search_generate(
     end_tokens_id: Stop = None,
     eos_tokens_id: Stop = None,
     pad_token_id: int | None = None,
-    tokenizer: Any = None,
+    tokenizer: HfTokenizer = None,
     logits_processor: LogitsProcessor | None = None,
     early_stopping: EarlyStopping = False,
     penalty_offset: float = 5.0,

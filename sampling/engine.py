@@ -32,6 +32,7 @@ from utils.catalogue.templates import carries_template, check_template, end_ids,
 from utils.errors import UserError, nearest, shown, whole
 from utils.loading.fit import fingerprint
 from utils.logits_processors import Bias, LogitsProcessor, make_processor
+from utils.objects import HfModel, HfTokenizer, Json
 from utils.tokenizer import first_ids
 
 NEW_TOKENS = 128  # if the config has no length
@@ -114,21 +115,21 @@ def read_config(given: Any) -> EngineConfig:
     return EngineConfig(_processor(values, sampled), **lengths, stop=values.get("eos_token_id"))
 
 
-def _processor(values: dict[str, Any], sampled: bool) -> LogitsProcessor:
+def _processor(values: Json, sampled: bool) -> LogitsProcessor:
     """Return transformers' processor: greedy unless `do_sample`, then by default temperature 1 and top-k 50."""
-    rules: dict[str, Any] = {
+    rules: Json = {
         "repetition_penalty": values.get("repetition_penalty", 1.0),
         "no_repeat_ngram": values.get("no_repeat_ngram_size", 0),
         "logit_bias": _bias(values),
     }
     if not sampled:
         return make_processor(0.0, **rules)
-    numbers: dict[str, Any] = {"temperature": 1.0, "top_k": 50}
+    numbers: Json = {"temperature": 1.0, "top_k": 50}
     names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
     return LogitsProcessor(**numbers | {name: values[name] for name in names if name in values}, **rules)
 
 
-def _bias(values: dict[str, Any]) -> Bias:
+def _bias(values: Json) -> Bias:
     """Return transformers' `sequence_bias`, `bad_words_ids` and `suppress_tokens`. UserError for none of its forms."""
     given = values.get("sequence_bias", {})
     try:
@@ -185,7 +186,9 @@ class Engine:
             `enable_spec_dec`. The paper's is 0, ColossalAI's engine adds the number of drafted tokens.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, max_n_spec_tokens: int = 5, *, template: str = "auto") -> None:
+    def __init__(
+        self, model: HfModel, tokenizer: HfTokenizer, max_n_spec_tokens: int = 5, *, template: str = "auto"
+    ) -> None:
         self.max_n_spec_tokens = whole("max_n_spec_tokens", max_n_spec_tokens, 1, ALLOWED)
         self.model, self.tokenizer, self.template = model, tokenizer, check_template(template)
         self.last = Figures()
@@ -196,7 +199,7 @@ class Engine:
         self.use_spec_dec = False
 
     def enable_spec_dec(
-        self, drafter: Any = None, n_spec_tokens: int | None = None, use_glide_drafter: bool = False
+        self, drafter: HfModel | Drafter = None, n_spec_tokens: int | None = None, use_glide_drafter: bool = False
     ) -> None:
         """Draft with `drafter`: a transformers model, a drafter object, or a GLIDE drafter.
 
@@ -285,7 +288,7 @@ class Engine:
             return prompt_ids(first_ids(self.tokenizer, prompt), f"prompt {number}")
         return prompt_ids(prompt, f"prompt {number}")
 
-    def _glide(self, drafter: Any) -> Drafter:
+    def _glide(self, drafter: HfModel) -> Drafter:
         """Return the drafter of a GLIDE head: of an LM, a student, a module, a folder, or a hub id."""
         if isinstance(drafter, GlideLM):
             return ModelDrafter(drafter)

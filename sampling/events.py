@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
+from utils.objects import Json
 from utils.remote.pieces import ServerFigures
 
 GRAMMAR = "grammar"  # the name of the source after a drafter's own: tokens that a constraint forces
@@ -286,7 +287,7 @@ Event = Prefill | Step | BeamStep | Finished
 KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "beamstep": BeamStep, "finished": Finished}
 
 
-def to_json(event: Event) -> dict[str, Any]:
+def to_json(event: Event) -> Json:
     """Return a plain dict with the record's kind under `event`; tuples become lists in JSON."""
     row = {"event": type(event).__name__.lower(), **asdict(event)}
     if isinstance(event, Step):

@@ -16,6 +16,7 @@ from typing import Any
 from sampling.api import Seed
 from sampling.engine import Engine, Figures, listed, read_config
 from utils.errors import UserError, did_you_mean, shown, whole
+from utils.objects import HfTokenizer, Json
 
 _UNUSED = (
     *("dtype", "kv_cache_dtype", "prefill_ratio", "pad_input", "early_stopping", "glimpse_large_kv", "block_size"),
@@ -83,7 +84,7 @@ class InferenceConfig:
                 f"prompt_template must be llama, vicuna, baichuan or hold {{input_text}}, got {shown(template)}"
             )
         self.prompt_template, self.ignore_eos, self.max_n_spec_tokens = template, ignore_eos, max_n_spec_tokens
-        self.generation: dict[str, Any] = {
+        self.generation: Json = {
             "do_sample": do_sample,
             "top_k": top_k,
             "top_p": top_p,
@@ -120,7 +121,7 @@ class InferenceEngine(Engine):
     def __init__(
         self,
         model_or_path: Any,
-        tokenizer: Any = None,
+        tokenizer: HfTokenizer = None,
         inference_config: InferenceConfig | None = None,
         verbose: bool = False,
         model_policy: Any = None,

@@ -32,6 +32,7 @@ from sampling.rows import common_prefix
 from sampling.types import LM, Draft, Hidden, Rows, Session
 from utils.errors import UserError
 from utils.files import object_in, read_text
+from utils.objects import Json
 
 IdTuple = tuple[int, ...]
 Starts = Sequence[Sequence[Sequence[int]]]
@@ -269,7 +270,7 @@ def _short(key: str) -> str:
 
 def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> RecordedAnswers:
     """Read JSON lines. A damaged last line was being written when the writer stopped: it is left out."""
-    header: dict[str, Any] = {}
+    header: Json = {}
     answers: dict[IdTuple, RecordedAnswer] = {}
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
@@ -295,7 +296,7 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
     return RecordedAnswers(tuple(answers.values()), header)
 
 
-def _answer(file: Path, number: int, entry: dict[str, Any]) -> RecordedAnswer:
+def _answer(file: Path, number: int, entry: Json) -> RecordedAnswer:
     prompt, answer = (checked(file, number, name, entry[name]) for name in ("prompt_ids", "answer_ids"))
     best = entry.get("best_ids", [])
     if not isinstance(best, list):
@@ -303,7 +304,7 @@ def _answer(file: Path, number: int, entry: dict[str, Any]) -> RecordedAnswer:
     return RecordedAnswer(prompt, answer, tuple(checked(file, number, "an entry of best_ids", ids) for ids in best))
 
 
-def _header(file: Path, number: int, entry: dict[str, Any]) -> dict[str, Any]:
+def _header(file: Path, number: int, entry: Json) -> Json:
     """Return the header's line; the fields that readers use are checked."""
     for name, least in (("vocab_size", 1), ("end_id", 0), ("start_id", 0), ("context", 1)):
         value = entry.get(name)

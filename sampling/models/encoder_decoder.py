@@ -21,11 +21,12 @@ from sampling.models.probe import Exact, probe
 from sampling.types import LM, Hidden, KVCache, Rows, Session
 from utils.errors import UserError
 from utils.loading.loaded import context_of
+from utils.objects import HfModel
 
 PLACEABLE = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")  # one relative bias, shared by all layers
 
 
-def is_encoder_decoder(model: Any) -> bool:
+def is_encoder_decoder(model: HfModel) -> bool:
     """Whether a transformers model reads its prompt with an encoder."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
@@ -36,7 +37,7 @@ class EncDecNetwork(ModelNetwork):
     Ragged rows and trees need positions that differ from the cache's slots; T5 and mT5 can be given them.
     """
 
-    def __init__(self, model: Any, exact: Exact | None = None) -> None:
+    def __init__(self, model: HfModel, exact: Exact | None = None) -> None:
         config, decoder = model.config, model.config.get_text_config(decoder=True)
         super().__init__(model, config)
         self.context = context_of(decoder)
@@ -114,7 +115,7 @@ class EncDecNetwork(ModelNetwork):
         return mask + cast(Tensor, right - by_slot).to(mask).masked_fill(mask < 0, 0.0)
 
 
-def lm_of(model: Any, name: str = "target", vocab_size: int | None = None) -> CausalLM:
+def lm_of(model: HfModel, name: str = "target", vocab_size: int | None = None) -> CausalLM:
     """The LM for a transformers model of either kind (or for a :class:`sampling.types.Network`)."""
     return (EncDecLM if is_encoder_decoder(model) else CausalLM)(model, name, vocab_size)
 
@@ -148,7 +149,7 @@ class EncDecLM(CausalLM):
 
     encodes = True
 
-    def __init__(self, model: Any, name: str = "target", vocab_size: int | None = None) -> None:
+    def __init__(self, model: HfModel, name: str = "target", vocab_size: int | None = None) -> None:
         if not is_encoder_decoder(model):
             raise UserError(f"{name} must be an encoder-decoder model, got {type(model).__name__}")
         super().__init__(EncDecNetwork(model), name, vocab_size)
@@ -212,7 +213,7 @@ class EncDecSession(CausalSession):
     kv, hidden = Session.kv, Session.hidden
 
 
-def decoder_start_id(model: Any) -> int:
+def decoder_start_id(model: HfModel) -> int:
     """The token that the decoder starts from."""
     for config in (getattr(model, "generation_config", None), model.config):
         if (start := getattr(config, "decoder_start_token_id", None)) is not None:

@@ -43,12 +43,13 @@ from utils.kernels.bindings import (
 )
 from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from utils.loading.packed_gguf import PackedModel
+from utils.objects import HfModel, Json
 
 BLOCK = 16  # slots whose keys lie side by side
 STEP_OF_SCORES = 128  # slots by which the memory for scores grows
 
 
-def linears(layer: Any) -> dict[str, Any]:
+def linears(layer: Any) -> Json:
     """A decoder layer's linear maps by their fields in the pass; {} for a layer that lacks one."""
     attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
     maps = {name: getattr(attention, f"{name}_proj", None) for name in "qkvo"}
@@ -251,7 +252,7 @@ NO_MOVES = array("q")
 CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says otherwise
 
 
-def supports(model: Any) -> bool:
+def supports(model: HfModel) -> bool:
     """Whether `FusedNetwork` computes `model`: its facts are known and every product has packed weights."""
     trunk: Any = getattr(model, "model", None)
     ours = isinstance(model, PackedModel) or type(model).__module__.startswith("transformers.")
@@ -371,7 +372,7 @@ class FusedNetwork:
     dtype = torch.float32
     _keeps_layers = False  # whether a pass has kept states between layers
 
-    def __init__(self, model: Any, cache_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: HfModel, cache_dtype: torch.dtype | None = None) -> None:
         if not supports(model):
             raise ValueError(f"{type(model).__name__} has no compiled pass: its weights or its shape do not fit")
         config, trunk, head = model.config.get_text_config(decoder=True), model.model, model.lm_head

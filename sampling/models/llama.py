@@ -26,6 +26,7 @@ from sampling.types import Hidden, KVCache, states_of
 from sampling.vocabulary import single_thread_if_small
 from utils.families import is_fixed
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
+from utils.objects import HfConfig
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
@@ -36,7 +37,7 @@ def supports(model: object) -> bool:
     True for the families above on one device, with SiLU, full attention in every layer and
     rotary frequencies that do not depend on the length.
     """
-    config: Any = getattr(model, "config", None)
+    config: HfConfig = getattr(model, "config", None)
     if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return False
     windowed = type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
@@ -66,7 +67,7 @@ class LlamaNetwork:
         if not supports(model):
             raise ValueError(f"{type(model).__name__} is not of the Llama kind that this network computes")
         trunk: Any = model.model
-        config: Any = model.config
+        config: HfConfig = model.config
         self._embed = cast(nn.Embedding, trunk.embed_tokens)
         table = self._embed.weight
         self.device, self.dtype = table.device, table.dtype

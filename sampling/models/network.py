@@ -22,6 +22,7 @@ from utils.device_map import main_device
 from utils.errors import UserError
 from utils.families import is_fixed
 from utils.loading.loaded import context_of
+from utils.objects import HfConfig, HfModel, Json
 
 _MASKABLE = {"sdpa", "eager"}
 
@@ -32,7 +33,7 @@ class LengthTables:
     :meth:`set` gives the module its table for one pass and restores it afterwards.
     """
 
-    def __init__(self, model: Any, config: Any) -> None:
+    def __init__(self, model: HfModel, config: HfConfig) -> None:
         rope = config.rope_parameters
         self.dynamic = rope["rope_type"] == "dynamic"
         self.limit = int(config.max_position_embeddings if self.dynamic else rope["original_max_position_embeddings"])
@@ -79,7 +80,7 @@ class LengthTables:
         return frequency.to(part.inv_freq.dtype), scaling
 
 
-def length_tables(model: Any, config: Any) -> LengthTables | None:
+def length_tables(model: HfModel, config: HfConfig) -> LengthTables | None:
     """The tables of a model that has several; None for others. UserError if its kinds of layer have different ones."""
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(inner, Mapping) and not is_fixed(inner) for inner in rope.values()):
@@ -96,7 +97,7 @@ class ModelNetwork:
     reduced_ids = ragged = None
     exact: Exact  # the kinds of pass that are known to be right
 
-    def __init__(self, model: Any, config: Any) -> None:
+    def __init__(self, model: HfModel, config: HfConfig) -> None:
         self.model, self.config = model, config
         head = model.get_output_embeddings()
         size = getattr(head, "out_features", None)  # a packed head would unpack its weight to show its shape
@@ -142,7 +143,7 @@ class TransformersNetwork(ModelNetwork):
         UserError: the architecture has a state that transformers' caches do not hold, or is wrong with a cache.
     """
 
-    def __init__(self, model: Any, exact: Exact | None = None) -> None:
+    def __init__(self, model: HfModel, exact: Exact | None = None) -> None:
         name, config = type(model).__name__, model.config.get_text_config(decoder=True)
         if model.config.is_encoder_decoder:
             raise UserError(f"{name} is an encoder-decoder model: sampling.models.encoder_decoder decodes with it")
@@ -173,7 +174,7 @@ class TransformersNetwork(ModelNetwork):
     ) -> tuple[Tensor, Tensor | None]:
         """See :class:`sampling.types.Network`."""
         assert isinstance(cache, SlotCache)
-        extra: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
+        extra: Json = {"logits_to_keep": keep} if self._keeps else {}
         if self._positions:
             extra["position_ids"] = positions
         if len(ids) > 1 and not self.exact.batches:
@@ -188,7 +189,7 @@ class TransformersNetwork(ModelNetwork):
             out = self._run(ids, cache, extra | {"output_hidden_states": bool(wanted)})
         return out.logits[:, -keep:], joined([out.hidden_states[state] for state in wanted]) if wanted else None
 
-    def _run(self, ids: Tensor, cache: SlotCache, more: dict[str, Any]) -> Any:
+    def _run(self, ids: Tensor, cache: SlotCache, more: Json) -> Any:
         return self.model(input_ids=ids, use_cache=True, **{self._cache_name: as_transformers_cache(cache)}, **more)
 
     def _check_mask(self, mask: Tensor) -> None:
@@ -199,7 +200,7 @@ class TransformersNetwork(ModelNetwork):
             raise UserError(f"{name}: ragged rows beyond its window of {slots} tokens are not supported")
 
 
-def network_of(model: Any) -> Network:
+def network_of(model: HfModel) -> Network:
     """The fastest Network for `model`: itself if it is one, else a hand-written pass where one fits."""
     if hasattr(model, "new_cache"):
         return cast(Network, model)

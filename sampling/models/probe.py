@@ -20,6 +20,7 @@ from sampling.models.cache import CrossCache, additive, places
 from sampling.types import DraftTree, Network, Rows
 from utils.errors import UserError
 from utils.loading.loaded import CONTEXTS, context_of
+from utils.objects import HfConfig, HfModel, Json
 
 _CLOSE = 1e-3  # of the largest logit: rounding differs by 1e-5, a missing or an extra token by 0.1
 _PIECES = (5, 6, 14, 15, 21)  # ends of the passes over a text, some beyond the twin's windows
@@ -31,7 +32,7 @@ _PATHS = [[], [0], [0, 1], [0, 2], [3]]  # the nodes on the way to the row's end
 _NODES = [[24, 31, 47, 52], [66, 39, 21, 58]]
 
 
-def takes(model: Any, argument: str) -> bool:
+def takes(model: HfModel, argument: str) -> bool:
     """Whether the model's pass has a parameter of this name."""
     return argument in inspect.signature(model.forward).parameters
 
@@ -49,7 +50,7 @@ class Exact:
 _known: dict[str, Exact | str] = {}
 
 
-def probe(model: Any, build: Callable[[Any, Exact], Network]) -> Exact:
+def probe(model: HfModel, build: Callable[[Any, Exact], Network]) -> Exact:
     """The kinds of pass in which a `build` network of `model` gives the right logits. UserError if there is none."""
     reason = ""
     for narrow in (True, False):
@@ -68,7 +69,7 @@ def probe(model: Any, build: Callable[[Any, Exact], Network]) -> Exact:
     raise UserError(f"{type(model).__name__} is not supported: {reason}")
 
 
-def _tried(model: Any, small: Any, build: Callable[[Any, Exact], Network]) -> Exact | str:
+def _tried(model: HfModel, small: HfModel, build: Callable[[Any, Exact], Network]) -> Exact | str:
     """The kinds of pass that are right for the twin, and so for `model`; or why it cannot be used."""
     reason = ""
     from sampling.models.recurrent import recurrent_layers
@@ -88,7 +89,7 @@ def _tried(model: Any, small: Any, build: Callable[[Any, Exact], Network]) -> Ex
     return reason
 
 
-def _with_limits(model: Any, small: Any, build: Callable[[Any, Exact], Network], exact: Exact) -> Exact:
+def _with_limits(model: HfModel, small: HfModel, build: Callable[[Any, Exact], Network], exact: Exact) -> Exact:
     """`exact` with the limit within which masks hold."""
 
     def holds(start: int) -> bool:
@@ -104,7 +105,7 @@ def _with_limits(model: Any, small: Any, build: Callable[[Any, Exact], Network],
 
 
 @torch.inference_mode()
-def _uncached(model: Any, texts: Rows, sources: list[int]) -> Tensor:
+def _uncached(model: HfModel, texts: Rows, sources: list[int]) -> Tensor:
     """[B, T, V] logits of a pass without a cache over each text; `sources`: the numbers of the encoder's prompts."""
     if not model.config.is_encoder_decoder:
         ids = torch.tensor(texts)
@@ -123,7 +124,7 @@ def _near(logits: Tensor, right: Tensor) -> bool:
 
 
 @torch.inference_mode()
-def _in_pieces(model: Any, network: Network, rows: Rows) -> bool:
+def _in_pieces(model: HfModel, network: Network, rows: Rows) -> bool:
     """Whether passes over pieces, each with a rejected draft after it, give the logits of single passes. A recurrent
     model's draft is half accepted, so that a part of it is read again."""
     cache, start, numbers = _cache(network, len(rows)), 0, list(range(len(rows)))
@@ -142,7 +143,7 @@ def _in_pieces(model: Any, network: Network, rows: Rows) -> bool:
 
 
 @torch.inference_mode()
-def _with_masks(model: Any, network: Network, start: int) -> bool:
+def _with_masks(model: HfModel, network: Network, start: int) -> bool:
     """Whether two rows, fed 1 and 3 tokens from `start`, and trees after them get the right logits."""
     cache, count = _cache(network, 2), len(_PARENTS)
     trees = [DraftTree.of(nodes, _PARENTS) for nodes in _NODES]
@@ -204,7 +205,7 @@ _FROM_ABOVE = ("num_kv_shared_layers",)
 _NOT_SIZES = ("label2id", "id2label", "quantization_config")
 
 
-def twin(model: Any, config: Any) -> Any:
+def twin(model: HfModel, config: HfConfig) -> Any:
     """A small model of the class of `model` and of a :func:`small` configuration: random float32 weights, on the CPU.
 
     Raises whatever transformers raises for a configuration that it does not take.
@@ -224,7 +225,7 @@ def twin(model: Any, config: Any) -> Any:
     return small_model
 
 
-def small(config: Any, narrow: bool = True) -> Any:
+def small(config: HfConfig, narrow: bool = True) -> Any:
     """`config` with few layers, a small vocabulary and short windows; if `narrow` also with few heads.
 
     Raises whatever transformers raises for a configuration that it does not take.
@@ -235,7 +236,7 @@ def small(config: Any, narrow: bool = True) -> Any:
     return type(config).from_dict(sizes)
 
 
-def windows(config: Any) -> list[int]:
+def windows(config: HfConfig) -> list[int]:
     """The lengths of windows in tokens, within its context, in which a model of `config` looks back."""
     text = config.get_text_config(decoder=True)
     sizes = {size for name, size in text.to_dict().items() if _WINDOWS.fullmatch(name) and _counts(size)}
@@ -246,7 +247,7 @@ def _counts(size: Any) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size > 0
 
 
-def _small(sizes: dict[str, Any], short: list[int], narrow: bool) -> dict[str, Any]:
+def _small(sizes: Json, short: list[int], narrow: bool) -> Json:
     changed = {**sizes, **(_few_heads(sizes) if narrow else {})}
     for name, size in sizes.items():
         if isinstance(size, dict) and name not in _NOT_SIZES:
@@ -278,7 +279,7 @@ def _small_ids(ids: Any) -> Any:
     return min(ids, VOCABULARY - 1) if isinstance(ids, int) else ids
 
 
-def _few_heads(sizes: dict[str, Any]) -> dict[str, Any]:
+def _few_heads(sizes: Json) -> Json:
     """Heads and widths divided by the same number, so that the size of a head stays."""
     heads = {name: size for name, size in sizes.items() if _HEADS.fullmatch(name) and _counts(size) and size > 1}
     if not heads:
@@ -295,7 +296,7 @@ def _few_heads(sizes: dict[str, Any]) -> dict[str, Any]:
     return fewer | groups
 
 
-def _few_layers(sizes: dict[str, Any]) -> dict[str, Any]:
+def _few_layers(sizes: Json) -> Json:
     """A layer of each kind, at least two; keys about single layers are reduced to these."""
     counts = {name: size for name, size in sizes.items() if _LAYERS.fullmatch(name) and _counts(size)}
     if kinds := sizes.get("attention_types"):  # GPT-Neo's
@@ -324,7 +325,7 @@ def _few_layers(sizes: dict[str, Any]) -> dict[str, Any]:
         kind = [[each[layer] for each in listed.values()], [layer in each for each in indices.values()], beyond]
         layers.setdefault(repr([*kind, single.get(layer)]), layer)
     kept = sorted(layers.values()) if len(layers) > 1 else list(range(min(total, 2)))
-    changed: dict[str, Any] = {name: min(size, len(kept)) for name, size in counts.items()}
+    changed: Json = {name: min(size, len(kept)) for name, size in counts.items()}
     changed |= {name: [each[layer] for layer in kept] for name, each in listed.items()}
     changed |= {name: [kept.index(layer) for layer in each if layer in kept] for name, each in indices.items()}
     for name, count in bounds.items():

@@ -28,12 +28,13 @@ from transformers.cache_utils import (
 )
 
 from sampling.models.cache import SlotCache, slot_layer
+from utils.objects import HfConfig, HfModel
 
 EVERY = 256  # tokens between two lasting states
 KEPT = 8  # the most states kept
 
 
-def recurrent_layers(config: Any) -> list[int]:
+def recurrent_layers(config: HfConfig) -> list[int]:
     """The layers that keep a state, by transformers' own cache for this configuration."""
     layers = DynamicCache(config=config).layers
     return [index for index, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]
@@ -82,7 +83,7 @@ class RecurrentCache(SlotCache):
     `crop` cuts the slots at once; `resume` takes the states back before the next pass.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: HfConfig) -> None:
         self._template = DynamicCache(config=config).layers
         super().__init__(len(self._template))
         self._cut, self._read = 0, 0  # tokens in the slots, and in the states
@@ -236,7 +237,7 @@ def _hold_time_steps(module: Any) -> None:
 
 
 @torch.no_grad()
-def keep_states(model: Any, cache: RecurrentCache, run: Callable[[], Any]) -> None:
+def keep_states(model: HfModel, cache: RecurrentCache, run: Callable[[], Any]) -> None:
     """Make the recurrent layers of `model` read in steps. `run` is a pass into `cache`, which shows which they are."""
     if getattr(model, "_reads_in_steps", False):
         return

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sampling.types import LM, Draft, Hidden, Rows, Session
 from utils.errors import UsageError, UserError
+from utils.objects import HfTokenizer
 from utils.remote.server import Server
 
 _LEAST = 1e-9  # probability that is left for all ids which the server does not name, at least
@@ -100,7 +101,7 @@ class RemoteSession(Session):
 # -- how each program scores a draft ------------------------------------------------------------------------
 
 
-def scorer_of(server: Server, tokenizer: Any, end_id: int) -> Score:
+def scorer_of(server: Server, tokenizer: HfTokenizer, end_id: int) -> Score:
     """Return the function that scores drafts in this server; UsageError for one that gives no log-probabilities of a
     prompt's tokens."""
     makers: Mapping[str, Callable[[], Score]] = {
@@ -166,7 +167,7 @@ class EchoScorer:
     both).
     """
 
-    def __init__(self, server: Server, tokenizer: Any, end_id: int) -> None:
+    def __init__(self, server: Server, tokenizer: HfTokenizer, end_id: int) -> None:
         self._server, self._tokenizer, self._end_id = server, tokenizer, end_id
         self._begin_id: int | None = getattr(tokenizer, "bos_token_id", None)
         self._adds_begin = False  # the server puts that token before a text

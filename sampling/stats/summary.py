@@ -12,6 +12,7 @@ from typing import Any
 
 from sampling.events import Reason
 from sampling.stats.theory import expected_speedup
+from utils.objects import Json
 from utils.remote.pieces import ServerFigures
 
 TARGET = "target"  # what calls name the outermost target
@@ -122,13 +123,13 @@ class Stats:
         """The top-2 gap at emitted token `position` (from 0), None where it is not known."""
         return self.top2_gaps[position] if 0 <= position < len(self.top2_gaps) else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The figures under the names of `run --json`, in their order; times in milliseconds.
 
         `reviews` is there only if something was reviewed, `openings` only where an answer (of another program) opens
         with several tokens, `beams` only of a beam search, `pieces` and `report` only of a server.
         """
-        figures: dict[str, Any] = {
+        figures: Json = {
             "stop_reason": self.stop_reason,
             "prompt_n": self.prompt_n,
             "prompt_ms": round(self.prompt_ms, 3),
@@ -166,7 +167,7 @@ def _added(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
 
 
-def _by_model(parts: Sequence[Mapping[str, Any]], add: Callable[[list[Any]], Any] = sum) -> dict[str, Any]:
+def _by_model(parts: Sequence[Mapping[str, Any]], add: Callable[[list[Any]], Any] = sum) -> Json:
     models = dict.fromkeys(model for part in parts for model in part)
     return {model: add([part[model] for part in parts if model in part]) for model in models}
 

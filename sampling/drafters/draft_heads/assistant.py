@@ -9,7 +9,7 @@ last token's. So it keeps nothing between rounds and reads no prompt. Knows no d
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,9 +19,10 @@ from sampling.models.network import TransformersNetwork
 from sampling.types import LM, Draft, Hidden, Rows, Session
 from utils.errors import UserError
 from utils.loading.loaded import context_of
+from utils.objects import HfModel
 
 
-def is_assistant(model: Any) -> bool:
+def is_assistant(model: HfModel) -> bool:
     """Whether a loaded model drafts from its target's keys and values."""
     return str(getattr(getattr(model, "config", None), "model_type", "")).endswith("_assistant")
 
@@ -89,7 +90,7 @@ class AssistantLM(LM):
     encodes, reads_kv, reviews, block = False, True, False, 0
     reads_hidden: Hidden = (-1,)
 
-    def __init__(self, model: Any, target: CausalLM, name: str = "drafter") -> None:
+    def __init__(self, model: HfModel, target: CausalLM, name: str = "drafter") -> None:
         network, own = target.network, model.config
         if not isinstance(network, TransformersNetwork):
             raise UserError(f"{name} reads keys and values of a Gemma 4 target, which this one is not")

@@ -48,6 +48,7 @@ from utils.kernels.quantized_linear import (
     rounded_rows,
 )
 from utils.loading.sources import check_weights, weight_files
+from utils.objects import HfModel, Json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 IDS = "lm_head.ids"  # of the reduced vocabulary
@@ -58,7 +59,7 @@ _LAYER = "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # only GLIDE heads have it
 
 
-def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None) -> int:
+def save_student(folder: str | Path, student: DraftHead, about: Json | None = None) -> int:
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 
     `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures …; with `bits` 4 the matrices are
@@ -116,7 +117,7 @@ def load_student(
     if target is None:
         raise UserError(f"the drafter {place} is for a target: it cannot be used without it")
     check_verifier(stored, name, place)
-    large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
+    large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     try:
         if kind in ("eagle", "peagle"):
             stored, tensors = translated(stored, tensors, large, place)
@@ -141,7 +142,7 @@ def head_of(module: nn.Module, target: nn.Module) -> DraftHead:
     return _fitted(_completed(stored, tensors, target, place), tensors, place, target)
 
 
-def _fitted(stored: dict[str, Any], tensors: dict[str, Tensor], place: Path, target: nn.Module | None) -> DraftHead:
+def _fitted(stored: Json, tensors: dict[str, Tensor], place: Path, target: nn.Module | None) -> DraftHead:
     """Build a head of our own format or a GLIDE head. UserError if it cannot draft for `target`."""
     config = _config(stored, place)
     if target is not None:
@@ -190,9 +191,7 @@ class _Uninitialised(TorchFunctionMode):
         return func(*args, **named)
 
 
-def _completed(
-    stored: dict[str, Any], tensors: dict[str, Tensor], target: nn.Module | None, place: Path
-) -> dict[str, Any]:
+def _completed(stored: Json, tensors: dict[str, Tensor], target: nn.Module | None, place: Path) -> Json:
     """Return a published configuration with missing sizes taken from the weights, and heads from the target."""
     config = {name: value for name, value in stored.items() if value is not None}
     sizes = {
@@ -210,7 +209,7 @@ def _completed(
         return config
     if target is None:
         raise UserError(f"the drafter {place}: {CONFIG} has no sizes of its target (large_…): load it with its target")
-    large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
+    large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = config.setdefault("large_head_dim", head_size(large))
     config.setdefault("large_hidden_size", large.hidden_size)
     if query.shape[0] % size:
@@ -219,12 +218,12 @@ def _completed(
     return config
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+def read_config(folder: str | Path) -> Json:
     """Read the configuration of a draft head's folder. UserError if there is none."""
     return read_object(Path(folder) / CONFIG)
 
 
-def _check_complete(stored: dict[str, Any], ours: bool, place: Path) -> None:
+def _check_complete(stored: Json, ours: bool, place: Path) -> None:
     """Raise UserError if the configuration lacks a value for which a default would describe another head."""
     if ours:
         missing = [field.name for field in fields(DraftHeadConfig) if field.name not in {*stored, *_LATER}]
@@ -236,7 +235,7 @@ def _check_complete(stored: dict[str, Any], ours: bool, place: Path) -> None:
         raise UserError(f"the drafter's {place / CONFIG} is incomplete: it does not say {', '.join(missing[:3])}")
 
 
-def _config(stored: dict[str, Any], place: Path) -> DraftHeadConfig:
+def _config(stored: Json, place: Path) -> DraftHeadConfig:
     """Return the configuration of our own keys, or of a Llama configuration as published GLIDE checkpoints have it."""
     config_type = BlockConfig if stored.get("kind") in BLOCK_KINDS else DraftHeadConfig
     known = {field.name for field in fields(config_type)}
@@ -288,7 +287,7 @@ def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) 
     """Raise UserError, with both numbers, if a draft head of this shape cannot draft for `target`."""
     if config.kind == "glide" and (getattr(target, "tp_size", None) or 1) > 1:
         raise UserError("drafter glide reads all keys and values of its target: it goes with one process")
-    large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
+    large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = head_size(large)
     compared = [
         ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, HEAD_KINDS),
@@ -311,7 +310,7 @@ def target_rotary(target: nn.Module | None) -> nn.Module | None:
     return cast("nn.Module | None", getattr(getattr(target, "model", None), "rotary_emb", None))
 
 
-def _tensors(place: Path, stored: dict[str, Any]) -> dict[str, Tensor]:
+def _tensors(place: Path, stored: Json) -> dict[str, Tensor]:
     """Read all tensors of the folder, from one file or from shards. UserError if they are damaged or no floats."""
     if "quantization_config" in stored:
         raise UserError(f"the drafter {place} is quantized by another program, which is not read")
@@ -352,7 +351,7 @@ def _widened(name: str, value: Tensor) -> tuple[str, Tensor]:
 
 def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | None, place: Path) -> dict[str, Tensor]:
     """Return the target's tensors that the draft head uses as its own."""
-    model: Any = target
+    model: HfModel = target
     tensors: dict[str, Tensor] = {}
     if model is None and (config.shared_embedding or config.shared_head):
         raise UserError(f"the drafter {place} shares its target's embedding: it cannot be used without it")

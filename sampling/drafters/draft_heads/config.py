@@ -1,10 +1,10 @@
 """The shape of a draft head, and the facts of its target that it depends on. Knows no modules, no torch."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UserError
+from utils.objects import Json
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DraftHeadConfig:
     fc_norm: bool = False  # … each by itself
     norm_before_residual: bool = False  # the first layer's residual is the normed state
     norm_output: bool = False  # the normed state stands in for the target's
-    rope: dict[str, Any] = field(default_factory=dict)  # rotary parameters beyond the base, as transformers has them
+    rope: Json = field(default_factory=dict)  # rotary parameters beyond the base, as transformers has them
 
     def __post_init__(self) -> None:
         if self.kind not in HEAD_KINDS:

@@ -28,6 +28,7 @@ from utils.errors import UserError
 from utils.files import read_object
 from utils.kernels.quantized_linear import pack, quantize
 from utils.loading.accounting import check_tensors
+from utils.objects import HfModel, Json
 
 _SHARED = ("embed_tokens.weight", "shared_head.head.weight")
 _EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # a tensor of all → those of each
@@ -39,7 +40,7 @@ class MtpLayer(nn.Module):
     `sparse`: its feed-forward part is a mixture.
     """
 
-    def __init__(self, model: Any, sparse: bool) -> None:
+    def __init__(self, model: HfModel, sparse: bool) -> None:
         super().__init__()
         trunk = model.get_decoder()
         config, norm = copy.deepcopy(trunk.config), type(trunk.norm)
@@ -97,12 +98,12 @@ def naming(names: Collection[str], layers: int) -> Naming | None:
     return next(known, None)
 
 
-def load_layer(model: Any, folder: Path, device: torch.device, dtype: torch.dtype) -> MtpLayer:
+def load_layer(model: HfModel, folder: Path, device: torch.device, dtype: torch.dtype) -> MtpLayer:
     """The multi-token prediction layer that lies in `folder` beside the weights of `model`.
 
     UserError if there is none, or in one line for tensors that are missing, too many or of another shape.
     """
-    stored: dict[str, Any] = {}
+    stored: Json = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             stored |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # no mapping

@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.objects import HfConfig, HfModel, Json
 
 _OTHERS = ("d2t", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # no parameters of the head
 _ROPE = ("default", "linear", "yarn", "llama3")  # functions of the position; others depend on length or on images
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-Config = dict[str, Any]
+Config = Json
 
 
 def translated(
-    stored: Config, tensors: dict[str, Tensor], large: Any, folder: Path
+    stored: Config, tensors: dict[str, Tensor], large: HfModel, folder: Path
 ) -> tuple[Config, dict[str, Tensor]]:
     """Return the configuration in our keys and the tensors by our names, with `ids` if the vocabulary is reduced.
 
@@ -72,7 +73,7 @@ def shape(
     stored: Config,
     own: dict[str, Tensor],
     tensors: dict[str, Tensor],
-    large: Any,
+    large: HfModel,
     folder: Path,
     reads: tuple[int, ...],
     beside: int = 0,
@@ -311,7 +312,7 @@ _SAME = (
 )
 
 
-def _context(config: Any) -> int:
+def _context(config: HfConfig) -> int:
     value = (config if isinstance(config, dict) else vars(config)).get("max_position_embeddings")
     return value if isinstance(value, int) else 1
 
@@ -359,7 +360,7 @@ _BIASES_OF_IDS = ("model.markov_head.markov_w2.weight", "model.embed_proj.2.weig
 
 
 def translated_block(
-    kind: str, stored: Config, tensors: dict[str, Tensor], large: Any, folder: Path
+    kind: str, stored: Config, tensors: dict[str, Tensor], large: HfModel, folder: Path
 ) -> tuple[Config, dict[str, Tensor]]:
     """Translate a head of this kind as :func:`translated` does."""
     inner, nested = stored.get("transformer_layer_config") or stored, stored.get("dflash_config")

@@ -26,6 +26,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.files import write_bytes
 from utils.kernels.bindings import TableLevel
+from utils.objects import Json
 
 _PRIME = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
@@ -77,7 +78,7 @@ class StaticTables:
     `header` is the file's: source, counts, date, tokenizer.
     """
 
-    def __init__(self, header: dict[str, Any], levels: Sequence[TableArrays]) -> None:
+    def __init__(self, header: Json, levels: Sequence[TableArrays]) -> None:
         self.header, self.end = header, 1 << 62
         self.max_n = max((level.size for level in levels), default=0)
         sizes = {level.size: level for level in levels}
@@ -153,7 +154,7 @@ class StaticTables:
         return StaticTables(header, levels)
 
 
-def _parsed(file: Path, data: bytes) -> tuple[dict[str, Any], list[TableArrays]]:
+def _parsed(file: Path, data: bytes) -> tuple[Json, list[TableArrays]]:
     """Return the header and arrays of a whole, undamaged file."""
     length = int.from_bytes(data[len(MAGIC) : _HEAD], "little")
     try:
@@ -174,7 +175,7 @@ def _parsed(file: Path, data: bytes) -> tuple[dict[str, Any], list[TableArrays]]
         raise UserError(f"the n-gram tables {file} are damaged: the header does not describe the data") from error
 
 
-def _level(data: bytes, start: int, described: dict[str, Any]) -> TableArrays:
+def _level(data: bytes, start: int, described: Json) -> TableArrays:
     size, count, offsets = int(described["size"]), int(described["entries"]), described["offsets"]
     if not 1 <= size <= MOST:
         raise ValueError(size)
@@ -190,7 +191,7 @@ def _aligned(offset: int) -> int:
     return -(-offset // _ALIGN) * _ALIGN
 
 
-def write_tables(path: str | Path, levels: Sequence[TableArrays], about: dict[str, Any]) -> int:
+def write_tables(path: str | Path, levels: Sequence[TableArrays], about: Json) -> int:
     """Write a file and return its size in bytes. `about` joins the header: `vocab_size`, `tokenizer`, `source` …
 
     The file appears whole or not at all.

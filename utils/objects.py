@@ -1,0 +1,13 @@
+"""Names for values that have no type of their own: what transformers loads, whose attributes depend on the
+architecture, and what a JSON file holds. Knows no library."""
+
+from typing import Any
+
+HfModel = Any
+"""A transformers model."""
+HfConfig = Any
+"""A model's configuration, or the part of it that describes the text model."""
+HfTokenizer = Any
+"""A transformers tokenizer."""
+Json = dict[str, Any]
+"""A JSON object."""
