@@ -18,7 +18,7 @@ from sampling.drafters import registry
 from sampling.drafters.draft_heads.assistant import AssistantLM, is_assistant
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.sessions import PardLM, mask_of
+from sampling.drafters.draft_heads.pard import pard_lm
 from sampling.drafters.draft_model import of_lm
 from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest, row_of
 from sampling.drafters.tables.suffix import SuffixIndex
@@ -34,6 +34,7 @@ from utils.catalogue.specs import Matrix, ModelSpec, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.kernels.quantized_linear import QuantizedEmbedding, unpacked_copy
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
+from utils.loading.sources import head_folder
 
 if TYPE_CHECKING:
     from utils.loading.loaded import LoadedModel, LoadedPair
@@ -61,7 +62,7 @@ class PairDrafters:
         except UserError as error:
             why, file, folder = str(error), loaded.spec.drafter, loaded.draft_head
             if isinstance(file, ModelSpec) and file.gguf and folder is not None:
-                why = why.replace(str(folder), file.source).replace(folder.name, file.name)
+                why = why.replace(folder.name, file.name)
             raise UnusableDrafterError(why) from error
 
     def _prepare(self, kind: str) -> None:
@@ -192,15 +193,22 @@ class PairDrafters:
         folder = self._loaded.draft_head
         if head_kind_of(self._loaded.drafter_kind) == kind and folder is not None and folder.is_dir():
             return folder
-        return self._loaded.spec.head_folder(kind)
+        return head_folder(self._loaded.spec.head_folder(kind))
 
     # -- inside -------------------------------------------------------------------------------
 
     def _load(self, kind: str) -> DraftHead:
         loaded, folder = self._loaded, self.folder(kind)
-        head = load_student(folder, loaded.target.model, self.mark, loaded.spec.target.id)
-        if head.config.kind != kind:
-            raise UserError(f"the drafter {folder} is a {head.config.kind} drafter, not a {kind} one")
+        try:
+            head = load_student(folder, loaded.target.model, self.mark, loaded.spec.target.id)
+            if head.config.kind != kind:
+                raise UserError(f"the drafter {folder} is a {head.config.kind} drafter, not a {kind} one")
+        except UserError as error:
+            drafter = loaded.spec.drafter
+            place = loaded.spec.students.get(kind, str(folder))
+            if isinstance(drafter, ModelSpec) and loaded.drafter_kind == kind:
+                place = drafter.source
+            raise UserError(str(error).replace(str(folder), place)) from error
         network = self.target.network
         head.rounded = True
         if network.device.type == "cpu":
@@ -233,9 +241,8 @@ class PairDrafters:
         if model.vocabulary is None:
             if is_assistant(model.model):
                 return AssistantLM(model.model, self.target, name)
-            if (mask := mask_of(model.model)) is not None:
-                return PardLM(model.model, mask, name, self._loaded.vocab_size)
-            return lm_of(model.model, name, self._loaded.vocab_size)
+            size = self._loaded.vocab_size
+            return pard_lm(model.model, self._loaded.target.model, name, size) or lm_of(model.model, name, size)
         ours, sizes = TokenBytes(self._loaded.tokenizer), (self._loaded.vocab_size, model.vocab_size)
         translation = Translation.of(ours, model.vocabulary, sizes, SAMPLE)
         return TranslatedLM(CausalLM(model.model, name), translation, sizes[0])

@@ -126,7 +126,7 @@ def has_parts(pair: PairSpec, word: str, cascade: Sequence[str] = ()) -> bool:
     """Return whether the pair, with this cascade or its own, has the parts of a drafter's row. Reads folders only."""
     needs = ROWS[word].needs
     if needs in HEAD_KINDS:
-        return os.path.isdir(pair.students.get(needs, ""))
+        return os.path.exists(pair.students.get(needs, ""))
     parts = {"model": not isinstance(pair.drafter, str), "tables": pair.tables, "cascade": cascade or pair.cascade}
     parts["mtp"] = needs == "mtp" and ships_mtp(pair.target.path or "")
     return bool(parts.get(needs, True))

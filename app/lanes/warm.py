@@ -34,6 +34,7 @@ from sampling.models.cache import CrossCache
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecNetwork
 from sampling.types import Draft, Drafter, FixedPace, Limits, Network, Session
+from utils.catalogue.specs import ModelSpec
 from utils.errors import UserError
 from utils.files import write_bytes
 from utils.loading.cache import cache_folder
@@ -207,7 +208,8 @@ def _key(engine: PairEngine) -> str:
     """Return the key of measurements: the machine, the models and their numbers, the drafter, this version."""
     loaded = engine.loaded
     target = loaded.target
-    drafter = loaded.draft_head or ", ".join(model.name for model in loaded.drafting_models)
+    drafters = (loaded.spec.drafter, *loaded.spec.cascade_models)
+    drafter = loaded.draft_head or ", ".join(model.source for model in drafters if isinstance(model, ModelSpec))
     models = f"{target.name} {target.precision} {target.bytes} on {target.device}, {loaded.drafts_by} {drafter}"
     return f"{cpu_name()}, {torch.get_num_threads()} threads, {models}, {version()}"
 

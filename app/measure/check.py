@@ -141,7 +141,7 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
     """Return the facts of the pair that its command in another program depends on."""
     from sampling.drafters.draft_heads.assistant import AssistantLM
     from sampling.drafters.draft_heads.checkpoint import load_student, read_config
-    from sampling.drafters.draft_heads.sessions import PardLM
+    from sampling.drafters.draft_heads.pard import PardLM
 
     loaded, spec, way = engine.loaded, engine.loaded.spec, engine.loaded.drafter_kind
     if way == "eagle" and "student" not in read_config(engine.drafters.folder(way)):
@@ -216,7 +216,7 @@ def _state(pair: PairSpec) -> str:
         models.append(pair.drafter)
     for kind in filter(None, map(head_kind_of, kinds)):
         folder = pair.students[kind]
-        if not Path(folder).is_dir():
+        if not Path(folder).exists():
             return f"needs {folder}"
     return "ready" if all(map(is_here, models)) else _ELSEWHERE
 

@@ -83,6 +83,8 @@ def write_head(
         said["target_hidden_size"] = tensors["fc.weight"].shape[1] // len(enters)
     else:
         said["block_size"] = told["block_size"]
+        if told.get("causal_head"):  # the converter's `dflash_config.causal`, which JetSpec's authors call so
+            said["attention.causal"] = True
         if any(kind == "sliding_attention" for kind in inner.get("layer_types") or ()):
             said["attention.sliding_window"] = inner["sliding_window"]
             said["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in inner["layer_types"]]

@@ -143,7 +143,7 @@ def text(seed: int, count: int, vocab: int = 40) -> list[int]:
     return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def fed(target: LlamaForCausalLM, rows: Rows, held: list[int], hidden: bool = False) -> CausalSession:
+def fed(target: Any, rows: Rows, held: list[int], hidden: bool = False) -> CausalSession:
     """A target's session that holds the first `held[b]` tokens of each row (of one row none is possible)."""
     session = CausalLM(target).open(rows, hidden=hidden)
     if any(held):

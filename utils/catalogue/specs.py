@@ -189,7 +189,9 @@ class PairSpec(BaseModel):
     drafter: ModelSpec | str = "ngram"  # a model, or a drafter's word
     beside: Literal["match", "tables"] | None = None  # a table that drafts beside a drafter model
     tables: str | None = None  # the file that the drafter `tables` looks up in
-    students: dict[str, str] = Field(default_factory=dict)  # the folders of trained draft heads, by HEAD_KINDS
+    students: dict[str, str] = Field(
+        default_factory=dict
+    )  # folders or GGUF files of trained draft heads, by HEAD_KINDS
     cascade: list[ModelSpec | str] | None = None  # drafters, large to small
     arch: Literal["causal", "seq2seq"] = "causal"
     method: Method = "spec"
@@ -214,9 +216,9 @@ class PairSpec(BaseModel):
         return tuple(member for member in self.cascade or () if not isinstance(member, str))
 
     def head_folder(self, kind: str) -> Path:
-        """Return the folder of the trained draft head of this kind; UsageError if the pair has none."""
+        """Return the folder, or GGUF file, of the trained draft head of this kind; UsageError if the pair has none."""
         folder = self.students.get(kind)
-        if folder is not None and os.path.isdir(folder):
+        if folder is not None and os.path.exists(folder):
             return Path(folder)
         why = "names none" if folder is None else f"names {folder}, which is not there"
         how = f"infer.py distill --student {kind} makes one" if kind not in PUBLISHED_KINDS else FETCHED

@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.specs import gguf_parts, is_gguf
 from utils.errors import UserError
 from utils.families import UnfitError
@@ -21,6 +22,7 @@ from utils.families import UnfitError
 _ALIGNMENT = 32  # of a file that names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
+UNDEFINED = (*HEAD_KINDS, "pard", "pard2", "medusa")  # no architectures of llama.cpp: dflash and dspark come before
 TOKENS = "tokenizer.ggml.tokens"
 _NO_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 
@@ -57,14 +59,21 @@ class GgufHeader(NamedTuple):
 
     @property
     def head(self) -> str:
-        """The kind of draft head that the file holds alone: eagle, dflash, dspark, dflash2, mtp or assistant; "" for a
-        model, with layers for multi-token prediction or without."""
+        """The kind of draft head that the file holds alone: eagle, dflash, jetspec, dspark, dflash2, mtp or assistant;
+        "" for a model, with layers for multi-token prediction or without. UserError for a kind that has no such file.
+        """
         names = {tensor.name for tensor in self.tensors}
         if self.architecture in ("dflash", "dspark"):  # builds before DSpark joined DFlash have its own name
-            last = "dflash2" if "selector_hidden.weight" in names else "dflash"
+            last = "jetspec" if self.get("attention.causal") else "dflash"
+            last = "dflash2" if "selector_hidden.weight" in names else last
             return "dspark" if "markov_w1.weight" in names else last
         if self.get("nextn_predict_layers") and "blk.0.attn_norm.weight" not in names:
             return "mtp"
+        if self.architecture in UNDEFINED:
+            raise UserError(
+                f"{self.parts[0].name} says that it is a {self.architecture} head: llama.cpp defines no such file, "
+                "name the folder that it was made of"
+            )
         return {"eagle3": "eagle", "gemma4-assistant": "assistant"}.get(self.architecture, "")
 
     def factors(self) -> dict[str, list[float]]:

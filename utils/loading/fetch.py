@@ -26,7 +26,7 @@ from utils.files import replacing
 from utils.loading.cache import cache_folder, check_disk, locked, remembered_sha256, scratch, sha256, writing
 from utils.progress import SILENT, Cancelled, Progress, run_child
 
-_SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
+_SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken", "warp_model.bin"]  # the last one PARD-2's
 _WEIGHTS = ("*.safetensors", "*.bin")  # the first kind that a repository has is fetched
 _UNWANTED = ["*/*", "consolidated*", "training_args.bin"]  # other formats and copies of the weights
 

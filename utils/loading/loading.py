@@ -23,7 +23,7 @@ from utils.gguf.header import read_header
 from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
 from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment
-from utils.loading.sources import model_folder
+from utils.loading.sources import head_folder, model_folder
 from utils.processes import join
 from utils.progress import SILENT, Progress
 from utils.remote.pieces import Pieces, PieceTokenizer
@@ -114,7 +114,7 @@ def load_drafter(
         if (kind := head_kind_of(drafter)) is not None:
             folders = pair.spec.students
             folder = Path(folders[kind]) if kind in folders else pair.spec.head_folder(kind)
-            return _with_head(pair, drafter, folder, options)
+            return _with_head(pair, drafter, head_folder(folder), options)
         if drafter in CASCADES:
             return _with_cascade(pair, drafter, options, progress)
         return _beside(pair, drafter, notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else ())

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from zipfile import is_zipfile
 
-from utils.catalogue.specs import ModelSpec
+from utils.catalogue.specs import ModelSpec, is_gguf
 from utils.errors import UserError
 from utils.gguf.header import read_header
 from utils.loading.cache import is_whole
@@ -47,6 +47,13 @@ def model_folder(
         return _local_folder(Path(spec.path), not tokenizer_only)
     revision = options.revision or spec.revision
     return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress), not tokenizer_only)
+
+
+def head_folder(place: Path) -> Path:
+    """Return the folder of a trained draft head, which is `place` or made of the GGUF file there. Raises UserError."""
+    if not is_gguf(place):
+        return place
+    return model_folder(ModelSpec(gguf=str(place)), LoadOptions(), weights=False)
 
 
 def digest_of(spec: ModelSpec, progress: Progress) -> str:

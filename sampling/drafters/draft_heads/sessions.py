@@ -3,17 +3,13 @@
 The states that such a draft head computes at a position depend on how many tokens its target had read. A position is
 *settled* if it was computed with all that it may ever see; the others (drafted ones) are kept until the target moves
 and then computed again. Knows no kind of draft head.
-
-A PARD model (amd/PARD-…) is a small model with a mask's token, trained to draft several tokens in one pass. After the
-row it reads masks; each is a row of an ordinary causal pass, so that their number changes no logits. It reads nothing
-of its target: one model drafts for all targets with its vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.modules import DraftHead
@@ -146,22 +142,3 @@ class FollowingLM(CausalLM):
         kept = hidden if self.keeps is None else self.keeps
         session = self.following(self.network, prompt, self.vocab_size, kept, target)
         return self.beside(session, target)
-
-
-DRAFTS = 12  # tokens of a block at most, as its authors have it
-
-
-class PardLM(CausalLM):
-    """A PARD model as an LM; `mask` is the mask's id."""
-
-    session_type = BlockCausalSession
-
-    def __init__(self, model: nn.Module, mask: int, name: str = "drafter", vocab_size: int | None = None) -> None:
-        super().__init__(model, name, vocab_size)
-        self.mask, self.block = mask, DRAFTS
-
-
-def mask_of(model: object) -> int | None:
-    """Return the mask's id if a model's configuration has one (`pard_token`); None for any other model."""
-    mask = getattr(getattr(model, "config", None), "pard_token", None)
-    return mask if isinstance(mask, int) else None

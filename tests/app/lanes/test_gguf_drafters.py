@@ -52,6 +52,20 @@ def test_a_head_of_the_catalogue_drafts_for_a_target_in_a_file(files: tuple[Path
     assert "target ← dflash drafter" in ran.text
 
 
+def test_a_head_in_a_file_is_a_student_of_the_catalogue(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its lane and its word are a folder's; of a file that does not fit the user's name is said."""
+    target, head = files
+    students = f"ngram\n    students: {{dflash: {head}, eagle: {head}, dspark: {tmp_path}/none.gguf}}"
+    file = catalogue(tmp_path, target, students)
+    lines = "/compare ar,dflash", "abab", "/compare ar,eagle", "abab", "/compare ar,dspark", "abab"
+    ran = run_lines(file, *lines, "/drafter tables+dflash", settings=SETTINGS)
+    assert "identical" in ran.text
+    assert "target ← n-gram tables and dflash drafter" in ran.text
+    assert ran.errors[0].startswith(f"error: the drafter {head} is a dflash drafter, not a eagle")
+    assert ran.errors[1].startswith("error: no dspark drafter: pair 'own' names")
+    assert len(ran.errors) == 2
+
+
 def test_a_file_that_is_not_what_was_asked_for_is_one_line(files: tuple[Path, Path], tmp_path: Path) -> None:
     """A head of another target, a head as the target, and the target's whole model as a drafter."""
     target, head = files

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -12,7 +13,7 @@ from app.lanes.warm import FILE, REMEMBERED, Measured, warm_up
 from app.settings.table import Settings
 from sampling.events import Step
 from tests.support.tiny import tiny_pair
-from utils.catalogue.specs import PairSpec
+from utils.catalogue.specs import ModelSpec, PairSpec
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 
@@ -55,6 +56,14 @@ def test_measurements_of_a_machine_and_pair_are_kept(spec: PairSpec, cache: Path
     assert engine.loaded.target.name in key
     assert engine.measured is not None
     assert engine.measured.plain == starts[-1]["passes"]["1"]
+
+
+def test_drafters_whose_files_have_one_name_share_no_measurements(spec: PairSpec, cache: Path) -> None:
+    assert isinstance(spec.drafter, ModelSpec)
+    for folder in ("one", "two"):
+        place = copytree(str(spec.drafter.path), cache / folder / "drafter")
+        warm_up(engine_of(spec.model_copy(update={"drafter": ModelSpec(path=str(place))})))
+    assert [len(starts) for starts in json.loads((cache / FILE).read_text()).values()] == [1, 1]
 
 
 def test_a_start_beside_a_busy_program_takes_the_costs_of_earlier_starts() -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from sampling.drafters import draft_model
 from sampling.drafters.draft_heads.checkpoint import load_student
-from sampling.drafters.draft_heads.sessions import PardLM, mask_of
+from sampling.drafters.draft_heads.pard import pard_lm
 from sampling.drafters.draft_model import CONFIDENT, ModelDrafter, source_of
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
@@ -46,10 +46,10 @@ FAMILIES = ("Llama", "Qwen3")
 @pytest.mark.parametrize("name", CASES)
 def test_a_block_has_the_logits_of_the_reference(name: str, family: str, tmp_path: Path) -> None:
     target, row = target_of(family), text(1, 12, V)
-    lm = loaded(tmp_path, name, target)
+    lm, network = loaded(tmp_path, name, target), CausalLM(target).network
     session: Any = None
     for length, wanted in reference(name, family).items():  # again behind more tokens, on the cache that was kept
-        held = fed(target, [row[:length]], [length - 1], hidden=lm.reads_hidden)
+        held = fed(network, [row[:length]], [length - 1], hidden=lm.reads_hidden)
         session = lm.open([row[:length]], previous=session, target=held)
         session.draft_block([row[:length]], lm.block)
         for depth, numbers in enumerate(wanted):
@@ -192,10 +192,9 @@ def test_the_next_turns_and_rows_beside_each_other_draft_as_alone(kind: str) -> 
 
 def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
     model, row = make_target(V, seed=9, pard_token=7), text(3, 8, V)
-    mask = mask_of(model)
-    assert mask == 7
-    assert mask_of(make_target(V)) is None
-    lm, plain = PardLM(model, mask), CausalLM(target_of("Llama"))
+    assert pard_lm(make_target(V), None, "drafter", V) is None
+    lm, plain = pard_lm(model, None, "drafter", V), CausalLM(target_of("Llama"))
+    assert lm is not None
     session: Any = lm.open([row])
     for length in (6, 8):
         session.draft_block([row[:length]], 4)
@@ -207,20 +206,77 @@ def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
     assert answers(plain, prompts, ModelDrafter(lm), greedy(), length=8) == alone
 
 
-def test_a_pard_2_folder_is_a_model_with_a_mask(tmp_path: Path) -> None:
-    """As its authors' code leaves it: it drafts in their target-independent mode, without `warp_model.bin`."""
-    settings = {"pard2": True, "spd_type": "pard2", "pard2_target_dim": 48, "pard2_target_layers": [-1, -2]}
-    model = make_target(V, seed=9, pard_token=7, **settings)
-    model.save_pretrained(tmp_path)
-    torch.save({"target_proj.weight": torch.ones(24, 48)}, tmp_path / "warp_model.bin")
-    assert head_kind(tmp_path) is None
-    read = AutoModelForCausalLM.from_pretrained(tmp_path)
-    row, mask = text(3, 8, V), mask_of(read)
-    assert mask == 7
-    session: Any = PardLM(read, mask).open([row])
-    session.draft_block([row], 3)
-    for depth, logits in enumerate(model(input_ids=torch.tensor([[*row, 7, 7]])).logits[0, -3:]):
-        close(session.logits_after([0], [[0] * (depth + 1)])[0], logits)
+PARD_2 = {"pard_token": 7, "pard2": True, "spd_type": "pard2", "pard2_target_dim": 48, "pard2_target_layers": [-1, -4]}
+
+
+def pard_2(folder: Path, family: str, bias: bool, **changes: Any) -> Any:
+    """The model in a folder as AMD-AGI/PARD's pard2_train.py leaves it, with a map of a target's states."""
+    model = make_target(V, seed=9, family=family, hidden_size=16, **{**PARD_2, "pard2_scale": 0.5, **changes})
+    model.save_pretrained(folder)
+    noise = torch.Generator().manual_seed(2)
+    parts = {"target_proj.weight": torch.randn(16, 48, generator=noise)}
+    parts |= {"target_proj.bias": torch.randn(16, generator=noise)} if bias else {}
+    torch.save(parts, folder / "warp_model.bin")
+    assert head_kind(folder) is None
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+@torch.no_grad()
+def warped(model: Any, folder: Path, target: Any, row: list[int], drafts: int) -> Any:
+    """Logits [drafts, V] after a row and masks by the authors' equations, without a cache: to the embedding at p comes
+    0.5 (W h + b), h the last and the fourth last of the target's hidden states at p − 1, zeros at 0; to masks that of
+    the row's last token."""
+    states = target(input_ids=torch.tensor([row]), output_hidden_states=True).hidden_states
+    h = torch.cat([states[-1], states[-4]], dim=-1)[0]
+    h = torch.cat([torch.zeros(1, 48), h[: len(row) - 1]])
+    h = torch.cat([h, h[-1:].expand(drafts - 1, -1)])
+    parts = torch.load(folder / "warp_model.bin")
+    term = h @ parts["target_proj.weight"].T + parts.get("target_proj.bias", 0)
+    embedded = model.get_input_embeddings()(torch.tensor([[*row, *[7] * (drafts - 1)]])) + 0.5 * term
+    return model(inputs_embeds=embedded).logits[0, -drafts:]
+
+
+@pytest.mark.parametrize(("family", "bias"), [("Llama", True), ("Qwen3", False)])
+def test_a_pard_2_model_reads_its_targets_states(family: str, bias: bool, tmp_path: Path) -> None:
+    target, row = target_of("Llama"), text(3, 12, V)
+    model = pard_2(tmp_path, family, bias)
+    lm: Any = pard_lm(model, target, "drafter", V)
+    session, network = None, CausalLM(target).network
+    for length, more in ((6, 0), (8, -2), (9, 0), (8, 1)):  # the target lags behind and moves on, then goes back
+        held = fed(network, [row[:length]], [length - 1 + more], hidden=lm.reads_hidden)
+        session = lm.open([row[:length]], previous=session, target=held)
+        assert bool(session.held()[0]) == (length != 6)
+        session.draft_block([row[:length]], 4)
+        for depth, logits in enumerate(warped(model, tmp_path, target, row[:length], 4) if more >= 0 else ()):
+            close(session.logits_after([0], [[0] * (depth + 1)])[0], logits, 1e-4)
+    plain, prompts = CausalLM(target), [text(5, 9, V), text(6, 3, V), [7]]
+    alone = answers(plain, prompts, None, greedy(), length=10)
+    assert answers(plain, prompts, ModelDrafter(lm), greedy(), length=10) == alone
+    masked: Any = lm.open([row])  # alone: as a PARD model
+    masked.draft_block([row], 3)
+    close(masked.logits_after([0], [[0]])[0], model(input_ids=torch.tensor([row])).logits[0, -1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"pard2_target_layers": [-1]}, r"its map is \[16, 48\], not \[16, 24\] \(without that file the model drafts"),
+        ({"pard2_target_layers": None}, "pard2_target_layers is None, no list of layers"),
+        ({"pard2_target_layers": [-1, -10]}, r"reads states \[8, -1\]: a target of 8 layers does not have them"),
+    ],
+)
+def test_a_map_for_another_target_is_one_line(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
+    target = target_of("Llama")
+    refused(pard_lm, pard_2(tmp_path, "Llama", False, **changes), target, "drafter", V, match=told)
+
+
+def test_a_pard_2_model_without_a_map_drafts_for_any_target(tmp_path: Path) -> None:
+    model = pard_2(tmp_path, "Llama", False)
+    (tmp_path / "warp_model.bin").write_bytes(b"PK")
+    refused(pard_lm, model, target_of("Llama"), "drafter", V, match="warp_model.bin is incomplete or damaged")
+    (tmp_path / "warp_model.bin").unlink()
+    lm: Any = pard_lm(model, target_of("Llama"), "drafter", V)
+    assert not lm.reads_hidden
 
 
 # -- refused --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import sampling.models.cache
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_heads.sessions import PardLM
+from sampling.drafters.draft_heads.pard import Pard2LM, PardLM
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Finished
 from sampling.loop import generate
@@ -48,7 +48,7 @@ def enumerated(
     """The largest error of a probability of `length` tokens; V = 4, gamma 2, one id outside the student's list."""
     target = make_target(4, seed=3, dtype=torch.float64)
     lm = CausalLM(target)
-    drafter = make(pard(4) if kind == "pard" else make_drafter(make_student(kind, target, short=[0, 1, 3], **shape)))
+    drafter = make(MASKED[kind](4) if kind in MASKED else make_drafter(make_student(kind, target, [0, 1, 3], **shape)))
     # The opening round draws without a draft: start behind each of its tokens instead of forking there.
     prompt = [*PROMPT, greedy_answer(PrefixLM(target), PROMPT, 1)[0]]
 
@@ -63,12 +63,22 @@ def pard(size: int) -> ModelDrafter:
     return ModelDrafter(PardLM(make_target(size, seed=9, dtype=torch.float64), 2))
 
 
+def pard_2(size: int) -> ModelDrafter:
+    """The same, whose inputs hold two states of the target."""
+    model, noise = make_target(size, seed=9, dtype=torch.float64), torch.Generator().manual_seed(1)
+    weight = torch.randn(24, 48, generator=noise, dtype=torch.float64)
+    return ModelDrafter(Pard2LM(model, 2, (-1, 1), weight, weight[:, 0], 0.2))
+
+
+MASKED = {"pard": pard, "pard-2": pard_2}
+
+
 def itself(drafter: ModelDrafter) -> ModelDrafter:
     return drafter
 
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
-@pytest.mark.parametrize("kind", [*KINDS, "pard"])
+@pytest.mark.parametrize("kind", [*KINDS, *MASKED])
 def test_the_emitted_law_is_the_targets_to_the_last_digit(kind: str, drafts: str) -> None:
     assert enumerated(kind, itself, drafts, NaiveLaw(top_k=2)) < EXACT
 
@@ -105,7 +115,7 @@ class RawLaw(WrongLaw):
         return (probs + 1e-3).sqrt()
 
 
-@pytest.mark.parametrize("kind", ["glide", "pard"])
+@pytest.mark.parametrize("kind", ["glide", *MASKED])
 @pytest.mark.parametrize("mutant", [OffByOne, RawLaw])
 def test_a_wrong_law_is_seen(mutant: Any, kind: str) -> None:
     assert enumerated(kind, mutant, "law", NaiveLaw(top_k=2)) > 1e-3
@@ -124,11 +134,11 @@ COUNTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # sampler options
 def counted(kind: str, case: str, samples: int, law: NaiveLaw | None = None, make: Any = itself) -> float:
     options, shape = COUNTED[case]
     target = make_target(V, seed=4)
-    student = None if kind == "pard" else make_student(kind, target, short=[0, 1, 2, 4, 5, 7], seed=6)
+    student = None if kind in MASKED else make_student(kind, target, short=[0, 1, 2, 4, 5, 7], seed=6)
     processor = make_processor(**{"temperature": 1.0, **shape})
     found = sample_counts(
         CausalLM(target),  # type: ignore[arg-type]
-        lambda: make(make_drafter(student) if student else pard(V)),
+        lambda: make(make_drafter(student) if student else MASKED[kind](V)),
         lambda seed: KeyedSampler(processor, seed=3000 + seed, **options),
         prompt=[3, 1, 3, 1],
         samples=samples,
@@ -141,7 +151,7 @@ def counted(kind: str, case: str, samples: int, law: NaiveLaw | None = None, mak
 
 @pytest.mark.parametrize("samples", tiers(2_500, 20_000))
 @pytest.mark.parametrize("case", COUNTED)
-@pytest.mark.parametrize("kind", [*KINDS, "pard"])
+@pytest.mark.parametrize("kind", [*KINDS, *MASKED])
 def test_sampled_tokens_have_the_targets_law(kind: str, case: str, samples: int) -> None:
     assert counted(kind, case, samples) > FAIL_BELOW
 

@@ -51,6 +51,7 @@ EAGLES = {
 MARKOV = {"markov_rank": 6}
 BLOCKS = {
     "DFlash": BlockCase("dflash", "z-lab"),
+    "JetSpec": BlockCase("jetspec", "z-lab", {"causal_head": True}),
     "DFlash, windows": BlockCase("dflash", "z-lab", sliding=(True, False)),
     "DSpark": BlockCase("dspark", "DeepSpec", MARKOV, own=True),
     "DSpark, a reduced vocabulary": BlockCase("dspark", options=MARKOV, short=True),
@@ -352,6 +353,12 @@ def dflash(folder: Path, metadata: dict[str, Any]) -> Path:
 )
 def test_a_file_that_cannot_be_read_is_one_line(metadata: dict[str, Any], told: str, tmp_path: Path) -> None:
     refused(made_of, dflash(tmp_path, metadata), match=told)
+
+
+@pytest.mark.parametrize("kind", ["jetspec", "domino", "dflare", "peagle", "pard2"])
+def test_a_kind_that_llama_cpp_does_not_define_is_one_line(kind: str, tmp_path: Path) -> None:
+    file = write_head(tmp_path / "head.gguf", *blocks.published(BLOCKS["DFlash"]), ENTERS, architecture=kind)
+    refused(made_of, file, match=f"^head.gguf says that it is a {kind} head: llama.cpp defines no such file, name the")
 
 
 @pytest.mark.parametrize(
