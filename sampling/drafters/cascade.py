@@ -255,12 +255,12 @@ class CascadeDrafter(Composite):
         calls, numbers = (*draft.calls, Call(model.lm.name, 1, watch.lap())), self.numbered(self.inner)
         each, inner = tuple(call.shared(share) for call in calls), by_row(draft.trace)
         timed = Seconds(draft_s / share, each[-1].seconds, 0.0, 0.0)
-        steps: list[Step] = []  # the reviews as nested rounds, for display
+        steps, width = list[Step](), draft.width  # the reviews as nested rounds, for display
         for index in going:
             row, token, path = model.ids[index], result.verdict.token[index], result.verdict.path[index]
             own, facts = token if ids is None else int(ids[token]), facts_on(result.verdict, index, [-1, *path])
             tree, chosen = seen.trees[index], draft.probs is None
-            step = step_of(tree, path, own, facts, chosen, row, draft.width, each, timed)
+            step = step_of(tree, path, own, facts, chosen, row, width, each, timed)
             step = replace(step, drafted=tuple(draft.trees[index].tokens), inner=tuple(inner.get(row, ())))
             steps.append(renumbered(step, numbers))
         assert model.session is not None

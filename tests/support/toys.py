@@ -238,8 +238,9 @@ def parents_of(draft: Draft) -> list[int]:
 def _check_draft(draft: Draft, rows: int, vocab_size: int) -> list[Rows]:
     """The draft's own token paths: for each row the empty path, then the path to each node; empty ones up to N + 1."""
     require(len(draft.trees) == rows, f"a draft of {len(draft.trees)} rows for {rows}")
+    width = draft.width
     if draft.probs is not None:
-        shape = (rows, draft.width, vocab_size)
+        shape = (rows, width, vocab_size)
         require(draft.probs.shape == shape, f"draft laws of shape {tuple(draft.probs.shape)}")
     paths: list[Rows] = []
     for tree in draft.trees:
@@ -250,7 +251,7 @@ def _check_draft(draft: Draft, rows: int, vocab_size: int) -> list[Rows]:
         found: Rows = [[]]
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             found.append([*found[parent + 1], token])
-        paths.append([*found, *[[]] * (draft.width - len(tree.tokens))])
+        paths.append([*found, *[[]] * (width - len(tree.tokens))])
     return paths
 
 

@@ -4,6 +4,7 @@ Answers drawn as rows of large batches; the first three tokens jointly against t
 Every row number and every seed has noise of its own, so the samples are independent.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -57,15 +58,19 @@ CASES: dict[str, Case] = {  # drafter, sampler options, law
 }
 
 
-def p_value(case: Case, samples: int, **options: Any) -> float:
+def counts_of(case: Case, samples: int, **options: Any) -> Counter[tuple[int, ...]]:
     make_drafter, sampling, law = case
     processor = make_processor(**{"temperature": 1.0, **law})
     settings = {"prompt": PROMPT, "samples": samples, "length": LENGTH, "gamma": 3, **options}
-    counts = sample_counts(
+    return sample_counts(
         target(), make_drafter, lambda seed: KeyedSampler(processor, seed=1000 + seed, **sampling), **settings
     )
+
+
+def p_value(case: Case, samples: int, **options: Any) -> float:
+    counts = counts_of(case, samples, **options)
     assert counts.total() == samples
-    return chi_square_p(counts, exact_law(target(), PROMPT, NaiveLaw(**law), 3))
+    return chi_square_p(counts, exact_law(target(), PROMPT, NaiveLaw(**case[2]), 3))
 
 
 @pytest.mark.parametrize("samples", tiers(5_000, 40_000))
@@ -74,9 +79,14 @@ def test_the_first_three_tokens_have_the_targets_law(name: str, samples: int) ->
     assert p_value(CASES[name], samples) > FAIL_BELOW
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_rows_that_are_decided_one_by_one_say_the_same(name: str) -> None:
+    assert counts_of(CASES[name], 250, batch=250) == counts_of(CASES[name], 250, batch=250, at_once=False)
+
+
 def test_single_rows_with_many_seeds() -> None:
     """One row an answer, a new seed for each: seeds give independent noise just as rows do."""
-    assert p_value(CASES["rejection"], samples=1_000, batch=1) > FAIL_BELOW
+    assert p_value(CASES["rejection"], samples=1_000, batch=1, at_once=False) > FAIL_BELOW
 
 
 @pytest.mark.parametrize(
