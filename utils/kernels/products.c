@@ -9,6 +9,9 @@
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #define LANES 16
+#elif WORDS /* two registers, which share what is read of a row */
+#include <immintrin.h>
+#define LANES 16
 #elif defined(__AVX2__)
 #include <immintrin.h>
 #define LANES 8
@@ -28,6 +31,17 @@ typedef int8_t Signed __attribute__((vector_size(LANES)));
 typedef uint16_t Words __attribute__((vector_size(2 * LANES)));
 typedef uint32_t Doubles __attribute__((vector_size(4 * LANES)));
 typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES)));
+#if WORDS
+typedef union {
+    Octets octets;
+    Pairs pairs;
+    Sums sums;
+    __m256i halves[2];
+} Both;
+typedef Both Kept[16];
+#else
+typedef int Kept;
+#endif
 
 #if defined(__clang__)
 #define UNROLLED _Pragma("clang loop unroll(full)")
@@ -101,7 +115,12 @@ INLINE Pairs shifted(Pairs x, int by) { return by >= 0 ? x << by : x >> -by; } /
 INLINE Octets masked(Pairs x, int mask) { return (Octets)(x & (uint16_t)(mask * 257)); }
 
 INLINE Octets nonlinear(Octets codes) {
-#if LANES == 16
+#if WORDS
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)NONLINEAR));
+    Both both = {codes};
+    for (int half = 0; half < 2; half++) both.halves[half] = _mm256_shuffle_epi8(table, both.halves[half]);
+    return both.octets + 128;
+#elif LANES == 16
     const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)NONLINEAR));
     return (Octets)_mm512_shuffle_epi8(table, (__m512i)codes) + 128;
 #elif LANES == 8
@@ -184,43 +203,73 @@ INLINE __m256i four_of(const void *codes, int at) {
     return _mm256_set1_epi32(four);
 }
 
-/* Σ codes · codes over quads `from` to `to`, exact. Each quad is unpacked once for all rows. Of 16-bit codes two words of
-   every column are multiplied at once. Products of 8-bit codes are added in 16 bits, as many as cannot overflow. */
-INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, const Codes *x, int from, int to, int rows,
-                  Sums whole[TILE]) {
-    const int signs = narrow ? shape->bits == 8 : rows > 2 && shape->bias; /* codes without their bias */
+/* Sums += products, in registers and at this place: else the compiler reorders all rows and leaves no registers to sums. */
+INLINE void add_in_order(Both *sums, Both products, int words) {
+    if (words) sums->sums += products.sums;
+    else sums->pairs += products.pairs;
+    __asm__ volatile("" : "+x"(sums->halves[0]), "+x"(sums->halves[1]));
+}
+
+/* Two words of each column times two of a row, added. */
+INLINE Both times_words(Both codes, __m256i two) {
+    for (int half = 0; half < 2; half++) codes.halves[half] = _mm256_madd_epi16(codes.halves[half], two);
+    return codes;
+}
+
+/* Four bytes of each column times four of a row, added in pairs. `signs`: the codes less their bias. */
+INLINE Both times_bytes(Both codes, __m256i four, int signs, int bias) {
+    for (int half = 0; half < 2; half++) {
+        const __m256i code = codes.halves[half], offset = _mm256_sub_epi8(code, _mm256_set1_epi8((char)bias));
+        codes.halves[half] = signs ? _mm256_maddubs_epi16(_mm256_abs_epi8(offset), _mm256_sign_epi8(four, offset))
+                                   : _mm256_maddubs_epi16(code, four);
+    }
+    return codes;
+}
+
+/* Every second code of a quad in words, from code `word` on, less `bias`. */
+INLINE Both word_of(Octets codes, int word, int bias) {
+    return (Both){.pairs = (word ? (Pairs)codes >> 8 : (Pairs)codes & 255) - (uint16_t)bias};
+}
+
+/* Σ codes · codes over quads `from` to `to`, exact. Of 16-bit codes two words of every column are multiplied at once.
+   Products of 8-bit codes are added in 16 bits, as many as cannot overflow. Codes are unpacked, and kept for other rows
+   where `kept` is an address, or were kept: `again`. */
+INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *kept, int again, const Codes *x, int from,
+                  int to, int rows, Sums whole[TILE]) {
+    const int signs = narrow ? shape->bits == 8 : (again || rows > 2) && shape->bias; /* codes without their bias */
     const int most = shape->bits <= 4 ? 8 : shape->bits == 5 ? 4 : shape->bits == 6 ? 2 : 1;
     const int32_t bias = signs ? 0 : shape->bias;
-    const uint16_t none = (uint16_t)(signs ? shape->bias : 0);
-    __m256i pairs[TILE];
-    for (int row = 0; row < rows; row++) whole[row] = (Sums){0};
+    Both sums[TILE], pairs[TILE];
+    for (int row = 0; row < rows; row++) sums[row].sums = (Sums){0};
     UNROLLED for (int q = from; q < to; q++) {
-        __asm__("" : "+r"(lines)); /* else all quads are unpacked first and leave no registers to the rows */
-        const Octets codes = quad(shape, lines, q);
-        const __m256i even = (__m256i)(((Pairs)codes & 255) - none), odd = (__m256i)(((Pairs)codes >> 8) - none);
-        const __m256i offset = (__m256i)(codes - (uint8_t)shape->bias), magnitude = _mm256_abs_epi8(offset);
-        UNROLLED for (int row = 0; row < rows; row++) {
-            if (!narrow) {
-                whole[row] += (Sums)_mm256_madd_epi16(even, four_of(x[row].high, 2 * q)) +
-                              (Sums)_mm256_madd_epi16(odd, four_of(x[row].high, 2 * q + 1));
-                continue;
-            }
-            const __m256i four = four_of(x[row].high, q);
-            const __m256i two = signs ? _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(four, offset))
-                                      : _mm256_maddubs_epi16((__m256i)codes, four);
-            pairs[row] = (q - from) % most ? _mm256_add_epi16(pairs[row], two) : two;
+        __asm__ volatile("" : "+r"(lines)); /* else all quads are unpacked first */
+        const Octets codes = again ? (*kept)[q].octets : quad(shape, lines, q);
+        if (narrow && kept) (*kept)[q].octets = codes;
+        UNROLLED for (int word = 0; word < 2 && !narrow; word++) {
+            const Both two = again ? (*kept)[2 * q + word] : word_of(codes, word, signs ? shape->bias : 0);
+            if (kept) (*kept)[2 * q + word] = two;
+            UNROLLED for (int row = 0; row < rows; row++)
+                add_in_order(&sums[row], times_words(two, four_of(x[row].high, 2 * q + word)), 1);
+        }
+        UNROLLED for (int row = 0; row < rows && narrow; row++) {
+            const Both two = times_bytes((Both){codes}, four_of(x[row].high, q), signs, shape->bias);
+            if ((q - from) % most) add_in_order(&pairs[row], two, 0);
+            else pairs[row] = two;
             if ((q - from) % most == most - 1 || q == to - 1)
-                whole[row] += (Sums)_mm256_madd_epi16(pairs[row], _mm256_set1_epi16(1));
+                add_in_order(&sums[row], times_words(pairs[row], _mm256_set1_epi16(1)), 1);
         }
     }
-    for (int row = 0; row < rows && bias; row++)
-        whole[row] -= bias * ((from == 0 ? x[row].count[0] : 0) + (to == 8 ? x[row].count[1] : 0));
+    for (int row = 0; row < rows; row++) {
+        whole[row] = sums[row].sums;
+        if (bias) whole[row] -= bias * ((from == 0 ? x[row].count[0] : 0) + (to == 8 ? x[row].count[1] : 0));
+    }
 }
 #else
 /* Σ codes · codes over quads `from` to `to`, exact. The rows' chains of sums run beside each other: of one or two rows two
    chains each, of more one. */
-INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, const Codes *x, int from, int to, int rows,
-                  Sums whole[TILE]) {
+INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *kept, int again, const Codes *x, int from,
+                  int to, int rows, Sums whole[TILE]) {
+    (void)kept, (void)again;
     const int32_t bias = bias_of(shape), two = rows <= 2 && !narrow;
     Octets quads[8];
     for (int q = from; q < to; q++) quads[q] = quad(shape, lines, q);
@@ -256,13 +305,13 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, const Co
 #endif
 
 /* One group added to the running sums of a few rows. */
-INLINE void add_rows(const Shape *shape, int narrow, const uint8_t *lines, const Lanes scales[2], const Lanes least[2],
-                     const Codes *x, Lanes *sums, int rows) {
+INLINE void add_rows(const Shape *shape, int narrow, const uint8_t *lines, Kept *kept, int again, const Lanes scales[2],
+                     const Lanes least[2], const Codes *x, Lanes *sums, int rows) {
     const int two = shape->scales == 2;
     Sums first[TILE], second[TILE];
-    exact(shape, narrow, lines, x, 0, two ? 4 : 8, rows, first);
+    exact(shape, narrow, lines, kept, again, x, 0, two ? 4 : 8, rows, first);
     if (two && !shape->minimum) { /* both halves under their scales, then under the row's */
-        exact(shape, narrow, lines, x, 4, 8, rows, second);
+        exact(shape, narrow, lines, kept, again, x, 4, 8, rows, second);
         for (int row = 0; row < rows; row++) {
             Lanes sum = __builtin_convertvector(first[row], Lanes) * scales[0];
             sum = fused(__builtin_convertvector(second[row], Lanes), scales[1], sum);
@@ -271,7 +320,7 @@ INLINE void add_rows(const Shape *shape, int narrow, const uint8_t *lines, const
         return;
     }
     for (int half = 0; half < shape->scales; half++) {
-        if (half == 1) exact(shape, narrow, lines, x, 4, 8, rows, first);
+        if (half == 1) exact(shape, narrow, lines, kept, again, x, 4, 8, rows, first);
         for (int row = 0; row < rows; row++) {
             const float by = x[row].scale;
             const float count = two ? (float)x[row].count[half] * by : x[row].sum;
@@ -288,9 +337,15 @@ INLINE void add_group(const Shape *shape, int narrow, const uint8_t *header, con
     Lanes scales[2], least[2];
     const int offset = LANES * part * (shape->header ? 1 : 2);
     scales_of(shape, header + 2 * LANES * part, group + offset, scales, least);
-    const int step = WORDS ? (shape->scales == 2 ? 4 : TILE) : shape->scales == 2 && rows > 4 ? TILE : 2; /* measured: docs/notes/passes.md */
-    UNROLLED for (int row = 0; row < rows; row += step)
-        add_rows(shape, narrow, group + shape->head + 4 * LANES * part, scales, least, x + row, sums + row, rows - row < step ? rows - row : step);
+    const uint8_t *lines = group + shape->head + 4 * LANES * part;
+    const int many = rows > 4, wide = shape->high || shape->low == 2; /* measured: docs/notes/passes.md */
+    const int step = WORDS ? many ? (rows + 1) / 2 : rows : many && shape->scales == 2 ? TILE : 2;
+    Kept kept;
+    UNROLLED for (int row = 0; row < rows; row += step) {
+        if (WORDS && many && row > 0) __asm__ volatile("" : "+m"(kept)); /* in memory, no registers */
+        add_rows(shape, narrow, lines, WORDS && many && wide ? &kept : 0, row > 0 && wide, scales, least, x + row,
+                 sums + row, rows - row < step ? rows - row : step);
+    }
 }
 
 /* 16 columns of the rows of a tile. */
