@@ -142,7 +142,11 @@ def _bias(values: Json) -> Bias:
         raise UserError(f"{' or '.join(names)}: lists of ids are needed, as transformers takes them") from None
 
 
-def listed(prompts: Any) -> list[Any]:
+Prompts = str | Sequence[Any]
+"""A text, or texts, messages or lists of ids."""
+
+
+def listed(prompts: Prompts) -> list[Any]:
     """Return the prompts as a list; a text is one prompt. UserError for anything that holds none."""
     if isinstance(prompts, str):
         return [prompts]
@@ -233,7 +237,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: str | Sequence[Any],
+        prompts: Prompts,
         generation_config: Any = None,
         *,
         return_token_ids: bool = False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from utils.objects import Json
 from utils.remote.pieces import ServerFigures
@@ -284,7 +284,12 @@ class Finished:
 
 Event = Prefill | Step | BeamStep | Finished
 
-KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "beamstep": BeamStep, "finished": Finished}
+KINDS: dict[str, type[Prefill | Step | BeamStep | Finished]] = {
+    "prefill": Prefill,
+    "step": Step,
+    "beamstep": BeamStep,
+    "finished": Finished,
+}
 
 
 def to_json(event: Event) -> Json:

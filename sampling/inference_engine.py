@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sampling.api import Seed
-from sampling.engine import Engine, Figures, listed, read_config
+from sampling.engine import Engine, Figures, Prompts, listed, read_config
 from utils.errors import UserError, did_you_mean, shown, whole
 from utils.objects import HfTokenizer, Json
 
@@ -138,13 +138,16 @@ class InferenceEngine(Engine):
         say_unused(["model_policy"] if model_policy is not None else [])
 
     def add_request(
-        self, request_ids: int | Sequence[int] | None = None, prompts: Any = None, prompts_token_ids: Any = None
+        self,
+        request_ids: int | Sequence[int] | None = None,
+        prompts: Prompts | None = None,
+        prompts_token_ids: Any = None,
     ) -> None:
         """Queue prompts for the next `generate`; UserError for none, one too long, or ids outside the vocabulary."""
         self._waiting += self._requests(request_ids, prompts, prompts_token_ids)
 
     def _requests(
-        self, request_ids: int | Sequence[int] | None, prompts: Any, prompts_token_ids: Any
+        self, request_ids: int | Sequence[int] | None, prompts: Prompts | None, prompts_token_ids: Any
     ) -> list[tuple[int, list[int]]]:
         """Return the prompts as ids, with their numbers."""
         given = prompts if prompts_token_ids is None else prompts_token_ids
@@ -159,7 +162,7 @@ class InferenceEngine(Engine):
     def generate(  # type: ignore[override]
         self,
         request_ids: int | Sequence[int] | None = None,
-        prompts: Any = None,
+        prompts: Prompts | None = None,
         prompts_token_ids: Any = None,
         return_token_ids: bool = False,
         generation_config: Any = None,

@@ -118,7 +118,7 @@ class RecordedAnswers:
     """
 
     answers: tuple[RecordedAnswer, ...]
-    header: Mapping[str, Any] = field(default_factory=dict)
+    header: Json = field(default_factory=dict)
     reading: Reading = "told"
     unanswered: int = 0
 

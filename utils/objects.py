@@ -4,7 +4,7 @@ architecture, and what a JSON file holds. Knows no library."""
 from typing import Any
 
 HfModel = Any
-"""A transformers model."""
+"""A transformers model, or a module of one."""
 HfConfig = Any
 """A model's configuration, or the part of it that describes the text model."""
 HfTokenizer = Any

@@ -43,13 +43,13 @@ from utils.kernels.bindings import (
 )
 from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from utils.loading.packed_gguf import PackedModel
-from utils.objects import HfModel, Json
+from utils.objects import HfModel
 
 BLOCK = 16  # slots whose keys lie side by side
 STEP_OF_SCORES = 128  # slots by which the memory for scores grows
 
 
-def linears(layer: Any) -> Json:
+def linears(layer: HfModel) -> dict[str, Any]:
     """A decoder layer's linear maps by their fields in the pass; {} for a layer that lacks one."""
     attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
     maps = {name: getattr(attention, f"{name}_proj", None) for name in "qkvo"}
@@ -254,7 +254,7 @@ CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says o
 
 def supports(model: HfModel) -> bool:
     """Whether `FusedNetwork` computes `model`: its facts are known and every product has packed weights."""
-    trunk: Any = getattr(model, "model", None)
+    trunk: HfModel = getattr(model, "model", None)
     ours = isinstance(model, PackedModel) or type(model).__module__.startswith("transformers.")
     if not ours or not isinstance(getattr(trunk, "embed_tokens", None), QuantizedEmbedding):
         return False

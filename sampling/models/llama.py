@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from sampling.types import Hidden, KVCache, states_of
 from sampling.vocabulary import single_thread_if_small
 from utils.families import is_fixed
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
-from utils.objects import HfConfig
+from utils.objects import HfConfig, HfModel
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
@@ -66,7 +66,7 @@ class LlamaNetwork:
     def __init__(self, model: nn.Module) -> None:
         if not supports(model):
             raise ValueError(f"{type(model).__name__} is not of the Llama kind that this network computes")
-        trunk: Any = model.model
+        trunk: HfModel = model.model
         config: HfConfig = model.config
         self._embed = cast(nn.Embedding, trunk.embed_tokens)
         table = self._embed.weight
@@ -140,7 +140,7 @@ def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:
 Map = Callable[[Tensor], Tensor]
 
 
-def norm_of(module: Any, frozen: bool) -> Map:
+def norm_of(module: HfModel, frozen: bool) -> Map:
     """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon; an Identity stays.
 
     For a frozen module twice as fast: rms(x) = hypot(‖x‖, √(εH)) / √H, with √H taken into the weight.
@@ -190,7 +190,7 @@ class LlamaLayer:
 
     @staticmethod
     def of(
-        module: Any,
+        module: HfModel,
         take: Callable[[nn.Module], nn.Module] = as_it_is,
         window: int = 0,
         enter: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,

@@ -50,7 +50,7 @@ class Exact:
 _known: dict[str, Exact | str] = {}
 
 
-def probe(model: HfModel, build: Callable[[Any, Exact], Network]) -> Exact:
+def probe(model: HfModel, build: Callable[[HfModel, Exact], Network]) -> Exact:
     """The kinds of pass in which a `build` network of `model` gives the right logits. UserError if there is none."""
     reason = ""
     for narrow in (True, False):
@@ -69,7 +69,7 @@ def probe(model: HfModel, build: Callable[[Any, Exact], Network]) -> Exact:
     raise UserError(f"{type(model).__name__} is not supported: {reason}")
 
 
-def _tried(model: HfModel, small: HfModel, build: Callable[[Any, Exact], Network]) -> Exact | str:
+def _tried(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact], Network]) -> Exact | str:
     """The kinds of pass that are right for the twin, and so for `model`; or why it cannot be used."""
     reason = ""
     from sampling.models.recurrent import recurrent_layers
@@ -89,7 +89,7 @@ def _tried(model: HfModel, small: HfModel, build: Callable[[Any, Exact], Network
     return reason
 
 
-def _with_limits(model: HfModel, small: HfModel, build: Callable[[Any, Exact], Network], exact: Exact) -> Exact:
+def _with_limits(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact], Network], exact: Exact) -> Exact:
     """`exact` with the limit within which masks hold."""
 
     def holds(start: int) -> bool:
@@ -205,7 +205,7 @@ _FROM_ABOVE = ("num_kv_shared_layers",)
 _NOT_SIZES = ("label2id", "id2label", "quantization_config")
 
 
-def twin(model: HfModel, config: HfConfig) -> Any:
+def twin(model: HfModel, config: HfConfig) -> HfModel:
     """A small model of the class of `model` and of a :func:`small` configuration: random float32 weights, on the CPU.
 
     Raises whatever transformers raises for a configuration that it does not take.
@@ -225,7 +225,7 @@ def twin(model: HfModel, config: HfConfig) -> Any:
     return small_model
 
 
-def small(config: HfConfig, narrow: bool = True) -> Any:
+def small(config: HfConfig, narrow: bool = True) -> HfConfig:
     """`config` with few layers, a small vocabulary and short windows; if `narrow` also with few heads.
 
     Raises whatever transformers raises for a configuration that it does not take.

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import (
     CacheLayerMixin,
     DynamicCache,
@@ -197,7 +197,7 @@ def _part(value: Any, width: int, start: int, end: int) -> Any:
 
 
 @cache
-def _in_steps(kind: Any) -> Any:
+def _in_steps(kind: Any) -> type[nn.Module]:
     """A subclass of the recurrent layer `kind` that reads in steps while a pass of ours is running."""
 
     class InSteps(kind):  # type: ignore[misc]
@@ -220,7 +220,7 @@ def _in_steps(kind: Any) -> Any:
     return InSteps
 
 
-def _hold_time_steps(module: Any) -> None:
+def _hold_time_steps(module: HfModel) -> None:
     """Hold a Mamba layer's time steps within their limits in passes over one token too, where transformers forgets them
     (Nemotron-H, Zamba2): its scan over several keeps them, and both must give the same state."""
     low, high = getattr(module, "time_step_limit", None) or (0.0, math.inf)
@@ -228,7 +228,7 @@ def _hold_time_steps(module: Any) -> None:
         return
     ends = torch.tensor([low, high]).expm1().log()  # softplus of these gives the limits
 
-    def hold(_module: Any, _args: Any, out: Tensor) -> Tensor:
+    def hold(_module: nn.Module, _args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         bias, heads = module.dt_bias.float(), module.num_heads
         steps = out[..., -heads:].float().clamp(*(end.to(bias.device) - bias for end in ends))
         return torch.cat((out[..., :-heads], steps.to(out.dtype)), dim=-1)
@@ -237,13 +237,13 @@ def _hold_time_steps(module: Any) -> None:
 
 
 @torch.no_grad()
-def keep_states(model: HfModel, cache: RecurrentCache, run: Callable[[], Any]) -> None:
+def keep_states(model: HfModel, cache: RecurrentCache, run: Callable[[], Tensor]) -> None:
     """Make the recurrent layers of `model` read in steps. `run` is a pass into `cache`, which shows which they are."""
     if getattr(model, "_reads_in_steps", False):
         return
-    innermost: dict[int, Any] = {}  # by layer, the innermost module that leaves a state
+    innermost: dict[int, nn.Module] = {}  # by layer, the innermost module that leaves a state
 
-    def look(module: Any, *_: Any) -> None:
+    def look(module: HfModel, *_: Any) -> None:
         layer = module.layer_idx
         state = cache.states.get(layer)
         if state is not None and layer not in innermost and any(state.has_previous_state.values()):

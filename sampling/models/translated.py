@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -133,7 +133,7 @@ class Spelling:
         chunk = bisect_right(self._chunks, (count, len(self._text) + 1, True)) - 1
         return 0 if chunk < 0 else bisect_right(self._ends, self._chunks[chunk][1])
 
-    def __deepcopy__(self, memo: Any) -> Spelling:
+    def __deepcopy__(self, memo: dict[int, object]) -> Spelling:
         twin = copy(self)
         for name in ("_row", "_text", "_ends", "_ids", "_chunks"):
             setattr(twin, name, copy(getattr(self, name)))
@@ -212,7 +212,7 @@ class TranslatedSession(Session):
         self.reduced_ids: Tensor | None = by.ours[:count].to(lm.device)
         self._columns = by.theirs[:count].to(lm.device)
         self._spellings: list[Spelling] = [Spelling(by) for _ in prompt] if previous is None else previous._spellings
-        self.inner: Any = lm.lm.open(self.own(prompt), previous=None if previous is None else previous.inner)
+        self.inner: Session = lm.lm.open(self.own(prompt), previous=None if previous is None else previous.inner)
 
     def own(self, rows: Rows) -> Rows:
         """The rows in the model's ids, cut to their ends where they are too long."""
@@ -231,7 +231,7 @@ class TranslatedSession(Session):
 
     def score_own(self, rows: Rows) -> Tensor:
         """[B, V of the model] the model's logits after rows of the model's ids."""
-        return cast(Tensor, self.inner.score(rows, Draft.empty(len(rows)))[:, 0])
+        return self.inner.score(rows, Draft.empty(len(rows)))[:, 0]
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """[B, 1, n] logits of the ids in `reduced_ids`. ValueError for a draft that is not empty."""

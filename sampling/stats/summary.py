@@ -167,7 +167,7 @@ def _added(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
 
 
-def _by_model(parts: Sequence[Mapping[str, Any]], add: Callable[[list[Any]], Any] = sum) -> Json:
+def _by_model(parts: Sequence[Mapping[str, Any]], add: Callable[[list[Any]], Any] = sum) -> dict[str, Any]:
     models = dict.fromkeys(model for part in parts for model in part)
     return {model: add([part[model] for part in parts if model in part]) for model in models}
 

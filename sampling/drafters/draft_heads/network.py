@@ -136,11 +136,8 @@ class StudentNetwork:
             LlamaLayer.of(layer, take, config.window, layer.entered if layer.joins else None, self._from)
             for layer in trunk.layers
         ]
-        self._norm = self._leave = norm_of(trunk.norm, frozen)
-        if config.norm_output:
-            self._norm = nn.Identity()
-        else:
-            self._leave = nn.Identity()
+        norm, none = norm_of(trunk.norm, frozen), nn.Identity()
+        self._norm, self._leave = (none, norm) if config.norm_output else (norm, none)
         self._head = take(student.lm_head)
         self._angles = self._cross_angles = Angles(student.rotary)
         self._cross: list[Cross] = []
@@ -149,10 +146,12 @@ class StudentNetwork:
             if not student.rotary.equals(student.cross_rotary):
                 self._cross_angles = Angles(student.cross_rotary)
         if config.kind == "feature":
-            norms = (norm_of(norm, frozen) for norm in (trunk.embed_norm, trunk.feature_norm, trunk.state_norm))
-            self._embed_norm, self._feature_norm, self._own_norm = norms
-            joins = (take(join) for join in (trunk.join_embed, trunk.join_feature, trunk.join_state))
-            self._join_embed, self._join_feature, self._join_own = joins
+            self._embed_norm, self._feature_norm, self._own_norm = (
+                norm_of(norm, frozen) for norm in (trunk.embed_norm, trunk.feature_norm, trunk.state_norm)
+            )
+            self._join_embed, self._join_feature, self._join_own = map(
+                take, (trunk.join_embed, trunk.join_feature, trunk.join_state)
+            )
         if config.is_eagle:
             self._fc, self._features = take(trunk.fc), trunk.normed
 

@@ -19,7 +19,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -51,13 +50,13 @@ def suffix_keys(tail: list[int], sizes: int) -> list[int]:
     return keys
 
 
-def grown(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def grown(states: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Return the hash states [N] uint64 of contexts extended at their front by tokens [N]."""
     states = (states + tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_PRIME)
     return np.asarray(states ^ (states >> np.uint64(32)))
 
 
-def keys_of(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
+def keys_of(states: np.ndarray, tokens: np.ndarray, size: int) -> np.ndarray:
     """Return keys [N] uint32 of contexts of `size` tokens: their hash, or for size 1 their only token."""
     return tokens.astype(np.uint32) if size == 1 else (states & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
@@ -67,9 +66,9 @@ class TableArrays:
     """The entries of one context size, sorted by key, likeliest token first within a key: all [N] integers."""
 
     size: int
-    keys: np.ndarray[Any, Any]
-    tokens: np.ndarray[Any, Any]
-    confidence: np.ndarray[Any, Any]
+    keys: np.ndarray
+    tokens: np.ndarray
+    confidence: np.ndarray
 
 
 class StaticTables:
