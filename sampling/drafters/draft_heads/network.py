@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sampling.drafters.draft_heads.modules import CrossAttention, DraftHead, Rotary, lateness
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
-from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, rotate
+from sampling.models.llama import LlamaLayer, Map, as_it_is, causal_bias, latest, norm_of, rotate
 from sampling.types import Hidden, KVCache
 from utils.kernels.bindings import GROUP, at_hand
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits, packable
@@ -136,8 +136,8 @@ class StudentNetwork:
             LlamaLayer.of(layer, take, config.window, layer.entered if layer.joins else None, self._from)
             for layer in trunk.layers
         ]
-        norm, none = norm_of(trunk.norm, frozen), nn.Identity()
-        self._norm, self._leave = (none, norm) if config.norm_output else (norm, none)
+        norms: list[Map] = [norm_of(trunk.norm, frozen), nn.Identity()]
+        self._norm, self._leave = reversed(norms) if config.norm_output else norms
         self._head = take(student.lm_head)
         self._angles = self._cross_angles = Angles(student.rotary)
         self._cross: list[Cross] = []
