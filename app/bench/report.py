@@ -9,7 +9,7 @@ import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, Field, JsonValue, ValidationError
@@ -25,7 +25,7 @@ from app.screen.palette import Look
 from app.screen.panes import reported
 from app.screen.rows import plural
 from app.settings.table import Settings
-from app.settings.types import got, named
+from app.settings.types import JsonObject, got, named
 from sampling.drafters.registry import is_simulated
 from sampling.stats.summary import TARGET
 from utils.errors import UsageError
@@ -156,7 +156,7 @@ def read_run(path: Path) -> Run:
     try:
         return Run.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+        first: JsonObject = dict(error.errors(include_url=False)[0])
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     key = "".join(f"{named(str(part))}." for part in first["loc"]).removesuffix(".")
@@ -171,7 +171,7 @@ class Cell(NamedTuple):
     """A figure as it is read, the summary's own number, and its name there."""
 
     text: str
-    value: Any = None
+    value: JsonValue = None
     key: str = ""
 
 
@@ -184,7 +184,7 @@ def report_of(source: Path, settings: Settings, args: Namespace) -> int:
     return 0
 
 
-def write_report(data: dict[str, Any], path: Path) -> None:
+def write_report(data: JsonObject, path: Path) -> None:
     """Write the page of what `bench` has just measured."""
     write_text(path, page(Run.model_validate_json(json.dumps(data)), ""))
 
@@ -265,7 +265,7 @@ def _methods(row: SummaryFields, columns: Sequence[str]) -> list[Cell]:
     return cells
 
 
-def _in_words(value: Any) -> str:
+def _in_words(value: JsonValue) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):

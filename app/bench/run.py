@@ -44,13 +44,14 @@ from app.lanes.answers import (
     run_lane,
     shown_settings,
 )
-from app.lanes.costs import terms_of
+from app.lanes.costs import record_of
 from app.prompts.questions import Question, conversation, fitting_prompts, selected, turns_of
 from app.replay.session_log import LoggedMessage, SessionLogWriter, log_writer_of
-from app.screen.output import answer_bar, load_engine, screen
+from app.screen.output import Bar, answer_bar, load_engine, screen
 from app.screen.rows import plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
+from app.settings.types import JsonObject
 from utils.errors import UsageError, UserError
 from utils.files import check_outputs, write_result
 from utils.machine import machine
@@ -148,14 +149,13 @@ class Bench:
     ) -> Answer:
         """Decode one answer of a lane, without a cache; it is recorded if the prompt's text is `text`."""
         lane = self.lane(variant, **changes)
-        answer_log = None
+        record, answer_log = record_of(lane, self.engine), None
         if text is not None and self.recorder is not None:
             message = LoggedMessage(text, prompt)
-            answer_log = self.recorder.open_answer(self.engine, [lane], message, lane.settings, self.decode)
+            answer_log = self.recorder.open_answer(self.engine, [record], message, lane.settings, self.decode)
         show = None if answer_log is None else partial(answer_log.feed, 0)
-        terms = terms_of(lane, self.engine)
-        how: Any = {"interrupt": self.interrupt, "show": show, "terms": terms, "messages": messages}
-        answer = run_lane(lane, prompt, self.decode, **how)
+        given = partial(run_lane, lane, prompt, self.decode, terms=record.terms, messages=messages)
+        answer = given(interrupt=self.interrupt, show=show)
         if answer_log is not None and (problem := answer_log.end()):
             to_stderr(problem)
         return answer
@@ -185,7 +185,7 @@ class Bench:
                     self.engine.drafters.answers.add(item.ids, item.answers[-1][self.reference].ids)
                 bar.total = (bar.total or 0) - left * each
 
-    def _warm_up(self, bar: Any) -> None:
+    def _warm_up(self, bar: Bar) -> None:
         """Decode one short answer of each variant, which is not counted."""
         bar.set_description("warming up", refresh=False)
         first = ({"role": "user", "content": self.questions[0].turns[0]},)
@@ -194,7 +194,7 @@ class Bench:
                 self.answer(variant, prompt, first, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the time so far belongs to no answer
 
-    def _measure(self, item: PromptItem, bar: Any) -> bool:
+    def _measure(self, item: PromptItem, bar: Bar) -> bool:
         """Run all repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
         for repeat in range(self.args.repeat):
             item.answers.append({})
@@ -207,7 +207,7 @@ class Bench:
                 item.answers[-1][variant] = answer
         return True
 
-    def _answer(self, variant: Variant, item: PromptItem, repeat: int, bar: Any) -> Answer:
+    def _answer(self, variant: Variant, item: PromptItem, repeat: int, bar: Bar) -> Answer:
         """Return the journal's answer, or else decode it and enter it there."""
         slot = Slot(item.number, item.turn, repeat, variant)
         known = agreed(None if self.journal is None else self.journal.answer(slot, len(item.ids)))
@@ -223,7 +223,7 @@ class Bench:
 
     # -- results ------------------------------------------------------------------------------
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Return what was measured, on which machine, when."""
         loaded, args = self.engine.loaded, self.args
         return {
@@ -263,7 +263,7 @@ class Bench:
                 show_tables(summary, self.settings, screen(self.settings, sys.stdout))
         return 1 if self.problem else INTERRUPTED if self.interrupted else 0
 
-    def _write(self, summary: list[dict[str, Any]]) -> None:
+    def _write(self, summary: list[JsonObject]) -> None:
         """Write the whole file of --out and remove the journal when all is in it; then write the page of --report."""
         if self.args.out is None and self.args.report is None:
             return
@@ -278,7 +278,7 @@ class Bench:
         if page is not None:
             write_report(data, page)
 
-    def _prompt(self, item: PromptItem) -> dict[str, Any]:
+    def _prompt(self, item: PromptItem) -> JsonObject:
         """Return all answers to a prompt as `run --json` has them, with gamma and repeat."""
         return {
             "question_id": item.question.question_id,
@@ -295,7 +295,7 @@ class Bench:
             ],
         }
 
-    def _result(self, variant: Variant, repeat: int, row: dict[Variant, Answer]) -> dict[str, Any]:
+    def _result(self, variant: Variant, repeat: int, row: dict[Variant, Answer]) -> JsonObject:
         answer = replace(row[variant], method=variant.method)
         plain = row.get(self.reference) if self.reference.method == "ar" else None
         alone = plain is None or variant == self.reference
@@ -448,13 +448,12 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
     loading = load_options(options)
     folder = model_folder(engine.loaded.spec.target, loading)
     with quiet_warnings():
-        kind: Any = AutoModelForSeq2SeqLM if engine.encodes else AutoModelForCausalLM
-        model: Any = kind.from_pretrained(
+        model: Any = (AutoModelForSeq2SeqLM if engine.encodes else AutoModelForCausalLM).from_pretrained(
             str(folder), dtype=torch.float32, trust_remote_code=loading.trust_remote_code, local_files_only=True
         )
     model = model.eval().to(engine.loaded.target.device)
     stop = sorted(engine.stop_ids)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         eos_token_id=stop or None, pad_token_id=stop[0] if stop else 0, decoder_start_token_id=engine.start_id
     )
     surplus = list(range(engine.target.vocab_size, model.config.get_text_config().vocab_size))  # stand for no token

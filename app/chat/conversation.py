@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from app.settings.types import JsonObject
 from sampling.events import Reason
 from sampling.stops import begins
 from utils.catalogue.templates import AUTO, TEMPLATES, Thinking, carries_template, end_ids, render, thinking_marks
@@ -24,6 +25,7 @@ from utils.errors import UserError
 from utils.ordinary_text import CUT, Markers, ids_in_parts, without
 from utils.tokenizer import first_ids
 
+Tokenizer = Any  # transformers' own, or ours of utils/tokenizer.py
 Message = dict[str, str]
 CHANNEL = Thinking("<think>", "</think>", False)  # marks of ours around a channel in which a model thinks
 SEAM = 16  # tokens at a prompt's end that the next one may leave out, such as a mark that begins the thinking
@@ -34,7 +36,7 @@ class Template:
     utils/catalogue/templates.py. Markers in the messages are cut (utils/ordinary_text.py) unless they are `special`.
     """
 
-    def __init__(self, tokenizer: Any, name: str = AUTO, special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, name: str = AUTO, special: bool = False) -> None:
         self._tokenizer, self._name = tokenizer, name
         self.present = carries_template(tokenizer, name)
         self.folds_system = False  # the template refuses a system role: it goes into the first message
@@ -106,7 +108,7 @@ class Turn:
     reason: Reason
     regenerated: int = 0  # times that this turn was answered again
     seed: int | None = None
-    record: dict[str, Any] = field(default_factory=dict)  # settings and lanes, for /save
+    record: JsonObject = field(default_factory=dict)  # settings and lanes, for /save
     origin: Turn | None = None  # the turn that it branches from: a token of it was forced
 
 
@@ -143,7 +145,7 @@ class Conversation:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         stop_ids: frozenset[int],
         context: int,
         *,
@@ -159,7 +161,7 @@ class Conversation:
         self.system, self.chat, self.template_name, self.special_tokens = system, chat, template, special_tokens
         self._take(tokenizer, stop_ids, context, single)
 
-    def _take(self, tokenizer: Any, stop_ids: frozenset[int], context: int, single: bool) -> None:
+    def _take(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, single: bool) -> None:
         self.tokenizer, self.own_stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
         self.template = Template(tokenizer, self.template_name, self.special_tokens or not self.chat)
         self.stop_ids = stop_ids | end_ids(tokenizer, self.template_name)
@@ -237,13 +239,15 @@ class Conversation:
 
     # -- changes ------------------------------------------------------------------------------
 
-    def commit(self, plan: Plan, ids: list[int], reason: Reason, *, seed: int | None = None, **record: Any) -> Turn:
+    def commit(
+        self, plan: Plan, ids: list[int], reason: Reason, *, seed: int | None = None, record: JsonObject | None = None
+    ) -> Turn:
         """Enter the answer of a plan: `ids` are the newly emitted ones."""
         answer = (*plan.answer, *ids)
         prompt = tuple(plan.prompt if plan.begun else plan.prompt[: len(plan.prompt) - len(plan.answer)])
         before = self.turns[plan.keep] if plan.answer else None
         origin = before if plan.forced or before is None else before.origin
-        turn = Turn(plan.user, prompt, answer, self.text(answer), reason, plan.regenerated, seed, record, origin)
+        turn = Turn(plan.user, prompt, answer, self.text(answer), reason, plan.regenerated, seed, record or {}, origin)
         if before is None:
             self.branches = []
         elif plan.forced:
@@ -308,7 +312,7 @@ class Conversation:
 
     def adopt(
         self,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         stop_ids: frozenset[int],
         context: int,
         single: bool = False,
@@ -384,7 +388,7 @@ class Conversation:
         return parts
 
     @property
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> JsonObject:
         """The channels of the tokenizer's schema, by the chat template's names for them."""
         schema = getattr(self.tokenizer, "response_template", None) if self.templated else None
         return schema.get("fields", {}) if isinstance(schema, dict) else {}
@@ -442,7 +446,7 @@ class Conversation:
         markers, turns = self.template.markers, self.turns[: plan.keep]
         return markers.found("\n".join([plan.user, *(turn.user for turn in turns)])) if markers else []
 
-    def _same_ids(self, tokenizer: Any) -> bool:
+    def _same_ids(self, tokenizer: Tokenizer) -> bool:
         mine, other = (getattr(each, "get_vocab", None) for each in (self.tokenizer, tokenizer))
         return bool(mine and other and mine() == other())
 

@@ -25,6 +25,7 @@ from app.screen.trace import TracedRound, read
 from app.screen.view import heading
 from app.screen.why import Why
 from app.settings.table import Settings
+from app.settings.types import JsonObject
 from sampling.events import GRAMMAR, INVERSE_TEMPERATURES
 from utils.growing_text import Window
 from utils.visible import visible
@@ -32,6 +33,7 @@ from utils.visible import visible
 _TEMPLATE = Path(__file__).with_name("page.html")
 _LOOK = Look(width=10_000)
 _NO_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+PageCell = str | float | None
 DRAFTS = (
     *("node", "parent", "depth", "branch", "text", "source", "fate", "q", "p", "chance", "u"),
     *("q_processed", "p_processed"),
@@ -141,7 +143,7 @@ def _branches(branches: Sequence[Branch]) -> str:
 
 def _section(track: Track, question: str) -> str:
     """A lane: its title, its text with rejected drafts, its figures, and what the colours mean."""
-    pane, names = track.pane(), track.lane.source_names
+    pane, names = track.pane(), track.lane.terms.sources
     figures = _line(StatsLines([pane], _LOOK).rows())
     figures += "".join(each.before + text for each in details(pane, _LOOK) for text, _ in each.pieces)
     counts = zip(names, track.meter.stats.sources, strict=False)
@@ -167,13 +169,13 @@ def _tint(names: Sequence[str], name: str) -> str:
 
 def _spans(track: Track) -> Iterator[str]:
     """The text token by token (data-t: its number, data-r: its round), and rejected drafts where they were."""
-    own = {"bonus": "bonus", "correction": "target", "own token": "target" if track.lane.drafts else ""}
+    own = {"bonus": "bonus", "correction": "target", "own token": "target" if track.lane.terms.drafts else ""}
     said = ""
     for number, token in enumerate(tokens_of(track)):
         place = f'data-r="{token.round}"' + (" data-own" if token.kind != "accepted" else "")
         if token.kind != "accepted" and token.refused:
             yield f'<del class="rejected" data-r="{token.round}">{_html(one_line(token.refused[0].text, _LOOK))}</del>'
-        style = _tint(track.lane.source_names, token.by) if token.kind == "accepted" else own.get(token.kind, "")
+        style = _tint(track.lane.terms.sources, token.by) if token.kind == "accepted" else own.get(token.kind, "")
         yield f'<span class="{style}" data-t="{number}" {place}>{_html(token.text)}</span>'
         said += token.text
     if track.text.startswith(said):  # a beam search has no tokens; the end of a cut character is no token's
@@ -183,7 +185,7 @@ def _spans(track: Track) -> Iterator[str]:
 # -- what the script reads ---------------------------------------------------------------------------
 
 
-def _data(answer: PageAnswer, texts: dict[str, int]) -> dict[str, Any]:
+def _data(answer: PageAnswer, texts: dict[str, int]) -> JsonObject:
     rounds = [track for track in answer.tracks if track.steps]
     return {
         "question": answer.question,
@@ -195,14 +197,14 @@ def _data(answer: PageAnswer, texts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _lane(track: Track, texts: dict[str, int]) -> dict[str, Any]:
+def _lane(track: Track, texts: dict[str, int]) -> JsonObject:
     lane, window, rule = track.lane, Window(track.decode), rule_of(track.lane)
     return {
         "name": lane.name,
         "title": title_of(lane.name),
         "rule": RULES[rule],
-        "figures": rounds_of(track, _LOOK).labels()[1:] if lane.drafts and lane.beams is None else [],
-        "sources": lane.source_names,
+        "figures": rounds_of(track, _LOOK).labels()[1:] if lane.terms.drafts and lane.beams is None else [],
+        "sources": lane.terms.sources,
         "stats": track.answer().stats.to_json(),
         "rounds": [_round(read(step, window), rule in ("match", "ratio")) for step in track.steps],
         "decides": rule,
@@ -210,7 +212,7 @@ def _lane(track: Track, texts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _round(traced: TracedRound, by_chance: bool) -> dict[str, Any]:
+def _round(traced: TracedRound, by_chance: bool) -> JsonObject:
     step, drafts = traced.step, []
     for draft in traced.drafts:
         node, chance = draft.number - 1, draft.chance if by_chance else None
@@ -221,7 +223,7 @@ def _round(traced: TracedRound, by_chance: bool) -> dict[str, Any]:
     return {"says": phases(step), "ms": ms, "drafts": drafts}
 
 
-def _token(token: SaidToken, texts: dict[str, int], rule: str) -> dict[str, Any]:
+def _token(token: SaidToken, texts: dict[str, int], rule: str) -> JsonObject:
     figures = {  # those that are empty, and the lane's own rule, are left out
         **{name: getattr(token, name) for name in ("token", "round", "kind", "by")},
         "rule": "" if token.rule == rule else token.rule,
@@ -242,20 +244,20 @@ def _coins(token: SaidToken) -> Iterator[tuple[int, float]]:
     yield from ((refused.token, refused.number) for refused in token.refused if refused.number is not None)
 
 
-def _choice(choice: Candidates, texts: dict[str, int]) -> list[Any]:
+def _choice(choice: Candidates, texts: dict[str, int]) -> list[PageCell]:
     """The columns of a choice; those at the end that are not known are left out."""
-    row: list[Any] = [texts.setdefault(choice.text, len(texts)), choice.token]
+    row: list[PageCell] = [texts.setdefault(choice.text, len(texts)), choice.token]
     if (choice.rank or 1) > LISTED and not choice.fate:
         choice = choice._replace(processed=None)  # only a what-if lists it
     row += [_short(getattr(choice, name)) for name in CHOICES[2:]]
     return _known(row)
 
 
-def _known(row: list[Any]) -> list[Any]:
+def _known(row: list[PageCell]) -> list[PageCell]:
     while row[-1] in (None, ""):
         row.pop()
     return row
 
 
-def _short(value: Any) -> Any:
+def _short(value: PageCell) -> PageCell:
     return float(f"{value:.4g}") if isinstance(value, float) else value

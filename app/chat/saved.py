@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationError
 from rich.console import Console
@@ -19,13 +19,14 @@ from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
 from app.chat.conversation import Turn
-from app.lanes.answers import Answer
-from app.lanes.costs import LoggedLane, event_of, settings_of
+from app.lanes.answers import Answer, shown_settings
+from app.lanes.costs import LaneRecord, event_of, settings_of
 from app.screen.inspection import SaidToken
 from app.screen.live import LaneViews, Track, look_of, panes, tokens_of
 from app.screen.terminal import Screen
 from app.screen.view import heading, question
 from app.settings.table import Settings
+from app.settings.types import JsonObject
 from sampling.events import Reason
 from utils.errors import UserError
 from utils.growing_text import Decode
@@ -38,11 +39,10 @@ _KEYS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Answered:
-    """A finished answer with everything that is known about it."""
+    """A finished answer with everything that is known about it. A turn's record has it among its `decodings`."""
 
-    pair: str
     settings: Settings
     turn: Turn
     tracks: list[Track]
@@ -65,11 +65,17 @@ class Answered:
         """The answer of each lane."""
         return [track.answer() for track in self.tracks]
 
+    def to_json(self) -> JsonObject:
+        """Return what a file keeps of it beside its turn."""
+        lanes = [track.record() for track in self.tracks]
+        return {"models": self.models, "settings": shown_settings(self.settings), "lanes": lanes}
 
-def as_json(turns: Sequence[Turn], about: Mapping[str, Any]) -> str:
+
+def as_json(turns: Sequence[Turn], about: JsonObject) -> str:
     """Return the conversation with ids, texts, settings, figures and events; `about`: pair and system prompt."""
     rows = [{name: getattr(turn, key) for name, key in _KEYS.items()} | turn.record for turn in turns]
-    return json.dumps({"version": VERSION, **about, "turns": rows}, ensure_ascii=False, indent=1)
+    data = {"version": VERSION, **about, "turns": rows}
+    return json.dumps(data, ensure_ascii=False, indent=1, default=Answered.to_json)
 
 
 def as_text(turns: Sequence[Turn], system: str) -> str:
@@ -86,7 +92,7 @@ class _SavedTurn(BaseModel, extra="allow"):
     regenerated: int = 0
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
-    decodings: list[dict[str, Any]] | None = None
+    decodings: list[JsonObject] | None = None
 
     def turn(self) -> Turn:
         more = {} if self.decodings is None else {"decodings": self.decodings, **(self.model_extra or {})}
@@ -94,14 +100,14 @@ class _SavedTurn(BaseModel, extra="allow"):
 
 
 class _SavedLane(BaseModel):
-    lane: LoggedLane
+    lane: LaneRecord
     prompt_n: int = Field(ge=0)
-    events: list[dict[str, Any]]
+    events: list[JsonObject]
 
 
 class _Decoding(BaseModel):
-    models: dict[str, Any]
-    settings: dict[str, Any]
+    models: JsonObject
+    settings: JsonObject
     lanes: list[_SavedLane] = Field(min_length=1)
 
 
@@ -145,7 +151,8 @@ def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
     try:
         before = tuple(map(int, turn.record.get("forced", ())))  # the beginning of a branch
         for decoding in turn.record.get("decodings", []):
-            answered = _answered(turn, decoding, before, decode, forced=bool(before) and not decodings)
+            forced = bool(before) and not decodings
+            answered = decoding if isinstance(decoding, Answered) else _read(turn, decoding, before, decode, forced)
             before = (*before, *answered.tracks[-1].meter.ids)
             decodings.append(answered)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, UserError):
@@ -153,22 +160,19 @@ def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
     return decodings if decodings and before == turn.answer else []
 
 
-def _answered(
-    turn: Turn, record: Mapping[str, Any], before: tuple[int, ...], decode: Decode, *, forced: bool
-) -> Answered:
+def _read(turn: Turn, record: JsonObject, before: tuple[int, ...], decode: Decode, forced: bool) -> Answered:
     """Return one decoding, with all derived figures: an impossible record raises here."""
     decoding = _Decoding.model_validate(record)
     settings = settings_of(decoding.settings)
     tracks = []
     for saved in decoding.lanes:
         lane = replace(saved.lane, settings=settings)
-        most = settings.max_new_tokens
-        views = LaneViews(Track(lane, decode, saved.prompt_n, most, before, lane.terms, forced=forced))
+        views = LaneViews(Track(lane, decode, saved.prompt_n, before, forced=forced))
         for event in map(event_of, saved.events):
             views.feed(event)
         tracks.append(views.track)
     models = {name: str(text) for name, text in decoding.models.items()}
-    return Answered(models["pair"], settings, turn, tracks, models)
+    return Answered(settings, turn, tracks, models)
 
 
 WIDTH = 100

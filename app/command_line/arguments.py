@@ -20,7 +20,18 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from app.distill.options import DISTILL_FIELDS, distill_args
 from app.measure.elsewhere import CHECK_FIELDS, check_args
 from app.prompts.questions import PROMPT_FIELDS
-from app.settings.table import CASCADE, FIELDS, MODELS, NGRAM, Field, ModelOptions, arguments, by_name, model_options
+from app.settings.table import (
+    CASCADE,
+    FIELDS,
+    MODELS,
+    NGRAM,
+    Field,
+    ModelOptions,
+    SettingValues,
+    arguments,
+    by_name,
+    model_options,
+)
 from app.settings.types import (
     LANE_NAMES,
     METHOD_NAMES,
@@ -66,7 +77,7 @@ class SubCommand:
     about: str
     run: str = ""
     fields: Mapping[str, Field] = field(default_factory=dict)
-    own: Callable[[Mapping[str, Any], Sequence[str]], Namespace] | None = None
+    own: Callable[[SettingValues, Sequence[str]], Namespace] | None = None
     level: Takes = "all"
     also: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
@@ -135,7 +146,7 @@ _REPLAY = by_name(
 )
 
 
-def bench_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> Namespace:
+def bench_args(given: SettingValues, _: Sequence[str] = ()) -> Namespace:
     """Return the values or defaults; UsageError in one line. `source` is that of --from; no `methods`: of --compare."""
     args = arguments(_BENCH, given)
     args.source = vars(args).pop("from")
@@ -264,7 +275,7 @@ class Request:
 
     command: str
     options: ModelOptions
-    flags: Mapping[str, Any]
+    flags: SettingValues
     environ: Mapping[str, str]
     prompt: str | None
     own: Namespace
@@ -290,7 +301,9 @@ class _Parser(argparse.ArgumentParser):
 class _Help(argparse.Action):
     """Shows the help of a sub-command, with `all` its rare flags too."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
         build_parser(self.dest, rare=values == "all").print_help()
         parser.exit()
 
@@ -316,7 +329,7 @@ def build_parser(command: str = "chat", rare: bool = False) -> argparse.Argument
         allow_abbrev=False,
     )
     _add_own(parser, command)
-    sections: dict[str, Any] = {}
+    sections: dict[str, argparse._ArgumentGroup] = {}
     for row in FIELDS.values():
         if row.group not in sections:
             sections[row.group] = parser.add_argument_group(row.group)
@@ -345,11 +358,13 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
 class _AddText(argparse.Action):
     """Adds a text to those of the same flag, each with its escapes read."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *TEXTS.read(values)))
 
 
-def _add(section: Any, known: Field, shown: bool = True, **more: Any) -> None:
+def _add(section: argparse._ArgumentGroup, known: Field, shown: bool = True, **more: Any) -> None:
     """Add one setting by all its flags, of which help shows one if `shown`; of a switch the form that has an effect."""
     text, flags, how = known.help.replace("%", "%%"), dict.fromkeys(known.flags), more
     if known.kind is SWITCH:
@@ -393,7 +408,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
     )
 
 
-def own_values(command: str, given: Mapping[str, Any], words: Sequence[str]) -> Namespace:
+def own_values(command: str, given: SettingValues, words: Sequence[str]) -> Namespace:
     """Return the values of a sub-command's own flags and of its word. UsageError in one line."""
     known = COMMANDS[command]
     if known.needs is not None and not given.get(known.needs[0]):
@@ -448,7 +463,7 @@ def _surplus(word: str, explicit: bool) -> str:
     return f"unknown sub-command {got(word)}{hint}; one answer: python {PROGRAM} run PROMPT"
 
 
-def _pair_of(words: Sequence[str], flags: Mapping[str, Any]) -> dict[str, str]:
+def _pair_of(words: Sequence[str], flags: SettingValues) -> dict[str, str]:
     """Return the flags that the words of `check` stand for: --pair, or --target and --drafter."""
     if len(words) > 2:
         raise UsageError(f"check takes no further argument {got(words[2])}")

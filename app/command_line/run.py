@@ -14,19 +14,21 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from app.chat.conversation import as_text
-from app.lanes.answers import Answer, answer_of, compared, comparisons_of, logprobs_of, shown_settings
-from app.lanes.costs import terms_of
+from app.lanes.answers import Answer, compared, comparisons_of, logprobs_of, shown_settings
+from app.lanes.costs import LaneRecord
 from app.lanes.lane import Lane, PairEngine, ServerLane
 from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
-from app.replay.session_log import LoggedMessage, log_writer_of
+from app.replay.session_log import LoggedMessage, SessionLogWriter, log_writer_of
+from app.screen.live import Track, look_of, sampled, tokens_of, tracks_of
 from app.screen.output import load_engine, screen
+from app.screen.panes import PaneData, StatsLines, note
 from app.screen.rows import Lines
+from app.screen.samples import SampleTree, tree_of
 from app.screen.terminal import Interrupts
-from sampling.events import Step
 from sampling.models.remote import RemoteLM
-from sampling.stats.metrics import Meter
 from utils.errors import UsageError
+from utils.growing_text import Decode
 from utils.loading.fit import TokenBytes
 from utils.processes import agreed, first
 from utils.visible import to_stderr, visible
@@ -41,9 +43,6 @@ _WIDTH = 120  # columns of figures that go to no terminal
 
 def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool, count: int) -> int:
     """Answer one prompt `count` times; write the answers as a tree, or as JSON with their probabilities."""
-    from app.screen.live import look_of, sampled, tokens_of
-    from app.screen.samples import SampleTree, tree_of
-
     text = agreed(given_prompt(prompt, sys.stdin) if first() else "")
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt, servers=True)
@@ -87,23 +86,9 @@ def run_once(
         if (markers := chat.markers_in(plan)) and not settings.quiet:
             to_stderr(as_text(markers))
         message = LoggedMessage(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
-        answer_log = None if log is None else log.open_answer(engine, lanes, message, settings, said)
-        writer = None if as_json else AnswerWriter(sys.stdout, said)
         race = Race(lanes, engine, [*message.ids], interrupt=interrupt, messages=plan.messages)
-        meters, steps = [Meter(len(message.ids)) for _ in lanes], [list[Step]() for _ in lanes]
-        for index, event in race if answer_log is None else answer_log.tee(race):
-            meters[index].add(event)
-            if logprobs is not None and isinstance(event, Step):
-                steps[index].append(event)
-            if writer is not None and lanes[index] is lanes[-1]:
-                writer.feed(event)
-        answers = [
-            answer_of(lane, meter, said, terms_of(lane, engine)) for lane, meter in zip(lanes, meters, strict=True)
-        ]
-        if logprobs is not None:
-            answers = [_with_logprobs(*each, engine, logprobs) for each in zip(answers, lanes, steps, strict=True)]
-        if answer_log is not None and (problem := answer_log.end()):
-            to_stderr(problem)
+        writer = None if as_json else AnswerWriter(sys.stdout, said)
+        answers = _decoded(race, message, said, settings, log, writer, logprobs)
         if writer is None:
             head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
             write_json({**head, "results": [answer.to_json() for answer in answers], **compared(answers)})
@@ -111,11 +96,37 @@ def run_once(
             writer.finish(answers[-1].text)
             if not settings.quiet:
                 report(answers, settings)
-    if writer is None or settings.quiet:
-        for answer in answers:
-            if answer.problem:
-                to_stderr(f"error: {answer.problem}")
+    for problem in (answer.problem for answer in answers if writer is None or settings.quiet):
+        if problem:
+            to_stderr(f"error: {problem}")
     return max(answer.exit_code for answer in answers)
+
+
+def _decoded(
+    race: Race,
+    message: LoggedMessage,
+    decode: Decode,
+    settings: Settings,
+    log: SessionLogWriter | None,
+    writer: AnswerWriter | None,
+    logprobs: int | None,
+) -> list[Answer]:
+    """Run a race to its end, into the log; return the answers. The writer gets the last lane's events."""
+    engine, lanes = race.engine, race.lanes
+    tracks = tracks_of(lanes, engine, message.ids, decode)
+    records = [track.lane for track in tracks]
+    answer_log = None if log is None else log.open_answer(engine, records, message, settings, decode)
+    for index, event in race if answer_log is None else answer_log.tee(race):
+        tracks[index].feed(event)
+        if writer is not None and lanes[index] is lanes[-1]:
+            writer.feed(event)
+    answers = [track.answer() for track in tracks]
+    if logprobs is not None:
+        pairs = zip(tracks, lanes, strict=True)
+        answers = [_with_logprobs(track, lane, engine, logprobs) for track, lane in pairs]
+    if answer_log is not None and (problem := answer_log.end()):
+        to_stderr(problem)
+    return answers
 
 
 def _want_logprobs(lanes: list[Lane], count: int) -> None:
@@ -128,12 +139,13 @@ def _want_logprobs(lanes: list[Lane], count: int) -> None:
             raise UsageError(f"lane {lane.name}: {what} has no log-probabilities to show")
 
 
-def _with_logprobs(answer: Answer, lane: Lane, steps: list[Step], engine: PairEngine, count: int) -> Answer:
+def _with_logprobs(track: Track, lane: Lane, engine: PairEngine, count: int) -> Answer:
     if not isinstance(lane, ServerLane):
-        return replace(answer, logprobs=logprobs_of(steps, TokenBytes(engine.tokenizer).spelled, count))
+        logprobs = logprobs_of(track.steps, TokenBytes(engine.tokenizer).spelled, count)
+        return replace(track.answer(), logprobs=logprobs)
     if not lane.logprobs:
         to_stderr(f"{lane.server.address} gives no log-probabilities")
-    return replace(answer, logprobs={"refusal": None, "content": lane.logprobs or None})
+    return replace(track.answer(), logprobs={"refusal": None, "content": lane.logprobs or None})
 
 
 def write_json(data: object) -> None:
@@ -179,15 +191,15 @@ class AnswerWriter:
 
 def report(answers: list[Answer], settings: Settings) -> None:
     """Write the figures and comparisons of the lanes to standard error."""
-    from app.screen.live import look_of
-    from app.screen.panes import PaneData, StatsLines, note
-
     console = screen(settings, sys.stderr, _WIDTH)
     look = look_of(console, settings).sized()
-    ends = ["stopped" if answer.interrupted else "done" for answer in answers]
     panes = [
-        PaneData(answer.method, stats=answer.stats, state=end, limit=settings.max_new_tokens)  # type: ignore[arg-type]
-        for answer, end in zip(answers, ends, strict=True)
+        PaneData(
+            LaneRecord(answer.method, settings=settings),
+            stats=answer.stats,
+            state="stopped" if answer.interrupted else "done",
+        )
+        for answer in answers
     ]
     console.print(StatsLines(panes, look), end="")
     for comparison in comparisons_of(answers):

@@ -8,22 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from app.chat.conversation import Plan
 from app.chat.saved import Answered
-from app.lanes.answers import shown_settings
 from app.lanes.costs import SEEN
 from app.lanes.race import Race, slowed
-from app.replay.session_log import LoggedMessage
+from app.replay.session_log import AnswerLog, LoggedMessage
 from app.screen.inspection import SaidToken, forced_in
 from app.screen.live import Pause, Track, play, sampled, show, stepped, streaming, tracks_of, undrawn
 from app.screen.samples import Branch
 from app.screen.view import models_of
 from app.settings.table import Settings
+from app.settings.types import JsonObject
 from sampling.events import ENOUGH
 from utils.errors import UserError
 from utils.remote.server import is_server
@@ -42,6 +42,23 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
 
     False if it was stopped before its first token. Raises what decoding raises. The conversation is unchanged then.
     """
+    prepared = _prepare(plan, state)
+    pauses = _play(prepared, state)
+    return _commit(plan, prepared, pauses, state)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An answer that nothing refuses any more. `log` is its part of the session log."""
+
+    settings: Settings
+    tracks: list[Track]
+    race: Race
+    log: AnswerLog | None
+
+
+def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
+    """Ask for all that may be refused, in this order: the pair, its lanes, the log. Takes the target's session."""
     engine, chat, settings = state.engine(), state.conversation(), _seeded(state.settings, plan)
     lanes = engine.lanes(settings)
     if plan.answer and any(is_server(lane.name) for lane in lanes):
@@ -57,52 +74,60 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
     race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
     question = LoggedMessage(plan.user, plan.prompt, plan.answer, bool(plan.begun), plan.forced)
-    log = state.log
-    answer_log = None if log is None else log.open_answer(engine, lanes, question, settings, decode)
+    records = [track.lane for track in tracks]
+    log = None if state.log is None else state.log.open_answer(engine, records, question, settings, decode)
+    return Prepared(settings, tracks, race, log)
+
+
+def _play(prepared: Prepared, state: ConsoleState) -> list[Pause]:
+    """Run the race to its end, on a terminal as the settings show it; return the pauses of one in steps."""
+    settings, tracks, pauses = prepared.settings, prepared.tracks, list[Pause]()
     live = state.live and not settings.quiet
     if live and (settings.times_slower > 1 or settings.steps):
         for track in tracks:
             track.waiting = FIRST
-    pauses = list[Pause]()
     with streaming(tracks, state.out, settings, goes_on=state.goes_on) if live else nullcontext(undrawn) as draw:
-        events = answer_log.tee(race) if answer_log else race
+        events = prepared.log.tee(prepared.race) if prepared.log else prepared.race
         if live and settings.steps:
             draw()
             events = stepped(events, tracks, state, draw, taken=pauses)
         elif live and settings.times_slower > 1:
             events = slowed(events, settings.times_slower, state.stop, idle=draw)
         play(events, tracks, undrawn if settings.steps else draw)
-    last, answers = tracks[-1], engine.drafters.answers
+    return pauses
+
+
+def _commit(plan: Plan, prepared: Prepared, pauses: list[Pause], state: ConsoleState) -> bool:
+    """End the log, keep the session, enter the answer and show it; False, with nothing entered, without a token."""
+    engine, last, settings = state.engine(), prepared.tracks[-1], prepared.settings
     ids = engine.own_ids(last.meter.ids)
-    seen = settings.suffix != "off" and answers.share(plan.prompt, ids) > SEEN
-    for track in tracks:
-        track.terms = replace(track.terms, seen=seen)
-    if answer_log is not None and (problem := answer_log.end(seen, pauses)):
+    seen = settings.suffix != "off" and engine.drafters.answers.share(plan.prompt, ids) > SEEN
+    for track in prepared.tracks:
+        track.lane = replace(track.lane, terms=replace(track.lane.terms, seen=seen))
+    if prepared.log is not None and (problem := prepared.log.end(seen, pauses)):
         state.say(Text(problem, style="bold yellow"))
-    state.session = race.session
+    state.session = prepared.race.session
     if state.stop():
         state.stopped_at = time.monotonic()
     if not ids and not (plan.answer and last.reason == "stop"):
         return False
-    _enter(plan, tracks, ids, settings, state)
+    _enter(plan, prepared.tracks, ids, settings, state, {})
     return True
 
 
 def _enter(
-    plan: Plan, tracks: list[Track], ids: list[int], settings: Settings, state: ConsoleState, **more: object
+    plan: Plan, tracks: list[Track], ids: list[int], settings: Settings, state: ConsoleState, record: JsonObject
 ) -> None:
-    """Enter an answer, of which `ids` are new, into the conversation with what files keep of it (`more`); show it."""
+    """Enter an answer, of which `ids` are new, into the conversation with what files keep of it (`record`); show it."""
     engine, chat = state.engine(), state.conversation()
-    record = chat.turns[plan.keep].record if plan.answer else {}
-    forced = list(plan.answer) if plan.forced else record.get("forced")
-    earlier = [] if plan.forced else record.get("decodings", [])
-    models, records = models_of(engine), [track.record() for track in tracks]
-    decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": records}]
+    before = chat.turns[plan.keep].record if plan.answer else {}
+    forced = list(plan.answer) if plan.forced else before.get("forced")
+    record |= {} if forced is None else {"forced": forced}
     engine.drafters.answers.add(plan.prompt, ids)  # no lane of this turn has read it
-    more |= {} if forced is None else {"forced": forced}
-    kept = kept_tokens(plan, state.latest)
-    turn = chat.commit(plan, ids, tracks[-1].reason, seed=settings.seed, decodings=decodings, **more)
-    state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, kept)
+    earlier = kept_tokens(plan, state.latest)
+    turn = chat.commit(plan, ids, tracks[-1].reason, seed=settings.seed, record=record)
+    state.latest = Answered(settings, turn, tracks, models_of(engine), earlier)
+    turn.record["decodings"] = [*([] if plan.forced else before.get("decodings", ())), state.latest]
     state.answers.append(state.latest)
     show(tracks, turn.text, state)
 
@@ -120,7 +145,7 @@ def take_sample(plan: Plan, track: Track, tree: Sequence[Branch], state: Console
         state.log.log_answer(state.engine(), track, LoggedMessage(plan.user, plan.prompt))
     samples = [branch.model_dump() for branch in tree]
     ids = state.engine().own_ids(list(track.meter.ids))
-    _enter(plan, [track], ids, track.lane.settings, state, samples=samples)
+    _enter(plan, [track], ids, track.lane.settings, state, {"samples": samples})
 
 
 def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:

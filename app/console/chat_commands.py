@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -20,9 +20,9 @@ from app.chat.page import PageAnswer, page
 from app.chat.saved import Answered, answered_of, as_json, as_text, draw, drawing, read_chat, svg
 from app.console.answer import UNANSWERED, answer, samples_of, take_sample
 from app.console.setting_commands import can_run, files
-from app.console.state import load_another_drafter
+from app.console.state import Work, load_another_drafter
 from app.lanes.answers import Answer, comparisons_of, promise
-from app.lanes.costs import Terms, cost_lines
+from app.lanes.costs import LaneRecord, Terms, cost_lines
 from app.lanes.pairing import choose_pair
 from app.screen.inspection import Force, Inspection, forced_hint
 from app.screen.live import look_of, rounds_of, telling, tokens_of
@@ -35,7 +35,7 @@ from app.screen.terminal import view
 from app.screen.trace import RoundPictures
 from app.screen.view import Summary, drafter_name, dtype_name, kernels_of, models_of, question
 from app.screen.why import Why
-from app.settings.table import Settings
+from app.settings.table import Layers, Settings
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, ROWS
 from sampling.stats.summary import Stats, disturbed, merge, speedup_over
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from app.chat.conversation import Conversation
     from app.console.state import ConsoleState
     from app.lanes.lane import PairEngine
+    from utils.catalogue.specs import PairSpec
     from utils.loading.loaded import LoadedModel
 
 
@@ -75,7 +76,9 @@ def drafter(state: ConsoleState, name: str) -> None:
     return _switch(state, name, lambda *job: load_another_drafter(engine, name, state.options, *job))
 
 
-def _switch(state: ConsoleState, label: str, work: Any, *, spec: Any = None, layers: Any = None) -> None:
+def _switch(
+    state: ConsoleState, label: str, work: Work, *, spec: PairSpec | None = None, layers: Layers | None = None
+) -> None:
     """Load and take over; whatever goes wrong, the old pair and its settings stay."""
     pairs = state.pairs
     engine = pairs.switch(label, work, state.out, state.stop, live=state.live)
@@ -214,22 +217,16 @@ def _page(state: ConsoleState, ending: str) -> str:
         console = drawing()
         draw(console, turns, state.settings)
         return svg(console)
-    live = {_mark(answered): answered for answered in state.answers}  # files keep less of an answer
     answers = list[PageAnswer]()
     for turn, decodings in turns:
         question = turn.user
-        for answered in (live.get(_mark(each), each) for each in decodings):
+        for answered in decodings:
             answers.append(PageAnswer(question, turn.text, answered.models, answered.settings, answered.tracks))
             question = ""
         answers += [] if decodings else [PageAnswer(question, turn.text)]
         with suppress(ValueError):  # of a file that /save has not written
             answers[-1] = answers[-1]._replace(samples=BRANCHES.validate_python(turn.record.get("samples", ())))
     return page(answers)
-
-
-def _mark(answered: Answered) -> tuple[float, ...]:
-    """The seconds of its passes, which no two answers share."""
-    return tuple(step.verify_s for track in answered.tracks for step in track.steps)
 
 
 def saved(state: ConsoleState) -> str:
@@ -340,8 +337,7 @@ def inspect(state: ConsoleState, number: int | None) -> None:
     if not 1 <= (number or 1) <= len(tokens):
         raise UserError(f"there is no token {number or 1}: the answer has {len(tokens)}")
     forces = state.chat is not None and state.chat.turns[-1:] == [answered.turn]
-    how: Any = {"before": answered.before, "forces": forces, "settings": answered.settings}
-    content = Inspection(tokens, (number or 1) - 1, **how)
+    content = Inspection(tokens, (number or 1) - 1, before=answered.before, forces=forces, settings=answered.settings)
     if not state.live:
         return state.say(Lines(content.listed(look) if number is None else content.panel(look), look))
     wanted = view(content, lambda: look_of(state.out, state.settings))
@@ -483,7 +479,7 @@ def _lanes_of(answers: Sequence[Answered], look: Look) -> list[RenderableType]:
         both = [(row["ar"].stats, row[name].stats) for row in rows if name != "ar" and "ar" in row and name in row]
         lines += [f"{name}: {_over_both(both)}"] if both else []
         lines += [f"{name}: {line}" for line in cost_lines(stats, _shared(lanes[name]))]
-    panes = [PaneData(name, (), stats, "done") for name, stats in merged.items()]
+    panes = [PaneData(LaneRecord(name), (), stats, "done") for name, stats in merged.items()]
     return [StatsLines(panes, look), Text(visible("\n".join(lines)), style="dim")]
 
 

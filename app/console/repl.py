@@ -11,8 +11,8 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
 
+from prompt_toolkit.completion import Completion
 from rich.console import Console
 
 from app.chat.conversation import clean
@@ -22,7 +22,7 @@ from app.console.prompt import HungUpError, LeaveError, PromptReader, state_fold
 from app.console.slash_commands import COMMANDS, completions, dispatch
 from app.console.state import ConsoleState, Loader, load_engine, one_line
 from app.lanes.pairing import choose_pair
-from app.screen.terminal import Interrupts, Screen, is_live, make_console, quiet_keys
+from app.screen.terminal import Handler, Interrupts, Screen, is_live, make_console, quiet_keys
 from app.screen.view import toolbar
 from app.settings.table import Layers, ModelOptions, Settings
 from utils.errors import UserError
@@ -105,7 +105,7 @@ def ended(state: ConsoleState, code: int, error: Exception | None) -> int:
 def prompt_reader(state: ConsoleState) -> PromptReader:
     """The prompt on a terminal."""
 
-    def offer(line: str) -> list[Any]:
+    def offer(line: str) -> list[Completion]:
         with contextlib.suppress(UserError):
             return completions(line, state)
         return []
@@ -191,7 +191,7 @@ class Signals:
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave = leave
         self.code = 0  # of the signal that came
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Handler] = {}
 
     def __enter__(self) -> Signals:
         with contextlib.suppress(ValueError):  # no signals outside the main thread

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import RenderableType
+
 from app.lanes.pairing import has_parts
 from app.settings.table import SETTING_FIELDS, Field, Settings
 from app.settings.types import SWITCH, SettingKind, got, one_of
@@ -129,7 +131,9 @@ def say_values(state: ConsoleState, names: Iterable[str]) -> None:
 # -- one setting, one command -----------------------------------------------------------------
 
 
-def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState], object] | None = None) -> Command:
+def value(
+    word: str, group: str, name: str = "", after: Callable[[ConsoleState], RenderableType] | None = None
+) -> Command:
     """Return the command of a setting: alone it toggles a switch or prints the value, with a value it sets it; then it
     prints what `after` returns."""
     known = SETTING_FIELDS[name or word]

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from app.chat.conversation import Conversation, Plan, as_text
@@ -239,7 +239,7 @@ class ConsoleState(Surface):
     def settings(self) -> Settings:  # type: ignore[override]
         return self.layers.settings
 
-    def change(self, **changes: Any) -> None:
+    def change(self, **changes: object) -> None:
         """Change settings, all or none; UsageError, with what still holds, when one is refused."""
         self.take(self.layers.with_set(**changes))
 
@@ -290,7 +290,7 @@ class ConsoleState(Surface):
 
     # -- speaking -----------------------------------------------------------------------------
 
-    def page(self, what: Any) -> None:
+    def page(self, what: RenderableType) -> None:
         """Say what may be longer than the screen, on a terminal through the user's pager."""
         if not (self.live and page(self.out, what)):
             self.say(what)

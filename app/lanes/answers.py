@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from app.lanes.costs import Terms, swi_of
 from app.settings.table import OUTPUT, SETTING_FIELDS
+from app.settings.types import JsonObject
 from sampling.drafters.registry import LOSSY, is_simulated
 from sampling.events import DELTA, EPSILON
 from sampling.stats.metrics import Meter
@@ -21,9 +22,10 @@ from utils.progress import INTERRUPTED
 from utils.remote.server import ServerMessage, is_server
 
 if TYPE_CHECKING:
+    from app.lanes.costs import LaneRecord
     from app.lanes.lane import Lane
     from app.settings.table import Settings
-    from sampling.events import Event, Likely
+    from sampling.events import Event, Likely, Step
 
 
 LaneRule = Literal["argmax", "match", "ratio", "coupled", "typical"]
@@ -51,7 +53,7 @@ BY_CONSTRUCTION = "identical by construction"
 Style = Literal["good", "bad", "alarm", "plain"]
 
 
-def rule_of(lane: Any) -> LaneRule:
+def rule_of(lane: Lane | LaneRecord) -> LaneRule:
     """Return the rule by which a lane's drafts are accepted (tables and n-grams are point masses)."""
     settings = lane.settings
     if lane.name == LOSSY:
@@ -63,7 +65,7 @@ def rule_of(lane: Any) -> LaneRule:
     return "coupled" if settings.coupling == "gumbel" else "ratio"
 
 
-def may_differ(lane: Any) -> bool:
+def may_differ(lane: Lane | LaneRecord) -> bool:
     """Return whether the lane's text may rightly differ from that of `ar` with the same seed."""
     return lane.name in OTHER_TEXT or is_server(lane.name) or rule_of(lane) == "ratio"
 
@@ -107,7 +109,7 @@ def promise(precision: str, invariant: bool = False) -> str:
     )
 
 
-def difference(ids: Sequence[Any], other: Sequence[Any], *, prefix: bool = False) -> int | None:
+def difference(ids: Sequence[int] | str, other: Sequence[int] | str, *, prefix: bool = False) -> int | None:
     """Return the first position (from 0) where the ids (or two texts) differ, None if they do not.
 
     With `prefix` the shorter one may end early; otherwise ending early is a difference.
@@ -180,7 +182,7 @@ class Answer:
     stats: Stats
     may_differ: bool = False  # from `ar`, rightly
     terms: Terms = field(default_factory=Terms)
-    logprobs: dict[str, Any] | None = None  # as OpenAI's chat format has them
+    logprobs: JsonObject | None = None  # as OpenAI's chat format has them
 
     @property
     def interrupted(self) -> bool:
@@ -196,9 +198,9 @@ class Answer:
         """The code of a program that gave it: 1 if it broke off, 130 if it was interrupted."""
         return 1 if self.problem else INTERRUPTED if self.interrupted else 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return one entry of `results` of `run --json`."""
-        answer: dict[str, Any] = {"method": self.method, "text": self.text, "ids": list(self.ids)}
+        answer: JsonObject = {"method": self.method, "text": self.text, "ids": list(self.ids)}
         answer |= {} if self.logprobs is None else {"logprobs": self.logprobs}
         return {**answer, **self.stats.to_json(), "swi": swi_of(self.stats, self.terms)}
 
@@ -207,14 +209,14 @@ UNLIKELY = -9999.0
 """The log-probability of what has none, in OpenAI's API as well."""
 
 
-def logprobs_of(steps: Iterable[Any], spelled: Callable[[int], bytes], count: int) -> dict[str, Any]:
+def logprobs_of(steps: Iterable[Step], spelled: Callable[[int], bytes], count: int) -> JsonObject:
     """Return `logprobs` as OpenAI's chat format has them, with the `count` likeliest tokens of each position.
 
     They are the target's at temperature 1, before every setting but the bias, from the pass that decided the token. A
     token that a stop string has cut has none.
     """
 
-    def entry(likely: Likely) -> dict[str, Any]:
+    def entry(likely: Likely) -> JsonObject:
         letters, p = spelled(likely.token), likely.p
         text = letters.decode(errors="replace")
         return {"token": text, "logprob": math.log(p) if p else UNLIKELY, "bytes": list(letters)}
@@ -244,17 +246,13 @@ def run_lane(
 
     `terms` go with the answer; without them it has no figures that need them.
     """
-    meter, chat = Meter(prompt_n=len(prompt)), {"messages": messages} if is_server(lane.name) else {}
-    for event in lane.run(prompt, interrupt=interrupt, **chat):  # type: ignore[arg-type]
+    meter = Meter(prompt_n=len(prompt))
+    for event in lane.run(prompt, interrupt=interrupt, messages=messages):
         meter.add(event)
         if show is not None:
             show(event)
-    return answer_of(lane, meter, decode, terms or Terms())
-
-
-def answer_of(lane: Lane, meter: Meter, decode: Callable[[list[int]], str], terms: Terms) -> Answer:
-    """Return the answer of a lane whose events the meter has counted."""
-    return Answer(lane.name, tuple(meter.ids), decode(meter.ids), meter.stats, may_differ(lane), terms)
+    ids = meter.ids
+    return Answer(lane.name, tuple(ids), decode(ids), meter.stats, may_differ(lane), terms or Terms())
 
 
 def agrees(plain: Answer, other: Answer) -> bool | None:
@@ -285,7 +283,7 @@ class Parting(NamedTuple):
     position: int
     gap: float | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {**self._asdict(), "gap": self.gap if math.isfinite(self.gap or 0.0) else None}
 
 
@@ -362,7 +360,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     return Comparison(", ".join(filter(None, (speed, lossy + same))) + ending, style)
 
 
-def compared(answers: Sequence[Answer]) -> dict[str, Any]:
+def compared(answers: Sequence[Answer]) -> JsonObject:
     """Return `speedup` (the last lane's rate over ar's), `disturbed` (whether that timing was, `speedup` is None then)
     and `same_output` (of every lane that must equal ar)."""
     plain, last = baseline(answers), answers[-1]
@@ -375,6 +373,6 @@ def compared(answers: Sequence[Answer]) -> dict[str, Any]:
     return {"speedup": rounded, "disturbed": wrong, "same_output": False if False in same else True in same or None}
 
 
-def shown_settings(settings: Settings) -> dict[str, Any]:
+def shown_settings(settings: Settings) -> JsonObject:
     """Return the settings that an answer depends on: all but those of the display."""
     return {name: getattr(settings, name) for name, field in SETTING_FIELDS.items() if field.group != OUTPUT}

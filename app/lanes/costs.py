@@ -1,8 +1,8 @@
 """Facts of a lane that are needed to interpret its figures, and the figures of its models: calls, reviews, drafts by
 source, the standardised walltime improvement; and a lane as files keep it: without the parts that run it.
 
-A running lane is written as a LoggedLane (:func:`known`); read again, it stands in for the lane, and its events are
-read by :func:`event_of`. Knows lanes and pairs by their parts, not how they decode. No torch.
+A :class:`LaneRecord` is made when a lane begins to run; a file has the same record, and its events are read by
+:func:`event_of`. Knows lanes and pairs by their parts, not how they decode. No torch.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AliasChoices, Field, TypeAdapter
+from pydantic import AliasChoices, Field, JsonValue, TypeAdapter
 
 from app.settings.table import SETTING_FIELDS, Settings
+from app.settings.types import JsonObject
 from sampling.events import KINDS, Event, Finished, Prefill, Step
 from sampling.stats.summary import TARGET, Stats
 from sampling.stats.swi import MEASURED, SwiModel, every_swi
@@ -79,7 +80,7 @@ def terms_of(lane: Lane, engine: PairEngine) -> Terms:
 def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, SwiModel]:
     """Return the models that these names of calls stand for; drafters without a model are left out."""
     loaded = engine.loaded
-    known: dict[str, Any] = {TARGET: loaded.target, "drafter": loaded.drafter, **loaded.cascade_models}
+    known = {TARGET: loaded.target, "drafter": loaded.drafter, **loaded.cascade_models}
     models: dict[str, SwiModel] = {}
     for name in names:
         if (model := known.get(name)) is not None:
@@ -156,42 +157,36 @@ def proposed(stats: Stats, names: Sequence[str]) -> str:
     )
 
 
-_EVENTS: dict[Any, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
+_EVENTS: dict[str, TypeAdapter[Event]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
 _MOST = 1_000_000  # drafts of a round: the figures have a place for each
 
 
 @dataclass(frozen=True)
-class LoggedLane:
-    """The parts of app/lanes/lane.py's Lane by the same names. `auto`: gamma was chosen from round to round.
+class LaneRecord:
+    """A lane without the parts that run it, as screens, figures and files know it.
 
-    `settings` are those of its answer, which a file has elsewhere.
+    `drawn_drafts` is app/lanes/lane.py's, `beams` the plan of a beam search. `settings` are those of its answer, which
+    a file has elsewhere.
     """
 
     name: str
-    drafts: bool = False
-    source_names: tuple[str, ...] = ()
-    drawn_drafts: Annotated[bool, Field(validation_alias=AliasChoices("drawn_drafts", "law_drafts"))] = False
-    auto: bool = False
-    beams: Any = None  # the plan of a beam search
     terms: Terms = field(default_factory=Terms)
+    drawn_drafts: Annotated[bool, Field(validation_alias=AliasChoices("drawn_drafts", "law_drafts"))] = False
+    beams: dict[str, JsonValue] | None = None
     settings: Settings = field(default_factory=Settings)
 
-    @property
-    def pace(self) -> object | None:
-        """Not None if gamma was chosen from round to round."""
-        return self.auto or None
-
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return everything but the settings, as plain values."""
-        return {name: value for name, value in asdict(self).items() if name != "settings"}
+        terms = self.terms
+        facts = {"name": self.name, "drafts": terms.drafts, "source_names": terms.sources}
+        facts |= {"drawn_drafts": self.drawn_drafts, "auto": terms.gamma == "auto", "beams": self.beams}
+        return {**facts, "terms": asdict(terms)}
 
 
-def known(lane: Any, terms: Terms) -> LoggedLane:
-    """Return the parts of a lane that a file keeps."""
-    same = {
-        name: getattr(lane, name) for name in ("name", "drafts", "source_names", "drawn_drafts", "beams", "settings")
-    }
-    return LoggedLane(**same, auto=lane.pace is not None, terms=terms)
+def record_of(lane: Lane, engine: PairEngine) -> LaneRecord:
+    """Return the record of one of the engine's lanes with its present settings."""
+    beams = None if lane.beams is None else asdict(lane.beams)
+    return LaneRecord(lane.name, terms_of(lane, engine), lane.drawn_drafts, beams, lane.settings)
 
 
 def kept(event: Event, log_top: int) -> Event:
@@ -206,17 +201,17 @@ def kept(event: Event, log_top: int) -> Event:
     return replace(event, positions=tuple(each.trimmed(log_top, own) for each, own in positions if log_top))
 
 
-def settings_of(row: Mapping[str, Any]) -> Settings:
+def settings_of(row: JsonObject) -> Settings:
     """Return the settings of an answer in a file; unknown names are ignored."""
     return Settings(**{name: value for name, value in row.items() if name in SETTING_FIELDS})
 
 
-def event_of(row: Mapping[str, Any]) -> Event:
+def event_of(row: JsonObject) -> Event:
     """Return the event that `to_json` wrote; UserError or ValueError for an impossible one."""
-    kind = _EVENTS.get(row.get("event"))
+    kind = _EVENTS.get(str(row.get("event")))
     if kind is None:
         raise UserError(f"no event is called {row.get('event')!r:.40}")
-    event: Event = kind.validate_python(row)
+    event = kind.validate_python(row)
     if not all(map(math.isfinite, _spent(event))):
         raise UserError("an event took no finite time")
     if isinstance(event, Step) and event.gamma > _MOST:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from utils.loading.loaded import LoadedModel, LoadedPair
 
 
+DrafterKey = tuple[Any, ...]  # the word of a drafter and the settings that it depends on
 WITHOUT = "--drafter ngram goes without"
 
 
@@ -163,7 +164,7 @@ class PairDrafters:
 
     # -- for lanes ----------------------------------------------------------------------------
 
-    def key(self, word: str, settings: Settings) -> tuple[Any, ...]:
+    def key(self, word: str, settings: Settings) -> DrafterKey:
         """Return all settings that the drafter depends on: another key, another drafter."""
         values = {name: getattr(settings, name) for name in row_of(word).settings}
         if "gamma" in values:

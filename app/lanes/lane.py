@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from app.lanes.drafters import PairDrafters
+from app.lanes.drafters import DrafterKey, PairDrafters
 from app.settings.table import FORMS
-from app.settings.types import BAN
+from app.settings.types import BAN, JsonObject
 from sampling.beam import BeamPlan, beam_generate
 from sampling.constraint import FormConstraint
 from sampling.drafters.draft_model import NoDrafter
@@ -88,6 +89,7 @@ class Lane:
     bias: Bias = field(default_factory=dict)
     form: GrammarState | None = None
     said: Sequence[int] = ()
+    top_logprobs: int | None = None  # that a server gives of each token; None: none at all
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -134,11 +136,12 @@ class Lane:
         interrupt: Callable[[], bool] = never,
         begun: Sequence[int] = (),
         alternatives: int = 0,
+        messages: Sequence[ServerMessage] = (),
     ) -> Iterator[Event]:
         """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt.
 
         `begun`: see :meth:`PairEngine.open`; a session that is given has it already. `alternatives`: the number
-        recorded at each position, `log_top` at least.
+        recorded at each position, `log_top` at least. `messages`: the chat, which a server reads.
         """
         if session is None and self.reopen is not None:
             session = self.reopen(prompt, begun)
@@ -181,10 +184,19 @@ class Lane:
         interrupt: Callable[[], bool] = never,
         alternatives: int = 0,
     ) -> Iterator[Event]:
-        how: Any = {"session": session, "interrupt": interrupt}
         # A server names a few tokens of each position: no entropy and no rank is made of those.
-        how["alternatives"] = 0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top)
-        return generate(self.lm, rows, drafter, sampler, self.limits, pace=pace, **how)
+        alternatives = 0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top)
+        return generate(
+            self.lm,
+            rows,
+            drafter,
+            sampler,
+            self.limits,
+            pace=pace,
+            session=session,
+            interrupt=interrupt,
+            alternatives=alternatives,
+        )
 
     def constraint(self) -> FormConstraint | None:
         """Return the form of a new answer; UsageError if the part that was said has another."""
@@ -206,8 +218,7 @@ class ServerLane(Lane):
         limits, lm = Limits(settings.max_new_tokens, context=NO_LIMIT), RemoteLM(None, context=NO_LIMIT)
         super().__init__(name, lm, NoDrafter(), settings, limits, shares_target=False, bias=bias)
         self.server, self.pieces = server, pieces
-        self.top_logprobs: int | None = None  # log-probabilities that are wanted of each token; None: none at all
-        self.logprobs: list[Any] = []  # of the last answer
+        self.logprobs: list[JsonObject] = []  # of the last answer
 
     def run(
         self,
@@ -215,8 +226,9 @@ class ServerLane(Lane):
         *,
         session: Session | None = None,
         interrupt: Callable[[], bool] = never,
+        begun: Sequence[int] = (),
+        alternatives: int = 0,
         messages: Sequence[ServerMessage] = (),
-        **_: Any,
     ) -> Iterator[Event]:
         """Yield the server's answer to the chat. UserError if it fails before the first piece."""
         options = options_for(self.server, self.settings, self.bias)
@@ -232,9 +244,7 @@ class ServerLane(Lane):
 
 def piece(token: int, seconds: float) -> Step:
     """Return a piece of text as a round."""
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("drafted", "parents", "source", "path", "target_p", "draft_p", "calls"), ()
-    )
+    nothing: JsonObject = dict.fromkeys(("drafted", "parents", "source", "path", "target_p", "draft_p", "calls"), ())
     return Step(0, gamma=0, token=token, top2_gap=None, draft_s=0.0, verify_s=seconds, sample_s=0.0, **nothing)
 
 
@@ -297,7 +307,7 @@ def make_sampler(
 class _Kept:
     """A lane's drafter from answer to answer, and its gamma controller if it has run under `gamma auto`."""
 
-    key: Any
+    key: DrafterKey
     drafter: Drafter
     ratios: Ratios
     pace: Controller | None = None
@@ -322,7 +332,7 @@ class PairEngine:
         self.target: CausalLM = target
         self.drafters = PairDrafters(loaded, self.target)
         self._kept: dict[str, _Kept] = {}  # by lane
-        self._paces: dict[tuple[str, Any], Controller] = {}  # by lane and its drafter's key
+        self._paces: dict[tuple[str, DrafterKey], Controller] = {}  # by lane and its drafter's key
         self._own: Session | None = None  # the draft lane's session
         self.measured: Any = None  # the Measured of app/lanes/warm.py, if it was warmed up
 
@@ -386,8 +396,8 @@ class PairEngine:
         if self.server is not None and name != "draft":
             self._check_greedy(name, settings)
         limits = self.limits(settings)
-        shapes: Any = {"stops": self._stops(settings), "bias": self.bias(settings)}
-        shapes["form"] = self._form(settings, limits.stop)
+        stops, bias, form = self._stops(settings), self.bias(settings), self._form(settings, limits.stop)
+        made = partial(Lane, name, settings=settings, limits=limits, stops=stops, bias=bias, form=form)
         if name == "draft":
             model = self.drafters.model
             if model is None:
@@ -395,16 +405,16 @@ class PairEngine:
                 if head_kind_of(kind) is not None:
                     raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
-            return Lane(name, model, NoDrafter(), settings, limits, False, self._reopen, **shapes)
+            return made(model, NoDrafter(), shares_target=False, reopen=self._reopen)
         if name == "beam":
             for setting in (setting for setting in ("stop", *FORMS) if getattr(settings, setting)):
                 what = "stop strings" if setting == "stop" else setting
                 raise UsageError(f"lane beam: a beam search has no {what} (now {settings.show(setting)})")
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
-            return Lane(name, self.target, NoDrafter(), settings, limits, beams=beams, **shapes)
+            return made(self.target, NoDrafter(), beams=beams)
         kept = self._drafting(name, settings)
         pace = kept.pace if settings.gamma == "auto" else None
-        return Lane(name, self.target, kept.drafter, settings, limits, pace=pace, **shapes)
+        return made(self.target, kept.drafter, pace=pace)
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
         """UsageError for settings under which a server's likeliest token is not the one to say."""
@@ -438,7 +448,7 @@ class PairEngine:
     def bias(self, settings: Settings, known: bool = True) -> Bias:
         """Return the bias by ids, of the target if those are known. UsageError for an id that it lacks, and for a text
         of several tokens unless that is banned."""
-        bias: dict[Any, float] = {}
+        bias: dict[tuple[int, ...], float] = {}
         for token, amount in settings.logit_bias:
             ids = [token] if isinstance(token, int) else continued_ids(token, self._encode)
             if len(ids) > 1 and amount > BAN:
@@ -465,12 +475,8 @@ class PairEngine:
         """Return the stop strings over the target's tokenizer; None without any."""
         if not settings.stop:
             return None
-        how: Any = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return StopStrings(
-            settings.stop,
-            lambda ids: str(self.tokenizer.decode(ids, **how)),
-            self._encode,
-        )
+        decode = partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return StopStrings(settings.stop, decode, self._encode)
 
     def mean_drafted(self, settings: Settings) -> float | None:
         """Return the tokens that `gamma auto` drafts a round in the last lane with a controller; None without one."""

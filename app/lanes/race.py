@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sampling.events import Event, Finished
 from utils.processes import agreed
@@ -51,8 +51,7 @@ class Race:
         messages: Sequence[ServerMessage] = (),
     ) -> None:
         self.lanes, self.engine, self.prompt = lanes, engine, prompt
-        self.interrupt = interrupt
-        self.begun = {"begun": tuple(begun)} if begun else {}
+        self.interrupt, self.begun = interrupt, tuple(begun)
         self.alternatives, self.messages = alternatives, messages
         self.clocks = [0.0] * len(lanes)
         self.session = previous
@@ -66,13 +65,14 @@ class Race:
                 yield from ((index, Finished(0, "interrupted")) for index in range(len(self.lanes)))
                 return
             for index, lane in enumerate(self.lanes):
-                session = sessions.get(index)
-                how: Any = {"session": session, "interrupt": self.interrupt, **self.begun}
-                if self.alternatives and (lane.drafts or lane is self.lanes[-1]):
-                    how["alternatives"] = self.alternatives
-                if is_server(lane.name):
-                    how["messages"] = self.messages
-                running[index] = lane.run(self.prompt, **how)
+                running[index] = lane.run(
+                    self.prompt,
+                    session=sessions.get(index),
+                    interrupt=self.interrupt,
+                    begun=self.begun,
+                    alternatives=self.alternatives if lane is self.lanes[-1] or lane.drafts else 0,
+                    messages=self.messages,
+                )
             yield from self._take_turns(running)
         except GeneratorExit:
             raise
@@ -92,7 +92,7 @@ class Race:
         if not self._sharing:
             return {}
         hidden = states_of(*(self.lanes[index].needs_hidden for index in self._sharing))
-        base = self.engine.open(self.prompt, self.session, hidden=hidden, **self.begun)
+        base = self.engine.open(self.prompt, self.session, hidden=hidden, begun=self.begun)
         self.session = base
         for event in prefill(base, first_rows([self.prompt], base), self._stopped):
             for index in self._sharing:
@@ -152,13 +152,20 @@ def paced(
         yield lane, event
 
 
-def slowed(race: Iterable[tuple[int, Event]], times: float, *how: Any, **more: Any) -> Iterator[tuple[int, Event]]:
+def slowed(
+    race: Iterable[tuple[int, Event]],
+    times: float,
+    stop: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    idle: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[int, Event]]:
     """Yield a race at 1 / `times` of its speed: it is run first, so that no pause is on a clock or cools a cache, and
-    then shown. `how` are the further arguments of :func:`paced`; when that is stopped the rest comes at once.
+    then shown as :func:`paced` does; when that is stopped the rest comes at once.
     """
     run = [(lane, event) for _, lane, event in timed(race)]
     left = iter(run)
-    for row in paced(run, 1 / times, *how, **more):
+    for row in paced(run, 1 / times, stop, clock, sleep, idle):
         next(left)
         yield row
     yield from left

@@ -10,7 +10,6 @@ import os
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,8 +185,8 @@ def _unread(spec: PairSpec, settings: Settings) -> Recipe:
     notes += [f"{model.file} comes from {model.repository or model.package}" for model in sources]
     gamma = settings.gamma if isinstance(settings.gamma, int) else 4
     target = spec.target.file or spec.target.source
-    own: Any = {"encodes": spec.arch == "seq2seq", "template": _template(spec), "notes": tuple(notes)}
-    return Recipe(target, way, gamma, drafter, settings.ngram_n, **own)
+    encodes, template = spec.arch == "seq2seq", _template(spec)
+    return Recipe(target, way, gamma, drafter, settings.ngram_n, encodes=encodes, template=template, notes=tuple(notes))
 
 
 def _source(model: ModelSpec, given: LoadOptions) -> str:
@@ -208,10 +207,9 @@ def _state(pair: PairSpec) -> str:
     """Return whether the pair can be loaded now, or after fetching, or the missing folder. Uses no network."""
     from utils.loading.sources import is_here
 
-    models: list[Any] = [pair.target]
-    kinds: Sequence[Any] = [pair.drafter]
+    models, kinds = [pair.target], [pair.drafter]
     if pair.drafter in CASCADES:
-        models, kinds = [*models, *pair.cascade_models], pair.cascade_names
+        models, kinds = [*models, *pair.cascade_models], [*pair.cascade_names]
     elif not isinstance(pair.drafter, str):
         models.append(pair.drafter)
     for kind in filter(None, map(head_kind_of, kinds)):

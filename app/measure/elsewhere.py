@@ -21,9 +21,8 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from app.settings.table import Field, arguments, by_name
+from app.settings.table import Field, SettingValues, arguments, by_name
 from app.settings.types import METHOD_NAMES, SWITCH, Choice, Number, NumberList, WholeList
 from sampling.drafters.registry import ROWS
 from utils.catalogue.heads import HEAD_KINDS
@@ -304,7 +303,7 @@ CHECK_FIELDS: Mapping[str, Field] = {
 }
 
 
-def _check_plan(args: Namespace, given: Mapping[str, Any]) -> None:
+def _check_plan(args: Namespace, given: SettingValues) -> None:
     """UsageError in one line for flags of --plan that exclude each other, or without --plan."""
     if not args.plan:
         flags = [PLAN_FIELDS[name].flag for name in PLAN_FIELDS if name in given]
@@ -328,7 +327,7 @@ def _check_plan(args: Namespace, given: Mapping[str, Any]) -> None:
         raise UsageError("--c and --drafter-params contradict each other: give one")
 
 
-def check_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
+def check_args(given: SettingValues, words: Sequence[str] = ()) -> Namespace:
     """Return the values. `program`: whose command is wanted, or None; `forecast`: whether to predict the pair's speed.
 
     `plan`: whether to print the speed-up over gamma and alpha; `c` outranks every other source of drafting costs.

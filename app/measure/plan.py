@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -29,6 +28,7 @@ from app.screen.output import load_engine, screen, small_table
 from app.screen.rows import in_short, plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
+from app.settings.types import JsonObject
 from sampling.events import Step
 from sampling.gamma.costs import pass_times
 from sampling.models.causal import CausalLM
@@ -156,7 +156,7 @@ def run_plan(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     return 0
 
 
-def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> dict[str, Any]:
+def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> JsonObject:
     """Return the expected speed-ups S[gamma][alpha] of an option, its best gamma at each alpha, and its break-even
     alpha."""
     best = [best_gamma(alpha, option.c, option.v, LIMIT) for alpha in alphas]
@@ -196,7 +196,7 @@ def _described(args: Namespace) -> list[Option]:
 
 def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> list[Option]:
     """Return the costs of these lanes' drafters, timed in turns with passes over 1 … 17 tokens."""
-    turns: dict[tuple[str, int], Any] = {
+    turns: dict[tuple[str, int], WarmPass] = {
         ("", n): run for n, run in passes(engine.target.network, range(1, 18), CONTEXT).items()
     }
     for method in methods:
@@ -210,7 +210,7 @@ def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> 
     return [Option(name, costs.get(name, 0.0) / plain, lambda n: times(n) / times(1), plain) for name in methods]
 
 
-def _table(plan: dict[str, Any], settings: Settings) -> Table:
+def _table(plan: JsonObject, settings: Settings) -> Table:
     """Return a table with a row a gamma and a column an alpha; each alpha's best gamma below."""
     table = small_table(settings)
     table.add_column("gamma \\ alpha", justify="right")

@@ -9,16 +9,17 @@ right answers; a wrong line is named by its number.
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from app.chat.conversation import Conversation, Plan, clean
 from app.settings.table import Field, by_name
-from app.settings.types import Text, Whole, got
+from app.settings.types import JsonObject, Text, Whole, got
 from utils.errors import UsageError
 from utils.files import object_in, read_text
 from utils.loading.loaded import NO_LIMIT
@@ -165,8 +166,8 @@ def given_prompt(prompt: str | None, stream: IO[str]) -> str:
     return text
 
 
-Record = Mapping[str, Any]
-ReadRecord = Callable[[Record], dict[str, Any] | None]
+Record = JsonObject
+ReadRecord = Callable[[Record], JsonObject | None]
 
 
 def read_questions(path: str | Path | None, entry: ReadRecord = dict) -> list[Question]:
@@ -228,7 +229,7 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     return list(selected.values())
 
 
-def question_of(data: Mapping[str, Any], where: str, number: int) -> Question:
+def question_of(data: JsonObject, where: str, number: int) -> Question:
     """Return the question of an object of a prompt file; UsageError begins with `where`."""
     if ("prompt" in data) == ("turns" in data):
         keys = ", ".join(sorted(map(str, data))) or "nothing"
@@ -267,11 +268,11 @@ class DataSet:
     entry: ReadRecord
 
 
-def _gsm8k(row: Record) -> dict[str, Any]:
+def _gsm8k(row: Record) -> JsonObject:
     return {"prompt": row["question"]}
 
 
-def _mmlu(row: Record) -> dict[str, Any]:
+def _mmlu(row: Record) -> JsonObject:
     """Return the layout of Hendrycks et al. (2021): a header, the question, lettered choices, "Answer:"."""
     subject = row["subject"]
     choices = [f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, _choices(row), strict=False)]
@@ -279,29 +280,29 @@ def _mmlu(row: Record) -> dict[str, Any]:
     return {"prompt": "\n".join([header, "", row["question"], *choices, "Answer:"]), "category": subject}
 
 
-def _choices(row: Record) -> list[Any]:
+def _choices(row: Record) -> list[str]:
     if not isinstance(row["choices"], list):
         raise TypeError
     return row["choices"]
 
 
-def _gsm8k_cascade(row: Record) -> dict[str, Any]:
+def _gsm8k_cascade(row: Record) -> JsonObject:
     """Return the prompt of Cascade Speculative Drafting's runs (arXiv 2312.11462, csd_datasets.py), blanks included."""
     return {"prompt": f"Reason the math question below step by step. Question: {row['question']}.\n Answer: "}
 
 
-def _mmlu_cascade(row: Record) -> dict[str, Any]:
+def _mmlu_cascade(row: Record) -> JsonObject:
     """Return the same for mmlu; four choices."""
     choices = " ".join(f"({letter}) {choice}" for letter, choice in zip("ABCD", _choices(row), strict=False))
     prompt = f"Question: {row['question']}\n{choices}\n Answer: \n Let's think step by step. "
     return {"prompt": prompt, "category": row["subject"]}
 
 
-def _hellaswag(row: Record) -> dict[str, Any]:
+def _hellaswag(row: Record) -> JsonObject:
     return {"prompt": row["prompt"] if "prompt" in row else row["ctx"]}
 
 
-def _mt_bench(row: Record) -> dict[str, Any] | None:
+def _mt_bench(row: Record) -> JsonObject | None:
     """Return a question of two turns; other questions of Spec-Bench are not MT-Bench's."""
     turns = row["turns"] if "turns" in row else row["prompt"]
     if not isinstance(turns, list) or len(turns) != 2:
@@ -341,7 +342,7 @@ PROMPT_FIELDS = by_name(  # of the commands that ask many
 )
 
 
-def selected(args: Any, data_dir: str = "") -> list[Question]:
+def selected(args: Namespace, data_dir: str = "") -> list[Question]:
     """Return the questions of --prompts that --ids and --limit choose, cut to their first --turns turns."""
     known = questions_of(args.prompts, data_dir)
     listed = known if args.ids is None else chosen(known, args.ids)

@@ -15,21 +15,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
 from app.lanes.answers import shown_settings
-from app.lanes.costs import LoggedLane, event_of, kept, known, settings_of
-from app.screen.live import LaneViews, Pause, Track, tracks_of
+from app.lanes.costs import LaneRecord, event_of, kept, settings_of
+from app.screen.live import LaneViews, Pause, Track
 from app.screen.spans import common
 from app.screen.view import models_of
 from app.settings.table import Settings
+from app.settings.types import JsonObject
 from sampling.events import Event, Finished, Reason, to_json
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line
@@ -37,7 +38,7 @@ from utils.growing_text import Decode
 from utils.machine import version
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Lane, PairEngine
+    from app.lanes.lane import PairEngine
 
 try:
     import fcntl
@@ -120,8 +121,8 @@ class OpeningLine(BaseModel):
     before: tuple[int, ...] = ()
     forced: bool = False
     waited: Annotated[float, Field(ge=0)] = 0.0
-    settings: dict[str, Any]
-    lanes: Annotated[tuple[LoggedLane, ...], Field(min_length=1)]
+    settings: JsonObject
+    lanes: Annotated[tuple[LaneRecord, ...], Field(min_length=1)]
     texts: tuple[DraftedNode, ...] = ()
 
 
@@ -156,12 +157,10 @@ class LoggedAnswer:
 
     def tracks(self) -> list[Track]:
         """Its lanes before anything has happened."""
-        size, most, before = len(self.opening.prompt_ids), self.settings.max_new_tokens, self.opening.before
-        seen = self.closing is not None and self.closing.seen
-        return [
-            Track(lane, self.decode, size, most, before, replace(lane.terms, seen=seen), forced=self.opening.forced)
-            for lane in self.lanes
-        ]
+        opening, seen = self.opening, self.closing is not None and self.closing.seen
+        lanes = [replace(lane, terms=replace(lane.terms, seen=seen), settings=self.settings) for lane in opening.lanes]
+        size, before = len(opening.prompt_ids), opening.before
+        return [Track(lane, self.decode, size, before, forced=opening.forced) for lane in lanes]
 
     def over(self) -> list[Track]:
         """Its lanes when all has happened."""
@@ -169,10 +168,6 @@ class LoggedAnswer:
         for index, event in self.events:
             tracks[index].feed(event)
         return tracks
-
-    @property
-    def lanes(self) -> list[LoggedLane]:
-        return [replace(lane, settings=self.settings) for lane in self.opening.lanes]
 
     def text(self, tracks: Sequence[Track]) -> str:
         """Return the answer's text, by the tracks when all has happened."""
@@ -200,7 +195,8 @@ class SessionLog:
         """Take in a line; UserError names file and line."""
         try:
             if line.strip():
-                self._take(number, json.loads(line))
+                row = json.loads(line)
+                self._take(number, row if isinstance(row, dict) else {})
         except ValidationError as error:
             first = error.errors()[0]
             problem = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
@@ -214,9 +210,8 @@ class SessionLog:
             return
         raise UserError(f"{self.path}:{number}: {problem}")
 
-    def _take(self, number: int, row: Any) -> None:
-        kind = row.get("kind") if isinstance(row, dict) else None
-        match kind:
+    def _take(self, number: int, row: JsonObject) -> None:
+        match row.get("kind"):
             case "event":
                 self._event(row)
             case "answered":
@@ -229,7 +224,7 @@ class SessionLog:
             case "answer":
                 self.leave()
                 self._begin(number, OpeningLine.model_validate(row))
-            case _:
+            case kind:
                 raise UserError(f"is no line of a session log: its kind is {kind!r:.40}")
 
     def _begin(self, number: int, opening: OpeningLine) -> None:
@@ -239,7 +234,7 @@ class SessionLog:
         self._views = [LaneViews(track) for track in self._open.tracks()]
         self.answers.append(self._open)
 
-    def _event(self, row: dict[str, Any]) -> None:
+    def _event(self, row: JsonObject) -> None:
         found, event = self._opened(), event_of(row)
         line = EventLine.model_validate(row)
         if not 0 <= line.lane < len(self._views):
@@ -310,11 +305,16 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
     def __init__(self, path: Path) -> None:
         self.path, self.problem = path, ""
         self._file: IO[bytes] | None = opened(path)
-        self._head: dict[str, Any] = {}
+        self._head: JsonObject = {}
         self.ended = time.monotonic()  # when the answer before was over
 
     def open_answer(
-        self, engine: PairEngine, lanes: Sequence[Lane], question: LoggedMessage, settings: Settings, decode: Decode
+        self,
+        engine: PairEngine,
+        lanes: Sequence[LaneRecord],
+        question: LoggedMessage,
+        settings: Settings,
+        decode: Decode,
     ) -> AnswerLog:
         """Open an answer by these lanes, whose texts are what `decode` says."""
         head = _head(engine)
@@ -322,9 +322,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
             self._head = head
             signed = {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
             self.write({"kind": "recording", "version": VERSION, **signed, **head})
-        logging = LoggingDecoder(decode)
-        tracks = tracks_of(lanes, engine, question.ids, logging, question.before, forced=question.forced)
-        return AnswerLog(self, question, settings, tracks, logging)
+        return AnswerLog(self, question, settings, lanes, LoggingDecoder(decode))
 
     def log_answer(self, engine: PairEngine, track: Track, question: LoggedMessage) -> str:
         """Log an answer that is over, of one lane; a line about the file, or ""."""
@@ -333,7 +331,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
             log.feed(0, event)
         return log.end()
 
-    def write(self, line: Mapping[str, Any]) -> None:
+    def write(self, line: JsonObject) -> None:
         """Append one line at once; after a failure the file keeps its earlier lines and nothing more is written."""
         if self._file is None:
             return
@@ -362,24 +360,26 @@ class AnswerLog:
         writer: SessionLogWriter,
         question: LoggedMessage,
         settings: Settings,
-        tracks: Sequence[Track],
+        lanes: Sequence[LaneRecord],
         decode: LoggingDecoder,
     ) -> None:
         self._writer, self._asked, self._decode = writer, question, decode
-        self._log_top = settings.log_top
-        self._lanes = [LaneViews(track) for track in tracks]
+        self._log_top, size, before = settings.log_top, len(question.ids), question.before
+        self._lanes = [LaneViews(Track(lane, decode, size, before, forced=question.forced)) for lane in lanes]
         self._write(
-            kind="answer",
-            prompt=question.prompt,
-            prompt_ids=list(question.ids),
-            before=list(question.before),
-            forced=question.forced,
-            waited=round(time.monotonic() - writer.ended, 1),
-            settings={**shown_settings(settings), "slow": settings.slow},
-            lanes=[known(track.lane, track.terms).to_json() for track in tracks],
+            {
+                "kind": "answer",
+                "prompt": question.prompt,
+                "prompt_ids": list(question.ids),
+                "before": list(question.before),
+                "forced": question.forced,
+                "waited": round(time.monotonic() - writer.ended, 1),
+                "settings": {**shown_settings(settings), "slow": settings.slow},
+                "lanes": [lane.to_json() for lane in lanes],
+            }
         )
 
-    def _write(self, **line: Any) -> None:
+    def _write(self, line: JsonObject) -> None:
         """Write a line with the texts that no earlier line has."""
         self._writer.write({**line, "texts": self._decode.taken()})
 
@@ -389,7 +389,7 @@ class AnswerLog:
         self._lanes[index].feed(event)
         if isinstance(event, Finished):
             self._lanes[index].track.answer()  # its whole text, should the log be cut here
-        self._write(kind="event", lane=index, **to_json(event))
+        self._write({"kind": "event", "lane": index, **to_json(event)})
 
     def tee(self, race: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
         """Yield the events of the race unchanged, and log each."""
@@ -406,14 +406,16 @@ class AnswerLog:
         ids = list(last.meter.ids)
         answers = [lane.track.answer() for lane in self._lanes]
         self._write(
-            kind="answered",
-            prompt_ids=list(self._asked.ids),
-            **({"answer_ids": [*before, *ids] if self._asked.begun else ids} if ids else {}),
-            reason=last.reason,
-            **({"seen": True} if seen else {}),
-            **({"pauses": list(pauses)} if pauses else {}),
-            text=self._decode([*before, *ids]) if ids else "",
-            lanes=[{"method": each.method, "ids": list(each.ids), "text": each.text} for each in answers],
+            {
+                "kind": "answered",
+                "prompt_ids": list(self._asked.ids),
+                **({"answer_ids": [*before, *ids] if self._asked.begun else ids} if ids else {}),
+                "reason": last.reason,
+                **({"seen": True} if seen else {}),
+                **({"pauses": list(pauses)} if pauses else {}),
+                "text": self._decode([*before, *ids]) if ids else "",
+                "lanes": [{"method": each.method, "ids": list(each.ids), "text": each.text} for each in answers],
+            }
         )
         self._writer.ended = time.monotonic()
         problem, self._writer.problem = self._writer.problem, ""
@@ -448,7 +450,7 @@ def opened(path: Path) -> IO[bytes]:
     return file
 
 
-def _head(engine: PairEngine) -> dict[str, Any]:
+def _head(engine: PairEngine) -> JsonObject:
     """The facts of a pair that a replay needs."""
     end = getattr(engine.tokenizer, "eos_token_id", None)
     end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -184,8 +184,8 @@ def forced_in(replaced: SaidToken, token: int) -> SaidToken:
     fates = {replaced.token: "replaced", token: "said"}
     choices = tuple(choice._replace(fate=fates.get(choice.token, choice.fate)) for choice in replaced.choices)
     text = next((choice.text for choice in choices if choice.token == token), "")
-    more: Any = {"refused": (), "discarded": 0, "choices": choices}
-    return replace(replaced, token=token, text=text, shown=text, kind="forced", by="", **more)
+    said = replace(replaced, token=token, text=text, shown=text, kind="forced", by="", choices=choices)
+    return replace(said, refused=(), discarded=0)
 
 
 class Force(NamedTuple):
@@ -262,8 +262,7 @@ class Inspection:
         ladder, value = LADDERS[name], getattr(shape, name)
         nearest = min(range(len(ladder)), key=lambda at: abs(ladder[at] - value))
         place = nearest + by if ladder[nearest] == value else nearest
-        changed: Any = {name: ladder[place % len(ladder)]}
-        self.shape = shape._replace(**changed)
+        self.shape = Shape(**{**shape._asdict(), name: ladder[place % len(ladder)]})
         self.choice = self._said()
 
     def restore(self) -> None:

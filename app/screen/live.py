@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 
 from app.lanes.answers import Answer, comparisons_of, may_differ, plain_answer, rule_of
-from app.lanes.costs import Terms, kept, known, seen_before, terms_of
+from app.lanes.costs import LaneRecord, kept, record_of, seen_before
 from app.lanes.race import timed
 from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
@@ -29,6 +29,7 @@ from app.screen.terminal import InPlace, await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace, read
 from app.screen.view import Frame, Surface
 from app.settings.table import Settings
+from app.settings.types import JsonObject
 from sampling.events import ENOUGH, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
@@ -60,31 +61,29 @@ class Track:
     """What one lane has made so far: events, figures and coloured text.
 
     `before` are ids of the answer that are on the screen already (a continuation), the last of which is shown if the
-    user has `forced` it; `terms` go with its answer; `thinking` are the marks around the model's thinking.
+    user has `forced` it; `thinking` are the marks around the model's thinking; `running` is the lane itself, None of an
+    answer from a file.
     """
 
     def __init__(
         self,
-        lane: Any,
+        lane: LaneRecord,
         decode: Callable[[list[int]], str],
         prompt_n: int,
-        limit: int,
         before: Sequence[int] = (),
-        terms: Terms | None = None,
         thinking: Thinking | None = None,
         forced: bool = False,
+        running: Lane | None = None,
     ) -> None:
-        self.lane, self.limit, self.terms, self.before = lane, limit, terms or Terms(), tuple(before)
-        self.thinking = thinking
+        self.lane, self.before, self.thinking, self.running = lane, tuple(before), thinking, running
         self._forced: tuple[Span, ...] = ()
         if forced:
             with suppress(ValueError):  # an older log does not have the text
                 self._forced = (Span(decode([*before])[len(decode([*before[:-1]])) :], "forced"),)
         self.events: list[Event] = []
         self._meter = Meter(prompt_n=prompt_n)
-        searches = getattr(lane, "beams", None) is not None
-        drafting = bool(getattr(lane, "drafts", False))
-        self._spanner = BeamReader(decode, before) if searches else Spanner(decode, drafting, context=before)
+        plain = Spanner(decode, lane.terms.drafts, context=before)
+        self._spanner = plain if lane.beams is None else BeamReader(decode, before)
         self._taken = 0  # events that figures and text hold
         self._rounds: list[Round] = []
         self.decode = decode
@@ -140,20 +139,17 @@ class Track:
 
     def pane(self) -> PaneData:
         """Return the lane as it stands, for the screen; `gamma` is the mean of what rounds drafted under `auto`."""
-        auto, stats = getattr(self.lane, "pace", None) is not None, self.meter.stats
+        auto, stats = self.lane.terms.gamma == "auto", self.meter.stats
         return PaneData(
-            self.lane.name,
+            self.lane,
             (*self._forced, *self.spanner.spans),
             stats,
             self._state,
             self._progress or self.waiting,
-            self.limit,
             gamma=stats.draft_n / stats.target_passes if auto and stats.target_passes else None,
             resting=self._resting(),
-            names=tuple(getattr(self.lane, "source_names", ())),
-            seen=seen_before(stats, self.terms),
+            seen=seen_before(stats, self.lane.terms),
             rounds=self._rounds,
-            slow=getattr(getattr(self.lane, "settings", None), "times_slower", 1.0),
         )
 
     def pane_as(self, settings: Settings, plain: Answer | None = None) -> PaneData:
@@ -175,7 +171,7 @@ class Track:
             return None
         plain = statistics.median(step.verify_s for step in rounds if not step.drafted)
         drafts = stats.draft_n or sum(step.gamma > 0 for step in rounds)
-        if not getattr(self.lane, "pace", None) or not plain or not drafts:
+        if self.lane.terms.gamma != "auto" or not plain or not drafts:
             return None
         return stats.draft_ms / 1000 / drafts / plain, stats.alpha
 
@@ -183,18 +179,17 @@ class Track:
         """The lane's result with its figures."""
         ids, differs = tuple(self.meter.ids), may_differ(self.lane)
         text = self.decode(list(ids)) if self._finished else self.text
-        return Answer(self.lane.name, ids, text, self.meter.stats, differs, terms=self.terms)
+        return Answer(self.lane.name, ids, text, self.meter.stats, differs, self.lane.terms)
 
     @property
     def text(self) -> str:
         """The answer so far, as it stands on the screen."""
         return committed_text(self.spanner.spans)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """The lane with its events, for /save."""
-        top = self.lane.settings.log_top
-        lane, events = known(self.lane, self.terms).to_json(), [to_json(kept(event, top)) for event in self.events]
-        return {**self.answer().to_json(), "lane": lane, "events": events}
+        events = [to_json(kept(event, self.lane.settings.log_top)) for event in self.events]
+        return {**self.answer().to_json(), "lane": self.lane.to_json(), "events": events}
 
 
 def tracks_of(
@@ -208,8 +203,7 @@ def tracks_of(
 ) -> list[Track]:
     """Return the tracks of an engine's lanes; see :class:`Track`."""
     return [
-        Track(lane, decode, len(prompt), lane.settings.max_new_tokens, before, terms_of(lane, engine), thinking, forced)
-        for lane in lanes
+        Track(record_of(lane, engine), decode, len(prompt), before, thinking, forced, running=lane) for lane in lanes
     ]
 
 
@@ -231,9 +225,9 @@ def sampled(
         name = settings.compare[-1] if is_server(settings.compare[-1]) else OWN
         lanes = [engine.lane(name, settings.changed(seed=settings.seed + number)) for number in range(count)]
         tracks = tracks_of(lanes, engine, prompt, decode)
-        for track in tracks:
-            track.lane.top_logprobs = 0
-            for event in track.lane.run(prompt, interrupt=interrupt, messages=messages):
+        for lane, track in zip(lanes, tracks, strict=True):
+            lane.top_logprobs = 0
+            for event in lane.run(prompt, interrupt=interrupt, messages=messages):
                 track.feed(event)
         return tracks
     lane = engine.lane("ar", settings)
@@ -247,11 +241,26 @@ def sampled(
     return tracks
 
 
-def frame(tracks: Sequence[Track], look: Look, settings: Settings, plain: Answer | None = None, **more: Any) -> Frame:
-    """The lanes as they stand; `plain`: the answer that a lossy lane's differs from."""
+def frame(
+    tracks: Sequence[Track],
+    look: Look,
+    settings: Settings,
+    answers: Sequence[Answer] = (),
+    notes: bool = True,
+    goes_on: bool = True,
+) -> Frame:
+    """The lanes as they stand; with all their `answers` they are compared, and a lossy lane shows what differs."""
     kind: Layout = settings.view  # type: ignore[assignment]
-    lanes = [track.pane_as(settings, plain) for track in tracks]
-    return Frame(lanes, look, layout=kind, show_discarded=settings.debug, **more)
+    lanes = [track.pane_as(settings, plain_answer(answers)) for track in tracks]
+    return Frame(
+        lanes,
+        look,
+        layout=kind,
+        comparisons=comparisons_of(answers),
+        show_discarded=settings.debug,
+        notes=notes,
+        goes_on=goes_on,
+    )
 
 
 def play(
@@ -274,14 +283,14 @@ def play(
 
 
 @contextmanager
-def streaming(tracks: Sequence[Track], console: Console, settings: Settings, **more: Any) -> Iterator[Draw]:
+def streaming(tracks: Sequence[Track], console: Console, settings: Settings, goes_on: bool = True) -> Iterator[Draw]:
     """Stream the lanes at the bottom of a terminal, which is clean again afterwards; yields the function that draws."""
     with InPlace(console) as surface:
 
         def draw(below: Sequence[Row] = ()) -> None:
             look = look_of(console, settings)
             room = look.sized(height=max(2, (look.height or 2) - len(below)))
-            surface.draw(Lines([*frame(tracks, room, settings, **more).rows(), *below], look))
+            surface.draw(Lines([*frame(tracks, room, settings, goes_on=goes_on).rows(), *below], look))
 
         yield draw
 
@@ -307,11 +316,12 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
         place.say(rounds_of(track, look_of(place.out, settings).sized(height=None)))
 
 
-def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more: Any) -> RenderableType:
+def panes(
+    tracks: Sequence[Track], console: Console, settings: Settings, notes: bool = True, goes_on: bool = True
+) -> RenderableType:
     """All lanes in full with comparison and legend."""
-    look = look_of(console, settings).sized(height=None)
     answers = [track.answer() for track in tracks]
-    return frame(tracks, look, settings, plain_answer(answers), comparisons=comparisons_of(answers), **more)
+    return frame(tracks, look_of(console, settings).sized(height=None), settings, answers, notes, goes_on)
 
 
 def telling(tracks: Sequence[Track]) -> Track:
@@ -321,7 +331,7 @@ def telling(tracks: Sequence[Track]) -> Track:
 
 def token_reader(track: Track) -> TokenReader:
     """A reader of a lane's rounds."""
-    return TokenReader(track.decode, track.lane.source_names, rule_of(track.lane), track.before)
+    return TokenReader(track.decode, track.lane.terms.sources, rule_of(track.lane), track.before)
 
 
 def tokens_of(track: Track) -> list[SaidToken]:
@@ -356,7 +366,7 @@ def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Tra
     further = (used.presence_penalty, used.frequency_penalty, used.typical_p, used.form, used.logit_bias)
     exact = used.temperature == 1 and (shaped, further) == ((0, 1.0, 0.0, 1.0, 0), (0.0, 0.0, 1.0, None, ()))
     steps = [*track.steps, *upcoming]
-    return Trace(steps, track.decode, look, lane.source_names, rule=rule_of(lane), exact=exact)
+    return Trace(steps, track.decode, look, lane.terms.sources, rule=rule_of(lane), exact=exact)
 
 
 KEYS = "any key: next phase  r: next round  q: run on"
@@ -417,7 +427,7 @@ class Stepper:
 
     def __init__(self, tracks: Sequence[Track], draw: Draw, look: Callable[[], Look], key: Callable[[], bytes]) -> None:
         self.tracks, self.draw, self.look, self.key = tracks, draw, look, key
-        drafting = [index for index, track in enumerate(tracks) if getattr(track.lane, "drafts", False)]
+        drafting = [index for index, track in enumerate(tracks) if track.lane.terms.drafts]
         self.lane = drafting[-1] if drafting else None
         self.stepping = self.lane is not None
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO
 
 from rich import box
 from rich.console import Console
@@ -25,13 +25,17 @@ from utils.progress import Progress, Remaining, never
 from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from app.lanes.lane import PairEngine
+
+    Bar = tqdm[NoReturn]
 
 
 _WIDTH = 100  # columns of a table that goes to no terminal
 
 
-def answer_bar(total: int, settings: Settings, known: int = 0) -> Any:
+def answer_bar(total: int, settings: Settings, known: int = 0) -> Bar:
     """A tqdm bar over `total` answers, `known` of which are there already; --quiet shows none."""
     from tqdm import tqdm
 
@@ -127,8 +131,7 @@ def print_table(console: Console, title: str, table: Table) -> None:
 def small_table(settings: Settings) -> Table:
     """A table without frame."""
     lines = box.ASCII if settings.ascii else box.SIMPLE_HEAD
-    narrow: dict[str, Any] = {"show_edge": False, "pad_edge": False, "padding": (0, 0, 0, 1)}
-    return Table(box=lines, **narrow)
+    return Table(box=lines, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
 
 
 def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], least: Sequence[str] = ()) -> Table:

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from rich.cells import cell_len
 from rich.segment import Segment
 
+from app.lanes.costs import LaneRecord
 from app.screen.palette import Look, letters, tint
 from app.screen.rows import (
     Chunk,
@@ -78,33 +79,38 @@ def title_of(lane: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PaneData:
-    """One lane as it stands. `title` is the lane's name (ar, spec …) or any other words.
+    """One lane as it stands.
 
-    `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `limit`
-    is the most tokens the answer may have; `gamma` the mean tokens
-    that a round drafted, where that changes from round to round; `resting` c and alpha where drafts do not pay; `names`
-    who may have proposed a span, by its source; `slow` how many times
-    slower than it was it is shown; `seen` that its
-    drafts come from earlier answers, which have the text; `rounds` those after the opening one.
+    `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `gamma` is the mean tokens
+    that a round drafted, where that changes from round to round; `resting` c and alpha where drafts do not pay; `seen`
+    that its drafts come from earlier answers, which have the text; `rounds` those after the opening one.
     """
 
-    title: str
+    lane: LaneRecord
     spans: Sequence[Span] = ()
     stats: Stats | None = None
     state: State = "waiting"
     progress: str = ""
-    limit: int | None = None
     gamma: float | None = None
     resting: tuple[float, float | None] | None = None
-    names: tuple[str, ...] = ()
-    slow: float = 1.0
     seen: bool = False
     rounds: Sequence[Round] = ()
 
     @property
     def label(self) -> str:
         """The short name in front of the figures."""
-        return address_of(self.title) if is_url(self.title) else LABELS.get(self.title, self.title)
+        name = self.lane.name
+        return address_of(name) if is_url(name) else LABELS.get(name, name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Who may have proposed a span, by its source."""
+        return self.lane.terms.sources
+
+    @property
+    def limit(self) -> int:
+        """The most tokens that the answer may have."""
+        return self.lane.settings.max_new_tokens
 
     @property
     def tokens(self) -> int:
@@ -131,11 +137,10 @@ class PaneData:
         """Where the lane is, in a few words."""
         if self.state in ("waiting", "prefill"):
             return self.progress or ("waiting" if self.state == "waiting" else "reading prompt")
-        if self.state == "running" and self.slow > 1:
-            return f"{self.tokens}/{self.limit or '?'} {unit(self.stats)}, slow {self.slow:g}"
+        if self.state == "running" and (slow := self.lane.settings.times_slower) > 1:
+            return f"{self.tokens}/{self.limit} {unit(self.stats)}, slow {slow:g}"
         if self.state == "running":
-            of_limit = self.limit and unit(self.stats) == "tok"
-            tokens = f"{self.tokens} of {self.limit} tok" if of_limit else self.amount
+            tokens = f"{self.tokens} of {self.limit} tok" if unit(self.stats) == "tok" else self.amount
             return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma:.1f}"
         cut = self.state == "done" and self.stats is not None and self.stats.stop_reason == "length"
         return f"cut at {self.amount}" if cut else f"{self.state}, {self.amount}"
@@ -150,7 +155,7 @@ def note(pane: PaneData, *, goes_on: bool = True) -> str:
         return f"stopped at {amount}{problem and f': {problem}'}"
     if stats is None or stats.stop_reason != "length":
         return problem
-    full = pane.limit is not None and pane.tokens < pane.limit and not stats.pieces
+    full = pane.tokens < pane.limit and not stats.pieces
     more = ", the context is full" if full else ", /continue" if goes_on and not stats.pieces else ""
     return f"cut at {amount}{more}"
 
@@ -448,7 +453,7 @@ class Pane(Drawn):
 
     def _heading(self, width: int) -> list[Piece]:
         """Title and status as far as they fit; a status is shown whole or not at all."""
-        title = fit(title_of(self.data.title), width, self.look)
+        title = fit(title_of(self.data.lane.name), width, self.look)
         status = f" {self.data.status}"
         room = width - cell_len(title)
         return [(title, self._frame), *([(status, "faint")] if cell_len(status) <= room else [])]

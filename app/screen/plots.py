@@ -7,9 +7,13 @@ other lane its recorded rounds are shown to a fresh :class:`sampling.gamma.contr
 models.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from app.lanes.answers import plain_answer
 from app.screen.inspection import SaidToken
@@ -24,6 +28,9 @@ from sampling.gamma.controller import Controller, best
 from sampling.stats.summary import Stats, disturbed, speedup
 from sampling.stats.theory import expected_speedup
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from app.lanes.lane import Lane
 
 RANKS = 5  # of a drafter's list that have a bar of their own
 
@@ -139,18 +146,15 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
 
     UserError where the last answer has no lane that drafts as far as gamma says.
     """
-    tracks = [track for track in answers[-1] if track.lane.takes_gamma]
-    if not tracks:
+    lanes = [(track, track.running) for track in answers[-1] if track.running and track.running.takes_gamma]
+    if not lanes:
         raise UserError("no lane of the last answer drafts by gamma: /compare ar,spec adds one")
-    track = tracks[-1]
-    controller = track.lane.pace or _learned(track, answers)
+    track, lane = lanes[-1]
+    controller = lane.pace or _learned(lane, answers)
     if not controller.costs.drafting_known:
         raise UserError("too few rounds were timed to know what drafting costs here: another answer will do")
-    rates, auto, used = (
-        controller.expected(GAMMA_MAX),
-        best(controller.expected(controller.reach)),
-        track.lane.settings.gamma,
-    )
+    rates, auto = controller.expected(GAMMA_MAX), best(controller.expected(controller.reach))
+    used = track.lane.settings.gamma
     marks, reach = {auto: "auto"} | ({used: "this one"} if isinstance(used, int) else {}), controller.costs.reach
     if used == auto:
         marks = {auto: "this one, and auto"}
@@ -174,23 +178,23 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
     return Bars(title, bars, look, _remarks(track, controller, answers[-1], look))
 
 
-def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> Controller:
+def _learned(lane: Lane, answers: Sequence[Sequence[Track]]) -> Controller:
     """What `gamma auto` would know, had it seen the rounds of this lane's drafter and the plain ones beside them."""
     controller = Controller()
-    for tracks in answers:
-        for other in tracks:
-            lane = other.lane
-            own = lane.drafter is track.lane.drafter
-            if lane.lm is not track.lane.lm or lane.beams is not None or (lane.drafts and not own):
-                continue
-            controller.begin()
-            left = other.limit
-            for number, step in enumerate(other.steps):
-                if number:  # the opening round reads the prompt
-                    controller.budget([step.row])
-                    # a limit is no choice of the drafter
-                    controller.observe([replace(step, gamma=min(step.gamma, left - 1))])
-                left -= len(step.emitted)
+    for track in chain(*answers):
+        other = track.running
+        if other is None or other.lm is not lane.lm or other.beams is not None:
+            continue
+        if other.drafts and other.drafter is not lane.drafter:
+            continue
+        controller.begin()
+        left = other.settings.max_new_tokens
+        for number, step in enumerate(track.steps):
+            if number:  # the opening round reads the prompt
+                controller.budget([step.row])
+                # a limit is no choice of the drafter
+                controller.observe([replace(step, gamma=min(step.gamma, left - 1))])
+            left -= len(step.emitted)
     return controller
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from io import StringIO
 from itertools import zip_longest
+from types import FrameType
 from typing import Any, Protocol
 
 from rich.cells import cell_len
@@ -33,6 +34,7 @@ from app.screen.rows import Drawn, Lines, Row, chunk, flow
 from app.settings.table import Settings
 from utils.visible import visible
 
+Handler = Callable[[int, FrameType | None], Any] | int | None  # of a signal
 _CTRL_D = b"\x04"
 _NAP = 0.05  # seconds between two looks at the keyboard
 BELOW = 3  # rows of the screen that the command line, the next prompt and its bottom line take
@@ -125,7 +127,7 @@ class Interrupts:
         self.stopped = False
         self._last = -SECOND_WITHIN
         self._leave = False
-        self._before: Any = None
+        self._before: Handler = None
 
     def __call__(self) -> bool:
         return self.stopped
@@ -348,7 +350,9 @@ def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
 def painted(content: Drawn) -> str:
     """The rows as text for a terminal, styles as escape sequences."""
     look, file = content.look, StringIO()
-    color: Any = {"color_system": "256" if look.color else None, "no_color": not look.color}
-    console = Screen(file=file, width=look.width, force_terminal=look.color, **color)
+    system = "256" if look.color else None
+    console = Screen(
+        file=file, width=look.width, force_terminal=look.color, color_system=system, no_color=not look.color
+    )
     console.print(content, soft_wrap=True, end="")
     return file.getvalue().removesuffix("\n")

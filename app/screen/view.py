@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from app.lanes.answers import Comparison
@@ -248,7 +248,7 @@ class Summary(Drawn):
     def _timeline(self) -> list[Row]:
         """The rounds of the last lane that drafts, over time, beside plain decoding."""
         lines = self._lines()
-        plain = next(((pane.label, pane.rounds) for pane in self.panes if pane.title == "ar"), None)
+        plain = next(((pane.label, pane.rounds) for pane in self.panes if pane.lane.name == "ar"), None)
         return timeline(lines[-1], plain, self.look) if lines else []
 
     def _lines(self) -> list[TimeLine]:
@@ -299,8 +299,7 @@ class Frame(Drawn):
         goes_on: bool = True,
     ) -> None:
         self.look, self.body = look, SideBySide(panes, look, layout, show_discarded=show_discarded)
-        under: Any = {"show_discarded": show_discarded, "notes": notes, "goes_on": goes_on}
-        self.summary = Summary(panes, look, comparisons, **under)
+        self.summary = Summary(panes, look, comparisons, show_discarded=show_discarded, notes=notes, goes_on=goes_on)
 
     def rows(self) -> list[Row]:
         blocks, height = self.summary.blocks(), self.look.height
@@ -328,7 +327,7 @@ class Surface:
     touring: bool = False
     goes_on: bool = True
 
-    def say(self, content: Any) -> None:
+    def say(self, content: RenderableType) -> None:
         self.out.print(content)
 
     def hint(self, text: str) -> None:

@@ -58,18 +58,18 @@ class Why:
 
     def __init__(self, tracks: Sequence[Track], runs: Callable[[str], bool] = lambda word: False) -> None:
         track = telling(tracks)
-        self.lane, self.gamma, self.runs = track.lane, track.terms.gamma, runs
+        self.lane, self.gamma, self.runs = track.lane, track.lane.terms.gamma, runs
         self.stats, self.rounds, self.tokens = track.meter.stats, track.steps[1:], tokens_of(track)
         self.kinds = kinds_of(self.tokens, track.decode(list(track.before)) if track.before else "")
         self.plain = next((each.meter.stats for each in tracks if each.lane.name == "ar" != self.lane.name), None)
-        stats, plain, self.seen = self.stats, self.plain, seen_before(track.meter.stats, track.terms)
+        stats, plain, self.seen = self.stats, self.plain, seen_before(track.meter.stats, track.lane.terms)
         rate = plain.predicted_per_second if plain and not disturbed(plain, stats) else None
         self.token_ms = 1000 / rate if rate and stats.predicted_per_second else 0.0  # of plain decoding; 0: not known
         self.gained = self.token_ms * (stats.predicted_per_second or 0.0) / 1000
         self.free = self.gained * stats.predicted_ms / ((stats.predicted_ms - stats.draft_ms) or 1)  # without drafting
         self.longest = sum(step.length for step in self.rounds)
         self.right = (self.longest + len(self.rounds)) * self.token_ms / (stats.predicted_ms or 1)  # all accepted
-        calls = [stats.call_ms.get(name, 0.0) for name in self.lane.source_names]
+        calls = [stats.call_ms.get(name, 0.0) for name in self.lane.terms.sources]
         shared = max(0.0, stats.predicted_ms - stats.target_passes * self.token_ms - sum(calls)) / (stats.draft_n or 1)
         self.saved = [  # milliseconds, by source
             kept * self.token_ms - spent - shared * drafted
@@ -126,10 +126,10 @@ class Why:
                 each = [f"{part / per_round:.2f}" for part in parts]
                 yield "plain ones ({} for its pass, {} for drafts, {} for the rest).".format(*each)
         if not stats.draft_n:
-            yield from [f"It drafted nothing in {plural(stats.target_passes, 'round')}."] * lane.drafts
+            yield from [f"It drafted nothing in {plural(stats.target_passes, 'round')}."] * lane.terms.drafts
             return
         saved = [f" ({'lost' if round(ms) < 0 else 'saved'} {abs(ms):.0f} ms)" for ms in self.saved] or repeat("")
-        by_source = zip(lane.source_names, stats.sources, saved, strict=False)
+        by_source = zip(lane.terms.sources, stats.sources, saved, strict=False)
         sources = [f"{name} {kept} of {drafted}{ms}" for name, (drafted, kept), ms in by_source if drafted]
         by = f": {', '.join(sources)}" if len(sources) > 1 else ""
         yield f"{stats.draft_n_accepted} of {stats.draft_n} drafts were accepted{by}."
@@ -167,7 +167,7 @@ class Why:
         longer = "a question with a longer answer" if stats.stop_reason != "length" else f"/length {length}"
         cases = {
             "python infer.py check TARGET DRAFTER --for vllm, which prints a server that drafts": is_server(name),
-            "/compare ar,spec: nothing was drafted here": not self.lane.drafts,
+            "/compare ar,spec: nothing was drafted here": not self.lane.terms.drafts,
             "another question: the timing was disturbed": self.plain and not self.token_ms,
             f"/compare ar,{name}: beside plain decoding it shows what drafts bring": not self.token_ms,
             "another question: these drafts were copied from an earlier answer with this text": self.seen,
@@ -188,7 +188,7 @@ class Why:
 
     def _changes(self) -> Iterator[tuple[float, str, str]]:
         """The speed-up over plain decoding to expect of a change, its command, the reason."""
-        stats, names, beside = self.stats, self.lane.source_names, f"/compare ar,{self.lane.name},"
+        stats, names, beside = self.stats, self.lane.terms.sources, f"/compare ar,{self.lane.name},"
         few = (
             "even if drafting cost nothing, too few drafts are accepted"
             if self.right * self.free >= GAIN * self.gained  # if all were accepted, and cost nothing

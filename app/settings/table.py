@@ -40,6 +40,8 @@ from sampling.drafters.registry import DRAFTERS, examples
 from utils.catalogue.templates import AUTO, NAMES
 from utils.errors import COLDEST, UsageError, did_you_mean, nearest
 
+SettingValues = Mapping[str, Any]  # by name, as they were given or as they were read
+
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 BEAM = "Beam search"
 
@@ -131,9 +133,9 @@ class _Record(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _read(cls, data: Any) -> Any:
+    def _read(cls, data: SettingValues) -> SettingValues:
         """Every value goes through its row; a wrong one raises UsageError, also straight from the constructor."""
-        return {name: cls.field(name).read(value) for name, value in dict(data).items()}
+        return {name: cls.field(name).read(value) for name, value in data.items()}
 
     def changed(self, **changes: object) -> Self:
         """Return a copy with these values (text or plain); UsageError, with the present value, when one is refused."""
@@ -405,7 +407,7 @@ SETTING_FIELDS: Mapping[str, Field] = Settings.fields()
 FIELDS: Mapping[str, Field] = {**MODEL_FIELDS, **SETTING_FIELDS}
 
 
-def arguments(fields: Mapping[str, Field], given: Mapping[str, Any], **more: Any) -> Namespace:
+def arguments(fields: Mapping[str, Field], given: SettingValues, **more: Any) -> Namespace:
     """Return a command's values beside the settings: of each flag the given value, else its default; files as paths.
 
     UsageError names the flag.
@@ -419,11 +421,10 @@ def arguments(fields: Mapping[str, Field], given: Mapping[str, Any], **more: Any
     return Namespace(**(values | paths | more))
 
 
-SettingValues = Mapping[str, Any]
 _FALSE = {"", "0", "off", "no", "false"}
 
 
-def from_environment(environ: Mapping[str, str], fields: Mapping[str, Field]) -> dict[str, Any]:
+def from_environment(environ: Mapping[str, str], fields: Mapping[str, Field]) -> SettingValues:
     """Read the values of SPEC_* variables (empty ones count as unset); UsageError names the variable."""
     given = [field for field in fields.values() if environ.get(field.variable)]
     values = {field.name: field.read(environ[field.variable], label=field.variable) for field in given}
@@ -432,12 +433,12 @@ def from_environment(environ: Mapping[str, str], fields: Mapping[str, Field]) ->
     return values
 
 
-def from_flags(flags: SettingValues, fields: Mapping[str, Field]) -> dict[str, Any]:
+def from_flags(flags: SettingValues, fields: Mapping[str, Field]) -> SettingValues:
     """Read the values of the flags that belong to `fields`; UsageError names the flag."""
     return {name: each.read(flags[name], label=each.flags[0]) for name, each in fields.items() if name in flags}
 
 
-def from_pair(values: SettingValues) -> dict[str, Any]:
+def from_pair(values: SettingValues) -> SettingValues:
     """Read the values that models.yaml has for a pair; UsageError names the pair's defaults as their origin."""
     try:
         return {Settings.field(name).name: Settings.field(name).read(value) for name, value in values.items()}

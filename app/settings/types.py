@@ -30,6 +30,8 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASC
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 SHOWN = 40
 
+JsonObject = dict[str, Any]  # an object of a JSON file, read or to be written
+
 LANES = ("ar", "spec", "draft", *registry.LANES, "beam", registry.LOSSY)
 SEED_LIMIT = 2**63 - 1
 
@@ -226,7 +228,7 @@ def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def _joined(values: Any) -> str:
+def _joined(values: Iterable[str | float]) -> str:
     return ",".join(map(plain, values))
 
 

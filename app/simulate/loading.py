@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from app.chat.conversation import Conversation
+from app.chat.conversation import Conversation, Tokenizer
 from app.lanes.drafters import PairDrafters
 from app.lanes.pairing import choose_pair, load_options
 from app.prompts.questions import read_questions
 from app.screen.output import load_engine, load_progress, target_tokenizer
 from app.settings.table import ModelOptions, Settings
+from app.settings.types import JsonObject
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import decoder_start_id
 from sampling.recorded import Arch, RecordedAnswers, RecordedLM, read_answers
@@ -106,9 +107,7 @@ def _starts(
             raise UsageError("--prompts needs a tokenizer: --pair, --target or --drafter names a model that has one")
         options = options.changed(target=options.drafter, drafter=None)
     tokenizer = target_tokenizer(settings, options, cancelled)
-    layout: dict[str, Any] = {
-        name: getattr(settings, name) for name in ("system", "chat", "template", "special_tokens")
-    }
+    layout: JsonObject = {name: getattr(settings, name) for name in ("system", "chat", "template", "special_tokens")}
     chat = Conversation(tokenizer, frozenset(), NO_LIMIT, **layout)
     plain = [[list(tokenizer(text, add_special_tokens=also)["input_ids"]) for also in (True, False)] for text in texts]
     return [[chat.plan(text).prompt, *ways] for text, ways in zip(texts, plain, strict=True)]
@@ -127,7 +126,7 @@ class _File:
             raise UserError(f"{self.args.file} holds no recorded answer")
         return replace(recorded, answers=recorded.answers[: self.args.limit])
 
-    def fitting(self, recorded: RecordedAnswers, model: LoadedModel, tokenizer: Any) -> RecordedAnswers:
+    def fitting(self, recorded: RecordedAnswers, model: LoadedModel, tokenizer: Tokenizer) -> RecordedAnswers:
         """Return the answers as those of the model's kind; UserError if its ids are not the model's."""
         begins = decoder_start_id(model.model) if model.encodes else None
         if begins is not None and "start_id" not in recorded.header and self.args.arch == "auto":
@@ -145,7 +144,7 @@ class _File:
             raise UserError(f"{unfit}its decoder starts from id {begins}, the recording from {start}")
         return recorded
 
-    def stop(self, recorded: RecordedAnswers, tokenizer: Any) -> frozenset[int]:
+    def stop(self, recorded: RecordedAnswers, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the ids that end an answer: --end-id, else the file's, else the tokenizer's."""
         if self.args.end_id is not None:
             return frozenset([self.args.end_id])

@@ -23,7 +23,6 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +35,7 @@ from app.screen.output import answer_bar, fitted, load_engine, screen
 from app.screen.rows import plural
 from app.screen.terminal import Interrupts
 from app.settings.table import SETTING_FIELDS, ModelOptions, Settings
+from app.settings.types import JsonObject
 from app.simulate.loading import RecordedPair, load_recorded_pair
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Step
@@ -98,7 +98,7 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     return 0
 
 
-def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> dict[str, Any]:
+def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> JsonObject:
     """Return the facts that the answers depend on, and those that playing them needs."""
     stop, end = engine.limits(settings).stop, engine.tokenizer.eos_token_id
     return {
@@ -117,7 +117,7 @@ def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> di
     }
 
 
-def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(header: JsonObject) -> JsonObject:
     settings, machine = header.get("settings", {}), header.get("machine", {})
     facts = {name: header.get(name) for name in _SAME} | {
         name: SETTING_FIELDS[name].read(settings.get(name, SETTING_FIELDS[name].default)) for name in _SETTINGS
@@ -133,7 +133,7 @@ class TargetRecorder:
     """
 
     def __init__(
-        self, engine: PairEngine, settings: Settings, args: Namespace, interrupt: Interrupts, header: Mapping[str, Any]
+        self, engine: PairEngine, settings: Settings, args: Namespace, interrupt: Interrupts, header: JsonObject
     ) -> None:
         self.engine, self.settings, self.args, self.interrupt = engine, settings, args, interrupt
         self.answers: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -148,12 +148,12 @@ class TargetRecorder:
         if new:
             self._add(header)
 
-    def _resume(self, header: Mapping[str, Any]) -> None:
+    def _resume(self, header: JsonObject) -> None:
         """Take the answers of the file; an unfinished last line is removed."""
         recorded = read_answers(self.args.out)
         if "recording" not in recorded.header:
             raise UsageError(f"--out {self.args.out} holds something else: name a new file")
-        before, now = _facts(recorded.header), _facts(header)
+        before, now = _facts(dict(recorded.header)), _facts(header)
         if (name := first_difference(before, now)) is not None:
             raise UsageError(
                 f"--out {self.args.out} holds a recording with {name} {before.get(name)}, now {now.get(name)}: "
@@ -166,7 +166,7 @@ class TargetRecorder:
     def close(self) -> None:
         self._file.close()
 
-    def _add(self, line: Mapping[str, Any]) -> None:
+    def _add(self, line: JsonObject) -> None:
         """Write one line, now and whole; UserError where that fails."""
         text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
         append(self._file, text.encode("utf-8"), self.args.out)
@@ -234,7 +234,7 @@ _READ_AS = {
     "answers alone": "the values are taken as answers alone",
 }
 _FROM = {"flags": "as given", "recording": "as recorded", "measured": "measured here"}
-FigureRows = Sequence[Mapping[str, Any]]
+FigureRows = Sequence[JsonObject]
 
 
 def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> int:
@@ -339,7 +339,7 @@ class Simulation:
 
     # -- results ------------------------------------------------------------------------------
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         """Return the figures of each variant; empty before any answer was played by all."""
         if not self.played:
             return []
@@ -410,7 +410,7 @@ class RoundSeconds:
     plain_other: float = 0.0
 
 
-def figures(method: str, gamma: int | str | None, played: Sequence[Played], costs: RoundSeconds) -> dict[str, Any]:
+def figures(method: str, gamma: int | str | None, played: Sequence[Played], costs: RoundSeconds) -> JsonObject:
     """Return all figures of a drafter at a gamma, as JSON values; unknown ones are None."""
     stats = merge([answer.stats for answer in played])
     rounds = [step for answer in played for step in answer.rounds]
@@ -469,7 +469,7 @@ def _short(value: float | None, digits: int = 4) -> float | None:
 # -- tables -----------------------------------------------------------------------------------------
 
 
-def print_simulation(about: Mapping[str, Any], rows: FigureRows, settings: Settings) -> None:
+def print_simulation(about: JsonObject, rows: FigureRows, settings: Settings) -> None:
     """Print a row for each drafter and gamma; at most 100 columns where it goes to no terminal."""
     console = screen(settings, sys.stdout)
 
@@ -510,6 +510,6 @@ def _methods(rows: FigureRows, settings: Settings, console: Console) -> Table:
     return fitted(console, settings, cells, ["accepted", "round ms"])
 
 
-def _cell(value: Any, form: str, factor: float = 1) -> str:
+def _cell(value: float | None, form: str, factor: float = 1) -> str:
     """Return the value in this form, followed by the unit x if the form ends with it."""
     return "-" if value is None else format(value * factor, form.removesuffix("x")) + "x" * form.endswith("x")

@@ -9,8 +9,9 @@ import pytest
 from app.chat.conversation import Conversation
 from app.console.state import ConsoleState
 from app.screen.palette import Look
-from app.screen.panes import Pane, PaneData
+from app.screen.panes import Pane
 from app.screen.spans import Span, span_parts, thoughts
+from tests.support.panes import pane_of
 from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.thinking import BEGINS, STRIPS, TEXT, thinking_pair
@@ -58,7 +59,7 @@ def pane(mode: str, spans: list[Span] = SPANS, color: bool = False) -> list[tupl
     """The text rows of a pane without colour, each segment with its style."""
     text = "".join(span.text for span in spans if span.committed)
     shown = span_parts(spans, thoughts(text, MARKS, mode), mode)
-    rows = Pane(PaneData("spec", shown, state="done"), Look(width=60, color=color)).rows()[1:-1]
+    rows = Pane(pane_of("spec", shown, state="done"), Look(width=60, color=color)).rows()[1:-1]
     return [(segment.text, str(segment.style or "")) for row in rows for segment in row[1:-2]]
 
 

@@ -14,6 +14,7 @@ from app.screen.panes import PaneData
 from app.settings.table import Settings
 from sampling.stats.swi import SwiModel
 from tests.sampling.stats.test_metrics import cascade_round, opening, step
+from tests.support.panes import pane_of
 from tests.support.runs import measure
 
 MODELS = {
@@ -52,13 +53,11 @@ class Played:
         return self._answer
 
     def pane(self) -> PaneData:
-        return PaneData(self._answer.method, (), self._answer.stats, "done")
+        return pane_of(self._answer.method, (), self._answer.stats, "done")
 
 
 def answered(*answers: Answer) -> Answered:
-    return Answered(
-        "flan", Settings(), cast(Any, type("Turn", (), {"user": "hi"})()), cast(Any, [*map(Played, answers)])
-    )
+    return Answered(Settings(), cast(Any, type("Turn", (), {"user": "hi"})()), cast(Any, [*map(Played, answers)]))
 
 
 def printed(what: Any) -> list[str]:

@@ -26,13 +26,13 @@ def step(token: int, seconds: float) -> Step:
 class Fake:
     """A lane whose every round takes `seconds`; it never looks at a session."""
 
-    shares_target = False
+    shares_target, drafts = False, False
 
     def __init__(self, name: str, seconds: float, rounds: int) -> None:
         self.name, self.seconds, self.rounds = name, seconds, rounds
         self.closed = False
 
-    def run(self, prompt: list[int], *, session: Any, interrupt: Callable[[], bool]) -> Iterator[Event]:
+    def run(self, prompt: list[int], *, session: Any, interrupt: Callable[[], bool], **_: Any) -> Iterator[Event]:
         try:
             for token in range(self.rounds):
                 if interrupt():
@@ -52,7 +52,9 @@ class Toy:
     def __init__(self, lm: TableLM, drafter: Any = None, length: int = 12) -> None:
         self.name, self.lm, self.drafter, self.length = "toy", lm, drafter or NoDrafter(), length
 
-    def run(self, prompt: list[int], *, session: Any, interrupt: Callable[[], bool] = never) -> Iterator[Event]:
+    def run(
+        self, prompt: list[int], *, session: Any, interrupt: Callable[[], bool] = never, **_: Any
+    ) -> Iterator[Event]:
         sampler = KeyedSampler(GreedyProcessor(), 0)
         limits = Limits(self.length)
         return generate(
@@ -64,7 +66,9 @@ class Engine:
     def __init__(self, lm: TableLM) -> None:
         self.lm = lm
 
-    def open(self, prompt: list[int], previous: Any = None, *, hidden: bool = False) -> Any:
+    def open(
+        self, prompt: list[int], previous: Any = None, *, hidden: bool = False, begun: tuple[int, ...] = ()
+    ) -> Any:
         return self.lm.open([prompt], previous=previous, hidden=hidden)
 
 
@@ -127,7 +131,7 @@ def test_closing_in_the_middle_closes_the_lanes_and_keeps_a_sound_session() -> N
 
 def test_an_error_in_one_lane_ends_the_race_without_a_session() -> None:
     class Broken(Fake):
-        def run(self, prompt: list[int], *, session: Any, interrupt: Callable[[], bool]) -> Iterator[Event]:
+        def run(self, prompt: list[int], *, session: Any, interrupt: Callable[[], bool], **_: Any) -> Iterator[Event]:
             yield step(1, 0.5)
             raise RuntimeError("out of memory")
 

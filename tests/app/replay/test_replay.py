@@ -63,9 +63,10 @@ def test_every_frame_is_the_live_one_at_every_event(session: tuple[Path, Ran]) -
     assert (len(recording.answers), recording.notes) == (3, [])
     for answered, answer in zip(ran.state.answers, recording.answers, strict=True):
         before = answer.opening.before
+        lanes = [replace(track.lane, settings=answer.settings) for track in answered.tracks]  # a log has no looks
         live = [
-            Track(track.lane, track.decode, track.meter.stats.prompt_n, track.limit or 0, before, track.terms)
-            for track in answered.tracks
+            Track(lane, track.decode, track.meter.stats.prompt_n, before)
+            for lane, track in zip(lanes, answered.tracks, strict=True)
         ]
         again = answer.tracks()
         assert [index for index, _ in answer.events] != sorted(index for index, _ in answer.events)  # they raced
@@ -391,7 +392,9 @@ def test_logs_with_the_older_name_of_drawn_drafts_are_read(key: str, session: tu
     assert "law_drafts" not in text
     file = tmp_path / "older.jsonl"
     file.write_text(text.replace('"drawn_drafts"', f'"{key}"'))
-    read, written = ([lane.drawn_drafts for lane in read_log(one).answers[0].lanes] for one in (file, session[0]))
+    read, written = (
+        [lane.drawn_drafts for lane in read_log(one).answers[0].opening.lanes] for one in (file, session[0])
+    )
     assert read == written
 
 

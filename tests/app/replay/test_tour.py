@@ -122,7 +122,7 @@ def test_the_recording_is_the_steps_own() -> None:
             }
             assert settings["slow"] == slow > 1
             if "compare" in changes:
-                assert ",".join(lane.name for lane in answer.lanes) == changes["compare"]
+                assert ",".join(lane.name for lane in answer.opening.lanes) == changes["compare"]
 
 
 def test_a_log_of_something_else_is_no_recording() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
+from app.lanes.costs import LaneRecord, Terms
 from app.screen.live import Track
 from app.screen.palette import Look
 from app.screen.plots import Bar, Bars, gamma_bars, rank_bars, time_bars
@@ -35,7 +36,9 @@ def lane(name: str, gamma: int | str | None, pace: Controller | None = None, dra
 
 
 def track(lane: Any, steps: Sequence[Step], limit: int = 1000) -> Track:
-    made = Track(lane, lambda ids: "x" * len(ids), 5, limit)
+    lane.settings = lane.settings.changed(max_new_tokens=limit)
+    terms = Terms(lane.drafts, "auto" if lane.pace else lane.settings.gamma if lane.drafts else None)
+    made = Track(LaneRecord(lane.name, terms, settings=lane.settings), lambda ids: "x" * len(ids), 5, running=lane)
     for event in (make_step(0, 0, 0, verify_s=9.0), *steps, Finished(0, "length")):
         made.feed(event)
     return made

@@ -1,11 +1,10 @@
 """A race in steps: what is known at each phase of a round, and where it stops."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from app.lanes.costs import LaneRecord, Terms
 from app.screen.live import KEYS, Stepper, Track
 from app.screen.palette import Look
 from app.screen.rows import Row
@@ -23,9 +22,8 @@ ROUND = Step(
 
 def stops(keys: Sequence[bytes]) -> list[list[str]]:
     """The rows below the lanes at each stop of a race of two rounds."""
-    lane: Any = SimpleNamespace(name="spec", drafts=True, drawn_drafts=True, beams=None, source_names=("small",))
-    lane.settings = Settings(temperature=1)
-    track, left, shown = Track(lane, lambda ids: "".join(WORDS[one] for one in ids), 1, 9), list(keys), []
+    lane = LaneRecord("spec", Terms(True, sources=("small",)), drawn_drafts=True, settings=Settings(temperature=1))
+    track, left, shown = Track(lane, lambda ids: "".join(WORDS[one] for one in ids), 1), list(keys), []
 
     def draw(below: Sequence[Row] = ()) -> None:
         shown.append(["".join(part.text for part in row).rstrip() for row in below])

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from app.screen.palette import Look
-from app.screen.panes import PaneData, Round, TimeLine, bars_key, rates, timeline
+from app.screen.panes import Round, TimeLine, bars_key, rates, timeline
 from app.screen.spans import Span
 from app.screen.view import Frame
 from sampling.stats.summary import Stats
 from tests.app.screen.test_view import FASTER
+from tests.support.panes import pane_of
 
 AR: TimeLine = ("AR", [Round(0.1, 1, 0, 0)] * 20)
 SPEC: TimeLine = ("spec", [Round(0.1, 1 + n, 4, n) for n in (0, 1, 2, 3, 4, 4, 1, 0)] + [Round(0.1, 1, 0, 0)])
@@ -78,8 +79,8 @@ def test_rates_are_tokens_over_seconds_in_equal_spans() -> None:
 def test_the_line_stands_between_panes_and_figures_and_goes_where_there_is_no_room() -> None:
     stats = Stats(ttft_ms=88, predicted_n=33, predicted_ms=1670, target_passes=9, openings=1, draft_n=20)
     panes = [
-        PaneData("ar", (), replace(stats, draft_n=0), "running", rounds=AR[1]),
-        PaneData("spec", (), stats, "running", rounds=SPEC[1]),
+        pane_of("ar", (), replace(stats, draft_n=0), "running", rounds=AR[1]),
+        pane_of("spec", (), stats, "running", rounds=SPEC[1]),
     ]
 
     def lines(height: int | None) -> list[str]:
@@ -91,7 +92,7 @@ def test_the_line_stands_between_panes_and_figures_and_goes_where_there_is_no_ro
     assert whole[at - 1].startswith("└")
     assert whole[at + 1].startswith("AR ")
     assert not any("accepted ▁" in line for line in lines(5))
-    panes[1] = replace(panes[1], stats=replace(stats, draft_n=0), names=("match",), rounds=AR[1])
+    panes[1] = pane_of("spec", (), replace(stats, draft_n=0), "running", names=("match",), rounds=AR[1])
     assert any(line.startswith("spec accepted ····") for line in lines(None))
     spans = (Span("A river", "accepted"),)
     plain = Frame([panes[0], replace(panes[1], spans=spans)], Look(100, color=False), comparisons=[FASTER]).rows()

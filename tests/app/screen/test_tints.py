@@ -15,6 +15,7 @@ from app.screen.rows import Drawn
 from app.screen.spans import Span
 from app.screen.view import Frame, meanings
 from sampling.stats.summary import Stats
+from tests.support.panes import pane_of
 
 NAMES = ("glide", "maxgram", "bigram")
 SPANS = [
@@ -35,7 +36,7 @@ STATS = Stats(predicted_n=9, predicted_ms=500, draft_n=8, draft_n_accepted=6, ta
 def lane(name: str, names: tuple[str, ...], *sources: int) -> PaneData:
     """A lane whose accepted words are by these sources."""
     spans = [Span(f" {number}", "accepted", source) for number, source in enumerate(sources)]
-    return PaneData(name, [Span("A", "target"), *spans], STATS, "done", names=names)
+    return pane_of(name, [Span("A", "target"), *spans], STATS, "done", names=names)
 
 
 def shown(drawn: Drawn, color: bool = True) -> str:
@@ -76,7 +77,7 @@ def test_accepted_text_has_the_tint_of_its_source() -> None:
 
 def test_without_colour_letters_tell_the_sources_apart() -> None:
     one, several = (
-        shown(Frame([PaneData("cascade", SPANS, STATS, "done", names=names)], Look(100, color=False)), color=False)
+        shown(Frame([pane_of("cascade", SPANS, STATS, "done", names=names)], Look(100, color=False)), color=False)
         for names in (("glide",), NAMES)
     )
     assert "{+A+} river is a natural [-down-] {+stream+} of water" in one
@@ -94,7 +95,7 @@ def test_every_source_of_a_lane_has_a_letter_of_its_own() -> None:
 
 def test_a_bonus_differs_from_a_correction() -> None:
     spans = [Span("A", "target"), Span(" river", "accepted"), Span(" runs", "bonus")]
-    pane = PaneData("spec", spans, STATS, "done", names=("glide",))
+    pane = pane_of("spec", spans, STATS, "done", names=("glide",))
     assert "{+A+} river {*runs*}" in shown(Frame([pane], Look(60, color=False)), color=False)
     assert [item.pieces[0] for item in meanings(Look(100), [pane])][-2:] == [
         ("from the target", "target"),
@@ -123,7 +124,7 @@ def test_the_five_tints_are_told_apart(palette: str, eyes: object) -> None:
 @pytest.mark.parametrize("width", [60, 100])
 @pytest.mark.parametrize("palette", PALETTES)
 def test_a_tinted_lane_with_its_legend(width: int, palette: str, snapshot: SnapshotAssertion) -> None:
-    panes = [lane("ngram", ("ngram",), 0), PaneData("cascade", SPANS, STATS, "done", names=NAMES)]
+    panes = [lane("ngram", ("ngram",), 0), pane_of("cascade", SPANS, STATS, "done", names=NAMES)]
     assert shown(Frame(panes, Look(width, palette=palette))) == snapshot
 
 
@@ -138,9 +139,9 @@ def legend(*sources: int) -> list[tuple[str, str]]:
     "panes",
     [
         [],
-        [PaneData("spec", SPANS, STATS, "done")],
+        [pane_of("spec", SPANS, STATS, "done")],
         [lane("ngram", ("ngram",), 0)],
-        [PaneData("ar", [Span("A", "plain")], STATS), lane("cascade", NAMES)],
+        [pane_of("ar", [Span("A", "plain")], STATS), lane("cascade", NAMES)],
     ],
 )
 def test_the_legend_says_accepted_where_all_of_it_has_that_tint(panes: list[PaneData]) -> None:

@@ -22,6 +22,7 @@ from app.settings.table import Settings
 from sampling.events import Step
 from sampling.stats.summary import Stats
 from tests.support.pacing import make_step
+from tests.support.panes import pane_of
 from utils.growing_text import NO_TEXT
 
 WIDTHS = [60, 79, 80, 100, 140]
@@ -84,8 +85,8 @@ def top(look: Look, target: str, drafter: str, where: str = "", last: int | None
 
 def lanes(look: Look, **more: object) -> Screen:
     panes = [
-        PaneData("ar", [Span(TEXT[:60], "plain")], AR, "running", limit=64),
-        PaneData("spec", SPANS, SPEC, "done", limit=64),
+        pane_of("ar", [Span(TEXT[:60], "plain")], AR, "running", limit=64),
+        pane_of("spec", SPANS, SPEC, "done", limit=64),
     ]
     first = top(look, "SmolLM2-135M-Instruct", "n-gram drafter", "float32 cpu")
     return Screen(first, Frame(panes, look, comparisons=[FASTER], **more))  # type: ignore[arg-type]
@@ -120,7 +121,7 @@ def test_ascii_draws_only_ascii(width: int, color: bool) -> None:
     ]
     plain[-1] = Span(NO_TEXT, "rejected")
     look = Look(width, 20, color, ascii=True)
-    panes = [PaneData("ar", plain, AR, "running", limit=64), PaneData("spec", plain * 12, SPEC, "done", limit=64)]
+    panes = [pane_of("ar", plain, AR, "running", limit=64), pane_of("spec", plain * 12, SPEC, "done", limit=64)]
     frame = Frame(panes, look, comparisons=[FASTER], show_discarded=True)
     text = shown(Screen(top(look, "target", "drafter"), frame), color)
     assert text.isascii()
@@ -131,7 +132,7 @@ def test_ascii_draws_only_ascii(width: int, color: bool) -> None:
 
 
 def test_stats_lines_are_those_of_the_design() -> None:
-    panes = [PaneData("ar", SPANS, AR, "done"), PaneData("spec", SPANS, SPEC, "done")]
+    panes = [pane_of("ar", SPANS, AR, "done"), pane_of("spec", SPANS, SPEC, "done")]
     frame = Frame(panes, Look(120, None, color=False), comparisons=[FASTER])
     assert shown(frame).split("\n")[-5:] == [
         "AR    33 tok  1.67 s  19.2 tok/s  TTFT  88 ms",
@@ -164,10 +165,10 @@ def test_no_figure_is_ever_cut(width: int, color: bool) -> None:
 
 def test_undefined_figures_are_not_shown() -> None:
     first = Stats(ttft_ms=90, predicted_n=1, openings=1)
-    assert shown(StatsLines([PaneData("spec", (), first, "running")], Look(80, color=False))) == (
+    assert shown(StatsLines([pane_of("spec", (), first, "running")], Look(80, color=False))) == (
         "spec  1 tok  0.00 s  - tok/s  TTFT 90 ms\n"
     )
-    waiting = PaneData("spec", (), None, "prefill", "reading prompt 256 of 3000")
+    waiting = pane_of("spec", (), None, "prefill", "reading prompt 256 of 3000")
     assert shown(StatsLines([waiting], Look(80, color=False))) == "spec  reading prompt 256 of 3000\n"
     assert positions(first, Look(80)) == []
 
@@ -176,7 +177,7 @@ def test_all_drafts_discarded_has_no_alpha() -> None:
     stats = Stats(
         ttft_ms=90, predicted_n=2, predicted_ms=100, openings=1, target_passes=1, draft_n=2, draft_n_discarded=2
     )
-    assert shown(StatsLines([PaneData("spec", (), stats, "done")], Look(100, color=False))) == (
+    assert shown(StatsLines([pane_of("spec", (), stats, "done")], Look(100, color=False))) == (
         "spec  2 tok  0.10 s  10.0 tok/s  TTFT 90 ms | accepted 0/2 (0%)  1.00 tok/pass  1 pass\n"
     )
 
@@ -193,9 +194,9 @@ def test_all_drafts_discarded_has_no_alpha() -> None:
 )
 def test_an_answer_that_is_not_whole_says_why(reason: str, tokens: int, limit: int, state: str, words: str) -> None:
     stats = Stats(stop_reason=reason, predicted_n=tokens, predicted_ms=500, openings=1)  # type: ignore[arg-type]
-    pane = PaneData("spec", SPANS, stats, state, limit=limit)  # type: ignore[arg-type]
+    pane = pane_of("spec", SPANS, stats, state, limit=limit)  # type: ignore[arg-type]
     assert note(pane) == words
-    text = shown(Frame([PaneData("ar", (), AR, "done"), pane], Look(80, color=False)))
+    text = shown(Frame([pane_of("ar", (), AR, "done"), pane], Look(80, color=False)))
     assert (f"\n{words}\n" in text) == bool(words)
 
 
@@ -264,7 +265,7 @@ HOSTILE = "\x1b[2J\x1b]0;title\x07[bold]x[/bold]\r\x9b31m\u202eevil\u2028\x00\ud
 @pytest.mark.parametrize("kind", ["accepted", "rejected", "target", "plain"])
 @pytest.mark.parametrize("color", [False, True])
 def test_hostile_text_is_inert(kind: str, color: bool) -> None:
-    text = shown(Pane(PaneData("[red]ar", [Span(HOSTILE, kind)], None, "done"), Look(100, color=color)))  # type: ignore[arg-type]
+    text = shown(Pane(pane_of("[red]ar", [Span(HOSTILE, kind)], None, "done"), Look(100, color=color)))  # type: ignore[arg-type]
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e\u200b\ud800-\udfff\U000e0041]", text)
     assert "␛[2J␛]0;title␇[bold]x[/bold]␍\\x9b31m\\u202eevil ␀\ufffd␡" in text
     assert "[red]ar" in text
@@ -291,8 +292,8 @@ figures = st.none() | st.sampled_from([AR, SPEC])
 
 
 @settings(max_examples=250, deadline=None)
-@given(st.lists(st.builds(PaneData, kinds, some_spans, figures, states), max_size=5), looks, layouts, st.booleans())
-@example([PaneData("ar", [Span("日" * 9, "plain")], AR, "running")] * 3, Look(20, 1), "side", True)
+@given(st.lists(st.builds(pane_of, kinds, some_spans, figures, states), max_size=5), looks, layouts, st.booleans())
+@example([pane_of("ar", [Span("日" * 9, "plain")], AR, "running")] * 3, Look(20, 1), "side", True)
 def test_no_line_is_wider_than_the_screen_and_no_frame_higher(
     panes: list[PaneData], look: Look, layout: str, debug: bool
 ) -> None:
@@ -307,7 +308,7 @@ def test_no_line_is_wider_than_the_screen_and_no_frame_higher(
 
 def test_a_long_text_shows_its_end_and_how_much_is_above() -> None:
     spans = [Span("\n".join(f"line {n}" for n in range(20)), "plain")]
-    text = shown(Pane(PaneData("ar", spans, None, "done"), Look(40, color=False), height=6))
+    text = shown(Pane(pane_of("ar", spans, None, "done"), Look(40, color=False), height=6))
     assert text.split("\n")[1:-2] == [
         f"│ {words:<36} │" for words in ("… 17 lines above", "line 17", "line 18", "line 19")
     ]
@@ -317,7 +318,7 @@ def test_a_long_text_shows_its_end_and_how_much_is_above() -> None:
     ("width", "layout", "tops"), [(80, "auto", 1), (79, "auto", 2), (80, "stack", 2), (40, "side", 1)]
 )
 def test_panes_stand_side_by_side_from_80_columns_or_on_request(width: int, layout: str, tops: int) -> None:
-    panes = [PaneData("ar", SPANS, AR, "done"), PaneData("spec", SPANS, SPEC, "done")]
+    panes = [pane_of("ar", SPANS, AR, "done"), pane_of("spec", SPANS, SPEC, "done")]
     text = shown(SideBySide(panes, Look(width, color=False), layout))  # type: ignore[arg-type]
     assert sum("┌" in line for line in text.split("\n")) == tops
 
@@ -327,9 +328,7 @@ def test_panes_stand_side_by_side_from_80_columns_or_on_request(width: int, layo
 
 def test_stats_lines_align_over_lanes() -> None:
     slow = Stats(ttft_ms=1088, predicted_n=128, predicted_ms=12_000, openings=1)
-    text = shown(
-        StatsLines([PaneData("ar", (), slow, "done"), PaneData("ngram", (), AR, "done")], Look(80, color=False))
-    )
+    text = shown(StatsLines([pane_of("ar", (), slow, "done"), pane_of("ngram", (), AR, "done")], Look(80, color=False)))
     assert text == (
         "AR     128 tok  12.00 s  10.6 tok/s  TTFT 1088 ms\nngram   33 tok   1.67 s  19.2 tok/s  TTFT   88 ms\n"
     )
@@ -374,16 +373,16 @@ def test_the_status_line_has_every_setting_that_shapes_what_is_drawn() -> None:
 
 @pytest.mark.parametrize(("count", "words"), [(1, "1 piece"), (2, "2 pieces")])
 def test_pieces_are_counted_in_words_that_agree(count: int, words: str) -> None:
-    pane = PaneData("server", (), Stats(predicted_n=count, predicted_ms=10, ttft_ms=5, pieces=count), "done")
+    pane = pane_of("server", (), Stats(predicted_n=count, predicted_ms=10, ttft_ms=5, pieces=count), "done")
     assert pane.status == f"done, {words}"
     assert shown(StatsLines([pane], Look(80))).startswith(f"server  {words}  ")
 
 
 def test_a_forced_token_has_a_style_a_mark_and_a_word_of_its_own() -> None:
-    pane = PaneData("spec", [Span(" a", "forced"), Span(" b", "accepted")], Stats(predicted_n=1, draft_n=1), "done")
+    pane = pane_of("spec", [Span(" a", "forced"), Span(" b", "accepted")], Stats(predicted_n=1, draft_n=1), "done")
     plain = shown(Frame([pane], Look(100, color=False)))
     assert "{!a!} b" in plain
     assert "{!x!} forced" in plain
     words = [item.pieces[0] for item in meanings(Look(100), [pane])]
     assert ("forced", "forced") in words
-    assert not any("forced" in text for item in meanings(Look(100), [PaneData("spec")]) for text, _ in item.pieces)
+    assert not any("forced" in text for item in meanings(Look(100), [pane_of("spec")]) for text, _ in item.pieces)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.lanes.costs import LoggedLane, Terms
+from app.lanes.costs import LaneRecord, Terms
 from app.replay.session_log import read_log
 from app.screen.live import Track, tokens_of
 from app.screen.why import CODE, FIRST, KINDS, NAMES, NUMBERS, OTHER, Why, kinds_of
@@ -96,9 +96,10 @@ def steps_of(made: Made) -> Iterator[Step]:
 def track_of(name: str, steps: Sequence[Step], made: Made, report: ServerFigures | None = None) -> Track:
     drafts = name not in ("ar", "server")
     settings = Settings(temperature=made.temperature, compare=made.lanes)
-    terms = Terms(drafts=drafts, gamma=made.gamma if drafts else None, sources=made.names, seen=made.seen)
-    lane = LoggedLane(name, drafts, made.names if drafts else (), terms=terms, settings=settings)
-    track = Track(lane, decode, 5, 100, terms=terms)
+    terms = Terms(
+        drafts=drafts, gamma=made.gamma if drafts else None, sources=made.names if drafts else (), seen=made.seen
+    )
+    track = Track(LaneRecord(name, terms, settings=settings), decode, 5)
     for event in (Prefill(5, 5, 0.02), *steps, Finished(0, made.reason, report)):
         track.feed(event)
     return track
