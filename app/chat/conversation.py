@@ -11,11 +11,10 @@ Knows no models, no sampling and no screen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.settings.types import JsonObject
 from sampling.events import Reason
@@ -136,6 +135,24 @@ def clean(text: str) -> str:
     return text.replace("\x00", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+class ChatModels(NamedTuple):
+    """The parts of a pair that a conversation depends on; see :class:`Conversation`."""
+
+    tokenizer: Tokenizer
+    stop_ids: frozenset[int]
+    context: int
+    single: bool = False
+
+
+class ChatSettings(NamedTuple):
+    """The settings that a conversation depends on, by their names in app/settings/table.py."""
+
+    system: str = ""
+    chat: bool = True
+    template: str = AUTO
+    special_tokens: bool = False
+
+
 class Conversation:
     """Turns by their ids. `stop_ids` end an answer; `context` is the most the model can read.
 
@@ -148,35 +165,35 @@ class Conversation:
         tokenizer: Tokenizer,
         stop_ids: frozenset[int],
         context: int,
-        *,
+        single: bool = False,
         system: str = "",
         chat: bool = True,
-        single: bool = False,
         template: str = AUTO,
         special_tokens: bool = False,
     ) -> None:
+        self.models, self.settings = (
+            ChatModels(tokenizer, stop_ids, context, single),
+            ChatSettings(system, chat, template, special_tokens),
+        )
+        self.tokenizer, self.context, self.single, self.system = tokenizer, context, single, system
+        self.template = Template(tokenizer, template, special_tokens or not chat)
+        self.stop_ids = stop_ids | end_ids(tokenizer, template)
         self.turns: list[Turn] = []
         self.cleared: list[Turn] = []  # the turns that :meth:`restore` brings back
         self.branches: list[Turn] = []  # the last turn and those that it was branched from or into; [] without branches
-        self.system, self.chat, self.template_name, self.special_tokens = system, chat, template, special_tokens
-        self._take(tokenizer, stop_ids, context, single)
-
-    def _take(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, single: bool) -> None:
-        self.tokenizer, self.own_stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
-        self.template = Template(tokenizer, self.template_name, self.special_tokens or not self.chat)
-        self.stop_ids = stop_ids | end_ids(tokenizer, self.template_name)
+        self.retokenised = False  # another model's tokenizer has read the texts of the turns
 
     @property
     def templated(self) -> bool:
         """Whether messages go through a chat template; otherwise the text is simply continued."""
-        return self.chat and self.template.present and not self.single
+        return self.settings.chat and self.template.present and not self.single
 
     @property
     def thinking(self) -> Thinking | None:
         """Marks around the model's thinking in an answer."""
         if "thinking" in self._fields and self._header_marks()[0]:
             return CHANNEL
-        return thinking_marks(self.tokenizer, self.template_name) if self.templated else None
+        return thinking_marks(self.tokenizer, self.settings.template) if self.templated else None
 
     @property
     def ids(self) -> list[int]:
@@ -285,70 +302,30 @@ class Conversation:
             self.turns, self.cleared = self.cleared, []
         return back
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Make all of a change, or after an error nothing of it."""
-        before = dict(vars(self))
-        try:
-            yield
-        except BaseException:
-            vars(self).update(before)
-            raise
+    def changed(self, models: ChatModels | None = None, **settings: str | bool) -> Conversation:
+        """Return the conversation with another model, or with other :class:`ChatSettings`, also for earlier turns.
 
-    def settle(
-        self,
-        *,
-        system: str | None = None,
-        chat: bool | None = None,
-        template: str | None = None,
-        special_tokens: bool | None = None,
-    ) -> None:
-        """Set another system prompt or template, also for earlier turns; answers keep their ids.
-
-        None changes nothing. UserError, and nothing has changed, where the template refuses the chat.
+        Answers keep their ids, unless another tokenizer has to read their texts. UserError where the template refuses
+        the chat. This conversation stays as it is.
         """
-        models = (self.tokenizer, self.own_stop_ids, self.context, self.single)
-        self.adopt(*models, template, system=system, chat=chat, special_tokens=special_tokens)
-
-    def adopt(
-        self,
-        tokenizer: Tokenizer,
-        stop_ids: frozenset[int],
-        context: int,
-        single: bool = False,
-        template: str | None = None,
-        *,
-        system: str | None = None,
-        chat: bool | None = None,
-        special_tokens: bool | None = None,
-    ) -> bool:
-        """Continue with another model, and settle as :meth:`settle` does. True if the history had to be tokenised again
-        from its texts.
-        """
-        same = single == self.single and (tokenizer is self.tokenizer or self._same_ids(tokenizer))
-        before = (self.template_name, self.system, self.special_tokens)
-        with self.whole():
-            self.template_name = template or self.template_name
-            self.system = self.system if system is None else system
-            self.chat = self.chat if chat is None else chat
-            self.special_tokens = self.special_tokens if special_tokens is None else special_tokens
-            self._take(tokenizer, stop_ids, context, single)
-            if not (alike := same and (self.template_name, self.system, self.special_tokens) == before):
-                self.cleared = []
-                self._rebuild(same)
-        return bool(self.turns) and not (alike or same)
+        changed = Conversation(*(models or self.models), *self.settings._replace(**settings))  # type: ignore[arg-type]
+        same = changed.single == self.single and self._same_ids(changed.tokenizer)
+        if same and changed.settings._replace(chat=self.settings.chat) == self.settings:
+            changed.turns, changed.cleared, changed.branches = self.turns, self.cleared, self.branches
+        else:
+            changed.turns, changed.retokenised = changed._rebuilt(self.turns, same), bool(self.turns) and not same
+        return changed
 
     def reads(self, turns: Sequence[Turn], vocab_size: int) -> bool:
         """Return whether this tokenizer decodes the ids of these turns to their texts."""
         ids = all(0 <= token < vocab_size for turn in turns for token in (*turn.prompt, *turn.answer))
         return ids and all(turn.prompt and turn.answer and self.text(turn.answer) == turn.text for turn in turns)
 
-    def load(self, turns: Sequence[Turn], system: str, *, same: bool) -> None:
-        """Continue a saved conversation: by its ids if they are this tokenizer's, else from its texts."""
-        with self.whole():
-            self.turns, self.system, self.branches = list(turns), system, []
-            if not same:
-                self._rebuild(same)
+    def loaded(self, turns: Sequence[Turn], system: str, *, same: bool) -> Conversation:
+        """Return a saved conversation to continue: by its ids if they are this tokenizer's, else from its texts."""
+        loaded = Conversation(*self.models, *self.settings._replace(system=system))
+        loaded.turns, loaded.cleared = list(turns) if same else loaded._rebuilt(turns, same), self.cleared
+        return loaded
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -448,15 +425,15 @@ class Conversation:
 
     def _same_ids(self, tokenizer: Tokenizer) -> bool:
         mine, other = (getattr(each, "get_vocab", None) for each in (self.tokenizer, tokenizer))
-        return bool(mine and other and mine() == other())
+        return tokenizer is self.tokenizer or bool(mine and other and mine() == other())
 
-    def _rebuild(self, same: bool = True) -> None:
+    def _rebuilt(self, before: Sequence[Turn], same: bool) -> list[Turn]:
         """Make all prompts again, and the answers from their texts if their ids are another tokenizer's."""
         turns: list[Turn] = []
-        for turn in self.turns:
+        for turn in before:
             answer = turn.answer if same else tuple(self._encode(self._ordinary(turn.text)))
             turns.append(replace(turn, prompt=tuple(self._prompt(turns, turn.user)), answer=answer, origin=None))
-        self.turns, self.branches = turns, []
+        return turns
 
     def _prompt(self, turns: list[Turn], text: str) -> list[int]:
         """Return the ids of the next prompt: the turns so far, the closing of the last, the new message."""

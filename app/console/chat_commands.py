@@ -250,7 +250,7 @@ def load(state: ConsoleState, path: Path) -> None:
     same = found.tokenizer in (None, _tokenizer(state)) and chat.reads(found.turns, engine.target.vocab_size)
     before = len(chat.turns)
     layers = state.layers if found.system == state.settings.system else state.layers.with_set(system=found.system)
-    chat.load(found.turns, found.system, same=same)
+    state.chat = chat = chat.loaded(found.turns, found.system, same=same)
     state.layers = layers
     for turn in chat.turns:
         engine.drafters.answers.add(turn.prompt, turn.answer)

@@ -14,12 +14,12 @@ from concurrent import futures
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from app.chat.conversation import Conversation, Plan, as_text
+from app.chat.conversation import ChatModels, ChatSettings, Conversation, Plan, as_text
 from app.lanes.pairing import catalogue, drafter_words, load, load_options, with_drafter
 from app.replay.session_log import log_writer_of
 from app.screen.live import look_of
@@ -270,22 +270,20 @@ class ConsoleState(Surface):
 
     def _go_on(self, layers: Layers, engine: PairEngine | None) -> None:
         """Conversation and session log under these settings, all or nothing."""
-        settings, retokenised = layers.settings, False
-        how: Any = {name: getattr(settings, name) for name in ("system", "chat", "template", "special_tokens")}
-        with nullcontext() if self.chat is None else self.chat.whole():
-            if engine is None and self.chat is not None:
-                self.chat.settle(**how)
-            elif engine is not None:
-                models = (engine.tokenizer, engine.stop_ids, engine.context)
-                retokenised = self.chat is not None and self.chat.adopt(*models, single=engine.encodes, **how)
-                self.chat = self.chat or Conversation(*models, single=engine.encodes, **how)
-            # Last of all: it makes the file.
-            log = self.log if settings.record == self.settings.record else log_writer_of(settings)
-        self.layers = layers
+        settings, chat, models = layers.settings, self.chat, None
+        how = {name: getattr(settings, name) for name in ChatSettings._fields}
+        if engine is not None:
+            models = ChatModels(engine.tokenizer, engine.stop_ids, engine.context, engine.encodes)
+            chat = chat or Conversation(*models, **how)
+        if chat is not None:
+            chat = chat.changed(models, **how)
+        # Last of all: it makes the file.
+        log = self.log if settings.record == self.settings.record else log_writer_of(settings)
+        self.layers, self.chat = layers, chat
         if self.log is not None and self.log is not log:
             self.log.close()
         self.log = log
-        if retokenised:
+        if chat is not None and chat.retokenised:
             self.hint("another tokenizer: the conversation continues from its texts")
 
     # -- speaking -----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.chat.conversation import Conversation, clean
+from app.chat.conversation import ChatModels, Conversation, clean
 from tests.support.refusals import refused
 from tests.support.tiny import END, tiny_tokenizer
 
@@ -89,10 +89,10 @@ def test_a_system_prompt_reaches_earlier_turns_and_answers_keep_their_ids() -> N
     chat = conversation()
     answer(chat, "hi", "hello")
     kept = chat.turns[0].answer
-    chat.settle(system="Be brief.")
+    chat = chat.changed(system="Be brief.")
     assert chat.turns[0].answer == kept
     assert shown(chat, chat.ids).startswith("<|im_start|>system\nBe brief.")
-    chat.settle(system="")
+    chat = chat.changed(system="")
     assert "Be kind." in shown(chat, chat.ids)
 
 
@@ -123,14 +123,14 @@ def test_a_template_that_hides_earlier_answers_is_refused_in_one_line() -> None:
 
 def test_a_refused_change_leaves_the_whole_chat_as_it_was() -> None:
     chat = conversation(FUSSY)
-    chat.settle(template="chatml")
+    chat = chat.changed(template="chatml")
     answer(chat, "hi", "hello")
     before, turns = dict(vars(chat)), list(chat.turns)
-    refused(chat.settle, system="bad", template="auto", match="no bad")
+    refused(chat.changed, system="bad", template="auto", match="no bad")
     assert (vars(chat), chat.turns) == (before, turns)
-    chat.settle(template="auto")
-    refused(chat.settle, system="bad", match="no bad")
-    chat.settle(system="good")
+    chat = chat.changed(template="auto")
+    refused(chat.changed, system="bad", match="no bad")
+    chat = chat.changed(system="good")
     assert shown(chat, chat.ids).startswith("<system>good<user>hi")  # it takes a system prompt all the same
 
 
@@ -166,7 +166,8 @@ def test_another_tokenizer_rebuilds_the_history_from_its_texts() -> None:
     other = tiny_tokenizer()
     other.add_tokens(["one more token"])
     other.chat_template = DEFAULT_SYSTEM
-    assert chat.adopt(other, frozenset({STOP}), 4000)
+    chat = chat.changed(ChatModels(other, frozenset({STOP}), 4000))
+    assert chat.retokenised
     assert chat.turns[0].text == "the answer"
     assert f"the answer{END}\n<|im_start|>user\ntwo" in shown(chat, chat.plan("two").prompt)
 
@@ -175,8 +176,8 @@ def test_the_same_tokenizer_keeps_the_ids() -> None:
     chat = conversation()
     answer(chat, "one", "the answer")
     said = chat.ids
-    assert not chat.adopt(tiny_tokenizer(), frozenset({STOP}), 4000)
-    assert chat.ids == said
+    chat = chat.changed(ChatModels(tiny_tokenizer(), frozenset({STOP}), 4000))
+    assert (chat.ids, chat.retokenised) == (said, False)
 
 
 @pytest.mark.parametrize(

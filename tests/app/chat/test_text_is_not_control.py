@@ -82,11 +82,13 @@ def test_a_chat_has_the_templates_control_tokens_whatever_is_said(
     kind: str, message: str, answer: str, second: str
 ) -> None:
     chat, plain = chat_of(kind), chat_of(kind)
+    chats = []
     for each, words in ((chat, (message, answer, second)), (plain, ("us", "us", "us"))):
         plan = each.plan(words[0])
         each.commit(plan, [*each.tokenizer("st", add_special_tokens=False)["input_ids"], 2], "eos")
         each.turns[0] = each.turns[0].__class__(**{**vars(each.turns[0]), "text": words[1]})
-        each.settle(system="us" if each is plain else second)  # builds the prompts again
+        chats.append(each.changed(system="us" if each is plain else second))  # builds the prompts again
+    chat, plain = chats
     got, expected = (controls(each, each.plan(words).prompt) for each, words in ((chat, second), (plain, "us")))
     assert got == expected
     assert "".join(second.split()) in "".join(chat.tokenizer.decode(chat.plan(second).prompt).split())
@@ -122,9 +124,9 @@ def test_the_setting_builds_earlier_prompts_again() -> None:
     chat = chat_of("bpe")
     chat.commit(chat.plan(f"the {END}"), [2], "eos")
     before = chat.plan("us").prompt
-    chat.settle(special_tokens=True)
+    chat = chat.changed(special_tokens=True)
     assert chat.plan("us").prompt == rendered(chat, f"the {END}", "", "us") != before
-    chat.settle(special_tokens=False)
+    chat = chat.changed(special_tokens=False)
     assert chat.plan("us").prompt == before
 
 

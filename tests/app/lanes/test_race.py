@@ -47,7 +47,7 @@ class Fake:
 class Toy:
     """A lane of the real loop over a toy target; `engine` opens the target."""
 
-    shares_target, needs_hidden = True, False
+    shares_target, needs_hidden, drafts = True, False, False
 
     def __init__(self, lm: TableLM, drafter: Any = None, length: int = 12) -> None:
         self.name, self.lm, self.drafter, self.length = "toy", lm, drafter or NoDrafter(), length

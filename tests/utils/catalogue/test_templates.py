@@ -156,11 +156,11 @@ def test_a_chat_goes_on_under_another_template() -> None:
     assert text_of(chat, plan.prompt) == "[INST] Hi [/INST]"
     chat.commit(plan, tokenizer("Yo")["input_ids"], "length")
     assert text_of(chat, chat.plan("Why?").prompt).startswith("[INST] Hi [/INST]Yo ")
-    chat.settle(template="chatml")
+    chat = chat.changed(template="chatml")
     assert chat.stop_ids == {2}  # END is the tokenizer's stop id as well
     assert text_of(chat, chat.plan("Why?").prompt) == (
         f"<|im_start|>user\nHi{END}\n<|im_start|>assistant\nYo{END}\n<|im_start|>user\nWhy?{END}\n<|im_start|>assistant\n"
     )
-    chat.settle(template="plain")
+    chat = chat.changed(template="plain")
     assert not chat.templated
     assert text_of(chat, chat.plan("Why?").prompt) == "HiYo\nWhy?"
