@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-# What is made while the program starts stays: looking through it for garbage again and again is a tenth of a start.
+# Objects made while the program starts stay: looking through them for garbage again and again is a tenth of a start.
 gc.set_threshold(100_000, 50, 50)
 
 # OpenMP's threads wait for each other by spinning. Without a bound a pass takes many times longer as soon as

@@ -53,7 +53,7 @@ SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
 
 
 class Run:
-    """The models of a run and what is measured on them."""
+    """The models of a run and their measurements."""
 
     def __init__(self, device: torch.device, small: bool) -> None:
         self.device, self.small = device, small

@@ -23,7 +23,7 @@ class FormConstraint:
         self._answers: list[tuple[list[int], list[int], list[FormState | None]]] = []  # prompt, tokens, states
 
     def begin(self, rows: Rows) -> None:
-        """Begin answers to these rows; a run within another's goes on with its answers. UserError where one prompt is
+        """Begin answers to these rows; a run within another's continues its answers. UserError where one prompt is
         the beginning of another: a text would have two states."""
         distinct = [list(row) for row in dict.fromkeys(map(tuple, rows))]
         self._answers = self._answers or [(prompt, [], [self._state]) for prompt in distinct]

@@ -34,7 +34,7 @@ class Rule(IntEnum):
     POINT = 0  # point masses under every sampler
     DRAWN = 1  # drawn from distributions that the draft carries; verified in turn
     BLOCK = 2  # drawn chains, verified as a whole
-    TYPICAL = 3  # lossy, not exact: what is likely enough passes, whatever was drawn and whoever drafted it
+    TYPICAL = 3  # lossy, not exact: a likely enough token passes, whatever was drawn and whoever drafted it
 
 
 Hidden = bool | tuple[int, ...]
@@ -248,7 +248,7 @@ class Network(Protocol):
 
 
 class RaggedNetwork(Network, Protocol):
-    """A network of which each row has slots of its own: a token goes to the slot of its position."""
+    """A network of which each row has separate slots: a token goes to the slot of its position."""
 
     def forward(
         self,

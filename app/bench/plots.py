@@ -90,7 +90,7 @@ def colours(count: int) -> list[str]:
 
 
 def svg(draw: Callable[[Figure], None], height: float, name: str = "plot") -> str:
-    """Return the drawing of `draw` on a white figure as high as asked for (in inches), as an <svg> element.
+    """Return the drawing of `draw` on a white figure of this height in inches, as an <svg> element.
 
     Its ids begin with `name`, so that several may stand in one page. UserError where matplotlib is not installed.
     """

@@ -47,7 +47,7 @@ from app.lanes.answers import (
 from app.lanes.costs import record_of
 from app.prompts.questions import Question, conversation, fitting_prompts, selected, turns_of
 from app.replay.session_log import LoggedMessage, SessionLogWriter, log_writer_of
-from app.screen.output import Bar, answer_bar, load_engine, screen
+from app.screen.output import answer_bar, load_engine, screen
 from app.screen.rows import plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
@@ -62,6 +62,7 @@ from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
+    from app.screen.output import Bar
 
 
 def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int:

@@ -10,6 +10,7 @@ import os
 import sys
 from argparse import Namespace
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,13 +71,13 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     With --speed also the time of passes over 1 … 16 tokens and the cost of drafting. Raises UserError (exit code 1)
     with the reason where the pair cannot be loaded or does not fit, its own tables or draft head included.
     """
-    from app.lanes.lane import PairEngine
     from app.measure.plan import forecast, run_plan, speed_table
-    from utils.loading.loading import load_pair
 
+    console = screen(settings, sys.stdout, _WIDE)
+    say = partial(console.print, soft_wrap=True)
     file = Path(os.path.expanduser(options.pair or options.target or ""))
     if options.drafter is None and is_gguf(file) and (header := read_header(file)).head:
-        screen(settings, sys.stdout, _WIDE).print("\n".join(head_lines(header)), soft_wrap=True)
+        say("\n".join(head_lines(header)))
         return 0
     by_word = args.forecast and options.pair is None
     if by_word and options.target in catalogue(options).pairs and not os.path.exists(str(options.target)):
@@ -85,35 +86,41 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
         return run_plan(settings, options, args)
     spec, given = choose_pair(options), load_options(options)
     if args.program is not None and _state(spec) == _ELSEWHERE:
-        screen(settings, sys.stdout, _WIDE).print(written(args.program, _unread(spec, settings)), soft_wrap=True)
+        say(written(args.program, _unread(spec, settings)))
         return 0
-    with Interrupts() as stop, load_progress(sys.stderr, quiet=settings.quiet, cancelled=stop) as progress:
-        try:
-            with drafter_words(spec):
-                loaded = load_pair(spec, given, progress)
-            engine = PairEngine(loaded)
-        except UserError as error:
-            would = next((would for words, would in _WOULD.items() if words in str(error)), "")
-            if not (would and args.forecast) or isinstance(error, UsageError):
-                raise
-            raise UserError(f"{error}; {would}") from None
-        lines = [*_shared(loaded), *_wide_passes(engine), *_translated(engine)]
-    console = screen(settings, sys.stdout, _WIDE)
+    engine = _fitting(spec, given, settings, suggests=args.forecast)
+    loaded = engine.loaded
     console.print(_models(loaded))
-    for line in [*lines, *(f"note: {note}" for note in loaded.notes)]:
-        console.print(line, soft_wrap=True)
+    notes = [f"note: {note}" for note in loaded.notes]
+    for line in [*_shared(loaded), *_wide_passes(engine), *_translated(engine), *notes]:
+        say(line)
     if args.speed:
         console.print(speed_table(engine, settings))
     if args.forecast:
         with Interrupts() as interrupted:
             brings = forecast(engine, settings, interrupted)
         for line in ["nothing drafts: the speed is plain decoding's"] if brings is None else brings.lines():
-            console.print(line, soft_wrap=True)
+            say(line)
         if args.program is not None:
-            recipe = _recipe(engine, settings, given, brings.gamma if brings else 0)
-            console.print()
-            console.print(written(args.program, recipe), soft_wrap=True)
+            say()
+            say(written(args.program, _recipe(engine, settings, given, brings.gamma if brings else 0)))
     return 0
+
+
+def _fitting(spec: PairSpec, given: LoadOptions, settings: Settings, suggests: bool) -> PairEngine:
+    """Load the pair; a UserError that says why it does not fit also `suggests` a drafter that would."""
+    from app.lanes.lane import PairEngine
+    from utils.loading.loading import load_pair
+
+    with Interrupts() as stop, load_progress(sys.stderr, quiet=settings.quiet, cancelled=stop) as progress:
+        try:
+            with drafter_words(spec):
+                return PairEngine(load_pair(spec, given, progress))
+        except UserError as error:
+            would = next((would for words, would in _WOULD.items() if words in str(error)), "")
+            if not (would and suggests) or isinstance(error, UsageError):
+                raise
+            raise UserError(f"{error}; {would}") from None
 
 
 def head_lines(header: GgufHeader) -> list[str]:

@@ -441,7 +441,7 @@ def decided(token: SaidToken, look: Look) -> list[str]:
 
 
 def _likely_enough(token: SaidToken, look: Look) -> list[str]:
-    """The drafts that a lossy rule examined there, and what it asked of them."""
+    """The drafts that a lossy rule examined there, each with the bar that it had to pass."""
     p, known = {choice.token: choice.p for choice in token.choices}, token.entropy  # in bits
     bar = f"min({share(EPSILON)}, {share(DELTA)} exp(-H))"
     bar += "" if known is None else f" = {precise(min(EPSILON, DELTA * 2**-known))}"
@@ -454,7 +454,7 @@ def _likely_enough(token: SaidToken, look: Look) -> list[str]:
 
 
 def _tossed(token: SaidToken, draft: SaidToken | Refused, sign: str) -> str:
-    """A coin against its chance, in as many digits as make that true of what is shown."""
+    """A coin against its chance, in as many digits as show which is larger."""
     coin, chance, p, q = draft.number or 0.0, draft.chance or 0.0, draft.p, draft.q
     more = next((more for more in range(8) if precise(coin, more) != precise(chance, more)), 8)
     compared = f"coin {precise(coin, more)} {sign} chance {precise(chance, more)}"

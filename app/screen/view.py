@@ -318,7 +318,7 @@ class Frame(Drawn):
 
 class Surface:
     """Where answers are shown. `live`: there is a terminal to draw on; `touring`: an answer is looked at, not copied;
-    `goes_on`: /continue goes on with it. Text is literal, and nothing in it is obeyed by the terminal."""
+    `goes_on`: /continue can continue it. Text is literal, and nothing in it is obeyed by the terminal."""
 
     settings: Settings
     out: Console

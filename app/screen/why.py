@@ -23,7 +23,7 @@ from sampling.stats.theory import efficiency
 from utils.remote.server import is_server
 
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
-GAIN = 1.05  # least expected speed-up over the answer's own of what is worth trying
+GAIN = 1.05  # least expected speed-up, over the answer's own, of a change worth trying
 SHOWN = (1, 2, 4, 6, 8, 16)  # gammas
 ALONE = {"ar": "plain decoding", "beam": "a search"}
 FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
@@ -95,7 +95,7 @@ class Why:
     def at(self, gamma: int) -> float:
         """Return the speed-up to expect if these rounds had drafted `gamma` tokens deep.
 
-        Drafts are cut there; one that its gamma had ended goes on, at the answer's alpha, to that length.
+        Drafts are cut there; one that its gamma had ended is continued, at the answer's alpha, to that length.
         """
         tokens, spent, alpha = 0.0, 0.0, self.stats.alpha or 0.0
         for step in self.rounds:
@@ -110,6 +110,15 @@ class Why:
         return " ".join([*self._figures(), f"{self._advice()}."])
 
     def _figures(self) -> Iterator[str]:
+        yield from self._time()
+        if self.stats.draft_n:
+            yield from self._drafts()
+            yield from self._outlook()
+        elif self.lane.terms.drafts:
+            yield f"It drafted nothing in {plural(self.stats.target_passes, 'round')}."
+
+    def _time(self) -> Iterator[str]:
+        """Where the time went, in seconds and in plainly decoded tokens."""
         stats, whole, lane, per_round = self.stats, self.stats.predicted_ms, self.lane, self.token_ms * len(self.rounds)
         against, label = speed_of(self.plain, stats)[0] if self.plain else "", title_of(lane.name)
         against += {"r": " than plain decoding", "t": " as plain decoding"}.get(against[-1:], "")
@@ -125,11 +134,12 @@ class Why:
                 yield f"a round brought {stats.tokens_per_pass:.2f} tokens and took as long as {whole / per_round:.2f}"
                 each = [f"{part / per_round:.2f}" for part in parts]
                 yield "plain ones ({} for its pass, {} for drafts, {} for the rest).".format(*each)
-        if not stats.draft_n:
-            yield from [f"It drafted nothing in {plural(stats.target_passes, 'round')}."] * lane.terms.drafts
-            return
+
+    def _drafts(self) -> Iterator[str]:
+        """Which drafts were accepted and which rejected."""
+        stats = self.stats
         saved = [f" ({'lost' if round(ms) < 0 else 'saved'} {abs(ms):.0f} ms)" for ms in self.saved] or repeat("")
-        by_source = zip(lane.terms.sources, stats.sources, saved, strict=False)
+        by_source = zip(self.lane.terms.sources, stats.sources, saved, strict=False)
         sources = [f"{name} {kept} of {drafted}{ms}" for name, (drafted, kept), ms in by_source if drafted]
         by = f": {', '.join(sources)}" if len(sources) > 1 else ""
         yield f"{stats.draft_n_accepted} of {stats.draft_n} drafts were accepted{by}."
@@ -143,7 +153,10 @@ class Why:
             kinds = [(kind, token.kind == "correction") for kind, token in said if token.kind in EXAMINED]
             by = f"; by kind of token {_listed(kinds, KINDS)}" if len({kind for kind, _ in kinds}) > 1 else ""
             yield f"Rejected: {_listed(places, PLACES)}{by}."
-        if lane.settings.temperature and self.known:
+
+    def _outlook(self) -> Iterator[str]:
+        """The speed-up at another temperature, at other gammas, and with a perfect drafter."""
+        if self.lane.settings.temperature and self.known:
             yield f"At temperature 0, {self.likely} of these {self.known} examined drafts would be accepted."
         if self.best:
             gammas = [gamma for gamma in self.gammas if gamma in (*SHOWN, self.gamma)]
@@ -153,7 +166,7 @@ class Why:
             more = f" (beyond {longest}: estimated)" * (self.best > longest)
             more += f", {one_of(near, 'and')} about the same" if near else ""
             yield f"By gamma: {', '.join(shown)}; best {best:.2f}x at {self.best}{more}."
-        if per_round:
+        if self.token_ms and self.rounds:
             now = "these gammas" if self.gamma == "auto" else "this gamma"
             yield f"If drafting took no time: {self.free:.2f}x;"
             yield f"if every draft were accepted, at {now}: {self.right:.2f}x."
@@ -174,8 +187,8 @@ class Why:
             f"{longer}: {few} are too few to judge by": stats.target_passes < FEW,
             "a text that repeats itself: nothing could be looked up": not stats.draft_n,
         }
-        if told := next((text for text, holds in cases.items() if holds), ""):
-            return f"Try {told}"
+        if advice := next((text for text, holds in cases.items() if holds), ""):
+            return f"Try {advice}"
         expected, command, reason = max(self._changes(), key=lambda change: change[0], default=(0.0, "", ""))
         if expected >= GAIN * self.gained:
             return f"Try {command}: {reason}"

@@ -309,7 +309,7 @@ REVIEWERS = tuple(row.word for row in _MEMBERS if row.reviews)
 
 _NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)"
 _ORACLE = re.compile(rf"oracle(:{_NUMBER}(:c={_NUMBER})?)?", re.ASCII)
-LOSSY = "lossy"  # the lane that drafts as the pair does and accepts what is likely enough; no value of --drafter
+LOSSY = "lossy"  # the lane that drafts as the pair does and accepts likely enough tokens; no value of --drafter
 ORACLE = "oracle:ALPHA or oracle:ALPHA:c=C, ALPHA from 0 to 1, C from 0 to 10"
 
 

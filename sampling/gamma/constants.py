@@ -31,8 +31,8 @@ REFERENCES = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how man
 # What rounds cost (sampling/gamma/costs.py)
 
 SAMPLES = 15  # latest samples of each figure
-EARLIER = 6  # an earlier measurement of drafting counts as so many samples; a warm start times eight rounds
-EARLIER_PASSES = 2  # and one of a pass as so many: passes between drafts take longer than passes in a row
+EARLIER = 6  # an earlier measurement of drafting counts as this many samples; a warm start times eight rounds
+EARLIER_PASSES = 2  # and one of a pass as this many: passes between drafts take longer than passes in a row
 MEASURED = 2  # samples that make a measurement
 SLOPE = 0.03  # v(n) − 1 per further token, before it is measured
 DRAFT_COST = 0.1  # c, before it is measured
@@ -52,11 +52,11 @@ WORTH = 30.0  # outcomes that earlier answers are worth in a new one, at most
 RETRY = 8  # rounds after which what did not pay is tried again
 ANSWER_MEMORY = 0.9  # weight that an answer keeps from answer to answer: ten answers
 
-# Which nodes are drafted, and whether a model is asked (sampling/gamma/worth.py, sampling/drafters/proposal.py)
+# Which nodes are drafted, and whether a model runs (sampling/gamma/worth.py, sampling/drafters/proposal.py)
 
 MIN_PATH = 0.03  # paths less likely than this are not drafted
 LEAST_PATH = 0.12  # under `gamma auto` a draft head's chain ends once its path is less likely than this
-NEXT_PROB = 0.5  # probability assumed for the likeliest token after a node, before the sources are asked
+NEXT_PROB = 0.5  # probability assumed for the likeliest token after a node, before the sources give theirs
 MAX_PROB = 0.97  # no token is likelier
 AFTER_DRAFTED = 0.85  # share of the offers after drafted tokens that come
 AFTER_DRAFTED_WORTH = 20.0  # outcomes that this guess is worth

@@ -117,7 +117,7 @@ class Controller:
         self._rounds_since_draft = 0
         self._rounds_since_model = 0  # since the drafter's model ran; since the last draft if it has none
         self._rounds_since_plain = 0
-        self._rounds_without_draft = 0  # in which the drafter was asked
+        self._rounds_without_draft = 0  # in which the drafter was called
         self._probes = dict.fromkeys(PROBES, MEASURED)  # rounds that may still time a pass of this many nodes
         self._trial = self._trial_paid = False  # whether the last budget was a trial; whether the last trial paid
         self._tokens_by_row: dict[int, int] = {}  # of a batch in this answer

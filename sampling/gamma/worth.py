@@ -1,5 +1,5 @@
 """What a node of a draft and a pass of the drafter's own model are worth: how many nodes a draft keeps, and whether the
-model is asked. Knows probabilities and prices; no tokens, no sources and no clock.
+model runs. Knows probabilities and prices; no tokens, no sources and no clock.
 """
 
 from __future__ import annotations

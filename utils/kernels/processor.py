@@ -1,7 +1,7 @@
 """The processor's features by their Linux names, as far as the operating system also supports them.
 
-Linux lists them in a file. Windows is asked, and the processor itself (`cpuid`, and `xgetbv` for the registers that the
-system saves); macOS is asked by `sysctl`, for it switches AVX-512 on for a process only when that is used. What nobody
+Linux lists them in a file. Windows tells, and the processor itself (`cpuid`, and `xgetbv` for the registers that the
+system saves); macOS tells by `sysctl`, for it switches AVX-512 on for a process only when that is used. What nobody
 tells is not in the set: a feature too few costs speed, one too many is an illegal instruction.
 Sources: Intel's Software Developer's Manual, volume 2A, CPUID and XGETBV; `winnt.h`; `sysctl hw.optional`.
 """
