@@ -25,9 +25,9 @@ from app.lanes.pairing import choose_pair
 from app.prompts.questions import Question
 from app.screen.rows import plural
 from app.settings.table import MODEL_FIELDS, ModelOptions, Settings
-from app.settings.types import JsonObject
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line, first_difference, stream_of
+from utils.objects import Json
 from utils.visible import to_stderr
 
 _ELSEWHERE = (  # entered under another key, or without influence on the figures
@@ -51,7 +51,7 @@ class Slot(NamedTuple):
     variant: Variant
 
 
-def about(settings: Settings, options: ModelOptions, args: Namespace, questions: Sequence[Question]) -> JsonObject:
+def about(settings: Settings, options: ModelOptions, args: Namespace, questions: Sequence[Question]) -> Json:
     """Return all that identifies a run, known before a model is loaded, as plain JSON values."""
     spec = choose_pair(options)
     contents = ([question.turns, question.category, question.question_id] for question in questions)
@@ -70,7 +70,7 @@ def about(settings: Settings, options: ModelOptions, args: Namespace, questions:
     return dict(json.loads(json.dumps(facts, default=str)))
 
 
-def difference(before: JsonObject, now: JsonObject) -> str | None:
+def difference(before: Json, now: Json) -> str | None:
     """Return the first fact that differs between the journal's run and this one, in words; None for the same run."""
     name = first_difference(before, now)
     if name == "prompts":
@@ -111,10 +111,10 @@ class Journal:
     UsageError for a journal of another run, one that another process writes, or one with a broken line.
     """
 
-    def __init__(self, out: Path, run: JsonObject) -> None:
+    def __init__(self, out: Path, run: Json) -> None:
         self.path, self.run = out.with_name(f"{out.name}.partial"), dict(run)
         self.known: dict[Slot, Answer] = {}
-        self.machines: list[JsonObject] = []  # of each start
+        self.machines: list[Json] = []  # of each start
         self._file: IO[bytes] | None = None
         self._lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
         try:
@@ -177,7 +177,7 @@ class Journal:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def begin(self, machine: JsonObject) -> None:
+    def begin(self, machine: Json) -> None:
         """Begin a part on this machine. UsageError on another kind of device than before."""
         if self.machines:
             kinds = ({name: facts.get(name) for name in _SAME} for facts in (self.machines[0], machine))
@@ -198,7 +198,7 @@ class Journal:
         key = {"question": question, "turn": turn, "repeat": repeat, **vars(variant)}
         self._write({**key, "answer": asdict(answer)})
 
-    def _write(self, row: JsonObject) -> None:
+    def _write(self, row: Json) -> None:
         assert self._file is not None
         append(self._file, json.dumps(row).encode() + b"\n", self.path)
 

@@ -25,11 +25,12 @@ from app.screen.palette import Look
 from app.screen.panes import reported
 from app.screen.rows import plural
 from app.settings.table import Settings
-from app.settings.types import JsonObject, got, named
+from app.settings.types import got, named
 from sampling.drafters.registry import is_simulated
 from sampling.stats.summary import TARGET
 from utils.errors import UsageError
 from utils.files import write_text
+from utils.objects import Json
 from utils.remote.pieces import ServerFigures
 from utils.visible import to_stderr, visible
 
@@ -156,7 +157,7 @@ def read_run(path: Path) -> Run:
     try:
         return Run.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first: JsonObject = dict(error.errors(include_url=False)[0])
+        first: Json = dict(error.errors(include_url=False)[0])
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     key = "".join(f"{named(str(part))}." for part in first["loc"]).removesuffix(".")
@@ -184,7 +185,7 @@ def report_of(source: Path, settings: Settings, args: Namespace) -> int:
     return 0
 
 
-def write_report(data: JsonObject, path: Path) -> None:
+def write_report(data: Json, path: Path) -> None:
     """Write the page of what `bench` has just measured."""
     write_text(path, page(Run.model_validate_json(json.dumps(data)), ""))
 

@@ -51,10 +51,10 @@ from app.screen.output import answer_bar, load_engine, screen
 from app.screen.rows import plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
-from app.settings.types import JsonObject
 from utils.errors import UsageError, UserError
 from utils.files import check_outputs, write_result
 from utils.machine import machine
+from utils.objects import HfModel, Json
 from utils.processes import agreed
 from utils.progress import INTERRUPTED
 from utils.remote.server import ServerMessage
@@ -224,7 +224,7 @@ class Bench:
 
     # -- results ------------------------------------------------------------------------------
 
-    def facts(self) -> JsonObject:
+    def facts(self) -> Json:
         """Return what was measured, on which machine, when."""
         loaded, args = self.engine.loaded, self.args
         return {
@@ -264,7 +264,7 @@ class Bench:
                 show_tables(summary, self.settings, screen(self.settings, sys.stdout))
         return 1 if self.problem else INTERRUPTED if self.interrupted else 0
 
-    def _write(self, summary: list[JsonObject]) -> None:
+    def _write(self, summary: list[Json]) -> None:
         """Write the whole file of --out and remove the journal when all is in it; then write the page of --report."""
         if self.args.out is None and self.args.report is None:
             return
@@ -279,7 +279,7 @@ class Bench:
         if page is not None:
             write_report(data, page)
 
-    def _prompt(self, item: PromptItem) -> JsonObject:
+    def _prompt(self, item: PromptItem) -> Json:
         """Return all answers to a prompt as `run --json` has them, with gamma and repeat."""
         return {
             "question_id": item.question.question_id,
@@ -296,7 +296,7 @@ class Bench:
             ],
         }
 
-    def _result(self, variant: Variant, repeat: int, row: dict[Variant, Answer]) -> JsonObject:
+    def _result(self, variant: Variant, repeat: int, row: dict[Variant, Answer]) -> Json:
         answer = replace(row[variant], method=variant.method)
         plain = row.get(self.reference) if self.reference.method == "ar" else None
         alone = plain is None or variant == self.reference
@@ -449,7 +449,7 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
     loading = load_options(options)
     folder = model_folder(engine.loaded.spec.target, loading)
     with quiet_warnings():
-        model: Any = (AutoModelForSeq2SeqLM if engine.encodes else AutoModelForCausalLM).from_pretrained(
+        model: HfModel = (AutoModelForSeq2SeqLM if engine.encodes else AutoModelForCausalLM).from_pretrained(
             str(folder), dtype=torch.float32, trust_remote_code=loading.trust_remote_code, local_files_only=True
         )
     model = model.eval().to(engine.loaded.target.device)

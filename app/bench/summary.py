@@ -28,9 +28,9 @@ from app.lanes.answers import NEAR_TIE, Answer, PartingKind, Variant, agrees, pa
 from app.lanes.costs import swi_of
 from app.prompts.questions import Question
 from app.settings.table import Settings
-from app.settings.types import JsonObject
 from sampling.drafters.registry import is_simulated
 from sampling.stats.summary import Stats, cost_ratio, disturbed, expected, merge, ratio, speedup_over, verify_ratio
+from utils.objects import Json
 from utils.remote.server import ServerMessage
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Gamma = Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None
-SummaryFields = JsonObject  # of a summary, by key
+SummaryFields = Json  # of a summary, by key
 
 
 # -- prompts and variants ------------------------------------------------------------------------
@@ -211,12 +211,12 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _rate(timed: Timed) -> JsonObject:
+def _rate(timed: Timed) -> Json:
     rates = timed.rates
     return {"mean": _mean(rates), "spread": stdev(rates) if len(rates) > 1 else None, "repeats": rates}
 
 
-def _categories(timed: Timed) -> JsonObject:
+def _categories(timed: Timed) -> Json:
     grouped: dict[str, list[PromptItem]] = defaultdict(list)
     for item in timed.items:
         if item.question.category is not None:
@@ -445,7 +445,7 @@ def shown(view: str) -> dict[str, BenchColumn]:
     return {key: column for key, column in COLUMNS.items() if column.head(view)}
 
 
-def summarise(items: Sequence[PromptItem], variants: Sequence[Variant]) -> list[JsonObject]:
+def summarise(items: Sequence[PromptItem], variants: Sequence[Variant]) -> list[Json]:
     """Return one row per variant, as JSON values; figures that are undefined are None."""
     reference, rows = reference_of(variants), []
     for variant in variants:

@@ -14,17 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from app.settings.types import JsonObject
 from sampling.events import Reason
 from sampling.stops import begins
 from utils.catalogue.templates import AUTO, TEMPLATES, Thinking, carries_template, end_ids, render, thinking_marks
 from utils.errors import UserError
+from utils.objects import HfTokenizer, Json
 from utils.ordinary_text import CUT, Markers, ids_in_parts, without
 from utils.tokenizer import first_ids
 
-Tokenizer = Any  # transformers' own, or ours of utils/tokenizer.py
 Message = dict[str, str]
 CHANNEL = Thinking("<think>", "</think>", False)  # marks of ours around a channel in which a model thinks
 SEAM = 16  # tokens at a prompt's end that the next one may leave out, such as a mark that begins the thinking
@@ -35,7 +34,7 @@ class Template:
     utils/catalogue/templates.py. Markers in the messages are cut (utils/ordinary_text.py) unless they are `special`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, name: str = AUTO, special: bool = False) -> None:
+    def __init__(self, tokenizer: HfTokenizer, name: str = AUTO, special: bool = False) -> None:
         self._tokenizer, self._name = tokenizer, name
         self.present = carries_template(tokenizer, name)
         self.folds_system = False  # the template refuses a system role: it goes into the first message
@@ -107,7 +106,7 @@ class Turn:
     reason: Reason
     regenerated: int = 0  # times that this turn was answered again
     seed: int | None = None
-    record: JsonObject = field(default_factory=dict)  # settings and lanes, for /save
+    record: Json = field(default_factory=dict)  # settings and lanes, for /save
     origin: Turn | None = None  # the turn that it branches from: a token of it was forced
 
 
@@ -138,7 +137,7 @@ def clean(text: str) -> str:
 class ChatModels(NamedTuple):
     """The parts of a pair that a conversation depends on; see :class:`Conversation`."""
 
-    tokenizer: Tokenizer
+    tokenizer: HfTokenizer
     stop_ids: frozenset[int]
     context: int
     single: bool = False
@@ -162,7 +161,7 @@ class Conversation:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: HfTokenizer,
         stop_ids: frozenset[int],
         context: int,
         single: bool = False,
@@ -257,7 +256,7 @@ class Conversation:
     # -- changes ------------------------------------------------------------------------------
 
     def commit(
-        self, plan: Plan, ids: list[int], reason: Reason, *, seed: int | None = None, record: JsonObject | None = None
+        self, plan: Plan, ids: list[int], reason: Reason, *, seed: int | None = None, record: Json | None = None
     ) -> Turn:
         """Enter the answer of a plan: `ids` are the newly emitted ones."""
         answer = (*plan.answer, *ids)
@@ -365,7 +364,7 @@ class Conversation:
         return parts
 
     @property
-    def _fields(self) -> JsonObject:
+    def _fields(self) -> Json:
         """The channels of the tokenizer's schema, by the chat template's names for them."""
         schema = getattr(self.tokenizer, "response_template", None) if self.templated else None
         return schema.get("fields", {}) if isinstance(schema, dict) else {}
@@ -423,7 +422,7 @@ class Conversation:
         markers, turns = self.template.markers, self.turns[: plan.keep]
         return markers.found("\n".join([plan.user, *(turn.user for turn in turns)])) if markers else []
 
-    def _same_ids(self, tokenizer: Tokenizer) -> bool:
+    def _same_ids(self, tokenizer: HfTokenizer) -> bool:
         mine, other = (getattr(each, "get_vocab", None) for each in (self.tokenizer, tokenizer))
         return tokenizer is self.tokenizer or bool(mine and other and mine() == other())
 

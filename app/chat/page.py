@@ -25,9 +25,9 @@ from app.screen.trace import TracedRound, read
 from app.screen.view import heading
 from app.screen.why import Why
 from app.settings.table import Settings
-from app.settings.types import JsonObject
 from sampling.events import GRAMMAR, INVERSE_TEMPERATURES
 from utils.growing_text import Window
+from utils.objects import Json
 from utils.visible import visible
 
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -185,7 +185,7 @@ def _spans(track: Track) -> Iterator[str]:
 # -- what the script reads ---------------------------------------------------------------------------
 
 
-def _data(answer: PageAnswer, texts: dict[str, int]) -> JsonObject:
+def _data(answer: PageAnswer, texts: dict[str, int]) -> Json:
     rounds = [track for track in answer.tracks if track.steps]
     return {
         "question": answer.question,
@@ -197,7 +197,7 @@ def _data(answer: PageAnswer, texts: dict[str, int]) -> JsonObject:
     }
 
 
-def _lane(track: Track, texts: dict[str, int]) -> JsonObject:
+def _lane(track: Track, texts: dict[str, int]) -> Json:
     lane, window, rule = track.lane, Window(track.decode), rule_of(track.lane)
     return {
         "name": lane.name,
@@ -212,7 +212,7 @@ def _lane(track: Track, texts: dict[str, int]) -> JsonObject:
     }
 
 
-def _round(traced: TracedRound, by_chance: bool) -> JsonObject:
+def _round(traced: TracedRound, by_chance: bool) -> Json:
     step, drafts = traced.step, []
     for draft in traced.drafts:
         node, chance = draft.number - 1, draft.chance if by_chance else None
@@ -223,7 +223,7 @@ def _round(traced: TracedRound, by_chance: bool) -> JsonObject:
     return {"says": phases(step), "ms": ms, "drafts": drafts}
 
 
-def _token(token: SaidToken, texts: dict[str, int], rule: str) -> JsonObject:
+def _token(token: SaidToken, texts: dict[str, int], rule: str) -> Json:
     figures = {  # those that are empty, and the lane's own rule, are left out
         **{name: getattr(token, name) for name in ("token", "round", "kind", "by")},
         "rule": "" if token.rule == rule else token.rule,

@@ -26,10 +26,10 @@ from app.screen.live import LaneViews, Track, look_of, panes, tokens_of
 from app.screen.terminal import Screen
 from app.screen.view import heading, question
 from app.settings.table import Settings
-from app.settings.types import JsonObject
 from sampling.events import Reason
 from utils.errors import UserError
 from utils.growing_text import Decode
+from utils.objects import Json
 from utils.visible import visible
 
 VERSION = 1
@@ -65,13 +65,13 @@ class Answered:
         """The answer of each lane."""
         return [track.answer() for track in self.tracks]
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Return what a file keeps of it beside its turn."""
         lanes = [track.record() for track in self.tracks]
         return {"models": self.models, "settings": shown_settings(self.settings), "lanes": lanes}
 
 
-def as_json(turns: Sequence[Turn], about: JsonObject) -> str:
+def as_json(turns: Sequence[Turn], about: Json) -> str:
     """Return the conversation with ids, texts, settings, figures and events; `about`: pair and system prompt."""
     rows = [{name: getattr(turn, key) for name, key in _KEYS.items()} | turn.record for turn in turns]
     data = {"version": VERSION, **about, "turns": rows}
@@ -92,7 +92,7 @@ class _SavedTurn(BaseModel, extra="allow"):
     regenerated: int = 0
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
-    decodings: list[JsonObject] | None = None
+    decodings: list[Json] | None = None
 
     def turn(self) -> Turn:
         more = {} if self.decodings is None else {"decodings": self.decodings, **(self.model_extra or {})}
@@ -102,12 +102,12 @@ class _SavedTurn(BaseModel, extra="allow"):
 class _SavedLane(BaseModel):
     lane: LaneRecord
     prompt_n: int = Field(ge=0)
-    events: list[JsonObject]
+    events: list[Json]
 
 
 class _Decoding(BaseModel):
-    models: JsonObject
-    settings: JsonObject
+    models: Json
+    settings: Json
     lanes: list[_SavedLane] = Field(min_length=1)
 
 
@@ -160,7 +160,7 @@ def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
     return decodings if decodings and before == turn.answer else []
 
 
-def _read(turn: Turn, record: JsonObject, before: tuple[int, ...], decode: Decode, forced: bool) -> Answered:
+def _read(turn: Turn, record: Json, before: tuple[int, ...], decode: Decode, forced: bool) -> Answered:
     """Return one decoding, with all derived figures: an impossible record raises here."""
     decoding = _Decoding.model_validate(record)
     settings = settings_of(decoding.settings)

@@ -23,9 +23,9 @@ from app.screen.live import Pause, Track, play, sampled, show, stepped, streamin
 from app.screen.samples import Branch
 from app.screen.view import models_of
 from app.settings.table import Settings
-from app.settings.types import JsonObject
 from sampling.events import ENOUGH
 from utils.errors import UserError
+from utils.objects import Json
 from utils.remote.server import is_server
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _commit(plan: Plan, prepared: Prepared, pauses: list[Pause], state: ConsoleS
 
 
 def _enter(
-    plan: Plan, tracks: list[Track], ids: list[int], settings: Settings, state: ConsoleState, record: JsonObject
+    plan: Plan, tracks: list[Track], ids: list[int], settings: Settings, state: ConsoleState, record: Json
 ) -> None:
     """Enter an answer, of which `ids` are new, into the conversation with what files keep of it (`record`); show it."""
     engine, chat = state.engine(), state.conversation()

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from app.lanes.costs import Terms, swi_of
 from app.settings.table import OUTPUT, SETTING_FIELDS
-from app.settings.types import JsonObject
 from sampling.drafters.registry import LOSSY, is_simulated
 from sampling.events import DELTA, EPSILON
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import AS_FAST, Stats, disturbed, speedup
+from utils.objects import Json
 from utils.progress import INTERRUPTED
 from utils.remote.server import ServerMessage, is_server
 
@@ -182,7 +182,7 @@ class Answer:
     stats: Stats
     may_differ: bool = False  # from `ar`, rightly
     terms: Terms = field(default_factory=Terms)
-    logprobs: JsonObject | None = None  # as OpenAI's chat format has them
+    logprobs: Json | None = None  # as OpenAI's chat format has them
 
     @property
     def interrupted(self) -> bool:
@@ -198,9 +198,9 @@ class Answer:
         """The code of a program that gave it: 1 if it broke off, 130 if it was interrupted."""
         return 1 if self.problem else INTERRUPTED if self.interrupted else 0
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Return one entry of `results` of `run --json`."""
-        answer: JsonObject = {"method": self.method, "text": self.text, "ids": list(self.ids)}
+        answer: Json = {"method": self.method, "text": self.text, "ids": list(self.ids)}
         answer |= {} if self.logprobs is None else {"logprobs": self.logprobs}
         return {**answer, **self.stats.to_json(), "swi": swi_of(self.stats, self.terms)}
 
@@ -209,14 +209,14 @@ UNLIKELY = -9999.0
 """The log-probability of what has none, in OpenAI's API as well."""
 
 
-def logprobs_of(steps: Iterable[Step], spelled: Callable[[int], bytes], count: int) -> JsonObject:
+def logprobs_of(steps: Iterable[Step], spelled: Callable[[int], bytes], count: int) -> Json:
     """Return `logprobs` as OpenAI's chat format has them, with the `count` likeliest tokens of each position.
 
     They are the target's at temperature 1, before every setting but the bias, from the pass that decided the token. A
     token that a stop string has cut has none.
     """
 
-    def entry(likely: Likely) -> JsonObject:
+    def entry(likely: Likely) -> Json:
         letters, p = spelled(likely.token), likely.p
         text = letters.decode(errors="replace")
         return {"token": text, "logprob": math.log(p) if p else UNLIKELY, "bytes": list(letters)}
@@ -283,7 +283,7 @@ class Parting(NamedTuple):
     position: int
     gap: float | None
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         return {**self._asdict(), "gap": self.gap if math.isfinite(self.gap or 0.0) else None}
 
 
@@ -360,7 +360,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     return Comparison(", ".join(filter(None, (speed, lossy + same))) + ending, style)
 
 
-def compared(answers: Sequence[Answer]) -> JsonObject:
+def compared(answers: Sequence[Answer]) -> Json:
     """Return `speedup` (the last lane's rate over ar's), `disturbed` (whether that timing was, `speedup` is None then)
     and `same_output` (of every lane that must equal ar)."""
     plain, last = baseline(answers), answers[-1]
@@ -373,6 +373,6 @@ def compared(answers: Sequence[Answer]) -> JsonObject:
     return {"speedup": rounded, "disturbed": wrong, "same_output": False if False in same else True in same or None}
 
 
-def shown_settings(settings: Settings) -> JsonObject:
+def shown_settings(settings: Settings) -> Json:
     """Return the settings that an answer depends on: all but those of the display."""
     return {name: getattr(settings, name) for name, field in SETTING_FIELDS.items() if field.group != OUTPUT}

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AliasChoices, Field, JsonValue, TypeAdapter
 
 from app.settings.table import SETTING_FIELDS, Settings
-from app.settings.types import JsonObject
 from sampling.events import KINDS, Event, Finished, Prefill, Step
 from sampling.stats.summary import TARGET, Stats
 from sampling.stats.swi import MEASURED, SwiModel, every_swi
 from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UserError
+from utils.objects import Json
 from utils.remote.server import is_server
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class LaneRecord:
     beams: dict[str, JsonValue] | None = None
     settings: Settings = field(default_factory=Settings)
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Return everything but the settings, as plain values."""
         terms = self.terms
         facts = {"name": self.name, "drafts": terms.drafts, "source_names": terms.sources}
@@ -201,12 +201,12 @@ def kept(event: Event, log_top: int) -> Event:
     return replace(event, positions=tuple(each.trimmed(log_top, own) for each, own in positions if log_top))
 
 
-def settings_of(row: JsonObject) -> Settings:
+def settings_of(row: Json) -> Settings:
     """Return the settings of an answer in a file; unknown names are ignored."""
     return Settings(**{name: value for name, value in row.items() if name in SETTING_FIELDS})
 
 
-def event_of(row: JsonObject) -> Event:
+def event_of(row: Json) -> Event:
     """Return the event that `to_json` wrote; UserError or ValueError for an impossible one."""
     kind = _EVENTS.get(str(row.get("event")))
     if kind is None:

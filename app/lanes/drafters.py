@@ -35,6 +35,7 @@ from utils.errors import UsageError, UserError
 from utils.kernels.quantized_linear import QuantizedEmbedding, unpacked_copy
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
 from utils.loading.sources import head_folder
+from utils.objects import HfConfig
 
 if TYPE_CHECKING:
     from utils.loading.loaded import LoadedModel, LoadedPair
@@ -85,7 +86,7 @@ class PairDrafters:
     @functools.cached_property
     def ships_mtp(self) -> bool:
         """Whether multi-token prediction layers lie beside the target's weights."""
-        config: Any = getattr(self._loaded.target.model, "config", None)
+        config: HfConfig = getattr(self._loaded.target.model, "config", None)
         return ships_mtp(getattr(config, "name_or_path", ""))
 
     def tables(self) -> StaticTables | None:

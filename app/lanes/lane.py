@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.lanes.drafters import DrafterKey, PairDrafters
 from app.settings.table import FORMS
-from app.settings.types import BAN, JsonObject
+from app.settings.types import BAN
 from sampling.beam import BeamPlan, beam_generate
 from sampling.constraint import FormConstraint
 from sampling.drafters.draft_model import NoDrafter
@@ -40,6 +40,7 @@ from utils.catalogue.templates import end_ids
 from utils.errors import UsageError
 from utils.loading.loaded import NO_LIMIT
 from utils.logits_processors import ARGUMENTS, Bias, LogitsProcessor
+from utils.objects import HfModel, HfTokenizer, Json
 from utils.ordinary_text import continued_ids
 from utils.processes import world
 from utils.progress import never
@@ -218,7 +219,7 @@ class ServerLane(Lane):
         limits, lm = Limits(settings.max_new_tokens, context=NO_LIMIT), RemoteLM(None, context=NO_LIMIT)
         super().__init__(name, lm, NoDrafter(), settings, limits, shares_target=False, bias=bias)
         self.server, self.pieces = server, pieces
-        self.logprobs: list[JsonObject] = []  # of the last answer
+        self.logprobs: list[Json] = []  # of the last answer
 
     def run(
         self,
@@ -244,7 +245,7 @@ class ServerLane(Lane):
 
 def piece(token: int, seconds: float) -> Step:
     """Return a piece of text as a round."""
-    nothing: JsonObject = dict.fromkeys(("drafted", "parents", "source", "path", "target_p", "draft_p", "calls"), ())
+    nothing: Json = dict.fromkeys(("drafted", "parents", "source", "path", "target_p", "draft_p", "calls"), ())
     return Step(0, gamma=0, token=token, top2_gap=None, draft_s=0.0, verify_s=seconds, sample_s=0.0, **nothing)
 
 
@@ -321,13 +322,13 @@ class PairEngine:
 
     def __init__(self, loaded: LoadedPair) -> None:
         self.loaded = loaded
-        self.tokenizer: Any = loaded.tokenizer
+        self.tokenizer: HfTokenizer = loaded.tokenizer
         self.stop_ids = frozenset(loaded.stop_ids)
         self.context = int(loaded.context)
         self.server = loaded.target.model if isinstance(loaded.target.model, Server) else None
         known = loaded.tokenizer
         self.pieces = known.pieces if isinstance(known, PieceTokenizer) else Pieces()
-        target: Any = loaded.target.model
+        target: HfModel = loaded.target.model
         target = self._remote() if self.server else lm_of(target, "target", loaded.vocab_size)
         self.target: CausalLM = target
         self.drafters = PairDrafters(loaded, self.target)

@@ -29,6 +29,7 @@ from utils.catalogue.templates import AUTO, PLAIN, carries_template
 from utils.errors import UsageError, UserError
 from utils.gguf.header import TOKENS, GgufHeader, read_header
 from utils.loading.loaded import limit_text
+from utils.objects import HfConfig
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -284,7 +285,7 @@ def _shared(loaded: LoadedPair) -> list[str]:
 def _wide_passes(engine: PairEngine) -> list[str]:
     """Why a pass of the target over several tokens costs more than in other models, in sentences."""
     network: Any = engine.target.network
-    config: Any = getattr(engine.loaded.target.model, "config", None)
+    config: HfConfig = getattr(engine.loaded.target.model, "config", None)
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     experts = max(getattr(text, name, None) or 0 for name in _EXPERTS)
     lines = []

@@ -28,7 +28,6 @@ from app.screen.output import load_engine, screen, small_table
 from app.screen.rows import in_short, plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
-from app.settings.types import JsonObject
 from sampling.events import Step
 from sampling.gamma.costs import pass_times
 from sampling.models.causal import CausalLM
@@ -37,6 +36,7 @@ from sampling.stats.theory import best_gamma, break_even, efficiency, expected_s
 from sampling.types import Budget, Draft, Limits
 from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UsageError
+from utils.objects import Json
 from utils.progress import Cancelled
 
 GAMMA = 4  # drafts a round
@@ -156,7 +156,7 @@ def run_plan(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     return 0
 
 
-def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> JsonObject:
+def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> Json:
     """Return the expected speed-ups S[gamma][alpha] of an option, its best gamma at each alpha, and its break-even
     alpha."""
     best = [best_gamma(alpha, option.c, option.v, LIMIT) for alpha in alphas]
@@ -210,7 +210,7 @@ def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> 
     return [Option(name, costs.get(name, 0.0) / plain, lambda n: times(n) / times(1), plain) for name in methods]
 
 
-def _table(plan: JsonObject, settings: Settings) -> Table:
+def _table(plan: Json, settings: Settings) -> Table:
     """Return a table with a row a gamma and a column an alpha; each alpha's best gamma below."""
     table = small_table(settings)
     table.add_column("gamma \\ alpha", justify="right")

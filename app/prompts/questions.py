@@ -19,10 +19,11 @@ from typing import IO, TYPE_CHECKING
 
 from app.chat.conversation import Conversation, Plan, clean
 from app.settings.table import Field, by_name
-from app.settings.types import JsonObject, Text, Whole, got
+from app.settings.types import Text, Whole, got
 from utils.errors import UsageError
 from utils.files import object_in, read_text
 from utils.loading.loaded import NO_LIMIT
+from utils.objects import Json
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -166,8 +167,8 @@ def given_prompt(prompt: str | None, stream: IO[str]) -> str:
     return text
 
 
-Record = JsonObject
-ReadRecord = Callable[[Record], JsonObject | None]
+Record = Json
+ReadRecord = Callable[[Record], Json | None]
 
 
 def read_questions(path: str | Path | None, entry: ReadRecord = dict) -> list[Question]:
@@ -229,7 +230,7 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     return list(selected.values())
 
 
-def question_of(data: JsonObject, where: str, number: int) -> Question:
+def question_of(data: Json, where: str, number: int) -> Question:
     """Return the question of an object of a prompt file; UsageError begins with `where`."""
     if ("prompt" in data) == ("turns" in data):
         keys = ", ".join(sorted(map(str, data))) or "nothing"
@@ -268,11 +269,11 @@ class DataSet:
     entry: ReadRecord
 
 
-def _gsm8k(row: Record) -> JsonObject:
+def _gsm8k(row: Record) -> Json:
     return {"prompt": row["question"]}
 
 
-def _mmlu(row: Record) -> JsonObject:
+def _mmlu(row: Record) -> Json:
     """Return the layout of Hendrycks et al. (2021): a header, the question, lettered choices, "Answer:"."""
     subject = row["subject"]
     choices = [f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, _choices(row), strict=False)]
@@ -286,23 +287,23 @@ def _choices(row: Record) -> list[str]:
     return row["choices"]
 
 
-def _gsm8k_cascade(row: Record) -> JsonObject:
+def _gsm8k_cascade(row: Record) -> Json:
     """Return the prompt of Cascade Speculative Drafting's runs (arXiv 2312.11462, csd_datasets.py), blanks included."""
     return {"prompt": f"Reason the math question below step by step. Question: {row['question']}.\n Answer: "}
 
 
-def _mmlu_cascade(row: Record) -> JsonObject:
+def _mmlu_cascade(row: Record) -> Json:
     """Return the same for mmlu; four choices."""
     choices = " ".join(f"({letter}) {choice}" for letter, choice in zip("ABCD", _choices(row), strict=False))
     prompt = f"Question: {row['question']}\n{choices}\n Answer: \n Let's think step by step. "
     return {"prompt": prompt, "category": row["subject"]}
 
 
-def _hellaswag(row: Record) -> JsonObject:
+def _hellaswag(row: Record) -> Json:
     return {"prompt": row["prompt"] if "prompt" in row else row["ctx"]}
 
 
-def _mt_bench(row: Record) -> JsonObject | None:
+def _mt_bench(row: Record) -> Json | None:
     """Return a question of two turns; other questions of Spec-Bench are not MT-Bench's."""
     turns = row["turns"] if "turns" in row else row["prompt"]
     if not isinstance(turns, list) or len(turns) != 2:

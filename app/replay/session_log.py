@@ -30,12 +30,12 @@ from app.screen.live import LaneViews, Pause, Track
 from app.screen.spans import common
 from app.screen.view import models_of
 from app.settings.table import Settings
-from app.settings.types import JsonObject
 from sampling.events import Event, Finished, Reason, to_json
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line
 from utils.growing_text import Decode
 from utils.machine import version
+from utils.objects import Json
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -121,7 +121,7 @@ class OpeningLine(BaseModel):
     before: tuple[int, ...] = ()
     forced: bool = False
     waited: Annotated[float, Field(ge=0)] = 0.0
-    settings: JsonObject
+    settings: Json
     lanes: Annotated[tuple[LaneRecord, ...], Field(min_length=1)]
     texts: tuple[DraftedNode, ...] = ()
 
@@ -210,7 +210,7 @@ class SessionLog:
             return
         raise UserError(f"{self.path}:{number}: {problem}")
 
-    def _take(self, number: int, row: JsonObject) -> None:
+    def _take(self, number: int, row: Json) -> None:
         match row.get("kind"):
             case "event":
                 self._event(row)
@@ -234,7 +234,7 @@ class SessionLog:
         self._views = [LaneViews(track) for track in self._open.tracks()]
         self.answers.append(self._open)
 
-    def _event(self, row: JsonObject) -> None:
+    def _event(self, row: Json) -> None:
         found, event = self._opened(), event_of(row)
         line = EventLine.model_validate(row)
         if not 0 <= line.lane < len(self._views):
@@ -305,7 +305,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
     def __init__(self, path: Path) -> None:
         self.path, self.problem = path, ""
         self._file: IO[bytes] | None = opened(path)
-        self._head: JsonObject = {}
+        self._head: Json = {}
         self.ended = time.monotonic()  # when the answer before was over
 
     def open_answer(
@@ -331,7 +331,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
             log.feed(0, event)
         return log.end()
 
-    def write(self, line: JsonObject) -> None:
+    def write(self, line: Json) -> None:
         """Append one line at once; after a failure the file keeps its earlier lines and nothing more is written."""
         if self._file is None:
             return
@@ -379,7 +379,7 @@ class AnswerLog:
             }
         )
 
-    def _write(self, line: JsonObject) -> None:
+    def _write(self, line: Json) -> None:
         """Write a line with the texts that no earlier line has."""
         self._writer.write({**line, "texts": self._decode.taken()})
 
@@ -450,7 +450,7 @@ def opened(path: Path) -> IO[bytes]:
     return file
 
 
-def _head(engine: PairEngine) -> JsonObject:
+def _head(engine: PairEngine) -> Json:
     """The facts of a pair that a replay needs."""
     end = getattr(engine.tokenizer, "eos_token_id", None)
     end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)

@@ -29,12 +29,12 @@ from app.screen.terminal import InPlace, await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace, read
 from app.screen.view import Frame, Surface
 from app.settings.table import Settings
-from app.settings.types import JsonObject
 from sampling.events import ENOUGH, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
 from utils.errors import UsageError, UserError
 from utils.growing_text import Window
+from utils.objects import Json
 from utils.remote.server import OWN, ServerMessage, is_server
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Track:
         """The answer so far, as it stands on the screen."""
         return committed_text(self.spanner.spans)
 
-    def record(self) -> JsonObject:
+    def record(self) -> Json:
         """The lane with its events, for /save."""
         events = [to_json(kept(event, self.lane.settings.log_top)) for event in self.events]
         return {**self.answer().to_json(), "lane": self.lane.to_json(), "events": events}

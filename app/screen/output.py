@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import IO, TYPE_CHECKING, NoReturn, TextIO
 
 from rich import box
 from rich.console import Console
@@ -21,6 +21,7 @@ from app.lanes.pairing import choose_pair, drafter_words, load, load_options
 from app.screen.terminal import make_console, size_in
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
+from utils.objects import HfTokenizer
 from utils.progress import Progress, Remaining, never
 from utils.visible import to_stderr, visible
 
@@ -98,7 +99,7 @@ def load_progress(stream: IO[str], *, quiet: bool, cancelled: Callable[[], bool]
             stream.flush()
 
 
-def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> Any:
+def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> HfTokenizer:
     """Return the target's tokenizer; the weights are not loaded."""
     from utils.loading.build import load_tokenizer
     from utils.loading.quiet import quiet_environment

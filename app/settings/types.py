@@ -30,8 +30,6 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASC
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 SHOWN = 40
 
-JsonObject = dict[str, Any]  # an object of a JSON file, read or to be written
-
 LANES = ("ar", "spec", "draft", *registry.LANES, "beam", registry.LOSSY)
 SEED_LIMIT = 2**63 - 1
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from app.chat.conversation import Conversation, Tokenizer
+from app.chat.conversation import Conversation
 from app.lanes.drafters import PairDrafters
 from app.lanes.pairing import choose_pair, load_options
 from app.prompts.questions import read_questions
 from app.screen.output import load_engine, load_progress, target_tokenizer
 from app.settings.table import ModelOptions, Settings
-from app.settings.types import JsonObject
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import decoder_start_id
 from sampling.recorded import Arch, RecordedAnswers, RecordedLM, read_answers
@@ -29,6 +28,7 @@ from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
 from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadedPair
 from utils.loading.loading import load_pair
+from utils.objects import HfTokenizer, Json
 
 _SHARES = "a plain drafter shares its target's embeddings: --pair or --target names that target"
 _READS = {"glide": "keys and values", **dict.fromkeys(("feature", *PUBLISHED_KINDS), "hidden states")}
@@ -107,7 +107,7 @@ def _starts(
             raise UsageError("--prompts needs a tokenizer: --pair, --target or --drafter names a model that has one")
         options = options.changed(target=options.drafter, drafter=None)
     tokenizer = target_tokenizer(settings, options, cancelled)
-    layout: JsonObject = {name: getattr(settings, name) for name in ("system", "chat", "template", "special_tokens")}
+    layout: Json = {name: getattr(settings, name) for name in ("system", "chat", "template", "special_tokens")}
     chat = Conversation(tokenizer, frozenset(), NO_LIMIT, **layout)
     plain = [[list(tokenizer(text, add_special_tokens=also)["input_ids"]) for also in (True, False)] for text in texts]
     return [[chat.plan(text).prompt, *ways] for text, ways in zip(texts, plain, strict=True)]
@@ -126,7 +126,7 @@ class _File:
             raise UserError(f"{self.args.file} holds no recorded answer")
         return replace(recorded, answers=recorded.answers[: self.args.limit])
 
-    def fitting(self, recorded: RecordedAnswers, model: LoadedModel, tokenizer: Tokenizer) -> RecordedAnswers:
+    def fitting(self, recorded: RecordedAnswers, model: LoadedModel, tokenizer: HfTokenizer) -> RecordedAnswers:
         """Return the answers as those of the model's kind; UserError if its ids are not the model's."""
         begins = decoder_start_id(model.model) if model.encodes else None
         if begins is not None and "start_id" not in recorded.header and self.args.arch == "auto":
@@ -144,7 +144,7 @@ class _File:
             raise UserError(f"{unfit}its decoder starts from id {begins}, the recording from {start}")
         return recorded
 
-    def stop(self, recorded: RecordedAnswers, tokenizer: Tokenizer) -> frozenset[int]:
+    def stop(self, recorded: RecordedAnswers, tokenizer: HfTokenizer) -> frozenset[int]:
         """Return the ids that end an answer: --end-id, else the file's, else the tokenizer's."""
         if self.args.end_id is not None:
             return frozenset([self.args.end_id])

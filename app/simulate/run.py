@@ -35,7 +35,6 @@ from app.screen.output import answer_bar, fitted, load_engine, screen
 from app.screen.rows import plural
 from app.screen.terminal import Interrupts
 from app.settings.table import SETTING_FIELDS, ModelOptions, Settings
-from app.settings.types import JsonObject
 from app.simulate.loading import RecordedPair, load_recorded_pair
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Step
@@ -47,6 +46,7 @@ from utils.errors import UsageError, UserError
 from utils.files import append, check_outputs, drop_half_line, first_difference, writable, write_result
 from utils.loading.fit import fingerprint
 from utils.machine import machine
+from utils.objects import Json
 from utils.progress import INTERRUPTED
 from utils.visible import to_stderr
 
@@ -98,7 +98,7 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     return 0
 
 
-def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> JsonObject:
+def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> Json:
     """Return the facts that the answers depend on, and those that playing them needs."""
     stop, end = engine.limits(settings).stop, engine.tokenizer.eos_token_id
     return {
@@ -117,7 +117,7 @@ def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> Js
     }
 
 
-def _facts(header: JsonObject) -> JsonObject:
+def _facts(header: Json) -> Json:
     settings, machine = header.get("settings", {}), header.get("machine", {})
     facts = {name: header.get(name) for name in _SAME} | {
         name: SETTING_FIELDS[name].read(settings.get(name, SETTING_FIELDS[name].default)) for name in _SETTINGS
@@ -133,7 +133,7 @@ class TargetRecorder:
     """
 
     def __init__(
-        self, engine: PairEngine, settings: Settings, args: Namespace, interrupt: Interrupts, header: JsonObject
+        self, engine: PairEngine, settings: Settings, args: Namespace, interrupt: Interrupts, header: Json
     ) -> None:
         self.engine, self.settings, self.args, self.interrupt = engine, settings, args, interrupt
         self.answers: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -148,7 +148,7 @@ class TargetRecorder:
         if new:
             self._add(header)
 
-    def _resume(self, header: JsonObject) -> None:
+    def _resume(self, header: Json) -> None:
         """Take the answers of the file; an unfinished last line is removed."""
         recorded = read_answers(self.args.out)
         if "recording" not in recorded.header:
@@ -166,7 +166,7 @@ class TargetRecorder:
     def close(self) -> None:
         self._file.close()
 
-    def _add(self, line: JsonObject) -> None:
+    def _add(self, line: Json) -> None:
         """Write one line, now and whole; UserError where that fails."""
         text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
         append(self._file, text.encode("utf-8"), self.args.out)
@@ -234,7 +234,7 @@ _READ_AS = {
     "answers alone": "the values are taken as answers alone",
 }
 _FROM = {"flags": "as given", "recording": "as recorded", "measured": "measured here"}
-FigureRows = Sequence[JsonObject]
+FigureRows = Sequence[Json]
 
 
 def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> int:
@@ -339,7 +339,7 @@ class Simulation:
 
     # -- results ------------------------------------------------------------------------------
 
-    def rows(self) -> list[JsonObject]:
+    def rows(self) -> list[Json]:
         """Return the figures of each variant; empty before any answer was played by all."""
         if not self.played:
             return []
@@ -410,7 +410,7 @@ class RoundSeconds:
     plain_other: float = 0.0
 
 
-def figures(method: str, gamma: int | str | None, played: Sequence[Played], costs: RoundSeconds) -> JsonObject:
+def figures(method: str, gamma: int | str | None, played: Sequence[Played], costs: RoundSeconds) -> Json:
     """Return all figures of a drafter at a gamma, as JSON values; unknown ones are None."""
     stats = merge([answer.stats for answer in played])
     rounds = [step for answer in played for step in answer.rounds]
@@ -469,7 +469,7 @@ def _short(value: float | None, digits: int = 4) -> float | None:
 # -- tables -----------------------------------------------------------------------------------------
 
 
-def print_simulation(about: JsonObject, rows: FigureRows, settings: Settings) -> None:
+def print_simulation(about: Json, rows: FigureRows, settings: Settings) -> None:
     """Print a row for each drafter and gamma; at most 100 columns where it goes to no terminal."""
     console = screen(settings, sys.stdout)
 
