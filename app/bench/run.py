@@ -30,6 +30,7 @@ from tqdm import tqdm
 from app.bench.journal import Journal, Slot, open_journal
 from app.bench.report import report_of, show_tables, write_report
 from app.bench.summary import PromptItem, reference_of, summarise, variants_of
+from app.chat.conversation import Plan
 from app.lanes.answers import (
     NEAR_TIE,
     PACKED_TIE,
@@ -46,7 +47,7 @@ from app.lanes.answers import (
 )
 from app.lanes.costs import record_of
 from app.prompts.questions import Question, conversation, fitting_prompts, selected, turns_of
-from app.replay.session_log import LoggedMessage, SessionLogWriter, log_writer_of
+from app.replay.session_log import SessionLogWriter, log_writer_of
 from app.screen.output import answer_bar, load_engine, screen
 from app.screen.rows import plural
 from app.screen.terminal import Interrupts
@@ -152,8 +153,8 @@ class Bench:
         lane = self.lane(variant, **changes)
         record, answer_log = record_of(lane, self.engine), None
         if text is not None and self.recorder is not None:
-            message = LoggedMessage(text, prompt)
-            answer_log = self.recorder.open_answer(self.engine, [record], message, lane.settings, self.decode)
+            plan = Plan(text, prompt, keep=0)
+            answer_log = self.recorder.open_answer(self.engine, [record], plan, lane.settings, self.decode)
         show = None if answer_log is None else partial(answer_log.feed, 0)
         given = partial(run_lane, lane, prompt, self.decode, terms=record.terms, messages=messages)
         answer = given(interrupt=self.interrupt, show=show)

@@ -13,13 +13,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
-from app.chat.conversation import as_text
+from app.chat.conversation import Plan, as_text
 from app.lanes.answers import Answer, compared, comparisons_of, logprobs_of, shown_settings
 from app.lanes.costs import LaneRecord
 from app.lanes.lane import Lane, PairEngine, ServerLane
 from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
-from app.replay.session_log import LoggedMessage, SessionLogWriter, log_writer_of
+from app.replay.session_log import SessionLogWriter, log_writer_of
 from app.screen.live import Track, look_of, sampled, tokens_of, tracks_of
 from app.screen.output import load_engine, screen
 from app.screen.panes import PaneData, StatsLines, note
@@ -48,11 +48,11 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
         engine = load_engine(settings, options, interrupt, servers=True)
         chat = conversation(engine, settings)
         plan, said = chat.plan(text), engine.pieces.beside(chat.text)
-        ids = fitting(plan.prompt, engine.context)
-        tracks = sampled(engine, settings, ids, count, said, interrupt, plan.messages)
+        fitting(plan.prompt, engine.context)
+        tracks = sampled(engine, settings, plan.prompt, count, said, interrupt, plan.messages)
         if log is not None:
             for track in tracks:
-                log.log_answer(engine, track, LoggedMessage(text, ids))
+                log.log_answer(engine, track, plan)
     tree = tree_of([tokens_of(track) for track in tracks])
     if as_json:
         head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
@@ -85,10 +85,10 @@ def run_once(
         plan, said = chat.plan(text), engine.pieces.beside(chat.text)
         if (markers := chat.markers_in(plan)) and not settings.quiet:
             to_stderr(as_text(markers))
-        message = LoggedMessage(text, fitting(plan.prompt, min(lane.context for lane in lanes)))
-        race = Race(lanes, engine, [*message.ids], interrupt=interrupt, messages=plan.messages)
+        fitting(plan.prompt, min(lane.context for lane in lanes))
+        race = Race(lanes, engine, plan.prompt, interrupt=interrupt, messages=plan.messages)
         writer = None if as_json else AnswerWriter(sys.stdout, said)
-        answers = _decoded(race, message, said, settings, log, writer, logprobs)
+        answers = _decoded(race, plan, said, settings, log, writer, logprobs)
         if writer is None:
             head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
             write_json({**head, "results": [answer.to_json() for answer in answers], **compared(answers)})
@@ -104,7 +104,7 @@ def run_once(
 
 def _decoded(
     race: Race,
-    message: LoggedMessage,
+    plan: Plan,
     decode: Decode,
     settings: Settings,
     log: SessionLogWriter | None,
@@ -113,9 +113,9 @@ def _decoded(
 ) -> list[Answer]:
     """Run a race to its end, into the log; return the answers. The writer gets the last lane's events."""
     engine, lanes = race.engine, race.lanes
-    tracks = tracks_of(lanes, engine, message.ids, decode)
+    tracks = tracks_of(lanes, engine, plan.prompt, decode)
     records = [track.lane for track in tracks]
-    answer_log = None if log is None else log.open_answer(engine, records, message, settings, decode)
+    answer_log = None if log is None else log.open_answer(engine, records, plan, settings, decode)
     for index, event in race if answer_log is None else answer_log.tee(race):
         tracks[index].feed(event)
         if writer is not None and lanes[index] is lanes[-1]:

@@ -17,7 +17,7 @@ from app.chat.conversation import Plan
 from app.chat.saved import Answered
 from app.lanes.costs import SEEN
 from app.lanes.race import Race, slowed
-from app.replay.session_log import AnswerLog, LoggedMessage
+from app.replay.session_log import AnswerLog
 from app.screen.inspection import SaidToken, forced_in
 from app.screen.live import Pause, Track, play, sampled, show, stepped, streaming, tracks_of, undrawn
 from app.screen.samples import Branch
@@ -73,9 +73,8 @@ def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
         same = settings.temperature == 0
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
     race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
-    question = LoggedMessage(plan.user, plan.prompt, plan.answer, bool(plan.begun), plan.forced)
     records = [track.lane for track in tracks]
-    log = None if state.log is None else state.log.open_answer(engine, records, question, settings, decode)
+    log = None if state.log is None else state.log.open_answer(engine, records, plan, settings, decode)
     return Prepared(settings, tracks, race, log)
 
 
@@ -142,7 +141,7 @@ def samples_of(plan: Plan, count: int, state: ConsoleState) -> list[Track]:
 def take_sample(plan: Plan, track: Track, tree: Sequence[Branch], state: ConsoleState) -> None:
     """Enter one of several answers into the conversation, and into the log, and show it."""
     if state.log is not None:
-        state.log.log_answer(state.engine(), track, LoggedMessage(plan.user, plan.prompt))
+        state.log.log_answer(state.engine(), track, plan)
     samples = [branch.model_dump() for branch in tree]
     ids = state.engine().own_ids(list(track.meter.ids))
     _enter(plan, [track], ids, track.lane.settings, state, {"samples": samples})

@@ -93,8 +93,7 @@ def measure_costs(
     The median of `repeats`, taken in turns over all `counts` after a warm-up.
     """
     network = model.network if isinstance(model, CausalLM) else model
-    laps = timed(passes(network, counts, context), repeats, network.device)
-    return {count: statistics.median(seconds) for count, seconds in laps.items()}
+    return medians(passes(network, counts, context), repeats, network.device)
 
 
 def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, WarmPass]:
@@ -132,6 +131,11 @@ def timed(turns: dict[Key, WarmPass], repeats: int, device: torch.device) -> dic
             run()
             laps[key].append(watch.lap())
     return laps
+
+
+def medians(turns: dict[Key, WarmPass], repeats: int, device: torch.device) -> dict[Key, float]:
+    """Return the median seconds of each pass; see :func:`timed`."""
+    return {key: statistics.median(laps) for key, laps in timed(turns, repeats, device).items()}
 
 
 def random_tokens(vocab_size: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

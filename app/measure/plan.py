@@ -8,7 +8,6 @@ matches.
 """
 
 import json
-import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from rich.text import Text
 
 from app.lanes.answers import run_lane
 from app.lanes.lane import Lane, PairEngine, make_sampler
-from app.lanes.warm import COUNTS, WarmPass, passes, timed
+from app.lanes.warm import COUNTS, WarmPass, medians, passes
 from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.screen.output import load_engine, screen, small_table
 from app.screen.rows import in_short, plural
@@ -59,8 +58,7 @@ def speed_table(
         turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}
     lane, prompt = drafting_lane(engine, settings or Settings(), context)
     turns |= {("drafts", count): run for count, run in proposals(lane, prompt).items()}
-    laps = timed(turns, repeats, engine.loaded.target.device)
-    costs = {key: statistics.median(seconds) for key, seconds in laps.items()}
+    costs = medians(turns, repeats, engine.loaded.target.device)
     engine.forget()  # the measured tokens belong to no conversation
     v = costs["target", 8] / costs["target", 1]
     lines = [f"a pass over n tokens after {context} cached ones; v(8) = {v:.2f}"]
@@ -202,8 +200,7 @@ def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> 
     for method in methods:
         proposed = proposals(*drafting_lane(engine, settings, CONTEXT, method=method))
         turns |= {(method, n): run for n, run in proposed.items()}
-    laps = timed(turns, REPEATS, engine.loaded.target.device)
-    seconds = {key: statistics.median(each) for key, each in laps.items()}
+    seconds = medians(turns, REPEATS, engine.loaded.target.device)
     plain = seconds["", 1]
     times = pass_times({n: each for (role, n), each in seconds.items() if not role})
     costs = {role: each / n for (role, n), each in seconds.items()}

@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
+from app.chat.conversation import Plan
 from app.lanes.answers import shown_settings
 from app.lanes.costs import LaneRecord, event_of, kept, settings_of
 from app.screen.live import LaneViews, Pause, Track
@@ -288,17 +289,6 @@ def check_head(line: bytes) -> None:
 # -- writing ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LoggedMessage:
-    """The question of an answer that is logged."""
-
-    prompt: str
-    ids: Sequence[int]  # that the model reads
-    before: Sequence[int] = ()  # the part of the answer that exists already
-    begun: bool = False  # `before` is not part of `ids`
-    forced: bool = False  # the user chose the last id of `before`
-
-
 class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
     """A session log that is being written. `problem` says why writing stopped; it is empty again once it was said."""
 
@@ -312,7 +302,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         self,
         engine: PairEngine,
         lanes: Sequence[LaneRecord],
-        question: LoggedMessage,
+        plan: Plan,
         settings: Settings,
         decode: Decode,
     ) -> AnswerLog:
@@ -322,11 +312,11 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
             self._head = head
             signed = {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
             self.write({"kind": "recording", "version": VERSION, **signed, **head})
-        return AnswerLog(self, question, settings, lanes, LoggingDecoder(decode))
+        return AnswerLog(self, plan, settings, lanes, LoggingDecoder(decode))
 
-    def log_answer(self, engine: PairEngine, track: Track, question: LoggedMessage) -> str:
+    def log_answer(self, engine: PairEngine, track: Track, plan: Plan) -> str:
         """Log an answer that is over, of one lane; a line about the file, or ""."""
-        log = self.open_answer(engine, [track.lane], question, track.lane.settings, track.decode)
+        log = self.open_answer(engine, [track.lane], plan, track.lane.settings, track.decode)
         for event in track.events:
             log.feed(0, event)
         return log.end()
@@ -358,21 +348,21 @@ class AnswerLog:
     def __init__(
         self,
         writer: SessionLogWriter,
-        question: LoggedMessage,
+        plan: Plan,
         settings: Settings,
         lanes: Sequence[LaneRecord],
         decode: LoggingDecoder,
     ) -> None:
-        self._writer, self._asked, self._decode = writer, question, decode
-        self._log_top, size, before = settings.log_top, len(question.ids), question.before
-        self._lanes = [LaneViews(Track(lane, decode, size, before, forced=question.forced)) for lane in lanes]
+        self._writer, self._plan, self._decode = writer, plan, decode
+        self._log_top, size, before = settings.log_top, len(plan.prompt), plan.answer
+        self._lanes = [LaneViews(Track(lane, decode, size, before, forced=plan.forced)) for lane in lanes]
         self._write(
             {
                 "kind": "answer",
-                "prompt": question.prompt,
-                "prompt_ids": list(question.ids),
-                "before": list(question.before),
-                "forced": question.forced,
+                "prompt": plan.user,
+                "prompt_ids": list(plan.prompt),
+                "before": list(plan.answer),
+                "forced": plan.forced,
                 "waited": round(time.monotonic() - writer.ended, 1),
                 "settings": {**shown_settings(settings), "slow": settings.slow},
                 "lanes": [lane.to_json() for lane in lanes],
@@ -402,14 +392,14 @@ class AnswerLog:
 
         `seen`: earlier answers of the session have its text. `pauses` are those at the phases of its rounds.
         """
-        last, before = self._lanes[-1].track, list(self._asked.before)
+        last, before = self._lanes[-1].track, list(self._plan.answer)
         ids = list(last.meter.ids)
         answers = [lane.track.answer() for lane in self._lanes]
         self._write(
             {
                 "kind": "answered",
-                "prompt_ids": list(self._asked.ids),
-                **({"answer_ids": [*before, *ids] if self._asked.begun else ids} if ids else {}),
+                "prompt_ids": list(self._plan.prompt),
+                **({"answer_ids": [*before, *ids] if self._plan.begun else ids} if ids else {}),
                 "reason": last.reason,
                 **({"seen": True} if seen else {}),
                 **({"pauses": list(pauses)} if pauses else {}),

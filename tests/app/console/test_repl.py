@@ -246,7 +246,7 @@ def test_another_pair_brings_its_own_settings_to_chat_and_log(catalogue: Path, t
     seen: list[Any] = []
 
     def look(state: ConsoleState) -> None:
-        seen.append((state.chat.system, state.chat.chat, state.log is not None, state.settings.system))
+        seen.append((state.chat.system, state.chat.settings.chat, state.log is not None, state.settings.system))
 
     layers = Layers(flags={"max_new_tokens": 12})
     ran = run_lines(file, "one", "/pair other", look, "two", "/pair off", look, layers=layers)
