@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from app.settings.table import Settings
 from sampling.events import Reason
 from sampling.stops import begins
 from utils.catalogue.templates import AUTO, TEMPLATES, Thinking, carries_template, end_ids, render, thinking_marks
@@ -150,6 +151,10 @@ class ChatSettings(NamedTuple):
     chat: bool = True
     template: str = AUTO
     special_tokens: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> ChatSettings:
+        return cls(*(getattr(settings, name) for name in cls._fields))
 
 
 class Conversation:

@@ -271,12 +271,11 @@ class ConsoleState(Surface):
     def _go_on(self, layers: Layers, engine: PairEngine | None) -> None:
         """Conversation and session log under these settings, all or nothing."""
         settings, chat, models = layers.settings, self.chat, None
-        how = {name: getattr(settings, name) for name in ChatSettings._fields}
         if engine is not None:
             models = ChatModels(engine.tokenizer, engine.stop_ids, engine.context, engine.encodes)
-            chat = chat or Conversation(*models, **how)
+            chat = chat or Conversation(*models, *ChatSettings.of(settings))
         if chat is not None:
-            chat = chat.changed(models, **how)
+            chat = chat.changed(models, **ChatSettings.of(settings)._asdict())
         # Last of all: it makes the file.
         log = self.log if settings.record == self.settings.record else log_writer_of(settings)
         self.layers, self.chat = layers, chat

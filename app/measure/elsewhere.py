@@ -21,6 +21,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from app.settings.table import Field, SettingValues, arguments, by_name
 from app.settings.types import METHOD_NAMES, SWITCH, Choice, Number, NumberList, WholeList
@@ -85,7 +86,12 @@ class Recipe:
 
 def written(program: str, recipe: Recipe) -> str:
     """Return the text for `program`, one of PROGRAMS; comments alone where it cannot serve the target at all."""
-    notes, text = PROGRAMS[program](recipe)
+    about = PROGRAMS[program]
+    notes, text = [about.documents, *_lacking(recipe, about.name)], ""
+    if recipe.encodes and about.without_encoders:
+        notes.append(about.without_encoders)
+    else:
+        text = about.command(recipe, notes)
     if recipe.template in TEMPLATES and program != "transformers":
         notes.append(f"for chats it needs the template {recipe.template} (--chat-template), which no file brings")
     return "\n".join([*(f"# {note}" for note in (*notes, *recipe.notes)), text]).rstrip()
@@ -93,20 +99,22 @@ def written(program: str, recipe: Recipe) -> str:
 
 def _lacking(recipe: Recipe, program: str) -> list[str]:
     """Return the parts of the way of drafting that no other program has."""
-    notes, (first, _, head) = [], recipe.way.partition("+")
-    if recipe.way in ROWS and ROWS[recipe.way].needs == "cascade":
-        notes.append(f"{program} has no {recipe.way}s of drafters")
-    if recipe.way not in PUBLISHED and any(word in HEAD_KINDS for word in (first, head)):
-        notes.append(f"{program} reads no {head or first} heads of this program")
-    if first in ("tables", "static", "maxgram"):
-        notes.append(f"{program} has no n-gram tables or bigrams")
-    if recipe.looks_up and recipe.way != "ngram" and (recipe.way, program) != ("suffix", "vLLM"):
-        notes.append("prompt lookup comes nearest: fewer drafts, and gamma was not measured for it")
-    if recipe.way in PUBLISHED and _gguf(recipe.drafter) and program != "llama.cpp":
-        notes.append(f"{program} reads no head from a GGUF file: name the repository that {recipe.drafter} was made of")
-    if recipe.compiled:
-        notes.append(f"the compiled pass over {recipe.compiled} stays here: c and v(n) are others in {program}")
-    return notes
+    way, (first, _, head) = recipe.way, recipe.way.partition("+")
+    nearest = recipe.looks_up and way != "ngram" and (way, program) != ("suffix", "vLLM")
+    unread = way in PUBLISHED and _gguf(recipe.drafter) and program != "llama.cpp"
+    cases = {
+        f"{program} has no {way}s of drafters": way in ROWS and ROWS[way].needs == "cascade",
+        f"{program} reads no {head or first} heads of this program": way not in PUBLISHED
+        and any(word in HEAD_KINDS for word in (first, head)),
+        f"{program} has no n-gram tables or bigrams": first in ("tables", "static", "maxgram"),
+        "prompt lookup comes nearest: fewer drafts, and gamma was not measured for it": nearest,
+        f"{program} reads no head from a GGUF file: name the repository that {recipe.drafter} was made of": way
+        in PUBLISHED
+        and _gguf(recipe.drafter)
+        and program != "llama.cpp",
+        f"the compiled pass over {recipe.compiled} stays here: c and v(n) are others in {program}": recipe.compiled,
+    }
+    return [note for note, holds in cases.items() if holds]
 
 
 def kind_of(way: str) -> str:
@@ -122,10 +130,7 @@ def _gguf(name: str) -> bool:
 # -- vLLM -------------------------------------------------------------------------------------------
 
 
-def _vllm(recipe: Recipe) -> tuple[list[str], str]:
-    notes = ["vLLM (documents of commit 01ed47b)", *_lacking(recipe, "vLLM")]
-    if recipe.encodes:
-        return [*notes, "vLLM drafts for no encoder-decoder model"], ""
+def _vllm(recipe: Recipe, notes: list[str]) -> str:
     if any(map(_gguf, (recipe.target, recipe.drafter))):
         notes.append("GGUF files need the package vllm-gguf-plugin, which is experimental; serve the original weights")
         notes.append("if you can, else add --tokenizer with the original model's name")
@@ -148,14 +153,14 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
         bounds = {"prompt_lookup_max": recipe.lookup, "prompt_lookup_min": 1}
         config = {"method": "ngram", "num_speculative_tokens": recipe.gamma, **bounds}
     words = ["vllm", "serve", recipe.target]
-    return notes, shlex.join([*words, "--speculative-config", json.dumps(config)] if config else words)
+    return shlex.join([*words, "--speculative-config", json.dumps(config)] if config else words)
 
 
 # -- transformers -----------------------------------------------------------------------------------
 
 
-def _transformers(recipe: Recipe) -> tuple[list[str], str]:
-    notes, call, lines = ["transformers 5.23", *_lacking(recipe, "transformers")], "", []
+def _transformers(recipe: Recipe, notes: list[str]) -> str:
+    call, lines = "", list[str]()
     if recipe.way == "mtp":
         call = "use_mtp=True, "
         notes.append("transformers' use_mtp is for DeepSeek V3, GLM-4-MoE and others that its documents name")
@@ -193,7 +198,7 @@ def _transformers(recipe: Recipe) -> tuple[list[str], str]:
         f"answer = model.generate(**inputs, {call}max_new_tokens=64, do_sample=False)",
         f"print(tokenizer.decode({ids}))",
     ]
-    return notes, "\n".join(lines)
+    return "\n".join(lines)
 
 
 def _from(name: str) -> str:
@@ -207,10 +212,7 @@ def _from(name: str) -> str:
 # -- llama.cpp --------------------------------------------------------------------------------------
 
 
-def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
-    notes = ["llama.cpp (builds that have --spec-draft-n-max)", *_lacking(recipe, "llama.cpp")]
-    if recipe.encodes:
-        return [*notes, "llama-server serves no encoder-decoder model"], ""
+def _llama_cpp(recipe: Recipe, notes: list[str]) -> str:
     drafts = [f"--spec-draft-n-max {recipe.gamma}", "--spec-draft-n-min 0", "--spec-draft-p-min 0"]
     words, target = [], _converted(recipe.target, notes)
     if recipe.way == "model" and recipe.translated:
@@ -227,7 +229,7 @@ def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
     elif recipe.looks_up:
         sizes = f"--spec-ngram-simple-size-n {recipe.lookup} --spec-ngram-simple-size-m {recipe.gamma}"
         words = ["--spec-type ngram-simple", sizes]
-    return notes, " ".join(["llama-server", "-m", shlex.quote(target), *words])
+    return " ".join(["llama-server", "-m", shlex.quote(target), *words])
 
 
 def _converted(name: str, notes: list[str], more: str = "") -> str:
@@ -242,10 +244,7 @@ def _converted(name: str, notes: list[str], more: str = "") -> str:
 # -- SGLang -----------------------------------------------------------------------------------------
 
 
-def _sglang(recipe: Recipe) -> tuple[list[str], str]:
-    notes = ["SGLang (documents of commit fc6d465)", *_lacking(recipe, "SGLang")]
-    if recipe.encodes:
-        return [*notes, "SGLang serves no encoder-decoder model"], ""
+def _sglang(recipe: Recipe, notes: list[str]) -> str:
     if _gguf(recipe.target):
         notes.append("SGLang reads few architectures from GGUF files: serve the original weights if you can")
     algorithm = {"model": "STANDALONE"}.get(recipe.way, "NGRAM" if recipe.looks_up else "")
@@ -265,14 +264,30 @@ def _sglang(recipe: Recipe) -> tuple[list[str], str]:
         words += ["--speculative-num-steps", str(recipe.gamma), "--speculative-eagle-topk", "1"]
     if algorithm not in ("", "DFLASH", "DSPARK"):  # a block's size is the head's
         words += ["--speculative-num-draft-tokens", str(recipe.gamma + 1)]
-    return notes, shlex.join(words)
+    return shlex.join(words)
 
 
-PROGRAMS: Mapping[str, Callable[[Recipe], tuple[list[str], str]]] = {
-    "vllm": _vllm,
-    "sglang": _sglang,
-    "transformers": _transformers,
-    "llama.cpp": _llama_cpp,
+class Program(NamedTuple):
+    """`command` returns the text to run and adds notes; `without_encoders` says that it takes no encoder-decoder."""
+
+    name: str
+    documents: str
+    command: Callable[[Recipe, list[str]], str]
+    without_encoders: str = ""
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "vllm": Program("vLLM", "vLLM (documents of commit 01ed47b)", _vllm, "vLLM drafts for no encoder-decoder model"),
+    "sglang": Program(
+        "SGLang", "SGLang (documents of commit fc6d465)", _sglang, "SGLang serves no encoder-decoder model"
+    ),
+    "transformers": Program("transformers", "transformers 5.23", _transformers),
+    "llama.cpp": Program(
+        "llama.cpp",
+        "llama.cpp (builds that have --spec-draft-n-max)",
+        _llama_cpp,
+        "llama-server serves no encoder-decoder model",
+    ),
 }
 
 

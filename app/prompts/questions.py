@@ -17,7 +17,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import IO, TYPE_CHECKING
 
-from app.chat.conversation import Conversation, Plan, clean
+from app.chat.conversation import ChatModels, ChatSettings, Conversation, Plan, clean
 from app.settings.table import Field, by_name
 from app.settings.types import Text, Whole, got
 from utils.errors import UsageError
@@ -99,16 +99,8 @@ BUILT_IN = tuple(Question(turns, category, number) for number, (category, turns)
 
 def conversation(engine: PairEngine, settings: Settings) -> Conversation:
     """Return an empty chat under these settings, without a limit: see :func:`fitting`."""
-    return Conversation(
-        engine.tokenizer,
-        engine.stop_ids,
-        NO_LIMIT,
-        system=settings.system,
-        chat=settings.chat,
-        single=engine.encodes,
-        template=settings.template,
-        special_tokens=settings.special_tokens,
-    )
+    models = ChatModels(engine.tokenizer, engine.stop_ids, NO_LIMIT, engine.encodes)
+    return Conversation(*models, *ChatSettings.of(settings))
 
 
 def fitting(ids: list[int], context: int) -> list[int]:

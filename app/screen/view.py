@@ -136,16 +136,17 @@ def gamma_text(settings: Settings, drafted: float | None) -> str:
 
 def toolbar(pair: str, settings: Settings, loading: str, used: int, context: int, drafted: float | None = None) -> str:
     """Pair, progress of loading, settings and context, what matters most first; `drafted`: tokens a round of `auto`."""
-    parts = [f"{pair}: {loading}" if loading else pair]
-    parts += [f"gamma {gamma_text(settings, drafted)}", f"T {settings.temperature:g}", *filters(settings)]
-    parts.append(",".join(settings.compare))
-    if settings.temperature:
-        parts.append(f"seed {settings.seed}")
-    if settings.slow != 1:
-        parts.append(f"slow {settings.show('slow')}")
-    if context:
-        parts.append(f"{used:,} / {context:,} tokens")
-    return "  ".join(parts)
+    parts = [
+        f"{pair}: {loading}" if loading else pair,
+        f"gamma {gamma_text(settings, drafted)}",
+        f"T {settings.temperature:g}",
+        *filters(settings),
+        ",".join(settings.compare),
+        f"seed {settings.seed}" if settings.temperature else "",
+        f"slow {settings.show('slow')}" if settings.slow != 1 else "",
+        f"{used:,} / {context:,} tokens" if context else "",
+    ]
+    return "  ".join(filter(None, parts))
 
 
 class Section(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from app.chat.conversation import Conversation
+from app.chat.conversation import ChatSettings, Conversation
 from app.lanes.drafters import PairDrafters
 from app.lanes.pairing import choose_pair, load_options
 from app.prompts.questions import read_questions
@@ -28,7 +28,7 @@ from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
 from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadedPair
 from utils.loading.loading import load_pair
-from utils.objects import HfTokenizer, Json
+from utils.objects import HfTokenizer
 
 _SHARES = "a plain drafter shares its target's embeddings: --pair or --target names that target"
 _READS = {"glide": "keys and values", **dict.fromkeys(("feature", *PUBLISHED_KINDS), "hidden states")}
@@ -107,8 +107,7 @@ def _starts(
             raise UsageError("--prompts needs a tokenizer: --pair, --target or --drafter names a model that has one")
         options = options.changed(target=options.drafter, drafter=None)
     tokenizer = target_tokenizer(settings, options, cancelled)
-    layout: Json = {name: getattr(settings, name) for name in ("system", "chat", "template", "special_tokens")}
-    chat = Conversation(tokenizer, frozenset(), NO_LIMIT, **layout)
+    chat = Conversation(tokenizer, frozenset(), NO_LIMIT, False, *ChatSettings.of(settings))
     plain = [[list(tokenizer(text, add_special_tokens=also)["input_ids"]) for also in (True, False)] for text in texts]
     return [[chat.plan(text).prompt, *ways] for text, ways in zip(texts, plain, strict=True)]
 
