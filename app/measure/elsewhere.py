@@ -108,10 +108,7 @@ def _lacking(recipe: Recipe, program: str) -> list[str]:
         and any(word in HEAD_KINDS for word in (first, head)),
         f"{program} has no n-gram tables or bigrams": first in ("tables", "static", "maxgram"),
         "prompt lookup comes nearest: fewer drafts, and gamma was not measured for it": nearest,
-        f"{program} reads no head from a GGUF file: name the repository that {recipe.drafter} was made of": way
-        in PUBLISHED
-        and _gguf(recipe.drafter)
-        and program != "llama.cpp",
+        f"{program} reads no head from a GGUF file: name the repository that {recipe.drafter} was made of": unread,
         f"the compiled pass over {recipe.compiled} stays here: c and v(n) are others in {program}": recipe.compiled,
     }
     return [note for note, holds in cases.items() if holds]
