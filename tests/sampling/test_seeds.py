@@ -157,7 +157,7 @@ def called(prompt: list[int], seed: int) -> list[int]:
     )[0]
 
 
-def share_repeated(answer: Answering, template: list[int], seeds: int = 60) -> tuple[float, float]:
+def share_repeated(answer: Answering, template: list[int], seeds: int = 24) -> tuple[float, float]:
     """How often token i of a first answer is token i of the next, over uniform laws of 8 ids; and the binomial p."""
     same = total = 0
     for seed in range(seeds):

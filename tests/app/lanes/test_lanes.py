@@ -253,7 +253,7 @@ def test_where_nothing_is_compiled_the_default_is_float32_and_says_why(monkeypat
             {},
             "--attn-implementation asks for transformers' own pass",
         ),
-        (LoadOptions(quantization="auto"), {"expanded": "no kernel for IQ4_XS"}, "no kernel for IQ4_XS"),
+        (LoadOptions(quantization="auto"), {"expanded": "no kernel for IQ2_XS"}, "no kernel for IQ2_XS"),
     ],
 )
 def test_why_a_files_bits_are_not_left_as_they_are(

@@ -189,7 +189,7 @@ def checked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, li
 def strange(folder: Path) -> Path:
     """A random model with another vocabulary."""
     tokens = tiny_tokenizer()
-    tokens._tokenizer.add_tokens(["<other>"])
+    tokens.add_tokens(["<other>"])
     tiny_model(1, vocab_size=301).save_pretrained(folder)
     tokens.save_pretrained(folder)
     return folder

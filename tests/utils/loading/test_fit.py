@@ -94,7 +94,7 @@ def save(folder, *, tokens=None, **shape):
 
 def test_loading_takes_a_drafter_that_speaks_another_vocabulary_and_says_so(tmp_path):
     strange = tiny_tokenizer()
-    strange._tokenizer.add_tokens(["<other>"])
+    strange.add_tokens(["<other>"])
     target = save(tmp_path / "target", tokens=tiny_tokenizer())
     drafter = save(tmp_path / "drafter", tokens=strange)
     pair = load_pair(PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu"))
