@@ -210,7 +210,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         "app.replay.player:replay",
         _REPLAY,
         level="looks",
-        also=("view", "drafts", "palette", "debug", "slow"),
+        also=("view", "palette", "debug", "slow"),
         word=Word("file", "?", "FILE", "what --log has written"),
         needs=("file", "a file that --log has written"),
     ),

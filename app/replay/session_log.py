@@ -47,7 +47,7 @@ except ImportError:  # no POSIX
     fcntl = None  # type: ignore[assignment]
 
 VERSION = 1
-DraftedNode = tuple[int, tuple[int, ...], int, str]
+TextEntry = tuple[int, tuple[int, ...], int, str]
 
 NOTHING = -1  # the entry before the first: no ids, no text
 _LONGEST_HEAD = 65_536  # bytes
@@ -60,7 +60,7 @@ class LoggingDecoder:
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._texts: dict[tuple[int, ...], tuple[int, str]] = {}  # by ids: the place of the entry, and its text
-        self._news: list[DraftedNode] = []
+        self._news: list[TextEntry] = []
 
     def __call__(self, ids: list[int]) -> str:
         key = tuple(ids)
@@ -76,7 +76,7 @@ class LoggingDecoder:
         self._news.append((before, ids[size:], kept, text[kept:]))
         self._texts[ids] = (len(self._texts), text)
 
-    def taken(self) -> list[DraftedNode]:
+    def taken(self) -> list[TextEntry]:
         """The entries that are not written yet; they count as written from now on."""
         news, self._news = self._news, []
         return news
@@ -89,7 +89,7 @@ class ReplayingDecoder:
         self._entries: list[tuple[tuple[int, ...], str]] = []
         self._texts: dict[tuple[int, ...], str] = {}
 
-    def learn(self, entries: Iterable[DraftedNode]) -> None:
+    def learn(self, entries: Iterable[TextEntry]) -> None:
         """Take in entries in the order in which they were noted; ValueError for one that builds on none."""
         for before, further, shared, text in entries:
             if not NOTHING <= before < len(self._entries):
@@ -124,14 +124,14 @@ class OpeningLine(BaseModel):
     waited: Annotated[float, Field(ge=0)] = 0.0
     settings: Json
     lanes: Annotated[tuple[LaneRecord, ...], Field(min_length=1)]
-    texts: tuple[DraftedNode, ...] = ()
+    texts: tuple[TextEntry, ...] = ()
 
 
 class EventLine(BaseModel):
     """An event of a lane; the event's own fields stand beside these."""
 
     lane: int
-    texts: tuple[DraftedNode, ...] = ()
+    texts: tuple[TextEntry, ...] = ()
 
 
 class ClosingLine(BaseModel):
@@ -141,7 +141,7 @@ class ClosingLine(BaseModel):
     text: str
     seen: bool = False
     pauses: tuple[tuple[float, str], ...] = ()
-    texts: tuple[DraftedNode, ...] = ()
+    texts: tuple[TextEntry, ...] = ()
 
 
 @dataclass
