@@ -420,7 +420,7 @@ def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadCon
         shared_head=args.head == "shared",
         block_size=args.lag,
         recency=args.recency == "on",
-        drafts=args.block - (args.kind == "dflash") if args.kind in BLOCK_KINDS else None,
+        drafts=args.block - (args.kind != "dspark") if args.kind in BLOCK_KINDS else None,
     )
 
 

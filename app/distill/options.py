@@ -21,6 +21,7 @@ _KINDS = Text(
     pattern=rf"all|\s*({_ANY})\s*(,\s*({_ANY})\s*)*",
 )
 
+_BLOCKS = ("dflash", "dflare", "dspark")  # kinds that draft a block, and are trained
 _DATA = (
     Field("data", Text("self|FILES", "self or files"), SELF, "files to learn from and to count, or self"),
     PROMPT_FIELDS["prompts"],
@@ -38,7 +39,7 @@ _TABLES = (
 _SHAPE = (
     Field(
         "student",
-        Choice(("plain", "glide", "feature", "eagle3", "dflash", "dspark")),
+        Choice(("plain", "glide", "feature", "eagle3", *_BLOCKS)),
         "plain",
         "the kind of drafter",
     ),
@@ -54,8 +55,8 @@ _SHAPE = (
 _TRAINING = (
     Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature, eagle3)"),
     Field("lag", Whole(1, 64), 5, "largest lag of its view of the target, in tokens (glide)"),
-    Field("block", Whole(2, 64), 8, "rows of a block: the last token and masks (dflash, dspark)"),
-    Field("anchors", Whole(1, 4096), 24, "blocks of each sequence in a batch (dflash, dspark)"),
+    Field("block", Whole(2, 64), 8, f"rows of a block: the last token and masks ({', '.join(_BLOCKS)})"),
+    Field("anchors", Whole(1, 4096), 24, f"blocks of each sequence in a batch ({', '.join(_BLOCKS)})"),
     Field("recency", Choice(("off", "on")), "off", "a learned preference for the latest keys (glide)"),
     Field("linear_start", Choice(("off", "on")), "off", "begin as the best linear map (feature)"),
     Field("held", Whole(1), 48, "sequences held out, at most a fifth"),
@@ -81,8 +82,7 @@ _ONLY_FOR = {
     "bits": ("plain", "glide", "feature"),
     "lag": ("glide",),
     "recency": ("glide",),
-    "block": ("dflash", "dspark"),
-    "anchors": ("dflash", "dspark"),
+    **dict.fromkeys(("block", "anchors"), _BLOCKS),
 }
 
 

@@ -96,7 +96,7 @@ def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], 
     width = config.hidden_size
     if hasattr(trunk, "markov_head"):
         nn.init.zeros_(trunk.markov_head.markov_w2.weight)
-    if config.reads and width == config.large_hidden_size:
+    if hasattr(trunk, "fc") and width == config.large_hidden_size:
         trunk.fc.weight.data[:, -width:] = torch.eye(width)  # the highest of the states that it reads
     if config.kind == "glide":
         for layer in trunk.layers:

@@ -115,10 +115,10 @@ class SelfAttention(nn.Module):
         )
         return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
 
-    def remembered(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return rotated keys and values [B, heads, T, D] of x [B, T, H]."""
+    def remembered(self, x: Tensor, rotation: tuple[Tensor, Tensor], of: str = "proj") -> tuple[Tensor, Tensor]:
+        """Return rotated keys and values [B, heads, T, D] of x [B, T, H]; `of`: the maps, or DFlare's `proj_target`."""
         key, value = (
-            linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in (self.k_proj, self.v_proj)
+            getattr(self, f"{part}_{of}")(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in "kv"
         )
         return turned(self.k_norm(key) if self.qk_norm else key, rotation), value
 
@@ -441,7 +441,7 @@ class DraftHead(nn.Module):
         return outputs
 
     def blocks(self, ids: Tensor, read: Tensor, anchors: Tensor) -> Tensor:
-        """Return a DFlash or DSpark head's normed states [B, A, R, H] of the blocks after A tokens of each sequence.
+        """Return a trainable block head's normed states [B, A, R, H] of the blocks after A tokens of each sequence.
 
         Args:
             ids: [B, T] long, padded on the right.
@@ -453,7 +453,11 @@ class DraftHead(nn.Module):
         entered = ids.new_full((len(ids), count, rows), config.mask)
         entered[:, :, 0] = ids[:, anchors]
         x = trunk.embed_tokens(entered).flatten(1, 2)
-        context = trunk.hidden_norm(trunk.fc(read.to(x.dtype)))
+        if config.kind == "dflare":
+            states, shares = read.to(x.dtype).unflatten(-1, (len(config.reads), -1)), trunk.layer_fusion_weights
+            contexts, of = torch.einsum("btkg,lk->lbtg", states, shares.softmax(dim=1)), "proj_target"
+        else:
+            contexts, of = trunk.fc(read.to(x.dtype)).expand(len(trunk.layers), -1, -1, -1), "proj"
         slots = torch.arange(length, device=ids.device)
         block = torch.arange(count, device=ids.device).repeat_interleave(rows)
         mask = torch.cat((slots[None] < anchors[block][:, None], block[None] == block[:, None]), dim=1)
@@ -461,7 +465,8 @@ class DraftHead(nn.Module):
         rotation, before = self.rotary(positions[None]), self.rotary(slots[None])
         for index, layer in enumerate(trunk.layers):
             own = cast(Layer, layer)
-            x = self._layer(own, index, x, rotation, mask, [own.self_attn.remembered(context, before)], None)
+            context = own.self_attn.remembered(trunk.hidden_norm(contexts[index]), before, of)
+            x = self._layer(own, index, x, rotation, mask, [context], None)
         return cast(Tensor, trunk.norm(x).unflatten(1, (count, rows)))
 
     def logits(self, states: Tensor, before: Tensor) -> Tensor:
