@@ -156,19 +156,20 @@ def test_text_is_plain_decodings_in_chains_and_trees(name: str, tmp_path: Path) 
 # -- what is said ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", [*BLOCKS, "pard-2"])
 def test_the_emitted_law_is_the_targets_to_the_last_digit(kind: str) -> None:
     assert enumerated(kind, itself, "law", NaiveLaw(top_k=2), length=3) < EXACT
 
 
 @pytest.mark.parametrize(
-    "kind", ["dflash", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in BLOCKS if kind != "dflash")]
+    "kind",
+    ["dflash", "pard-2", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in BLOCKS if kind != "dflash")],
 )
 def test_a_wrong_law_is_seen(kind: str) -> None:
     assert enumerated(kind, OffByOne, "law", NaiveLaw(top_k=2), length=3) > 1e-4
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", [*BLOCKS, "pard-2"])
 def test_sampled_tokens_have_the_targets_law(kind: str) -> None:
     assert counted(kind, "rejection", 2_500) > FAIL_BELOW
 
