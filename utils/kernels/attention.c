@@ -4,6 +4,8 @@
 
 #if defined(__AVX512F__)
 enum { QUERIES = 8 };
+#elif defined(__AVX2__)
+enum { QUERIES = 6 };
 #else
 enum { QUERIES = 4 };
 #endif
@@ -18,6 +20,15 @@ typedef struct {
     float *sums;   /* [query][size] */
     int64_t group, size;
 } Tiles;
+
+/* How many sixteens of a query's sums the registers hold beside those of `count` queries. */
+INLINE int beside_of(int count) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return count <= 2 ? 4 : count == 3 ? 2 : 1;
+#else
+    return count <= QUERIES / 2 ? 4 : 2;
+#endif
+}
 
 INLINE Reals number16(const uint8_t *at, int64_t index, int half) {
     return half ? load_half((const _Float16 *)at + index) : load((const float *)at + index);
@@ -44,7 +55,7 @@ INLINE void score_blocks(int count, int beside, int half, const uint8_t *keys, c
 /* The same for any number of blocks. */
 INLINE void score_some(int count, int half, const uint8_t *keys, const float *const *queries, float *const *scores,
                        int64_t blocks, int64_t size) {
-    const int beside = count <= QUERIES / 2 ? 4 : 2;
+    const int beside = beside_of(count);
     const int64_t bytes = (half ? 2 : 4) * WIDTH * size;
     int64_t block = 0;
     for (; block + beside <= blocks; block += beside)
@@ -76,7 +87,7 @@ INLINE void mix_part(int count, int parts, int half, const uint8_t *values, floa
 
 INLINE void mix_some(int count, int half, const uint8_t *values, float *const *weights, float *const *sums,
                      int64_t slots, int64_t size) {
-    const int parts = count <= QUERIES / 2 ? 4 : 2;
+    const int parts = beside_of(count);
     int64_t first = 0;
     for (; first + WIDTH * parts <= size; first += WIDTH * parts)
         mix_part(count, parts, half, values, weights, sums, slots, size, first);
@@ -91,6 +102,10 @@ INLINE void mix_some(int count, int half, const uint8_t *values, float *const *w
     CASE(1, function, __VA_ARGS__) CASE(2, function, __VA_ARGS__) CASE(3, function, __VA_ARGS__) \
     CASE(4, function, __VA_ARGS__) CASE(5, function, __VA_ARGS__) CASE(6, function, __VA_ARGS__) \
     CASE(7, function, __VA_ARGS__) CASE(8, function, __VA_ARGS__)
+#elif defined(__AVX2__)
+#define CASES(function, ...)                                                                  \
+    CASE(1, function, __VA_ARGS__) CASE(2, function, __VA_ARGS__) CASE(3, function, __VA_ARGS__) \
+    CASE(4, function, __VA_ARGS__) CASE(5, function, __VA_ARGS__) CASE(6, function, __VA_ARGS__)
 #else
 #define CASES(function, ...)                                                                  \
     CASE(1, function, __VA_ARGS__) CASE(2, function, __VA_ARGS__) CASE(3, function, __VA_ARGS__) \
