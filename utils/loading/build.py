@@ -3,9 +3,9 @@
 import importlib.util
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -28,8 +28,9 @@ from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
 from utils.loading.packed_gguf import (
     ONE_AT_A_TIME,
     config_in,
-    load_packed,
+    entry_of,
     make_kernels,
+    packed_model,
     packed_weights,
 )
 from utils.loading.quiet import quiet_libraries, quiet_warnings
@@ -41,6 +42,21 @@ from utils.tokenizer import BOS_BEFORE_CHAT, PIECE_FILES, file_tokenizer, senten
 BITSANDBYTES = ("int8", "nf4", "fp4")
 QUANTIZATIONS = ("none", *KINDS, *BITSANDBYTES)
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+LoadStep = tuple[str, Callable[[Any], object]]  # its stage, and what is done to the model
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """How a model is loaded, decided before its weights are read; `infer.py check` prints it of each model."""
+
+    dtype: torch.dtype  # that it computes in
+    quantization: str
+    config: Any
+    expanded: str  # why no compiled pass runs it
+    build: Callable[[], Any]
+    steps: Sequence[LoadStep] = ()  # after it is built
 
 
 def load_model(
@@ -57,106 +73,161 @@ def load_model(
     are. float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part,
     unpacked. Raises UserError in one line, Cancelled when stopped.
     """
-    started, expanded = time.perf_counter(), ""
-    chosen = pick_device(device)
+    started, chosen = time.perf_counter(), pick_device(device)
     if options.graphs and chosen.type != "cuda" and options.drafter_device is None:
         raise UserError(f"--graphs replays passes on an NVIDIA GPU, {spec.name} runs on {chosen.type}")
-    kind = spec.quantization if quantization == "auto" else quantization
-    wanted = options.dtype if options.dtype != "auto" else spec.dtype
-    attention = options.attn_implementation or spec.attn_implementation
-    as_is = quantization == "auto" and kind in UNSAID and not attention and options.tp_size == 1
-    of_gguf = spec.of_gguf
     progress(f"loading {spec.name}")
     with quiet_warnings(), _in_one_line(spec.name, folder, chosen):
-        if as_is and chosen.type == "cpu" and pick_dtype(wanted, chosen, None) == torch.float32:
-            own = config_in(folder) if of_gguf else None
-            if own is not None:
-                try:
-                    model, kind = load_packed(spec, own, folder, options, progress)
-                    return _loaded(spec.name, model, own, chosen, torch.float32, kind, started, None, options)
-                except UnfitError as error:
-                    expanded = str(error)
-        if of_gguf:
-            folder = model_folder(spec, options, progress)
-        quiet_libraries()
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+        plan = plan_of(spec, folder, options, device, quantization, progress)
+        model = plan.build()
+        for stage, step in plan.steps:
+            progress(stage)
+            step(model)
+    model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if plan.quantization == "none" else None)
+    if options.activations == "q8":
+        narrow_activations(model)
+    return LoadedModel(
+        model=model,
+        name=spec.name,
+        parameters=model.counted,
+        bytes=held_bytes(model) + sum(weight.data.nbytes for weight in packed_weights(model)),
+        device=chosen,
+        dtype=plan.dtype,
+        quantization=plan.quantization,
+        context=context_of(plan.config.get_text_config(decoder=True)),
+        vocab_size=plan.config.get_text_config().vocab_size,
+        seconds=time.perf_counter() - started,
+        encodes=bool(plan.config.is_encoder_decoder),
+        expanded=plan.expanded,
+        own_head=model.own_head,
+    )
 
-        stored = read_object(folder / "config.json")
-        if (ends := folder / "generation_config.json").is_file():
-            read_object(ends)  # transformers ignores a broken one, and the ends of answers in it
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
-        check_written(spec.name, stored, config)
-        if config.model_type.endswith("_assistant"):
-            admit_readers(type(config.get_text_config()))
-        encodes = bool(config.is_encoder_decoder)
-        dtype = pick_dtype(wanted, chosen, config.dtype)
-        quantized = quantization_config(kind, chosen, dtype)
-        plain = quantized is None and options.tp_size == 1
-        in_float32 = plain and chosen.type == "cpu" and dtype == torch.float32
-        family: Any = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
-        spread = None
-        if device == "auto" and options.tp_size == 1 and not encodes and kind not in KINDS:
-            room = room_of(chosen)
-            if _weights(folder) * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room.values())):
-                with ONE_AT_A_TIME:
-                    spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
-        packs = in_float32 and spread is None
-        one_pass = packs
-        if packs:
+
+def plan_of(
+    spec: ModelSpec, folder: Path, options: LoadOptions, device: str, quantization: str, progress: Progress
+) -> LoadPlan:
+    """Return how the model in `folder` is loaded. A GGUF file is packed or expanded for it: whether its bits can stay
+    is known only then. Raises as :func:`load_model`."""
+    chosen, kind = pick_device(device), spec.quantization if quantization == "auto" else quantization
+    wanted, why = options.dtype if options.dtype != "auto" else spec.dtype, ""
+    attention = options.attn_implementation or spec.attn_implementation
+    if spec.of_gguf:
+        as_is = quantization == "auto" and kind in UNSAID and not attention and options.tp_size == 1
+        if (
+            as_is
+            and (chosen.type, pick_dtype(wanted, chosen, None)) == ("cpu", torch.float32)
+            and (own := config_in(folder)) is not None
+        ):
             try:
-                make_kernels(progress)
-                if attention:
-                    raise UnfitError("--attn-implementation asks for transformers' own pass")
-                facts_of(config)
+                entry = entry_of(spec, own, options, progress)
+                build = partial(packed_model, own, entry, folder, spec.name)
+                return LoadPlan(torch.float32, str(read_object(entry / "index.json")["type"]), own, "", build)
             except UnfitError as error:
-                one_pass, expanded = False, expanded or str(error)
-        kept = config.dtype if one_pass and config.dtype in FLOAT_KINDS else dtype  # weights keep their size
-        if plain and chosen.type == "cpu" and spread is None:
-            what = f"{spec.name} in {str(kept).removeprefix('torch.')}"
-            instead = "try --quantization nf4, --dtype bfloat16 or a smaller model"
-            check_memory(what, _weights(folder) * kept.itemsize / (config.dtype or kept).itemsize, instead)
-        optional = {
-            "attn_implementation": attention,
-            "quantization_config": quantized,
-            "device_map": {"": str(chosen)} if spread is None and quantized is not None else spread,
-            **sharing(spec.name, config, kind, options.tp_size),
-        }
-        with ONE_AT_A_TIME:
-            progress.check()
-            model, reported = family.from_pretrained(
-                str(folder),
-                config=config,
-                dtype=kept,
-                trust_remote_code=options.trust_remote_code,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,  # else transformers reports them in many lines
-                output_loading_info=True,
-                **{name: value for name, value in optional.items() if value is not None},
-            )
-        check_loaded(spec.name, reported, config=config)
-        if hasattr(config, "quantization_config") and getattr(model, "hf_quantizer", None) is None:
-            raise UserError(f"{spec.name} is quantized in a way that transformers does not know and would leave out")
-        says_tied = bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
-        heads = [model.get_output_embeddings(), model.get_input_embeddings()]
-        own_head = says_tied and None not in heads and heads[0].weight is not heads[1].weight
+                why = str(error)
+        folder = model_folder(spec, options, progress)
+    config, family = _config_of(spec.name, folder, options)
+    dtype, size = pick_dtype(wanted, chosen, config.dtype), _weights(folder)
+    quantized = quantization_config(kind, chosen, dtype)
+    large = device == "auto" and options.tp_size == 1 and not config.is_encoder_decoder and kind not in KINDS
+    large = large and size * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room_of(chosen).values()))
+    with ONE_AT_A_TIME:
+        spread = (
+            device_map(spec.name, family, config, dtype, kind, room_of(chosen), options.trust_remote_code)
+            if large
+            else None
+        )
+    whole = quantized is None and spread is None and options.tp_size == 1  # this process puts it on its device
+    packs = whole and chosen.type == "cpu" and dtype == torch.float32  # its layers get the kernels' layout
+    unfit = _unfit(config, attention, progress) if packs else ""
+    tables = packs and not unfit  # a compiled pass runs it
+    kept = config.dtype if tables and config.dtype in FLOAT_KINDS else dtype  # weights keep their size
+    if whole and chosen.type == "cpu":
+        what, instead = str(kept).removeprefix("torch."), "try --quantization nf4, --dtype bfloat16 or a smaller model"
+        check_memory(f"{spec.name} in {what}", size * kept.itemsize / (config.dtype or kept).itemsize, instead)
+    arguments = {
+        "attn_implementation": attention,
+        "quantization_config": quantized,
+        "device_map": {"": str(chosen)} if spread is None and quantized is not None else spread,
+        **sharing(spec.name, config, kind, options.tp_size),
+    }
+    given = {name: value for name, value in arguments.items() if value is not None} | {"dtype": kept, "config": config}
+    place = chosen if whole else None, options.graphs and chosen.type == "cuda" and spread is None
+    build = partial(_built, spec.name, folder, options, family, given, *place, progress)
+    steps: list[LoadStep] = [(f"rounding {spec.name} to {kind}", partial(quantize, kind=kind, tables=tables))]
+    steps = (
+        steps * (kind in KINDS)
+        + [(f"packing {spec.name}", partial(pack, tables=tables)), (f"packing {spec.name}", hide_weights)] * packs
+    )
+    return LoadPlan(dtype, kind, config, why or unfit, build, steps)
+
+
+def _config_of(name: str, folder: Path, options: LoadOptions) -> tuple[Any, Any]:
+    """Return the configuration of the model in `folder`, and transformers' class of such models. UserError for a
+    configuration that lacks something."""
+    quiet_libraries()
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    stored = read_object(folder / "config.json")
+    if (ends := folder / "generation_config.json").is_file():
+        read_object(ends)  # transformers ignores a broken one, and the ends of answers in it
+    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
+    check_written(name, stored, config)
+    if config.model_type.endswith("_assistant"):
+        admit_readers(type(config.get_text_config()))
+    return config, AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def _unfit(config: Any, attention: str | None, progress: Progress) -> str:
+    """Return why no compiled pass runs a model; "" if one does."""
+    try:
+        make_kernels(progress)
+        if attention:
+            raise UnfitError("--attn-implementation asks for transformers' own pass")
+        facts_of(config)
+    except UnfitError as error:
+        return str(error)
+    return ""
+
+
+def _built(
+    name: str,
+    folder: Path,
+    options: LoadOptions,
+    family: Any,
+    given: dict[str, Any],
+    device: torch.device | None,
+    captures: bool,
+    progress: Progress,
+) -> Any:
+    """Return transformers' model, every tensor of which was read, moved to `device` where that is given. Sets the
+    number of its parameters, and whether its head is another than the embedding that its configuration ties it to."""
+    with ONE_AT_A_TIME:
         progress.check()
-        if options.tp_size > 1:
-            meet("loaded")
-        model = model.eval().requires_grad_(False)
-        if options.graphs and chosen.type == "cuda" and spread is None:
-            model.capture = Graphs()
-        if plain and spread is None:
-            model = model.to(chosen)
-        parameters = model.num_parameters()
-        if kind in KINDS:
-            progress(f"rounding {spec.name} to {kind}")
-            quantize(model, kind, tables=one_pass)
-        if packs:
-            progress(f"packing {spec.name}")
-            pack(model, tables=one_pass)
-            hide_weights(model.float())
-    loaded = _loaded(spec.name, model, config, chosen, dtype, kind, started, parameters, options)
-    return replace(loaded, expanded=expanded, own_head=own_head)
+        model, reported = family.from_pretrained(
+            str(folder),
+            trust_remote_code=options.trust_remote_code,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # else transformers reports them in many lines
+            output_loading_info=True,
+            **given,
+        )
+    config = given["config"]
+    check_loaded(name, reported, config=config)
+    if hasattr(config, "quantization_config") and getattr(model, "hf_quantizer", None) is None:
+        raise UserError(f"{name} is quantized in a way that transformers does not know and would leave out")
+    tied = bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
+    heads = [model.get_output_embeddings(), model.get_input_embeddings()]
+    model.own_head = tied and None not in heads and heads[0].weight is not heads[1].weight
+    progress.check()
+    if options.tp_size > 1:
+        meet("loaded")
+    model.eval().requires_grad_(False)
+    if captures:
+        model.capture = Graphs()
+    if device is not None:
+        model.to(device)
+    model.counted = model.num_parameters()
+    return model
 
 
 def admit_readers(kind: Any) -> None:
@@ -170,39 +241,6 @@ def admit_readers(kind: Any) -> None:
             return own(config) if stores else ["reuse"] * config.num_hidden_layers
 
         kind.kv_sharing_modes = property(modes)
-
-
-def _loaded(
-    name: str,
-    model: Any,
-    config: Any,
-    chosen: torch.device,
-    dtype: torch.dtype,
-    kind: str,
-    started: float,
-    parameters: int | None,
-    options: LoadOptions,
-) -> LoadedModel:
-    """Return the record of a model in memory; `parameters` if packing has hidden them. Sets the model's `kv_dtype` and
-    the size of its activations, which a compiled pass reads."""
-    model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if kind == "none" else None)
-    if options.activations == "q8":
-        narrow_activations(model)
-    text, packed = config.get_text_config(), packed_weights(model)
-    unpacked = sum(weight.in_features * weight.out_features for weight in packed)
-    return LoadedModel(
-        model=model,
-        name=name,
-        parameters=parameters or unpacked + sum(vector.numel() for vector in model.parameters()),
-        bytes=held_bytes(model) + sum(weight.data.nbytes for weight in packed),
-        device=chosen,
-        dtype=dtype,
-        quantization=kind,
-        context=context_of(config.get_text_config(decoder=True)),
-        vocab_size=text.vocab_size,
-        seconds=time.perf_counter() - started,
-        encodes=bool(config.is_encoder_decoder),
-    )
 
 
 def _weights(folder: Path) -> int:
@@ -370,8 +408,8 @@ def held_bytes(model: nn.Module) -> int:
 
 
 def hide_weights(model: nn.Module) -> None:
-    """Hide the packed weights that the feed-forward layers of T5 and its kin look at: they compare their type with that
-    of the input, for which a weight would be unpacked in every pass."""
-    for name, part in model.named_modules():
+    """Make what is not packed float32, and hide the packed weights that the feed-forward layers of T5 and its kin look
+    at: they compare their type with that of the input, for which a weight would be unpacked in every pass."""
+    for name, part in model.float().named_modules():
         if name.endswith(".wo") and isinstance(part, QuantizedLinear):
             part.hides_weight = True

@@ -132,9 +132,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     """Convert `source` into `folder` in this process; `report` gets the fraction done. Without `weights` its steps are
     the imports, the configuration, the tokenizer and the files, by the time that they usually take."""
     import gguf
-    import torch
     import transformers
-    from safetensors.torch import save_file
     from transformers import modeling_gguf_pytorch_utils as legacy
 
     step = (lambda done: None) if weights else report
@@ -152,48 +150,59 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     check_said(header, source.name)
     name, source = source.name, _whole(header, folder, weights)
     names = _watch(gguf, legacy, report)
-    given: dict[str, Any] = {"gguf_file": source.name}
-    config = transformers.AutoConfig.from_pretrained(str(source.parent), **given)
+    config: Any = transformers.AutoConfig.from_pretrained(str(source.parent), gguf_file=source.name)
     step(0.8)
     if config.model_type == "llama" and header.get("expert_count"):
-        given_numbers = {key: value for key, value in config.to_dict().items() if key != "model_type"}
-        config = transformers.MixtralConfig(**given_numbers)
+        given = {key: value for key, value in config.to_dict().items() if key != "model_type"}
+        config = transformers.MixtralConfig(**given)
     try:
         complete(config, header)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
-    if weights:
-        load: Any = transformers.AutoModelForCausalLM.from_pretrained
-        model, reported = load(
-            str(source.parent),
-            **given,
-            config=config,
-            dtype=torch.float32,
-            quantization_config=transformers.GgufConfig(dequantize=True),
-            ignore_mismatched_sizes=True,  # else they are reported in many lines
-            output_loading_info=True,
-        )
-        check_loaded(name, reported, _unread(header, names))
-        model.hf_quantizer = None
-    else:
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _check_packable(name, header, model)
-        model.config.architectures = [type(model).__name__]
+    model = _expanded(name, source, header, config, names) if weights else _described(name, header, config)
     vars(model.config).pop("quantization_config", None)
     if model.generation_config is not None:
         model.generation_config.eos_token_id = end_ids(header)
     step(0.95)
     tokenizer_of(source, header, model.config.max_position_embeddings).save_pretrained(str(folder))
+    for part in (model,) if weights else (model.config, model.generation_config):
+        part.save_pretrained(str(folder))
     if weights:
-        model.save_pretrained(str(folder))
-        if shipped := _next_token_layer(header, model.config.num_hidden_layers):
-            save_file(shipped, folder / "mtp.safetensors")
-    else:
-        model.config.save_pretrained(str(folder))
-        model.generation_config.save_pretrained(str(folder))
+        _save_next_token_layer(header, model.config.num_hidden_layers, folder)
     if source.parent == folder:
         source.unlink()
+
+
+def _expanded(name: str, source: Path, header: GgufHeader, config: Any, names: Mapping[str, str]) -> Any:
+    """Return the file's model in float32, every tensor of which was read. `names`: see :func:`_unread`."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model, reported = load(
+        str(source.parent),
+        gguf_file=source.name,
+        config=config,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+        ignore_mismatched_sizes=True,  # else they are reported in many lines
+        output_loading_info=True,
+    )
+    check_loaded(name, reported, _unread(header, names))
+    model.hf_quantizer = None
+    return model
+
+
+def _described(name: str, header: GgufHeader, config: Any) -> Any:
+    """Return the file's model without its numbers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _check_packable(name, header, model)
+    model.config.architectures = [type(model).__name__]
+    return model
 
 
 def _whole(header: GgufHeader, folder: Path, weights: bool) -> Path:
@@ -251,11 +260,12 @@ _JOINING = {"eh_proj": "fc", "shared_head_norm": "norm"}
 _JOINING |= {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
 
 
-def _next_token_layer(header: GgufHeader, layers: int) -> dict[str, Any]:
-    """Return the tensors of the multi-token prediction layer after a Qwen3.5 target's `layers`, which transformers
-    leaves out, in float32 and under the names that Qwen publishes; empty if the file has none."""
+def _save_next_token_layer(header: GgufHeader, layers: int, folder: Path) -> None:
+    """Write the tensors of the multi-token prediction layer after a Qwen3.5 target's `layers`, which transformers
+    leaves out, in float32 and under the names that Qwen publishes, if the file has one."""
     import torch
     from gguf import GGMLQuantizationType, dequantize
+    from safetensors.torch import save_file
 
     tensors: dict[str, Any] = {}
     for info in header.tensors:
@@ -272,13 +282,12 @@ def _next_token_layer(header: GgufHeader, layers: int) -> dict[str, Any]:
             tensors |= {f"mtp.{base}.{expert}.{last}.weight": each for expert, each in enumerate(values.unbind())}
         else:
             tensors[f"mtp.{name}.weight"] = values[None] if part == "ffn_gate_inp_shexp" else values
-    return tensors
+    if tensors:
+        save_file(tensors, folder / "mtp.safetensors")
 
 
 def _write_layer(header: GgufHeader, folder: Path) -> None:
     """Write the layer of a file that holds nothing else, as llama.cpp's converter writes one with --mtp."""
-    from safetensors.torch import save_file
-
     from utils.kernels.bindings import FLOATS
 
     name, family = header.parts[0].name, header.architecture
@@ -287,8 +296,7 @@ def _write_layer(header: GgufHeader, folder: Path) -> None:
     rounded = any(info.kind not in FLOATS for info in header.tensors)
     config = {"kind": "mtp", "gguf": family, "rounded": rounded, "hidden_size": header.get("embedding_length")}
     write_json(folder / "config.json", config)
-    layers = header.get("block_count", 0) - header.get("nextn_predict_layers")
-    save_file(_next_token_layer(header, layers), folder / "mtp.safetensors")
+    _save_next_token_layer(header, header.get("block_count", 0) - header.get("nextn_predict_layers"), folder)
 
 
 def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str, str]:

@@ -80,18 +80,15 @@ def config_in(folder: Path) -> FileConfig | None:
     return FileConfig(**stored) if stored["model_type"] in FAMILIES else None
 
 
-def load_packed(
-    spec: ModelSpec, config: Any, folder: Path, options: LoadOptions, progress: Progress = SILENT
-) -> tuple[PackedModel, str]:
-    """The model of a GGUF file over its own bits, and their commonest type. `folder`: of the converted model.
+def entry_of(spec: ModelSpec, config: Any, options: LoadOptions, progress: Progress = SILENT) -> Path:
+    """The cache entry with the packed weights of a GGUF file of this configuration, written if missing.
 
     Raises UnfitError if it must be loaded as float32, UserError, Cancelled.
     """
     facts_of(config)
     make_kernels(progress)
     source = partial(gguf_file, spec, options, progress)
-    entry = packed_entry(source, digest_of(spec, progress), progress)
-    return packed_model(config, entry, folder, spec.name)
+    return packed_entry(source, digest_of(spec, progress), progress)
 
 
 def make_kernels(progress: Progress) -> None:
@@ -203,9 +200,12 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
 class PackedModel(nn.Module):
     """The parts of a Llama-like model over packed weights, under transformers' names.
 
-    sampling/models/fused.py runs them as one compiled pass. `whole` is transformers' own model over the same layers,
-    `unpacked()` the plain one with the same numbers; both are built at their first use.
+    sampling/models/fused.py runs them as one compiled pass. `counted` is the number of its parameters, `whole`
+    transformers' own model over the same layers, `unpacked()` the plain one with the same numbers; both models are
+    built at their first use.
     """
+
+    own_head = False
 
     def __init__(
         self,
@@ -247,6 +247,8 @@ class PackedModel(nn.Module):
             for kind, (frequency, scaling) in tables.items():
                 prefix = f"{kind}_" if kind else ""
                 vars(trunk.rotary_emb).update({f"{prefix}inv_freq": frequency, f"{prefix}attention_scaling": scaling})
+        self.counted = sum(weight.in_features * weight.out_features for weight in {*weights.values()})
+        self.counted += sum(vector.numel() for vector in self.parameters())
         self.eval()
 
     def _place(self, name: str, part: nn.Module) -> nn.Module:
@@ -297,9 +299,9 @@ class PackedModel(nn.Module):
         return unpacked_copy(self.whole)
 
 
-def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tuple[PackedModel, str]:
-    """The model of `config` over the packed weights in `entry`, and their commonest type. `folder`: of the converted
-    model, with its generation configuration."""
+def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> PackedModel:
+    """The model of `config` over the packed weights in `entry`. `folder`: of the converted model, with its generation
+    configuration."""
     index = read_object(entry / "index.json")
     check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
@@ -314,7 +316,7 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tu
     weights.setdefault(HEAD, weights[TABLE])
     file = folder / _GENERATION
     generation = read_object(file) if file.is_file() else {}
-    return PackedModel(config, FileConfig(**generation), folder, weights, vectors), str(index["type"])
+    return PackedModel(config, FileConfig(**generation), folder, weights, vectors)
 
 
 def packed_weights(model: Any) -> set[PackedWeight]:

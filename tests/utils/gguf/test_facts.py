@@ -259,7 +259,7 @@ def packed(folder: Path, family: str, model: Any, kind: str) -> Any:
         write_folder(file, described := folder / "described", lambda _: None, weights=False)
         config = config_in(described)
         assert config is not None
-        return packed_model(config, packed_entry(lambda: file, "b" * 64), described, "m")[0]
+        return packed_model(config, packed_entry(lambda: file, "b" * 64), described, "m")
 
 
 @pytest.mark.parametrize(("kind", "near"), [("F16", 2e-5), ("Q8_0", 2e-2)])
@@ -297,7 +297,7 @@ def test_the_compiled_pass_turns_by_the_same_frequencies(stretch: str, tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEC_CACHE_DIR", str(tmp_path))
         entry = packed_entry(lambda: tmp_path / "model.gguf", "a" * 64)
-    model: Any = packed_model(config, entry, folder, "m")[0]
+    model: Any = packed_model(config, entry, folder, "m")
     assert torch.equal(rope_of(model).inv_freq, rope_of(loaded).inv_freq)
     assert rope_of(model).attention_scaling == rope_of(loaded).attention_scaling
     network, positions = FusedNetwork(model, torch.float32), torch.arange(IDS.shape[1])[None]

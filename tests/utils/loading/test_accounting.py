@@ -149,7 +149,7 @@ def packed_logits(file: Path, folder: Path) -> Tensor:
         return converted_logits(file, folder.with_name(f"{folder.name} in float32"))
     said = config_in(folder)
     assert said is not None
-    return logits_of(packed_model(said, entry, folder, "m")[0].unpacked())
+    return logits_of(packed_model(said, entry, folder, "m").unpacked())
 
 
 def changes(tensors: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -28,8 +28,10 @@ from utils.loading.packed_gguf import (
     FileConfig,
     PackedModel,
     config_in,
-    load_packed,
     packed_entry,
+)
+from utils.loading.packed_gguf import (
+    entry_of as entry_for,
 )
 from utils.loading.sources import model_folder
 
@@ -236,7 +238,7 @@ def test_only_what_the_compiled_pass_takes_stays_packed(family: str, changes: di
     spec = spec_from_argument("no.gguf")
     if not fits:  # its file is not even looked for
         with pytest.raises(UnfitError, match=r"no compiled pass computes|one table"):
-            load_packed(spec, config, Path("."), LoadOptions())
+            entry_for(spec, config, LoadOptions())
 
 
 def test_names_that_have_no_place_are_unfit() -> None:
