@@ -55,7 +55,7 @@ from utils.errors import UsageError, UserError
 from utils.files import check_outputs, first_difference, hash_of, writable, write_json
 from utils.loading.fit import fingerprint
 from utils.machine import cpu_name, keep_memory, machine
-from utils.progress import INTERRUPTED
+from utils.progress import INTERRUPTED, Progress
 from utils.visible import to_stderr, visible
 
 RUN, WORK = "run.json", "work"
@@ -109,9 +109,8 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         raise UsageError(f"--out {out} holds other files and no run of distill: name a new or empty folder")
     if args.features is not None:
         writable(args.features, "--features", folder=True)
-    args.turns = None
-    if args.prompts is not None:
-        args.turns = [question.turns for question in questions_of(args.prompts, settings.data_dir)]
+    questions = None if args.prompts is None else questions_of(args.prompts, settings.data_dir)
+    args.turns = None if questions is None else [question.turns for question in questions]
     with Interrupts() as interrupt:
         if args.stage == TABLES and not args.writes:
             tokenizer = target_tokenizer(settings, options, interrupt)
@@ -145,14 +144,15 @@ def _make(
 ) -> str:
     """Run stage after stage; each keeps its work in the folder. If interrupted, return words for the kept work."""
     out, text = args.out, args.out / TEXT_FILE
-    about: dict[str, Any] = {"target": engine.loaded.target.name, "tokenizer": fingerprint(engine.tokenizer)}
+    facts, date = target_facts(engine, options), datetime.now(UTC).date().isoformat()
+    about: dict[str, Any] = {"target": facts["target"], "tokenizer": facts["tokenizer"], "date": date}
     chosen = {name: shown(args, name) for name in (*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES)}
     chosen["seed"] = str(settings.seed)
     data_hash = hash_of([] if args.writes else args.data)
     turns = hashlib.sha256(json.dumps(args.turns).encode("ascii")).hexdigest()[:16]
     names = {TEXT: (), TABLES: TABLES_NAMES, HEAD: TRAINING_NAMES}
     staged = [name for stage in ([args.stage] if args.stage else STAGES) for name in names[stage]]
-    keep(out, {**target_facts(engine, options), "files": data_hash, "turns": turns, **chosen}, (*DATA_NAMES, *staged))
+    keep(out, {**facts, "files": data_hash, "turns": turns, **chosen}, (*DATA_NAMES, *staged))
     if args.writes:
         tokens = args.tokens if args.prompts is None or args.limited else None
         count = write_texts(engine, text, tokens, settings, args, interrupt)
@@ -162,7 +162,6 @@ def _make(
         build_tables(settings, options, args, engine.tokenizer, text, out / TABLES_FILE)
     if args.stage in (TEXT, TABLES):
         return ""
-    about["date"] = datetime.now(UTC).date().isoformat()
     return _head(engine, settings, options, args, about, read(engine, args, text), chosen, interrupt)
 
 
@@ -178,38 +177,25 @@ def _head(
 ) -> str:
     """Train the draft head and write report and card. If interrupted, return words for the kept work."""
     out, model = args.out, engine.loaded.target.model
-    features = args.features or out / WORK / "features"
     with load_progress(sys.stderr, quiet=settings.quiet) as progress:
         learned, held = split_texts(source, args.held, args)
         draft_head = draft_head_for(engine, args, learned, settings.seed)
-        network = engine.target.network
-        layers = draft_head.target_layers(network.layers)
-        parts: list[Examples]
-        if args.kind == "eagle":
-            parts = [StreamedExamples(network, part, draft_head.config.reads) for part in (learned, held)]
-        else:
-            facts = target_facts(engine, options)
-            reads = draft_head.config.reads
-            shards = extract(network, facts, source.texts, layers, features, progress, interrupt, reads)
-            if interrupt():
-                return f"the target's outputs on the texts so far are kept in {features}"
-            examples = [example for file in shards for example in load_shard(file, reads)]
-            of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
-            parts = [StoredExamples([of[id(text)] for text in part]) for part in (learned, held)]
-        if args.published:
-            about["verifier"] = verifier_of(engine)
+        layers = draft_head.target_layers(engine.target.network.layers)
+        features = args.features or out / WORK / "features"
+        parts = _examples(engine, options, args, draft_head, source, (learned, held), features, progress, interrupt)
+        if parts is None:
+            return f"the target's outputs on the texts so far are kept in {features}"
         teacher, job = teacher_for(model, draft_head), job_of(settings, options, args)
         if args.linear_start == "on" and args.start is None and not (out / NAME).is_file():
             progress("fitting the linear map")
             start_linear(draft_head, parts[0])
-        if args.bits == "4":
-            about["bits"] = 4
+        about |= {"bits": 4} if args.bits == "4" else {}
         training = Training(draft_head, teacher, parts[0], parts[1], layers, job, out)
-        if not training.run(about, progress, interrupt):
+        verifier = {"verifier": verifier_of(engine)} if args.published else {}
+        if not training.run(about | verifier, progress, interrupt):
             return f"the checkpoint of step {training.step:,} is kept in {out}"
         progress("measuring the cost of a draft")
         costs = measured(engine, out, args.kind)
-    about.pop("verifier", None)
     report = {
         **about,
         "student": described(out, draft_head.config),
@@ -239,6 +225,30 @@ def _head(
     flags = "".join(f"{flag} {shlex.quote(value)} " for flag, value in given.items() if value)
     sys.stdout.write(visible(in_lines(report, out, flags)))
     return ""
+
+
+def _examples(
+    engine: PairEngine,
+    options: ModelOptions,
+    args: Namespace,
+    draft_head: DraftHead,
+    source: Texts,
+    parts: Sequence[list[Passage]],
+    features: Path,
+    progress: Progress,
+    interrupt: Callable[[], bool],
+) -> list[Examples] | None:
+    """Return the examples of each part of the texts; of most kinds they are kept in `features`. None if interrupted."""
+    network, reads = engine.target.network, draft_head.config.reads
+    if args.kind == "eagle":
+        return [StreamedExamples(network, part, reads) for part in parts]
+    facts, layers = target_facts(engine, options), draft_head.target_layers(network.layers)
+    shards = extract(network, facts, source.texts, layers, features, progress, interrupt, reads)
+    if interrupt():
+        return None
+    examples = [example for file in shards for example in load_shard(file, reads)]
+    of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
+    return [StoredExamples([of[id(text)] for text in part]) for part in parts]
 
 
 def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> TrainingJob:

@@ -138,13 +138,10 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     step = (lambda done: None) if weights else report
     step(0.15)
     header = read_header(source)
-    if header.head == "mtp":
-        _write_layer(header, folder)
-        return
     if header.head:
         from utils.gguf.heads import write_head
 
-        write_head(header, folder)
+        (_write_layer if header.head == "mtp" else write_head)(header, folder)
         return
     teach_families()
     check_said(header, source.name)
@@ -161,8 +158,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
         raise UserError(f"{name}: {error}") from error
     model = _expanded(name, source, header, config, names) if weights else _described(name, header, config)
     vars(model.config).pop("quantization_config", None)
-    if model.generation_config is not None:
-        model.generation_config.eos_token_id = end_ids(header)
+    model.generation_config.eos_token_id = end_ids(header)
     step(0.95)
     tokenizer_of(source, header, model.config.max_position_embeddings).save_pretrained(str(folder))
     for part in (model,) if weights else (model.config, model.generation_config):

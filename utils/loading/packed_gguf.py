@@ -184,17 +184,21 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
             if tensor.vector:
                 if above_one and tensor.name.endswith("norm"):
                     data = data - 1
-                sizes = (1, *data.shape) if tensor.name.endswith("expert_gate") else data.shape
-                vectors[f"{tensor.name}.{tensor.part}"] = {"at": put(data), "shape": sizes}
+                vectors[f"{tensor.name}.{tensor.part}"] = {
+                    "at": put(data),
+                    "shape": (1,) * tensor.name.endswith("expert_gate") + data.shape,
+                }
                 continue
             kind = tensor.info.kind
             packed = pack_rows(kind, data, progress.check)
-            shape = [*packed.shape, len(data), width_of(kind, data)]
-            weights[tensor.name] = {"at": put(packed), "shape": shape, "kind": kind}
+            weights[tensor.name] = {
+                "at": put(packed),
+                "shape": [*packed.shape, len(data), width_of(kind, data)],
+                "kind": kind,
+            }
             types[kind] += packed.size
             del packed
-    most = types.most_common(1)[0][0]
-    write_json(folder / "index.json", {"type": most, "weights": weights, "vectors": vectors})
+    write_json(folder / "index.json", {"type": types.most_common(1)[0][0], "weights": weights, "vectors": vectors})
 
 
 class PackedModel(nn.Module):

@@ -241,21 +241,8 @@ class ChatAnswer:
     def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Mapping[str, Any]) -> Iterator[str]:
         """Yield the pieces as they come."""
         chunks, ended, said = asyncio.Queue[Any](), "", False
-
-        async def read() -> None:
-            """Put the chunks into the queue. One task reads them all: a stream that no task is reading cannot be
-            closed in order."""
-            try:
-                asked = create(stream=True, stream_options={"include_usage": True}, **request_fields)
-                async with asked as response:
-                    async for data in _events(response.iter_bytes()):
-                        chunks.put_nowait(data if data == _DONE else json.loads(data or "{}") or {})
-                        if data == _DONE:
-                            break
-            finally:
-                chunks.put_nowait(None)
-
-        reading = runner.get_loop().create_task(read())
+        asked = create(stream=True, stream_options={"include_usage": True}, **request_fields)
+        reading = runner.get_loop().create_task(_read(asked, chunks))
         while (chunk := self._wait(runner, chunks.get())) is not None:
             if chunk == _DONE:
                 ended = ended or ("stop" if said else "")
@@ -325,6 +312,19 @@ class ChatAnswer:
             grown |= {"passes": verified, "accepted": max(0, tokens - 1 - verified)}
         if grown.get("passes"):
             self.report = self.report._replace(**grown)
+
+
+async def _read(asked: Any, chunks: asyncio.Queue[Any]) -> None:
+    """Put a stream's chunks into the queue, and None behind them. One task reads them all: a stream that no task is
+    reading cannot be closed in order."""
+    try:
+        async with asked as response:
+            async for data in _events(response.iter_bytes()):
+                chunks.put_nowait(data if data == _DONE else json.loads(data or "{}") or {})
+                if data == _DONE:
+                    break
+    finally:
+        chunks.put_nowait(None)
 
 
 async def _counters(client: Any) -> dict[str, float]:
