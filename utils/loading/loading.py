@@ -6,6 +6,7 @@ Errors are one line. Importing it is cheap: torch and transformers are imported 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from utils.catalogue.catalogue import head_kind, ships_mtp
@@ -46,11 +47,9 @@ def load_pair(
     """
     quiet_environment()
     progress("starting the model libraries")
-    device = options.device
     if options.tp_size > 1:
-        device = join(device)
-        options = replace(options, device=device)
-    target, tokenizer = _load(spec.target, options, device, options.quantization, progress)
+        options = replace(options, device=join(options.device))
+    target, tokenizer = _load(spec.target, options, options.device, options.quantization, progress)
     if tokenizer is None:
         raise UserError(f"{spec.target.name} has no tokenizer files: a target needs them")
     if spec.arch == "seq2seq" and not target.encodes:
@@ -70,17 +69,14 @@ def load_pair(
     complete = load_drafter(pair, spec, options, progress)
     from utils.device_map import spread_note
 
-    spread = filter(None, [spread_note(target.name, target.model)])
-    return replace(
-        complete, notes=(*expanded(spec.target, options, target), *spread, *own_head(target), *complete.notes)
-    )
+    notes = [*expanded(spec.target, options, target), spread_note(target.name, target.model), *own_head(target)]
+    return replace(complete, notes=(*filter(None, notes), *complete.notes))
 
 
 def own_head(target: LoadedModel) -> list[str]:
     """One line on which head is used where a folder contradicts itself; [] otherwise."""
-    if not target.own_head:
-        return []
-    return [f"{target.name} has a separate head, though config.json ties it to the embedding: the file's head is used"]
+    line = f"{target.name} has a separate head, though config.json ties it to the embedding: the file's head is used"
+    return [line] * target.own_head
 
 
 def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
@@ -195,12 +191,18 @@ def _beside(
     *,
     notes: Sequence[str],
     drafter: LoadedModel | None = None,
-    cascade_models: Mapping[str, LoadedModel] | None = None,
+    cascade_models: Mapping[str, LoadedModel] = MappingProxyType({}),
     draft_head: Path | None = None,
 ) -> LoadedPair:
     """Return the pair with its drafter, and the context that all models have."""
-    models: dict[str, Any] = {"drafter": drafter, "cascade_models": cascade_models or {}}
-    complete = replace(pair, drafter_kind=kind, draft_head=draft_head, notes=tuple(notes), **models)
+    complete = replace(
+        pair,
+        drafter_kind=kind,
+        draft_head=draft_head,
+        notes=tuple(notes),
+        drafter=drafter,
+        cascade_models=cascade_models,
+    )
     bounds = [model.context for model in complete.drafting_models if model.vocabulary is None]
     return replace(complete, context=min([pair.target.context, *bounds]))
 
@@ -238,9 +240,7 @@ def _load(
             f"{spec.name} is a {kind} head, no model: --target MODEL --drafter {spec.source} drafts with it"
         )
     tokenizer = load_tokenizer(folder, options)
-    loaded = load_model(spec, folder, options, device, quantization, progress)
-    progress.check()
-    return loaded, tokenizer
+    return load_model(spec, folder, options, device, quantization, progress), tokenizer
 
 
 # -- a target that a server runs: nothing of it is loaded but, where drafts are made here, its tokenizer ------------
