@@ -45,31 +45,15 @@ from utils.ordinary_text import continued_ids
 from utils.processes import world
 from utils.progress import never
 from utils.remote.pieces import Pieces, PieceTokenizer
-from utils.remote.server import OWN, ChatAnswer, Server, ServerMessage, is_server
+from utils.remote.server import OWN, PENALTIES, Server, ServerMessage, ServerProtocol, is_server
 
 if TYPE_CHECKING:
     from app.settings.table import Settings
     from utils.grammar import GrammarState
     from utils.loading.loaded import LoadedPair
 
-SENT = ("temperature", "top_p", "seed")
-PENALTIES = ("presence_penalty", "frequency_penalty")
 LOCAL = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, "chat": True}
 """Settings that no request has, and the value of each that is off."""
-
-FURTHER = {"top_k": ("top_k", 0), "min_p": ("min_p", 0.0), "repetition_penalty": ("repetition_penalty", 1.0)}
-"""Settings that the protocol has no field for: the field of engines that have one, and the value that is off."""
-
-ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
-"""Engines that take those fields, and the value of `top_k` that allows every token: a field that is left out has the
-engine's own default."""
-
-
-FORM_FIELDS = {  # of a form that is no JSON schema (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
-    **dict.fromkeys((("vLLM", "grammar"), ("vLLM", "regex")), "structured_outputs"),
-    **{("SGLang", "grammar"): "ebnf", ("SGLang", "regex"): "regex"},
-    **dict.fromkeys((("llama-server", "grammar"), ("llama-cpp-python", "grammar")), "grammar"),
-}
 
 
 @dataclass
@@ -215,7 +199,7 @@ class Lane:
 class ServerLane(Lane):
     """A server's answers. `pieces` gives their texts ids."""
 
-    def __init__(self, name: str, server: Server, settings: Settings, pieces: Pieces, bias: Bias) -> None:
+    def __init__(self, name: str, server: ServerProtocol, settings: Settings, pieces: Pieces, bias: Bias) -> None:
         limits, lm = Limits(settings.max_new_tokens, context=NO_LIMIT), RemoteLM(None, context=NO_LIMIT)
         super().__init__(name, lm, NoDrafter(), settings, limits, shares_target=False, bias=bias)
         self.server, self.pieces = server, pieces
@@ -232,10 +216,7 @@ class ServerLane(Lane):
         messages: Sequence[ServerMessage] = (),
     ) -> Iterator[Event]:
         """Yield the server's answer to the chat. UserError if it fails before the first piece."""
-        options = options_for(self.server, self.settings, self.bias)
-        if self.top_logprobs is not None:
-            options |= {"logprobs": True, "top_logprobs": self.top_logprobs}
-        answer = ChatAnswer(self.server, messages, options, interrupt)
+        answer = self.server.stream(messages, self.settings, self.bias, interrupt, self.top_logprobs)
         self.logprobs = answer.logprobs
         for text, seconds in answer:
             known = () if answer.log_prob is None else (math.exp(answer.log_prob),)
@@ -247,48 +228,6 @@ def piece(token: int, seconds: float) -> Step:
     """Return a piece of text as a round."""
     nothing: Json = dict.fromkeys(("drafted", "parents", "source", "path", "target_p", "draft_p", "calls"), ())
     return Step(0, gamma=0, token=token, top2_gap=None, draft_s=0.0, verify_s=seconds, sample_s=0.0, **nothing)
-
-
-def options_for(server: Server, settings: Settings, bias: Bias = MappingProxyType({})) -> dict[str, Any]:
-    """The settings as a request has them, and the bias of ids. UsageError for one that the server has no field for."""
-    options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
-    options |= {"stop": list(settings.stop)} if settings.stop else {}
-    options |= {name: value for name in PENALTIES if (value := getattr(settings, name))}
-    options |= {"logit_bias": {str(token): max(BAN, amount) for (token,), amount in bias.items()}} if bias else {}
-    if server.kind in ALL:
-        fields = {field: getattr(settings, name) for name, (field, _) in FURTHER.items()}
-        fields["top_k"] = fields["top_k"] or ALL[server.kind]
-        if server.kind.startswith("llama"):
-            fields["repeat_penalty"] = fields.pop("repetition_penalty")
-        if server.kind == "llama-server" and bias:  # its own form bans for certain
-            fields["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
-        if server.kind == "SGLang":
-            fields["return_spec_tokens_details"] = True
-        return {**options, "extra_body": {**fields, **form_for(server, settings)}}
-    options |= form_for(server, settings)
-    for name, (_, off) in FURTHER.items():
-        if getattr(settings, name) != off:
-            raise UsageError(f"{server.address} has no field for {name} (now {settings.show(name)})")
-    return options
-
-
-def form_for(server: Server, settings: Settings) -> dict[str, Any]:
-    """The fields of a request that give the answer its form. UsageError where the server has none."""
-    if settings.form is None:
-        return {}
-    from utils.grammar import form_text, is_lark_syntax, schema_of
-
-    name, text = settings.form[0], form_text(*settings.form)
-    if name == "json_schema":
-        schema = schema_of(text)
-        named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-        known = server.kind != "llama-cpp-python"
-        return {"response_format": named if known else {"type": "json_object", "schema": schema}}
-    field = FORM_FIELDS.get((server.kind, name))
-    if field is None or (field in ("grammar", "ebnf") and is_lark_syntax(text)):
-        why = f"has no field for {name}" if field is None else "reads grammars in GBNF, not in Lark"
-        raise UsageError(f"{server.address} {why} (now {settings.show(name)})")
-    return {field: {name: text} if server.kind == "vLLM" else text}
 
 
 def make_sampler(

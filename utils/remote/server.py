@@ -4,6 +4,8 @@ The official client does the talking and is imported with the first request. Eve
 UserError in one line. Knows no lanes and no screen.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import math
@@ -14,10 +16,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from utils.errors import UsageError, UserError, shown
 from utils.remote.pieces import ServerFigures
+
+if TYPE_CHECKING:
+    from utils.logits_processors import Bias
 
 OWN = "server"  # the lane of the pair's own server; other servers' lanes have their URLs for names
 SILENCE = 300.0  # seconds without a byte after which a server is given up: a large model may be loading
@@ -41,6 +47,22 @@ _RATES = {"timings": "predicted_per_second", "metrics": "tokens_per_second", "st
 _DONE = "[DONE]"  # the data of the event that ends a stream
 _KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
 
+SENT = ("temperature", "top_p", "seed")
+PENALTIES = ("presence_penalty", "frequency_penalty")
+FURTHER = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Settings that the protocol has no field for, some engines have, and the value of each that is off."""
+
+ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
+"""Engines that take those fields, and the value of `top_k` that allows every token: a field that is left out has the
+engine's own default."""
+
+
+FORM_FIELDS = {  # of a form that is no JSON schema (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
+    **dict.fromkeys((("vLLM", "grammar"), ("vLLM", "regex")), "structured_outputs"),
+    **{("SGLang", "grammar"): "ebnf", ("SGLang", "regex"): "regex"},
+    **dict.fromkeys((("llama-server", "grammar"), ("llama-cpp-python", "grammar")), "grammar"),
+}
+
 Result = TypeVar("Result")
 FieldType = TypeVar("FieldType")
 ServerMessage = Mapping[str, str]
@@ -61,9 +83,31 @@ def address_of(url: str) -> str:
     return re.sub(r"^\w+://|[/#].*$", "", url)
 
 
+class ServerProtocol(Protocol):
+    """What is asked of a server, in whatever protocol it speaks; UserError, in one line, for whatever goes wrong."""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+
+    def stream(
+        self,
+        messages: Sequence[ServerMessage],
+        settings: Any,
+        bias: Bias,
+        interrupt: Callable[[], bool],
+        top_logprobs: int | None = None,
+    ) -> ChatAnswer:
+        """Return the answer to a chat, with what it reports when it is over; `top_logprobs` log-probabilities of each
+        token, None: none at all."""
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON that comes back for a body: how drafts are scored (sampling/models/remote.py)."""
+
+
 @dataclass(frozen=True)
 class Server:
-    """A server by its URL, which ends in /v1.
+    """A server that speaks OpenAI's protocol (:class:`ServerProtocol`), by its URL, which ends in /v1.
 
     Args:
         model: the name it knows the model by; None: its only one. A URL may end in #MODEL too.
@@ -134,6 +178,19 @@ class Server:
             shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise UsageError(f"{self.address} has several models: --model names one of {shown}")
         return names[0] if names else None
+
+    def stream(
+        self,
+        messages: Sequence[ServerMessage],
+        settings: Any,
+        bias: Bias,
+        interrupt: Callable[[], bool],
+        top_logprobs: int | None = None,
+    ) -> ChatAnswer:
+        """Return the answer to a chat (:meth:`ServerProtocol.stream`). UsageError for a setting that it has no field
+        for."""
+        wanted = {} if top_logprobs is None else {"logprobs": True, "top_logprobs": top_logprobs}
+        return ChatAnswer(self, messages, {**options_for(self, settings, bias), **wanted}, interrupt)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Return the JSON that comes back for a body of JSON; a path with two slashes begins at the server's root."""
@@ -391,3 +448,47 @@ def _data_of(event: bytes) -> str:
         raise ValueError(_PAGE)
     lines = (line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:"))
     return b"\n".join(lines).decode().strip()
+
+
+# -- the settings as fields of a request --------------------------------------------------------------------
+
+
+def options_for(server: Server, settings: Any, bias: Bias = MappingProxyType({})) -> dict[str, Any]:
+    """The settings as a request has them, and the bias of ids. UsageError for one that the server has no field for."""
+    options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
+    options |= {"stop": list(settings.stop)} if settings.stop else {}
+    options |= {name: value for name in PENALTIES if (value := getattr(settings, name))}
+    options |= {"logit_bias": {str(token): max(-100.0, amount) for (token,), amount in bias.items()}} if bias else {}
+    if server.kind in ALL:
+        fields = {name: getattr(settings, name) for name in FURTHER}
+        fields["top_k"] = fields["top_k"] or ALL[server.kind]
+        if server.kind.startswith("llama"):
+            fields["repeat_penalty"] = fields.pop("repetition_penalty")
+        if server.kind == "llama-server" and bias:  # its own form bans for certain
+            fields["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
+        fields |= {"return_spec_tokens_details": True} if server.kind == "SGLang" else {}
+        return {**options, "extra_body": {**fields, **form_for(server, settings)}}
+    options |= form_for(server, settings)
+    for name, off in FURTHER.items():
+        if getattr(settings, name) != off:
+            raise UsageError(f"{server.address} has no field for {name} (now {settings.show(name)})")
+    return options
+
+
+def form_for(server: Server, settings: Any) -> dict[str, Any]:
+    """The fields of a request that give the answer its form. UsageError where the server has none."""
+    if settings.form is None:
+        return {}
+    from utils.grammar import form_text, is_lark_syntax, schema_of
+
+    name, text = settings.form[0], form_text(*settings.form)
+    if name == "json_schema":
+        schema = schema_of(text)
+        named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        plain = {"type": "json_object", "schema": schema}
+        return {"response_format": plain if server.kind == "llama-cpp-python" else named}
+    field = FORM_FIELDS.get((server.kind, name))
+    if field is None or (field in ("grammar", "ebnf") and is_lark_syntax(text)):
+        why = f"has no field for {name}" if field is None else "reads grammars in GBNF, not in Lark"
+        raise UsageError(f"{server.address} {why} (now {settings.show(name)})")
+    return {field: {name: text} if server.kind == "vLLM" else text}

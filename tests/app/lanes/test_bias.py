@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from app.lanes.answers import run_lane
-from app.lanes.lane import PairEngine, options_for
+from app.lanes.lane import PairEngine
 from app.settings.table import Settings
 from tests.support.refusals import refused
 from utils.progress import never
+from utils.remote.server import options_for
 
 
 def token_of(engine: PairEngine, text: str) -> int:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from app.lanes.answers import run_lane
-from app.lanes.lane import Lane, PairEngine, options_for
+from app.lanes.lane import Lane, PairEngine
 from app.settings.table import Layers, Settings
 from tests.support.refusals import refused
 from utils.errors import UsageError
 from utils.progress import never
+from utils.remote.server import options_for
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

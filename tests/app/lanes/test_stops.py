@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.chat.conversation import Plan
 from app.lanes.answers import run_lane
-from app.lanes.lane import PairEngine, options_for
+from app.lanes.lane import PairEngine
 from app.prompts.questions import conversation
 from app.screen.live import sampled
 from app.settings.table import Layers, Settings
@@ -21,6 +21,7 @@ from sampling.events import Event, Finished, Step
 from sampling.stops import StopStrings
 from tests.support.refusals import refused
 from utils.progress import never
+from utils.remote.server import options_for
 
 PIECES = ["a", "b", "ab", "ba", "aab", "c", "\n"]
 TEXTS = st.text("abc\n", min_size=1, max_size=3)
