@@ -7,11 +7,12 @@ decoding happens and draft heads run. Layers on the CPU or the disk are copied f
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from utils.errors import UserError
+from utils.objects import HfConfig, HfModel
 
 USED = 0.9  # share of the free memory; passes need the rest
 COPIED = ("cpu", "disk")  # layers there are copied to a faster device
@@ -39,8 +40,8 @@ def room_of(device: torch.device) -> dict[Device, int]:
 
 def device_map(
     name: str,
-    family: Any,
-    config: Any,
+    family: HfModel,
+    config: HfConfig,
     dtype: torch.dtype,
     kind: str,
     room: Mapping[Device, int],
@@ -82,7 +83,7 @@ def device_map(
     return devices
 
 
-def main_device(model: Any) -> torch.device | None:
+def main_device(model: HfModel) -> torch.device | None:
     """Return the first device of a model that is spread over several; None for a model on one device."""
     devices = list((getattr(model, "hf_device_map", None) or {}).values())
     if len({str(device) for device in devices}) < 2:
@@ -91,7 +92,7 @@ def main_device(model: Any) -> torch.device | None:
     return torch.device("cuda", first) if isinstance(first, int) else torch.device(first)
 
 
-def spread_note(name: str, model: Any) -> str:
+def spread_note(name: str, model: HfModel) -> str:
     """Return the gigabytes on each device, and the cost of copying; "" for a model on one device."""
     main = main_device(model)
     if main is None:
@@ -114,11 +115,10 @@ class Graphs:
     """Records functions as graphs that share one pool of memory: the result of a replay is read before the next."""
 
     def __init__(self) -> None:
-        self._pool: Any = None
+        self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Out]) -> Callable[[], Out]:
         """Return what replays `function`, which must read and write the same memory at every call."""
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

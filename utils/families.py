@@ -7,12 +7,12 @@ transformers has them. Knows no modules and no files.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from utils.kernels.bindings import ACTIVATIONS, GROUP, MOST_CHOSEN, TABLES
+from utils.objects import HfConfig, HfModel, Json
 
 PRE = {"before": "input_layernorm", "between": "post_attention_layernorm"}
 _POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
@@ -72,18 +72,18 @@ class FamilyFacts:
         return int(self.scalars["turned"])
 
 
-def head_size(config: Any) -> int:
+def head_size(config: HfConfig) -> int:
     """Numbers of one head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def rules_of(config: Any) -> dict[str, Any]:
+def rules_of(config: HfConfig) -> Json:
     """Return the rotary rules by the kind of layer; a single rule under an empty name."""
     rope = getattr(config, "rope_parameters", None) or {}
     return {"": rope} if "rope_type" in rope or not rope else {kind: rule for kind, rule in rope.items() if rule}
 
 
-def facts_of(config: Any) -> FamilyFacts:
+def facts_of(config: HfConfig) -> FamilyFacts:
     """Return the facts about a causal model of `config`. UnfitError if the compiled pass does not compute it."""
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -142,7 +142,7 @@ def facts_of(config: Any) -> FamilyFacts:
     )
 
 
-def _number(config: Any, name: str) -> float:
+def _number(config: HfConfig, name: str) -> float:
     value = getattr(config, name, None)
     return 1.0 if value is None else float(value)
 
@@ -150,14 +150,14 @@ def _number(config: Any, name: str) -> float:
 # -- rotary positions: how fast each pair of a head's dimensions turns ------------------------------------------
 
 
-def is_fixed(rope: Mapping[str, Any] | None) -> bool:
+def is_fixed(rope: Mapping[str, object] | None) -> bool:
     """Return whether the frequencies are the same for texts of every length."""
     rope = rope or {}
     alike = "short_factor" in rope and rope["short_factor"] == rope["long_factor"]
     return alike or rope.get("rope_type") not in BY_LENGTH
 
 
-def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float] | None:
+def frequencies(rope: Json, size: int) -> tuple[Tensor, float] | None:
     """Return radians a position [D/2] for heads of `size`, and the factor of cos and sin; None for a rule that looks at
     the length of the text, or an unknown one.
 
@@ -173,7 +173,7 @@ def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float] | No
     return None
 
 
-def rotation_of(module: Any, kind: str = "") -> tuple[Tensor, float]:
+def rotation_of(module: HfModel, kind: str = "") -> tuple[Tensor, float]:
     """Return frequencies and factor of a transformers rotary module, for one kind of layers."""
     prefix = f"{kind}_" if kind else ""
     return getattr(module, f"{prefix}inv_freq"), getattr(module, f"{prefix}attention_scaling")

@@ -16,9 +16,10 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from utils.errors import UsageError, UserError, shown
+from utils.objects import Json
 
 _STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}
 _BLOCKS, _BLOCK = 64, 4096  # blocks of a sampled file, bytes of each
@@ -105,12 +106,12 @@ def write_text(path: str | Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8", "replace"))
 
 
-def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
+def write_json(path: str | Path, data: Mapping[str, object]) -> None:
     """Write `data` to `path` as JSON. Raises WriteError, and ValueError for values that JSON does not have."""
     write_text(path, json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
-def write_result(path: str | Path, data: Mapping[str, Any]) -> bool:
+def write_result(path: str | Path, data: Mapping[str, object]) -> bool:
     """Write the result of a run to `path` as JSON; return whether it was written.
 
     The result of a stopped run (`complete` is false) replaces only that of another stopped run. Raises as
@@ -179,7 +180,7 @@ def check_outputs(written: Mapping[str, str | Path | None], read: Iterable[str |
         taken[target] = f"the file of {flag} as well" if flag else "the file to be read"
 
 
-def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def first_difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
     """Return the name of the first fact in which two runs differ; None if they are the same run."""
     return next((name for name in dict.fromkeys([*now, *before]) if before.get(name) != now.get(name)), None)
 
@@ -195,7 +196,7 @@ def read_text(path: str | Path) -> str:
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
-def object_in(text: str, where: object) -> dict[str, Any]:
+def object_in(text: str, where: object) -> Json:
     """Return the JSON object in a text. UserError, which names `where`, if it holds none."""
     try:
         data = json.loads(text)
@@ -206,7 +207,7 @@ def object_in(text: str, where: object) -> dict[str, Any]:
     return data
 
 
-def read_object(path: str | Path) -> dict[str, Any]:
+def read_object(path: str | Path) -> Json:
     """Return the JSON object in a file. UserError if it cannot be read or holds none."""
     return object_in(read_text(path), path)
 

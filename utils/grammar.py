@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.files import object_in, read_text
+from utils.objects import HfTokenizer, Json
 
 LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -45,7 +46,7 @@ def form_text(kind: str, value: str) -> str:
     return value if given else read_text(os.path.expanduser(value))
 
 
-def schema_of(text: str) -> dict[str, Any]:
+def schema_of(text: str) -> Json:
     """Return the JSON schema in a text. UserError, with the place, for an unknown keyword, or a text that is none."""
     schema = object_in(text, "json_schema")
     for place, part in _parts(schema):
@@ -54,7 +55,7 @@ def schema_of(text: str) -> dict[str, Any]:
     return schema
 
 
-def _parts(schema: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _parts(schema: Json, place: str = "") -> Iterator[tuple[str, Json]]:
     """Yield a schema and those in it, with their places as JSON pointers."""
     yield place, schema
     for word, value in schema.items():
@@ -66,7 +67,7 @@ def _parts(schema: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Ma
 
 
 @lru_cache(maxsize=2)
-def vocabulary_of(tokenizer: Any, size: int, ends: frozenset[int]) -> LLTokenizer:
+def vocabulary_of(tokenizer: HfTokenizer, size: int, ends: frozenset[int]) -> LLTokenizer:
     """Return llguidance's view of a tokenizer for logits of `size` ids; `ends` are the ids that end an answer. Kept, as
     it takes a second for large vocabularies."""
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
@@ -90,9 +91,9 @@ def compiled(kind: str, text: str, vocabulary: LLTokenizer) -> LLMatcher:
     return LLMatcher(vocabulary, grammar, log_level=0)
 
 
-def _place(schema: Mapping[str, Any], problem: str) -> str:
+def _place(schema: Json, problem: str) -> str:
     """Return where in a schema a problem is: at its smallest part that has it."""
-    known = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    known: Json = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     whole = [(place, LLMatcher.grammar_from_json_schema({**known, **part})) for place, part in _parts(schema)]
     wrong = [(len(grammar), place) for place, grammar in whole if LLMatcher.validate_grammar(grammar) == problem]
     return f" at {min(wrong)[1]}" if wrong and min(wrong)[1] else ""
@@ -116,7 +117,9 @@ class GrammarState:
     """What a form lets follow one text (`FormState` of sampling/types.py), by a matcher that read it. Equal masks are
     kept once, in `masks`."""
 
-    def __init__(self, matcher: Any, size: int, ends: Collection[int], masks: dict[Any, Tensor] | None = None) -> None:
+    def __init__(
+        self, matcher: LLMatcher, size: int, ends: Collection[int], masks: dict[object, Tensor] | None = None
+    ) -> None:
         self._matcher, self._size, self._ends, self._masks = matcher, size, ends, {} if masks is None else masks
         self._after: dict[int, GrammarState | None] = {}
 

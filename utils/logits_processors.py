@@ -190,12 +190,12 @@ class Argument(NamedTuple):
     """A number that shapes a distribution."""
 
     off: float  # leaves the distribution as it is
-    check: Callable[[str, Any], Any]  # its name and value → the value; UserError outside its range
+    check: Callable[..., Any]  # its name and value → the value; UserError outside its range
     letter: str  # stands for it in the usage of a named processor
     on_prefixes: Callable[[Tensor, Any, Sequence[Sequence[int]]], None] | None = None  # changes scores [M, V] in place
     windowed: bool = False  # only the last `penalty_window` tokens of a prefix count
-    on_scores: Callable[[Tensor, Any], Tensor] | None = None
-    on_probs: Callable[[Tensor, Any], Tensor] | None = None
+    on_scores: Callable[..., Tensor] | None = None
+    on_probs: Callable[..., Tensor] | None = None
 
 
 _PENALTY = partial(number, fits=lambda value: -2 <= value <= 2, allowed="from -2 to 2 (0 = off)")
@@ -249,7 +249,7 @@ ARGUMENTS: Mapping[str, Argument] = {
 }
 
 
-def read_bias(bias: Any) -> dict[tuple[int, ...], float]:
+def read_bias(bias: object) -> dict[tuple[int, ...], float]:
     """Return a bias by its ids as tuples; UserError for one that is none."""
     by_ids: dict[tuple[int, ...], float] = {}
     if not isinstance(bias, Mapping):

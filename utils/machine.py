@@ -9,18 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from utils.objects import Json
 from utils.processes import world
 
 _TRIM, _MAPPED = -1, -3  # what mallopt(3) calls them
 
 
-def machine(loaded: Any) -> dict[str, Any]:
+def machine(loaded: Any) -> Json:
     """Return the facts about the machine and the loaded pair that belong to a figure."""
     target = loaded.target
     return {**facts(target.device), "dtype": target.dtype_text, "quantization": target.quantization}
 
 
-def facts(device: Any) -> dict[str, Any]:
+def facts(device: Any) -> Json:
     """Return the facts about the machine that belong to a figure measured on a torch.device now."""
     import torch
     import transformers

@@ -7,7 +7,8 @@ one by one, so no part holds a marker. Text without markers is left alone, and s
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
+
+from utils.objects import HfTokenizer
 
 CUT = "\ufdd0"  # a noncharacter of Unicode, reserved for programs' own use
 _ANCHORS = ("\n", ".", "a")  # texts of which one stays a separate token before any other text
@@ -18,7 +19,7 @@ _HALF = 2  # characters that a part of a marker has at least
 class Markers:
     """The control tokens of a tokenizer by their texts: its special ones, and those in brackets in a template."""
 
-    def __init__(self, tokenizer: Any, template: str = "") -> None:
+    def __init__(self, tokenizer: HfTokenizer, template: str = "") -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         special = {token.content for token in added if token.special and token.content.strip()}
         brackets = set(_BRACKETS.findall(template)) - special

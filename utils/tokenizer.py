@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from utils.objects import HfTokenizer, Json
+
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 # A key of the configuration of a GGUF file's tokenizer: whether a chat begins with the BOS, whatever its template.
 BOS_BEFORE_CHAT = "bos_before_chat"
@@ -22,7 +24,7 @@ _SAMPLE = "The river is long. Hello, world! 12"
 _LARGEST = 100_000  # ids; transformers mends some larger vocabularies
 
 
-class Encoded(dict[str, Any]):
+class Encoded(Json):
     """The ids of a text, as an item and as an attribute."""
 
     @property
@@ -36,7 +38,9 @@ class FileTokenizer:
 
     response_template = None  # `file_tokenizer` takes no tokenizer that has one
 
-    def __init__(self, backend: Any, stored: Mapping[str, Any], template: str | None, load: Callable[[], Any]) -> None:
+    def __init__(
+        self, backend: HfTokenizer, stored: Mapping[str, str], template: str | None, load: Callable[[], HfTokenizer]
+    ) -> None:
         tokens: dict[str, str] = {role: stored[role] for role in ROLES if role in stored}
         self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, tokens, template
         self.init_kwargs, self._load = dict(stored), load
@@ -46,7 +50,7 @@ class FileTokenizer:
             setattr(self, f"{role}_id", None if token is None else backend.token_to_id(token))
 
     @functools.cached_property
-    def whole(self) -> Any:
+    def whole(self) -> HfTokenizer:
         """transformers' own."""
         return self._load()
 
@@ -58,7 +62,7 @@ class FileTokenizer:
     def __len__(self) -> int:
         return int(self.backend_tokenizer.get_vocab_size())
 
-    def __call__(self, text: Any, add_special_tokens: bool = True, **more: Any) -> Any:
+    def __call__(self, text: object, add_special_tokens: bool = True, **more: object) -> Any:
         """`input_ids` of a text; several texts and other arguments go to transformers."""
         if more or not isinstance(text, str):
             return self.whole(text, add_special_tokens=add_special_tokens, **more)
@@ -86,11 +90,11 @@ class FileTokenizer:
         return vocabulary
 
     @property
-    def added_tokens_decoder(self) -> dict[int, Any]:
-        added: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
+    def added_tokens_decoder(self) -> dict[int, HfTokenizer]:
+        added: dict[int, HfTokenizer] = self.backend_tokenizer.get_added_tokens_decoder()
         return added
 
-    def apply_chat_template(self, messages: Any, chat_template: str | None = None, **options: Any) -> Any:
+    def apply_chat_template(self, messages: object, chat_template: str | None = None, **options: object) -> Any:
         """Return the chat as text. Templates with transformers' own words, and calls for ids, go to transformers."""
         template, own = chat_template or self.chat_template, {"tokenize", "add_generation_prompt"}
         ours = options.keys() <= own and options.get("tokenize") is False
@@ -108,7 +112,7 @@ def _compiled(template: str) -> Any:
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
 
 
-def file_tokenizer(folder: Path, load: Callable[[], Any]) -> FileTokenizer | None:
+def file_tokenizer(folder: Path, load: Callable[[], HfTokenizer]) -> FileTokenizer | None:
     """Return the tokenizer in a converted model's folder; None if transformers does more than read `tokenizer.json`.
 
     `load` makes transformers' own. Raises OSError and ValueError for a file that cannot be read.
@@ -124,7 +128,7 @@ def file_tokenizer(folder: Path, load: Callable[[], Any]) -> FileTokenizer | Non
         return None
     from tokenizers import Tokenizer
 
-    backend: Any = Tokenizer.from_file(str(file))
+    backend: HfTokenizer = Tokenizer.from_file(str(file))
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     changed = backend.truncation or backend.padding or not {*tokens.values()} <= special
     if changed or backend.get_vocab_size() > _LARGEST:
@@ -133,7 +137,7 @@ def file_tokenizer(folder: Path, load: Callable[[], Any]) -> FileTokenizer | Non
     return FileTokenizer(backend, stored, template.read_text(encoding="utf-8") if template.is_file() else None, load)
 
 
-def first_ids(tokenizer: Any, text: str) -> list[int]:
+def first_ids(tokenizer: HfTokenizer, text: str) -> list[int]:
     """Return the ids of a text that nothing precedes, with the tokenizer's own beginning but never two of it."""
     ids, bos = list(tokenizer(text)["input_ids"]), getattr(tokenizer, "bos_token_id", None)
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
@@ -154,7 +158,7 @@ def sentence_pieces(folder: Path) -> list[str] | None:
     return pieces
 
 
-def splitting_so(pieces: list[str], makers: Iterable[Callable[[], Any]]) -> Any:
+def splitting_so(pieces: list[str], makers: Iterable[Callable[[], HfTokenizer]]) -> HfTokenizer:
     """Return the first tokenizer that splits the sample text into `pieces`. ValueError if none does.
 
     transformers chooses a class by the model's type, and the class may expect another kind of sentencepiece model.

@@ -31,6 +31,7 @@ from utils.catalogue.specs import (
 )
 from utils.errors import UsageError, UserError, did_you_mean, shown
 from utils.files import read_object
+from utils.objects import Json
 
 FORMAT = "speculative-console student"
 _GLIDE = "large_num_attention_heads"  # a Llama configuration with this key is a published GLIDE drafter's
@@ -54,7 +55,7 @@ class Catalogue(BaseModel):
 
     default: str
     pairs: dict[str, PairSpec]
-    defaults: dict[str, Any] = Field(default_factory=dict)
+    defaults: Json = Field(default_factory=dict)
     file: str = ""
 
     def pair(self, name: str | None = None) -> PairSpec:
@@ -114,7 +115,7 @@ class _Reader:
             raise self.wrong(("default",), f"default: no pair '{default}'{did_you_mean(default, pairs)}")
         return Catalogue(default=default, pairs=pairs, defaults=defaults, file=str(self.file))
 
-    def pair(self, name: str, data: Any, defaults: dict[str, Any]) -> PairSpec:
+    def pair(self, name: str, data: object, defaults: Json) -> PairSpec:
         path, label = ("pairs", name), f"pair '{name}'"
         if not isinstance(data, dict):
             raise self.wrong(path, f"{label} must be a mapping with a target, got {_shown(data)}")
@@ -135,7 +136,7 @@ class _Reader:
             raise self.wrong((*path, *problem.key), f"{label}: {problem.text}")
         return pair.model_copy(update={"defaults": {**defaults, **pair.presets, **own}})
 
-    def members(self, path: Where, data: list[Any], label: str) -> list[Any]:
+    def members(self, path: Where, data: list[Any], label: str) -> list[object]:
         """Return the drafters of a cascade; refuses a text that is nearly one of the words."""
         for at, value in enumerate(data):
             near = unknown_member(value, self.known.members) if isinstance(value, str) else None
@@ -143,7 +144,7 @@ class _Reader:
                 raise self.wrong((*path, at), f"{label}: cascade: no drafter '{value}' (did you mean {near}?)")
         return [self.model(value, self.known.members) for value in data]
 
-    def settings(self, path: Where, data: Any, label: str) -> dict[str, Any]:
+    def settings(self, path: Where, data: object, label: str) -> Json:
         """Return the settings preset under `path`, their names and types checked."""
         if data is None:
             return {}
@@ -152,7 +153,7 @@ class _Reader:
         self.checked(self.presets, data, path, label)
         return dict(data)
 
-    def model(self, value: Any, words: Collection[str]) -> Any:
+    def model(self, value: object, words: Collection[str]) -> object:
         """Return a model with its short form expanded and its relative path absolute; one of the `words` stays."""
         if isinstance(value, str):
             return value if value in words else source_of(value, self.file.parent)
@@ -161,11 +162,11 @@ class _Reader:
         known = {key: self.absolute(part) if key in ("path", "gguf") else part for key, part in value.items()}
         return {**known, "tokenizer": self.model(value["tokenizer"], ())} if "tokenizer" in value else known
 
-    def absolute(self, value: Any) -> Any:
+    def absolute(self, value: object) -> object:
         """Return a relative path as an absolute one; other values stay and are refused later."""
         return str(resolved(value, self.file.parent)) if isinstance(value, str) else value
 
-    def checked(self, kind: type[BaseModel], data: Any, path: Where, label: str) -> Any:
+    def checked(self, kind: type[BaseModel], data: object, path: Where, label: str) -> Any:
         """Return the record; raises the first error of pydantic, with its line."""
         try:
             return kind.model_validate(data)
@@ -208,7 +209,7 @@ def _line_for(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
     return f"{key} must be {allowed}, got {_shown(error['input'])}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "nothing" if value is None else shown(value)
 
 
@@ -258,7 +259,7 @@ def _plain(loader: Any, node: Any, path: Where, lines: dict[Where, int]) -> Any:
         return [_plain(loader, item, (*path, index), lines) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         return _scalar(loader, node)
-    data: dict[str, Any] = {}
+    data: Json = {}
     for key_node, value_node in node.value:
         key = _scalar(loader, key_node) if isinstance(key_node, yaml.ScalarNode) else None
         line = key_node.start_mark.line + 1
@@ -304,7 +305,7 @@ def head_kind(folder: str | Path) -> str | None:
     return kind if kind in HEAD_KINDS else None
 
 
-def _kind_by_config(config: dict[str, Any]) -> str | None:
+def _kind_by_config(config: Json) -> str | None:
     """Return the kind of published draft head that a configuration describes; None if it describes none."""
     if "gguf" in config and config.get("kind") == "mtp":
         return "mtp"

@@ -19,6 +19,7 @@ from utils.catalogue.heads import HEAD_KINDS, PUBLISHED_KINDS
 from utils.catalogue.templates import check_template
 from utils.errors import UsageError, UserError, did_you_mean, nearest, number, shown
 from utils.files import hash_of
+from utils.objects import Json
 from utils.remote.server import OWN, Server, is_url
 
 Quantization = Literal["none", "q4", "q8", "int8", "nf4", "fp4"]
@@ -47,7 +48,7 @@ class KnownNames(NamedTuple):
     drafters: Collection[str]
     members: Collection[str]
     reviewers: Collection[str]
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
 
 
 def _unlike(pattern: re.Pattern[str], text: str | None) -> bool:
@@ -198,7 +199,7 @@ class PairSpec(BaseModel):
     k_matrix: list[list[int]] | None = None
     lenience: float | None = None
     template: str | None = None  # the chat template, by name
-    defaults: dict[str, Any] = Field(default_factory=dict)
+    defaults: Json = Field(default_factory=dict)
     notes: str = ""
 
     @property
@@ -240,7 +241,7 @@ class PairSpec(BaseModel):
         }
 
     @property
-    def presets(self) -> dict[str, Any]:
+    def presets(self) -> Json:
         """The settings that its keys of the same names preset."""
         drafts = self.target.tokenizer is not None
         compare = (f"{OWN},spec" if drafts else OWN) if self.target.url else None
@@ -328,7 +329,7 @@ def check_shape(matrix: Any) -> Matrix:
     return tuple(tuple(row) for row in rows)
 
 
-def check_fit(matrix: Any, drafters: int) -> Matrix:
+def check_fit(matrix: object, drafters: int) -> Matrix:
     """:func:`check_shape`, and as many rows as there are drafters."""
     checked = check_shape(matrix)
     if len(checked) != drafters:
@@ -341,7 +342,7 @@ def check_lenience(value: float) -> float:
     return number("lenience", value, lambda lenience: lenience >= 1, "a number, at least 1")
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
@@ -403,7 +404,7 @@ def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     for index, name in enumerate(members):
         if (problem := _member_problem(pair, index, name, known, method)) is not None:
             yield Problem(("cascade", index), problem)
-    checks: dict[str, Callable[[Any], object]] = {
+    checks: dict[str, Callable[..., object]] = {
         "k_matrix": partial(check_fit, drafters=len(members)),
         "lenience": check_lenience,
         "template": check_template,

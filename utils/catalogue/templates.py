@@ -8,9 +8,10 @@ import functools
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from utils.errors import UsageError, did_you_mean
+from utils.objects import HfTokenizer, Json
 from utils.tokenizer import BOS_BEFORE_CHAT
 
 AUTO, PLAIN = "auto", "plain"
@@ -87,18 +88,18 @@ def check_template(name: str) -> str:
     raise UsageError(f"no chat template '{name}'{did_you_mean(str(name), NAMES)}: have {', '.join(NAMES)}")
 
 
-def carries_template(tokenizer: Any, name: str = AUTO) -> bool:
+def carries_template(tokenizer: HfTokenizer, name: str = AUTO) -> bool:
     """Return whether messages go through a template: a named one, or under "auto" the tokenizer's own."""
     check_template(name)
     return bool(getattr(tokenizer, "chat_template", None)) if name == AUTO else name != PLAIN
 
 
-def render(tokenizer: Any, messages: list[dict[str, str]], name: str = AUTO) -> str:
+def render(tokenizer: HfTokenizer, messages: list[dict[str, str]], name: str = AUTO) -> str:
     """Return the chat as the model reads it, up to its answer. Raises whatever the template raises."""
     return _rendered(tokenizer, messages, name, add_generation_prompt=True)
 
 
-def _rendered(tokenizer: Any, messages: list[dict[str, str]], name: str, **how: Any) -> str:
+def _rendered(tokenizer: HfTokenizer, messages: list[dict[str, str]], name: str, **how: object) -> str:
     if name != AUTO:
         how["chat_template"] = TEMPLATES[check_template(name)]
     else:
@@ -108,7 +109,7 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]], name: str, **how: 
     return text if text.startswith(begin) else begin + text
 
 
-def _in_parts(messages: list[dict[str, str]], roles: frozenset[str]) -> list[dict[str, Any]]:
+def _in_parts(messages: list[dict[str, str]], roles: frozenset[str]) -> list[Json]:
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]} if message["role"] in roles else message
         for message in messages
@@ -116,7 +117,7 @@ def _in_parts(messages: list[dict[str, str]], roles: frozenset[str]) -> list[dic
 
 
 @functools.lru_cache(maxsize=8)
-def _roles_in_parts(tokenizer: Any, template: str) -> frozenset[str]:
+def _roles_in_parts(tokenizer: HfTokenizer, template: str) -> frozenset[str]:
     """Return the roles whose content the tokenizer's own template takes only as a list of parts."""
     listed: frozenset[str] = frozenset()
     for role, chat in _PROBES.items():
@@ -142,7 +143,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")  # the key of a mess
 
 
 @functools.lru_cache(maxsize=8)
-def thinking_marks(tokenizer: Any, name: str = AUTO) -> Thinking | None:
+def thinking_marks(tokenizer: HfTokenizer, name: str = AUTO) -> Thinking | None:
     """Return the marks between which the model thinks; None if there are none.
 
     Between them the template drops the text of an earlier answer, or writes a message's reasoning.
@@ -165,7 +166,7 @@ def thinking_marks(tokenizer: Any, name: str = AUTO) -> Thinking | None:
     return None
 
 
-def end_ids(tokenizer: Any, name: str = AUTO) -> frozenset[int]:
+def end_ids(tokenizer: HfTokenizer, name: str = AUTO) -> frozenset[int]:
     """Return the id of the token that the template writes after an answer, if the vocabulary has it."""
     if not carries_template(tokenizer, name):
         return frozenset()

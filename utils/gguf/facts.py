@@ -6,10 +6,10 @@ a file with keys of its architecture that neither knows, since it would silently
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from utils.errors import UserError
 from utils.gguf.header import TOKENS, GgufHeader
+from utils.objects import HfConfig, Json
 
 _PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
 
@@ -75,7 +75,7 @@ def teach_families() -> None:
     from transformers import modeling_gguf_pytorch_utils as reader
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
-    table: dict[str, Any] = GGUF_CONFIG_MAPPING
+    table: Json = GGUF_CONFIG_MAPPING
     plain = table["qwen2"]
     scales: dict[str, str | None] = {
         "attention.scale": "attention_multiplier",
@@ -93,7 +93,7 @@ def teach_families() -> None:
         reader.TENSOR_PROCESSORS[family] = reader.TENSOR_PROCESSORS["llama"]
 
 
-def complete(config: Any, header: GgufHeader) -> None:
+def complete(config: HfConfig, header: GgufHeader) -> None:
     """Complete a transformers configuration from the file; UserError, in one line, for a key that it cannot express."""
     attributes = {key for key, names in _ATTRIBUTES.items() if any(hasattr(config, name) for name in names)}
     windows = {"attention.sliding_window"} if header.architecture in _WINDOWED else set()
@@ -122,7 +122,7 @@ def _mapped(header: GgufHeader) -> Mapping[str, str | None]:
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     plain = header.architecture.replace("-", "").replace("_", "")
-    table: Mapping[str, Any] = GGUF_CONFIG_MAPPING
+    table: Json = GGUF_CONFIG_MAPPING
     return next((keys for name, keys in table.items() if name.replace("_", "") == plain), {})
 
 
@@ -142,7 +142,7 @@ def check_known(header: GgufHeader, known: Collection[str]) -> None:
         raise UserError(f"it has keys that this program does not know: {', '.join(unknown[:3])}{more}")
 
 
-def _set_rope(config: Any, header: GgufHeader, size: int) -> None:
+def _set_rope(config: HfConfig, header: GgufHeader, size: int) -> None:
     """Set the rotary positions. A family that turns part of a head names the part in its configuration; layers with a
     window have a separate base."""
     rope = config.rope_parameters
@@ -168,12 +168,12 @@ def _set_rope(config: Any, header: GgufHeader, size: int) -> None:
     config.rope_parameters = full
 
 
-def _original(config: Any, header: GgufHeader) -> int:
+def _original(config: HfConfig, header: GgufHeader) -> int:
     """Return the context before it was extended."""
     return int(header.get("rope.scaling.original_context_length") or config.max_position_embeddings)
 
 
-def scaling(config: Any, header: GgufHeader, factors: Mapping[str, list[float]], pairs: int) -> dict[str, Any]:
+def scaling(config: HfConfig, header: GgufHeader, factors: Mapping[str, list[float]], pairs: int) -> Json:
     """Return the stretching of positions as transformers' rope parameters, for `pairs` pairs of dimensions.
 
     A frequency is base^(−2i/D), divided by its factor if the file has one for each; cos and sin are multiplied by the

@@ -18,6 +18,7 @@ from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.specs import gguf_parts, is_gguf
 from utils.errors import UserError
 from utils.families import UnfitError
+from utils.objects import Json
 
 _ALIGNMENT = 32  # of a file that names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -45,7 +46,7 @@ class TensorInfo(NamedTuple):
 class GgufHeader(NamedTuple):
     """A file's header. In place of an array of texts other than the tokens `metadata` has its length."""
 
-    metadata: dict[str, Any]
+    metadata: Json
     tensors: tuple[TensorInfo, ...]
     parts: tuple[Path, ...]
 
@@ -53,7 +54,7 @@ class GgufHeader(NamedTuple):
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", "unnamed"))
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return the value of a key under the architecture's name."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
@@ -118,7 +119,7 @@ def read_header(file: Path) -> GgufHeader:
     return GgufHeader(metadata, tensors, parts)
 
 
-def _header_of(file: Path) -> tuple[dict[str, Any], tuple[TensorInfo, ...]]:
+def _header_of(file: Path) -> tuple[Json, tuple[TensorInfo, ...]]:
     """Metadata and tensors of one file."""
     if not file.is_file():
         raise UserError(f"no GGUF file {file}")
@@ -129,7 +130,7 @@ def _header_of(file: Path) -> tuple[dict[str, Any], tuple[TensorInfo, ...]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(file: Path, size: int, _changed: int) -> tuple[dict[str, Any], tuple[TensorInfo, ...]]:
+def _parsed(file: Path, size: int, _changed: int) -> tuple[Json, tuple[TensorInfo, ...]]:
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             metadata, table, end = _tables(data, file)
@@ -143,12 +144,12 @@ def _parsed(file: Path, size: int, _changed: int) -> tuple[dict[str, Any], tuple
     return metadata, _tensors(file, size, metadata.get("general.alignment", _ALIGNMENT), table, end)
 
 
-def _tables(data: mmap.mmap, file: Path) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]], int]:
+def _tables(data: mmap.mmap, file: Path) -> tuple[Json, list[tuple[str, tuple[int, ...], int, int]], int]:
     """Metadata; name, shape, type and offset of each tensor; where the header ends."""
     version, tensors, values = struct.unpack_from("<IQQ", data, 4)
     if version not in (2, 3):
         raise ValueError(f"its version is {version}; 2 and 3 are read, little-endian")
-    metadata: dict[str, Any] = {}
+    metadata: Json = {}
     at = 24
     for _ in range(values):
         key, at = _text(data, at)

@@ -12,6 +12,7 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.gguf.header import TOKENS, GgufHeader
+from utils.objects import HfTokenizer
 from utils.tokenizer import BOS_BEFORE_CHAT
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4  # among tokenizer.ggml.token_type
@@ -45,7 +46,7 @@ _WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixt
 _WHOLE_WORDS |= {"jina-v5-nano"}
 
 
-def _tokenizer(header: GgufHeader, key: str, default: Any = None) -> Any:
+def _tokenizer(header: GgufHeader, key: str, default: object = None) -> Any:
     return header.metadata.get(f"tokenizer.ggml.{key}", default)
 
 
@@ -88,7 +89,7 @@ def end_ids(header: GgufHeader) -> list[int]:
     return sorted(_typed(header)[2])
 
 
-def tokenizer_of(file: Path, header: GgufHeader, context: int) -> Any:
+def tokenizer_of(file: Path, header: GgufHeader, context: int) -> HfTokenizer:
     """Return the tokenizer of a GGUF file for a model with `context` positions: transformers' class, with llama.cpp's
     ids. UserError, in one line, for a way to split text that this program does not know."""
     import transformers
@@ -131,7 +132,7 @@ def tokenizer_of(file: Path, header: GgufHeader, context: int) -> Any:
     return tokenizer
 
 
-def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]) -> Any:
+def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]) -> HfTokenizer:
     """Return the tokenizer of a sentencepiece vocabulary, which joins the pair of the best score first."""
     from tokenizers import Tokenizer, decoders, models, normalizers
     from transformers.tokenization_utils_base import generate_merges
@@ -139,7 +140,7 @@ def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]
     scores = dict(zip(ids, _tokenizer(header, "scores", [0.0] * len(ids)), strict=False))
     merges = generate_merges(dict(ids), scores)
     unknown = roles.get("unk_token")
-    backend: Any = Tokenizer(
+    backend: HfTokenizer = Tokenizer(
         models.BPE(vocab=dict(ids), merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     prefix = _tokenizer(header, "add_space_prefix", True)
@@ -150,7 +151,7 @@ def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]
     return backend
 
 
-def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> Any:
+def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> HfTokenizer:
     """Return the tokenizer of a byte-level vocabulary: transformers' merges and split, the tokens as they are."""
     import transformers
     from tokenizers import Tokenizer, pre_tokenizers
@@ -159,11 +160,11 @@ def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> Any:
     split = _tokenizer(header, "pre")
     if split not in _AS_GPT2 | _DIGITS_APART | GGUF_PRE_TOKENIZER_SPLITS.keys():
         raise UserError(f"tokenizer.ggml.pre is '{split}', a way to split text that this program does not know")
-    theirs: Any = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    theirs: HfTokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     state = json.loads(theirs.backend_tokenizer.to_str())
     joins = (pair for pair in state["model"]["merges"] if ids.keys() >= {*pair, "".join(pair)})
     state["model"] |= {"vocab": dict(ids), "merges": list(joins), "ignore_merges": split in _WHOLE_WORDS}
-    backend: Any = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
+    backend: HfTokenizer = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
     if split in _DIGITS_APART:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = pre_tokenizers.Digits(individual_digits=True)

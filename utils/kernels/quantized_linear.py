@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from utils.kernels.bindings import (
     load,
     run,
 )
+from utils.objects import HfModel
 
 KINDS = ("q4", "q8")  # float weights are rounded to these in groups of 32; "q4" gives table and head 8 bits
 FLOAT_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -121,7 +122,7 @@ class PackedWeight:
         blocks = self.data[first // COLUMNS : -(-last // COLUMNS)]
         return PackedWeight(blocks, self.kind, last - first, self.in_features)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
+    def __deepcopy__(self, memo: dict[int, object]) -> PackedWeight:
         return self  # nothing writes to it
 
     @property
@@ -186,7 +187,7 @@ class _Quantized(nn.Module):
         self.packed, self.hides_weight = packed, False
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> HfModel:
         """A new dense copy of the weight at every access: writing to it changes nothing. None if it is hidden."""
         return None if self.hides_weight else self.dense()
 
@@ -194,7 +195,7 @@ class _Quantized(nn.Module):
         """A new dense copy of the weight."""
         return nn.Parameter(self.packed.dense(), requires_grad=False)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: HfModel, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.dense()
 
@@ -256,12 +257,14 @@ class QuantizedExperts(nn.Module):
     """The experts of a mixture over packed weights: `gate`, `up` and `down` of each. `plain` is transformers' module
     without weights, which has the activation."""
 
-    def __init__(self, experts: Sequence[tuple[PackedWeight, PackedWeight, PackedWeight]], plain: Any = None) -> None:
+    def __init__(
+        self, experts: Sequence[tuple[PackedWeight, PackedWeight, PackedWeight]], plain: HfModel = None
+    ) -> None:
         super().__init__()
         self.experts, self.plain, self.narrow = experts, [plain], False
 
     @staticmethod
-    def of(weights: Mapping[str, PackedWeight], count: int, plain: Any = None) -> QuantizedExperts:
+    def of(weights: Mapping[str, PackedWeight], count: int, plain: HfModel = None) -> QuantizedExperts:
         """Split weights of all experts, outputs concatenated, under transformers' names or a GGUF file's."""
 
         def each(name: str, part: int = 0, parts: int = 1) -> list[PackedWeight]:
@@ -286,7 +289,7 @@ class QuantizedExperts(nn.Module):
 
     def unpacked(self) -> nn.Module:
         """transformers' module with the same numbers."""
-        twin: Any = copy.deepcopy(self.plain[0])
+        twin: HfModel = copy.deepcopy(self.plain[0])
         both = [torch.cat([gate.dense(), up.dense()]) for gate, up, _ in self.experts]
         twin.gate_up_proj = nn.Parameter(torch.stack(both), requires_grad=False)
         twin.down_proj = nn.Parameter(torch.stack([down.dense() for *_, down in self.experts]), requires_grad=False)
@@ -315,7 +318,7 @@ def _is_float(weight: Tensor) -> bool:
     return weight.dtype in FLOAT_KINDS and weight.device.type == "cpu" and weight.numel() > 0
 
 
-def _weights(part: Any, tables: bool, step: int) -> dict[str, Tensor]:
+def _weights(part: HfModel, tables: bool, step: int) -> dict[str, Tensor]:
     """The weights of a layer that can be packed, by name: its rows are a multiple of `step` numbers; {} if it stays."""
     is_table = type(part) is nn.Embedding or hasattr(part, "scalar_embed_scale")
     weights = {}
@@ -326,7 +329,7 @@ def _weights(part: Any, tables: bool, step: int) -> dict[str, Tensor]:
     return weights if all(weight.shape[-1] % step == 0 for weight in weights.values()) else {}
 
 
-def layer_over(part: Any, weights: Mapping[str, PackedWeight]) -> nn.Module:
+def layer_over(part: HfModel, weights: Mapping[str, PackedWeight]) -> nn.Module:
     """The layer over packed weights, by their names in `part`, which it replaces; the weights of experts are freed."""
     if isinstance(part, nn.Embedding):
         return QuantizedEmbedding(weights["weight"], getattr(part, "scalar_embed_scale", 1.0))
@@ -378,11 +381,11 @@ def unpacked_copy(model: nn.Module) -> nn.Module:
 
     `model` itself if nothing in it is packed.
     """
-    whole: Any = model
+    whole: HfModel = model
     if hasattr(whole, "unpacked"):
         return cast(nn.Module, whole.unpacked())
-    packed: list[Any] = [module for module in model.modules() if hasattr(module, "unpacked")]
+    packed: list[HfModel] = [module for module in model.modules() if hasattr(module, "unpacked")]
     if not packed:
         return model
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    memo: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, memo | {id(module): module.unpacked() for module in packed})

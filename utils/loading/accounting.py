@@ -5,9 +5,9 @@ A loader that fills in missing values or ignores unknown ones would silently giv
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from utils.errors import UserError
+from utils.objects import HfConfig, Json
 
 _SHOWN = 3
 
@@ -27,7 +27,7 @@ def check_tensors(
         raise UserError(f"{name} does not fit its configuration: {'; '.join(mistakes[:_SHOWN])}{more}")
 
 
-def check_loaded(name: str, reported: dict[str, Any], unexpected: Collection[str] = (), config: Any = None) -> None:
+def check_loaded(name: str, reported: Json, unexpected: Collection[str] = (), config: HfConfig = None) -> None:
     """`check_tensors` of transformers' `output_loading_info`, with more `unexpected` tensors.
 
     The multi-token prediction layers that `config` counts may be there: a drafter reads them.
@@ -36,7 +36,7 @@ def check_loaded(name: str, reported: dict[str, Any], unexpected: Collection[str
     check_tensors(name, reported["missing_keys"], {*surplus, *unexpected}, reported["mismatched_keys"])
 
 
-def _predicts_ahead(key: str, config: Any) -> bool:
+def _predicts_ahead(key: str, config: HfConfig) -> bool:
     """Return whether a tensor belongs to one of the layers after the last that `config` counts."""
     text, layer = config.get_text_config(decoder=True), re.match(r"model\.layers\.(\d+)\.", key)
     more = getattr(text, "num_nextn_predict_layers", None) or 0
@@ -51,7 +51,7 @@ _SCALARS = {*_MULTIPLIERS, "attn_logit_softcapping", "final_logit_softcapping", 
 _SCALARS |= {"query_pre_attn_scalar", "no_rope_layers"}
 
 
-def check_written(name: str, stored: Mapping[str, Any], config: Any) -> None:
+def check_written(name: str, stored: Json, config: HfConfig) -> None:
     """Raise UserError if config.json, `stored`, lacks a key that its release wrote for the class of `config`, or has a
     number that only other families read.
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +34,7 @@ from utils.loading.packed_gguf import (
 )
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import model_folder, weight_files
+from utils.objects import HfConfig, HfModel, HfTokenizer, Json
 from utils.processes import meet
 from utils.progress import SILENT, Progress
 from utils.tokenizer import BOS_BEFORE_CHAT, PIECE_FILES, file_tokenizer, sentence_pieces, splitting_so
@@ -44,7 +44,7 @@ QUANTIZATIONS = ("none", *KINDS, *BITSANDBYTES)
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-LoadStep = tuple[str, Callable[[Any], object]]  # its stage, and what is done to the model
+LoadStep = tuple[str, Callable[[HfModel], object]]  # its stage, and what is done to the model
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class LoadPlan:
 
     dtype: torch.dtype  # that it computes in
     quantization: str
-    config: Any
+    config: HfConfig
     expanded: str  # why no compiled pass runs it
-    build: Callable[[], Any]
+    build: Callable[[], HfModel]
     steps: Sequence[LoadStep] = ()  # after it is built
 
 
@@ -161,7 +161,7 @@ def plan_of(
     return LoadPlan(dtype, kind, config, why or unfit, build, steps)
 
 
-def _config_of(name: str, folder: Path, options: LoadOptions) -> tuple[Any, Any]:
+def _config_of(name: str, folder: Path, options: LoadOptions) -> tuple[HfConfig, HfModel]:
     """Return the configuration of the model in `folder`, and transformers' class of such models. UserError for a
     configuration that lacks something."""
     quiet_libraries()
@@ -177,7 +177,7 @@ def _config_of(name: str, folder: Path, options: LoadOptions) -> tuple[Any, Any]
     return config, AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
-def _unfit(config: Any, attention: str | None, progress: Progress) -> str:
+def _unfit(config: HfConfig, attention: str | None, progress: Progress) -> str:
     """Return why no compiled pass runs a model; "" if one does."""
     try:
         make_kernels(progress)
@@ -193,12 +193,12 @@ def _built(
     name: str,
     folder: Path,
     options: LoadOptions,
-    family: Any,
-    given: dict[str, Any],
+    family: HfModel,
+    given: Json,
     device: torch.device | None,
     captures: bool,
     progress: Progress,
-) -> Any:
+) -> HfModel:
     """Return transformers' model, every tensor of which was read, moved to `device` where that is given. Sets the
     number of its parameters, and whether its head is another than the embedding that its configuration ties it to."""
     with ONE_AT_A_TIME:
@@ -230,13 +230,13 @@ def _built(
     return model
 
 
-def admit_readers(kind: Any) -> None:
+def admit_readers(kind: HfConfig) -> None:
     """Let transformers 5.23 build models all of whose layers read another model's keys: it looks for those that store
     some, and refuses them."""
     own = kind.kv_sharing_modes.fget
     if own.__module__ != __name__:
 
-        def modes(config: Any) -> list[str | None]:
+        def modes(config: HfConfig) -> list[str | None]:
             stores = config.num_kv_shared_layers < config.num_hidden_layers
             return own(config) if stores else ["reuse"] * config.num_hidden_layers
 
@@ -268,7 +268,7 @@ def _in_one_line(name: str, folder: Path, chosen: torch.device) -> Iterator[None
         raise UserError(why) from error
 
 
-def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
+def load_tokenizer(folder: Path, options: LoadOptions) -> HfTokenizer | None:
     """Return the tokenizer in `folder`; None if no tokenizer files lie there. Raises UserError if they are broken."""
     names = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "source.spm", *PIECE_FILES)
     if not any((folder / name).is_file() for name in names):
@@ -277,7 +277,7 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
     stored = folder / "tokenizer_config.json"
     of_gguf = stored.is_file() and BOS_BEFORE_CHAT in read_object(stored)  # "auto" is another class for some models
 
-    def whole(kind: str = "PreTrainedTokenizerFast" if of_gguf else "AutoTokenizer") -> Any:
+    def whole(kind: str = "PreTrainedTokenizerFast" if of_gguf else "AutoTokenizer") -> HfTokenizer:
         quiet_libraries()
         import transformers
 
@@ -296,7 +296,7 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
         raise UserError(f"cannot load the tokenizer in {folder}: {' '.join(str(error).split())[:200]}") from error
 
 
-def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def stop_ids(model: HfModel, tokenizer: HfTokenizer) -> frozenset[int]:
     """Return all ids that end an answer: the generation configuration's, the model's, the tokenizer's and its
     template's.
     """
@@ -337,7 +337,7 @@ def pick_dtype(name: str, device: torch.device, own: torch.dtype | None) -> torc
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
-def sharing(name: str, config: Any, kind: str, count: int) -> dict[str, Any]:
+def sharing(name: str, config: HfConfig, kind: str, count: int) -> Json:
     """Return the arguments of `from_pretrained` that split a target among `count` processes; {} for one.
 
     UsageError, with the reason, if they cannot share it.
@@ -370,7 +370,7 @@ def sharing(name: str, config: Any, kind: str, count: int) -> dict[str, Any]:
 # -- 4 and 8 bit weights: q4 and q8 by our kernels on the CPU, the others by bitsandbytes on CPU and CUDA ---------
 
 
-def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> Any | None:
+def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> HfConfig | None:
     """Return the transformers configuration for `kind`; None for "none" and for our kernels. 4 bit computes in `dtype`.
 
     Raises UsageError for an impossible kind or device, UserError without bitsandbytes.
@@ -402,7 +402,11 @@ def held_bytes(model: nn.Module) -> int:
     share, those of this process's part."""
     states = [weight.quant_state for weight in model.parameters() if hasattr(weight, "quant_state")]
     kept = chain.from_iterable(state.as_dict().values() for state in states)
-    tensors: list[Any] = [*model.parameters(), *model.buffers(), *(part for part in kept if isinstance(part, Tensor))]
+    tensors: list[HfModel] = [
+        *model.parameters(),
+        *model.buffers(),
+        *(part for part in kept if isinstance(part, Tensor)),
+    ]
     tensors = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

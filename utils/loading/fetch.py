@@ -116,7 +116,7 @@ def is_cached(name: str, revision: str | None) -> bool:
     return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
 
 
-def _snapshot(name: str, revision: str | None, offline: bool, bar: Any) -> Path:
+def _snapshot(name: str, revision: str | None, offline: bool, bar: type) -> Path:
     """Return the snapshot with the first kind of weights that it has; offline it may lack the other kinds."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -137,7 +137,7 @@ def _snapshot(name: str, revision: str | None, offline: bool, bar: Any) -> Path:
     return Path(fetch(allow_patterns=[*_SMALL, last]))
 
 
-def _bar(stage: str, progress: Progress) -> Any:
+def _bar(stage: str, progress: Progress) -> type:
     """Return a class of progress bars for the hub's downloads, which reports bytes instead of drawing; cancelling
     raises in it."""
     from tqdm.auto import tqdm

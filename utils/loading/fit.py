@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any
 
 from utils.loading.loaded import LoadedModel
+from utils.objects import HfTokenizer
 
 
-def spoken_ids(target: LoadedModel, tokenizer: Any) -> int:
+def spoken_ids(target: LoadedModel, tokenizer: HfTokenizer) -> int:
     """Return the number of ids 0 … n-1 of the tokenizer; a padded target has logits for more."""
     return min(target.vocab_size, max(_by_id(tokenizer), default=target.vocab_size - 1) + 1)
 
 
-def check_fit(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Any, Any]) -> list[str]:
+def check_fit(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[HfTokenizer, HfTokenizer]) -> list[str]:
     """Return why the drafter does not fit, in lines for the user; empty if it does.
 
     `tokenizers` are the target's and the drafter's. All ids are compared, added and special tokens too. The ends of the
@@ -50,7 +50,7 @@ def check_fit(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Any, 
     return []
 
 
-def fit_notes(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Any, Any]) -> list[str]:
+def fit_notes(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[HfTokenizer, HfTokenizer]) -> list[str]:
     """Notes on a drafter that fits: a shorter context, an assumption."""
     notes = []
     if drafter.context < target.context:
@@ -64,7 +64,7 @@ def fit_notes(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Any, 
     return notes
 
 
-def other_vocabulary(tokenizers: tuple[Any | None, Any | None]) -> TokenBytes | None:
+def other_vocabulary(tokenizers: tuple[HfTokenizer | None, HfTokenizer | None]) -> TokenBytes | None:
     """Return the drafter's vocabulary as bytes; None if one has no tokenizer or no token is shared."""
     if None in tokenizers:
         return None
@@ -110,7 +110,7 @@ class TokenBytes:
 
     special: dict[str, int]
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: HfTokenizer) -> None:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._tokenizer = tokenizer
         decoder = getattr(self._backend, "decoder", None)
@@ -201,16 +201,16 @@ def _bytes_of(token: str, lettered: bool) -> bytes:
     return bytes([int(single[1], 16)]) if single else token.replace("▁", " ").encode()
 
 
-def fingerprint(tokenizer: Any) -> str:
+def fingerprint(tokenizer: HfTokenizer) -> str:
     """Return sixteen hexadecimal digits that differ between tokenizers whose ids mean different tokens."""
     listed = sorted(_by_id(tokenizer).items())
     return hashlib.sha256(json.dumps(listed).encode("ascii")).hexdigest()[:16]
 
 
-def _by_id(tokenizer: Any) -> dict[int, str]:
+def _by_id(tokenizer: HfTokenizer) -> dict[int, str]:
     """Return the tokens by their ids, without a converter's names for unused ids."""
     return {token_id: token for token, token_id in tokenizer.get_vocab().items() if token != f"[PAD{token_id}]"}
 
 
-def _shown(token: Any) -> str:
+def _shown(token: object) -> str:
     return "no token" if token is None else repr(token)

@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from utils.errors import UserError
 from utils.families import UnfitError
@@ -32,6 +31,7 @@ from utils.loading.cache import (
     remembered_sha256,
     writing,
 )
+from utils.objects import HfConfig, HfModel, Json
 from utils.progress import SILENT, Progress, run_child
 
 FORMAT = 6  # raised whenever a file is converted differently
@@ -82,7 +82,7 @@ def converted_entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, 
 
 def _convert(source: Path, folder: Path, weights: bool, progress: Progress) -> None:
     stage = f"{'converting' if weights else 'reading the header of'} {source.name}"
-    reported: dict[str, Any] = {}
+    reported: Json = {}
 
     def read(line: str) -> None:
         with contextlib.suppress(ValueError):
@@ -147,7 +147,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     check_said(header, source.name)
     name, source = source.name, _whole(header, folder, weights)
     names = _watch(gguf, legacy, report)
-    config: Any = transformers.AutoConfig.from_pretrained(str(source.parent), gguf_file=source.name)
+    config: HfConfig = transformers.AutoConfig.from_pretrained(str(source.parent), gguf_file=source.name)
     step(0.8)
     if config.model_type == "llama" and header.get("expert_count"):
         given = {key: value for key, value in config.to_dict().items() if key != "model_type"}
@@ -169,12 +169,12 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
         source.unlink()
 
 
-def _expanded(name: str, source: Path, header: GgufHeader, config: Any, names: Mapping[str, str]) -> Any:
+def _expanded(name: str, source: Path, header: GgufHeader, config: HfConfig, names: Mapping[str, str]) -> HfModel:
     """Return the file's model in float32, every tensor of which was read. `names`: see :func:`_unread`."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    load: Any = AutoModelForCausalLM.from_pretrained
+    load: HfModel = AutoModelForCausalLM.from_pretrained
     model, reported = load(
         str(source.parent),
         gguf_file=source.name,
@@ -189,13 +189,13 @@ def _expanded(name: str, source: Path, header: GgufHeader, config: Any, names: M
     return model
 
 
-def _described(name: str, header: GgufHeader, config: Any) -> Any:
+def _described(name: str, header: GgufHeader, config: HfConfig) -> HfModel:
     """Return the file's model without its numbers."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: HfModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _check_packable(name, header, model)
     model.config.architectures = [type(model).__name__]
     return model
@@ -222,7 +222,7 @@ def _unread(header: GgufHeader, names: Mapping[str, str]) -> set[str]:
     return {name for name in ours if name not in names and name.removesuffix(".weight") not in names}
 
 
-def _check_packable(name: str, header: GgufHeader, model: Any) -> None:
+def _check_packable(name: str, header: GgufHeader, model: HfModel) -> None:
     """Raise UserError if a file whose bits may stay as they are has other tensors than `model`; a head, and biases of
     queries, keys and values, are optional."""
     if header.architecture not in ARCHITECTURES:
@@ -263,7 +263,7 @@ def _save_next_token_layer(header: GgufHeader, layers: int, folder: Path) -> Non
     from gguf import GGMLQuantizationType, dequantize
     from safetensors.torch import save_file
 
-    tensors: dict[str, Any] = {}
+    tensors: Json = {}
     for info in header.tensors:
         part = info.name.removeprefix(f"blk.{layers}.").removesuffix(".weight")
         if not info.name.startswith(f"blk.{layers}.") or part in ("nextn.embed_tokens", "nextn.shared_head_head"):
@@ -295,7 +295,7 @@ def _write_layer(header: GgufHeader, folder: Path) -> None:
     _save_next_token_layer(header, header.get("block_count", 0) - header.get("nextn_predict_layers"), folder)
 
 
-def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str, str]:
+def _watch(gguf: HfModel, legacy: HfModel, report: Callable[[float], None]) -> dict[str, str]:
     """Let transformers' loader report, and do its work once.
 
     The loader parses the file for the configuration and again for the tensors, and builds the table of tensor names for
@@ -303,7 +303,7 @@ def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str,
     """
     known, own = dict[str, str](), legacy.get_gguf_hf_weights_map
 
-    def bar(items: Iterable[Any], **_named: Any) -> Iterator[Any]:
+    def bar(items: Iterable[object], **_named: object) -> Iterator[object]:
         held = list(items)
         for done, item in enumerate(held):
             report(_READ * done / len(held))
@@ -313,7 +313,7 @@ def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str,
     gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
     legacy.tqdm = bar
 
-    def noted(*args: Any, **named: Any) -> dict[str, str]:
+    def noted(*args: object, **named: object) -> dict[str, str]:
         names: dict[str, str] = own(*args, **named)
         known.update(names)
         return names

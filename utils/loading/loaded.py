@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.catalogue.specs import PairSpec
+from utils.objects import HfConfig, HfModel, HfTokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +54,7 @@ class LoadOptions:
 class LoadedModel:
     """A model ready to run. `bytes` in memory, `parameters` by its shapes, `seconds` to load it."""
 
-    model: Any  # transformers', or of a GGUF file its parts (utils/loading/packed_gguf.py)
+    model: HfModel  # transformers', or of a GGUF file its parts (utils/loading/packed_gguf.py)
     name: str
     parameters: int
     bytes: int
@@ -79,7 +80,7 @@ class LoadedModel:
         return self.dtype_text if self.quantization == "none" else self.quantization
 
 
-def context_of(config: Any) -> int:
+def context_of(config: HfConfig) -> int:
     """Return the most tokens of a text; no limit if the configuration names none. Dynamic scaling multiplies it."""
     named = (getattr(config, name, None) for name in CONTEXTS)
     own = next((value for value in named if isinstance(value, int) and value > 0), NO_LIMIT)
@@ -103,7 +104,7 @@ class LoadedPair:
     target: LoadedModel
     drafter: LoadedModel | None
     drafter_kind: str  # "model", or the word of another drafter
-    tokenizer: Any
+    tokenizer: HfTokenizer
     stop_ids: frozenset[int]
     vocab_size: int  # the target's ids that its tokenizer knows
     context: int

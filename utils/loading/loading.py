@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from utils.catalogue.catalogue import head_kind, ships_mtp
 from utils.catalogue.specs import (
@@ -25,6 +24,7 @@ from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
 from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment
 from utils.loading.sources import head_folder, model_folder
+from utils.objects import HfTokenizer
 from utils.processes import join
 from utils.progress import SILENT, Progress
 from utils.remote.pieces import Pieces, PieceTokenizer
@@ -229,7 +229,7 @@ def _load(
     quantization: str,
     progress: Progress,
     folder: Path | None = None,
-) -> tuple[LoadedModel, Any | None]:
+) -> tuple[LoadedModel, HfTokenizer | None]:
     """Return one model and its tokenizer (None without tokenizer files). `folder`: the model's, if it is known."""
     from utils.loading.build import load_model, load_tokenizer
 
@@ -263,7 +263,7 @@ def load_served(spec: PairSpec, options: LoadOptions, progress: Progress) -> Loa
         if tokenizer is None:
             raise UserError(f"{target.tokenizer.name} has no tokenizer files: drafts for a server need its tokenizer")
         size = max(tokenizer.get_vocab().values()) + 1
-        own: Any = getattr(tokenizer, "eos_token_id", None)
+        own: int | None = getattr(tokenizer, "eos_token_id", None)
         ends = end_ids(tokenizer) | (frozenset() if own is None else {own})
     pair = LoadedPair(
         spec=spec,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from utils.kernels.quantized_linear import (
 from utils.loading.cache import cache_folder, check_disk, check_memory, filled, writing
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import digest_of, gguf_file
+from utils.objects import HfConfig, HfModel, Json
 from utils.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class FileConfig(SimpleNamespace):
     def get_text_config(self, decoder: bool = False) -> FileConfig:
         return self
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         return dict(vars(self))
 
 
@@ -80,7 +81,7 @@ def config_in(folder: Path) -> FileConfig | None:
     return FileConfig(**stored) if stored["model_type"] in FAMILIES else None
 
 
-def entry_of(spec: ModelSpec, config: Any, options: LoadOptions, progress: Progress = SILENT) -> Path:
+def entry_of(spec: ModelSpec, config: HfConfig, options: LoadOptions, progress: Progress = SILENT) -> Path:
     """The cache entry with the packed weights of a GGUF file of this configuration, written if missing.
 
     Raises UnfitError if it must be loaded as float32, UserError, Cancelled.
@@ -161,8 +162,8 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
     needed = _GROWTH * sum(tensor.info.size for tensor in tensors)
     check_memory(source.name, needed, _SMALLER)
     check_disk(f"packing {source.name}", needed, folder)
-    weights: dict[str, Any] = {}
-    vectors: dict[str, Any] = {}
+    weights: Json = {}
+    vectors: Json = {}
     types: Counter[str] = Counter()
     with replacing(folder / "weights.bin") as out:
 
@@ -242,8 +243,8 @@ class PackedModel(nn.Module):
             if parent not in weights:
                 self._place(parent, nn.Module()).register_parameter(part, nn.Parameter(values, requires_grad=False))
         self._packed = [name for name, part in self.named_modules() if name and hasattr(part, "unpacked")]
-        trunk: Any = self.get_submodule("model")
-        tables: dict[str, Any] = {kind: frequencies(rule, facts.turned) for kind, rule in rules_of(config).items()}
+        trunk: HfModel = self.get_submodule("model")
+        tables: Json = {kind: frequencies(rule, facts.turned) for kind, rule in rules_of(config).items()}
         if None in tables.values():
             trunk.rotary_emb = self.whole.model.rotary_emb
         else:  # under the names of transformers' module
@@ -272,7 +273,7 @@ class PackedModel(nn.Module):
         return self.get_submodule(HEAD)
 
     @functools.cached_property
-    def whole(self) -> Any:
+    def whole(self) -> HfModel:
         """transformers' model over the same layers; no part of this module."""
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -294,11 +295,11 @@ class PackedModel(nn.Module):
                 model.generation_config = GenerationConfig.from_pretrained(str(self._folder))
         return model.eval()
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, *given: object, **named: object) -> object:
         """transformers' own pass."""
         return self.whole(*given, **named)
 
-    def unpacked(self) -> Any:
+    def unpacked(self) -> HfModel:
         """transformers' model with plain layers of the same numbers."""
         return unpacked_copy(self.whole)
 
@@ -323,7 +324,7 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> Pa
     return PackedModel(config, FileConfig(**generation), folder, weights, vectors)
 
 
-def packed_weights(model: Any) -> set[PackedWeight]:
+def packed_weights(model: HfModel) -> set[PackedWeight]:
     """Return a model's packed weights, shared ones once."""
     packed = {part.packed for part in model.modules() if isinstance(getattr(part, "packed", None), PackedWeight)}
     mixtures = [part.experts for part in model.modules() if isinstance(part, QuantizedExperts)]

@@ -5,7 +5,7 @@ Knows no server and no model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 FIRST = 1 << 30  # the first piece's id beside a vocabulary: above the ids of any
 
@@ -58,17 +58,17 @@ class PieceTokenizer:
     def __init__(self, pieces: Pieces) -> None:
         self.pieces = pieces
 
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
         return {"input_ids": [self.pieces.id_of(text)] if text else []}
 
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
+    def decode(self, ids: Sequence[int], **_: object) -> str:
         return self.pieces.text(ids)
 
     def get_vocab(self) -> dict[str, int]:
         return self.pieces.ids()
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False, **_: Any
+        self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool = False, **_: object
     ) -> str:
         said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return f"{said}assistant: " if add_generation_prompt else said

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from utils.errors import UsageError, UserError, shown
+from utils.objects import Json
 from utils.remote.pieces import ServerFigures
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class ServerProtocol(Protocol):
         """Return the answer to a chat, with what it reports when it is over; `top_logprobs` log-probabilities of each
         token, None: none at all."""
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+    def post(self, path: str, body: Mapping[str, object]) -> Any:
         """Return the JSON that comes back for a body: how drafts are scored (sampling/models/remote.py)."""
 
 
@@ -130,7 +131,7 @@ class Server:
         return self.model or self.url.partition("#")[2] or self.address
 
     @cached_property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Json:
         """The arguments of the official client. UsageError where the key is not there."""
         key = os.environ.get(self.key_env, "") if self.key_env else "none"
         if not key:
@@ -145,7 +146,7 @@ class Server:
         return OpenAI(**self.arguments)
 
     @cached_property
-    def _models(self) -> list[Mapping[str, Any]]:
+    def _models(self) -> list[Mapping[str, object]]:
         """The models that the server lists; none where it has no list (`transformers serve` answers 500 where the hub's
         cache is not there). UserError if it is absent or refuses."""
         from openai import InternalServerError, NotFoundError
@@ -192,7 +193,7 @@ class Server:
         wanted = {} if top_logprobs is None else {"logprobs": True, "top_logprobs": top_logprobs}
         return ChatAnswer(self, messages, {**options_for(self, settings, bias), **wanted}, interrupt)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+    def post(self, path: str, body: Mapping[str, object]) -> Any:
         """Return the JSON that comes back for a body of JSON; a path with two slashes begins at the server's root."""
         path = self.arguments["base_url"].removesuffix("/v1") + path[1:] if path.startswith("//") else path
         named = {} if self.chosen is None else {"model": self.chosen}
@@ -235,7 +236,7 @@ def problem_of(error: BaseException, server: Server) -> str:
     return ""
 
 
-def _said(body: Any) -> str:
+def _said(body: object) -> str:
     """Return the server's own words for an error."""
     for key in ("error", "message", "detail"):
         body = body.get(key) or body if isinstance(body, Mapping) else body
@@ -268,17 +269,17 @@ class ChatAnswer:
 
     server: Server
     messages: Sequence[ServerMessage]
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     interrupt: Callable[[], bool]
     reason: Literal["eos", "length", "interrupted"] = "interrupted"
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
     report: ServerFigures = field(default_factory=ServerFigures)
     log_prob: float | None = None
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         from openai import AsyncOpenAI, omit
 
-        request_fields: Any = {"model": self.server.chosen or omit, "messages": list(self.messages), **self.options}
+        request_fields = {"model": self.server.chosen or omit, "messages": list(self.messages), **self.options}
         client, begun = AsyncOpenAI(**self.server.arguments), False
         try:
             with self.server.reading(), asyncio.Runner() as runner:
@@ -295,7 +296,7 @@ class ChatAnswer:
                 raise
             self.report = self.report._replace(problem=str(error))
 
-    def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Mapping[str, Any]) -> Iterator[str]:
+    def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Json) -> Iterator[str]:
         """Yield the pieces as they come."""
         chunks, ended, said = asyncio.Queue[Any](), "", False
         asked = create(stream=True, stream_options={"include_usage": True}, **request_fields)
@@ -344,10 +345,10 @@ class ChatAnswer:
 
         return runner.run(watched())
 
-    def _report(self, chunk: Any) -> None:
+    def _report(self, chunk: Json) -> None:
         """Take over what a chunk says of the whole answer: `usage`, and what engines add of drafts and their rate."""
         usage = chunk.get("usage")
-        found: dict[str, Any] = {
+        found: Json = {
             "tokens": _count_in(usage, "completion_tokens"),
             "prompt_tokens": _count_in(usage, "prompt_tokens"),
         }
@@ -363,7 +364,7 @@ class ChatAnswer:
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         """Report the growth of the server's counters during the answer. SGLang counts runs that verify: every one of
         them yields one token from the target, so the other tokens after the first are accepted drafts."""
-        grown: dict[str, Any] = {name: round(after[name] - before[name]) for name in before if name in after}
+        grown: Json = {name: round(after[name] - before[name]) for name in before if name in after}
         verified, tokens = grown.pop("verified", 0), self.report.tokens
         if verified and tokens is not None:
             grown |= {"passes": verified, "accepted": max(0, tokens - 1 - verified)}
@@ -406,21 +407,21 @@ def _whole(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _at(chunk: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:
+def _at(chunk: Mapping[str, object], place: str) -> Mapping[str, object] | None:
     """Return the record at a dotted place of a chunk; None where there is none."""
-    record: Any = chunk
+    record: object = chunk
     for name in place.split("."):
         record = record.get(name) if isinstance(record, Mapping) else None
     return record if isinstance(record, Mapping) else None
 
 
-def _count_in(record: Any, name: str) -> int | None:
+def _count_in(record: object, name: str) -> int | None:
     """Return a count in part of an answer, whatever stands there."""
     value = record.get(name) if isinstance(record, Mapping) else None
     return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
 
 
-def _in(record: Any, name: str, kind: type[FieldType]) -> FieldType | None:
+def _in(record: object, name: str, kind: type[FieldType]) -> FieldType | None:
     """Return a field of part of an answer; None where it, or that part, is missing or null. ValueError for a value of
     another type."""
     if record is not None and not isinstance(record, Mapping):
@@ -453,7 +454,7 @@ def _data_of(event: bytes) -> str:
 # -- the settings as fields of a request --------------------------------------------------------------------
 
 
-def options_for(server: Server, settings: Any, bias: Bias = MappingProxyType({})) -> dict[str, Any]:
+def options_for(server: Server, settings: Any, bias: Bias = MappingProxyType({})) -> Json:
     """The settings as a request has them, and the bias of ids. UsageError for one that the server has no field for."""
     options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
     options |= {"stop": list(settings.stop)} if settings.stop else {}
@@ -475,7 +476,7 @@ def options_for(server: Server, settings: Any, bias: Bias = MappingProxyType({})
     return options
 
 
-def form_for(server: Server, settings: Any) -> dict[str, Any]:
+def form_for(server: Server, settings: Any) -> Json:
     """The fields of a request that give the answer its form. UsageError where the server has none."""
     if settings.form is None:
         return {}
