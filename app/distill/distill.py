@@ -304,11 +304,11 @@ def write_texts(
     """
     tokenizer, limits = engine.tokenizer, (args.answer_tokens, args.temperatures)
     before, begun = written(file)[0], time.monotonic()
-    source: PromptSource
-    if args.turns is None:
-        source = OwnChats(tokenizer, engine.stop_ids, *limits, args.tasks, settings.seed)
-    else:
-        source = GivenPrompts(tokenizer, args.turns, *limits, _longest(engine, args))
+    source: PromptSource = (
+        OwnChats(tokenizer, engine.stop_ids, *limits, args.tasks, settings.seed)
+        if args.turns is None
+        else GivenPrompts(tokenizer, args.turns, *limits, min(args.longest, engine.context))
+    )
     writer = TextWriter(engine.target, engine.stop_ids, source, settings.seed, args.batch)
     with tqdm(
         desc="writing text",
@@ -329,11 +329,6 @@ def write_texts(
     return count
 
 
-def _longest(engine: PairEngine, args: Namespace) -> int:
-    """Return the tokens of the longest sequence to learn from."""
-    return min(int(args.longest), engine.context)
-
-
 def read(engine: PairEngine, args: Namespace, file: Path) -> Texts:
     """Read the texts to learn from: those of `file`, which the target has written, or of the given files."""
     text, files = ", ".join(Path(name).name for name in args.data), list(args.data)
@@ -341,7 +336,7 @@ def read(engine: PairEngine, args: Namespace, file: Path) -> Texts:
         prompts = args.prompts if isinstance(args.prompts, str | None) else args.prompts.name
         text = "self-written chats" if prompts is None else f"the target's answers to {prompts}"
         files = [str(file)]
-    texts = read_texts(files, engine.target.vocab_size, _longest(engine, args))
+    texts = read_texts(files, engine.target.vocab_size, min(args.longest, engine.context))
     if args.limited and not args.writes:
         before = [0, *accumulate(len(text.ids) - text.start for text in texts)]
         texts = [text for text, count in zip(texts, before, strict=False) if count < args.tokens]
@@ -365,11 +360,11 @@ def build_tables(
     settings: Settings, options: ModelOptions, args: Namespace, tokenizer: Any, text: Path, out: Path
 ) -> None:
     """Build the file `out` of the passages in `text`, or in the files of --data. UserError for an unreadable file."""
+    begun, size = time.monotonic(), int(max(tokenizer.get_vocab().values())) + 1
 
     def encode(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    begun, size = time.monotonic(), int(max(tokenizer.get_vocab().values())) + 1
     facts = build(
         passages(text) if args.writes else [each for file in args.data for each in read_passages(file, encode, size)],
         out,
@@ -528,6 +523,5 @@ def in_lines(report: ReportData, out: Path, flags: str) -> str:
             f"({report['plain_ms']:.1f} ms); expected {best['speedup']:.2f}x at gamma {best['gamma']}"
         )
     tables = "tables.bin, " if (out / "tables.bin").is_file() else ""
-    lines.append(f"{out}: weights, {tables}report.json, README.md (the card); {out / 'work'} may be removed")
-    lines.append(f"use it: python infer.py {flags}--drafter {out}")
-    return "\n".join(lines) + "\n"
+    files = f"{out}: weights, {tables}report.json, README.md (the card); {out / 'work'} may be removed"
+    return "\n".join([*lines, files, f"use it: python infer.py {flags}--drafter {out}", ""])

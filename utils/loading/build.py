@@ -375,19 +375,20 @@ def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> 
 
     Raises UsageError for an impossible kind or device, UserError without bitsandbytes.
     """
-    if kind not in QUANTIZATIONS:
-        raise UsageError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got '{kind}'")
-    if kind == "none":
+    ours, got = kind in KINDS, f"{str(dtype).removeprefix('torch.')} on {device.type}"
+    wrong = {
+        f"quantization must be one of {', '.join(QUANTIZATIONS)}, got '{kind}'": kind not in QUANTIZATIONS,
+        f"quantization {kind} computes in float32 on the cpu, got {got}": ours and got != "float32 on cpu",
+        f"quantization {kind} runs on cpu and cuda, not on {device.type}: use --quantization none": (
+            kind in BITSANDBYTES and device.type not in ("cpu", "cuda")
+        ),
+    }
+    if why := next((why for why, holds in wrong.items() if holds), ""):
+        raise UsageError(why)
+    if ours and (why := why_not()):
+        raise UserError(f"quantization {kind} has no kernels here ({why}): use --quantization none")
+    if kind not in BITSANDBYTES:
         return None
-    if kind in KINDS:
-        if device.type != "cpu" or dtype != torch.float32:
-            got = f"{str(dtype).removeprefix('torch.')} on {device.type}"
-            raise UsageError(f"quantization {kind} computes in float32 on the cpu, got {got}")
-        if why := why_not():
-            raise UserError(f"quantization {kind} has no kernels here ({why}): use --quantization none")
-        return None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"quantization {kind} runs on cpu and cuda, not on {device.type}: use --quantization none")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"quantization {kind} needs the package bitsandbytes: install it, or use --quantization none")
     from transformers import BitsAndBytesConfig
