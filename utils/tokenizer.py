@@ -29,8 +29,7 @@ class Encoded(Json):
 
     @property
     def input_ids(self) -> list[int]:
-        ids: list[int] = self["input_ids"]
-        return ids
+        return list(self["input_ids"])
 
 
 class FileTokenizer:
@@ -86,13 +85,11 @@ class FileTokenizer:
         return self.backend_tokenizer.decode(list(listed), skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
-        return vocabulary
+        return dict(self.backend_tokenizer.get_vocab())
 
     @property
     def added_tokens_decoder(self) -> dict[int, HfTokenizer]:
-        added: dict[int, HfTokenizer] = self.backend_tokenizer.get_added_tokens_decoder()
-        return added
+        return dict(self.backend_tokenizer.get_added_tokens_decoder())
 
     def apply_chat_template(self, messages: object, chat_template: str | None = None, **options: object) -> Any:
         """Return the chat as text. Templates with transformers' own words, and calls for ids, go to transformers."""
@@ -154,8 +151,7 @@ def sentence_pieces(folder: Path) -> list[str] | None:
         model = SentencePieceProcessor(model_file=str(file))
     except (OSError, RuntimeError):  # tiktoken's files have the same name
         return None
-    pieces: list[str] = model.id_to_piece(model.encode(_SAMPLE))
-    return pieces
+    return list(model.id_to_piece(model.encode(_SAMPLE)))
 
 
 def splitting_so(pieces: list[str], makers: Iterable[Callable[[], HfTokenizer]]) -> HfTokenizer:

@@ -89,10 +89,9 @@ def _convert(source: Path, folder: Path, weights: bool, progress: Progress) -> N
             reported.update(json.loads(line))
 
     root = Path(__file__).resolve().parents[2]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     status, errors = run_child(
         [sys.executable, "-m", "utils.loading.gguf", str(source.resolve()), str(folder), str(int(weights))],
-        env=env,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])},
         on_line=read,
         on_tick=lambda: progress(stage, reported.get("fraction")),
     )

@@ -166,8 +166,7 @@ class Server:
     @property
     def context(self) -> int | None:
         """The most tokens that a text may have, where the server says so (vLLM does)."""
-        lengths = (_count_in(model, "max_model_len") for model in self._models)
-        return next(filter(None, lengths), None)
+        return next(filter(None, (_count_in(model, "max_model_len") for model in self._models)), None)
 
     @property
     def chosen(self) -> str | None:
