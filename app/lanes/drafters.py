@@ -17,8 +17,8 @@ from app.settings.table import Settings
 from sampling.drafters import registry
 from sampling.drafters.draft_heads.assistant import AssistantLM, is_assistant
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
+from sampling.drafters.draft_heads.dflash import pard_lm
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.pard import pard_lm
 from sampling.drafters.draft_model import of_lm
 from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest, row_of
 from sampling.drafters.tables.suffix import SuffixIndex
@@ -200,16 +200,14 @@ class PairDrafters:
     # -- inside -------------------------------------------------------------------------------
 
     def _load(self, kind: str) -> DraftHead:
-        loaded, folder = self._loaded, self.folder(kind)
+        loaded, folder, drafter = self._loaded, self.folder(kind), self._loaded.spec.drafter
         try:
             head = load_student(folder, loaded.target.model, self.mark, loaded.spec.target.id)
             if head.config.kind != kind:
                 raise UserError(f"the drafter {folder} is a {head.config.kind} drafter, not a {kind} one")
-        except UserError as error:
-            drafter = loaded.spec.drafter
-            place = loaded.spec.students.get(kind, str(folder))
-            if isinstance(drafter, ModelSpec) and loaded.drafter_kind == kind:
-                place = drafter.source
+        except UserError as error:  # a GGUF file is named as the user did
+            own = drafter if loaded.drafter_kind == kind and isinstance(drafter, ModelSpec) else None
+            place = own.source if own else loaded.spec.students.get(kind, str(folder))
             raise UserError(str(error).replace(str(folder), place)) from error
         network = self.target.network
         head.rounded = True

@@ -148,7 +148,7 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
     """Return the facts of the pair that its command in another program depends on."""
     from sampling.drafters.draft_heads.assistant import AssistantLM
     from sampling.drafters.draft_heads.checkpoint import load_student, read_config
-    from sampling.drafters.draft_heads.pard import PardLM
+    from sampling.drafters.draft_heads.dflash import PardLM
 
     loaded, spec, way = engine.loaded, engine.loaded.spec, engine.loaded.drafter_kind
     if way == "eagle" and "student" not in read_config(engine.drafters.folder(way)):

@@ -51,9 +51,7 @@ def model_folder(
 
 def head_folder(place: Path) -> Path:
     """Return the folder of a trained draft head, which is `place` or made of the GGUF file there. Raises UserError."""
-    if not is_gguf(place):
-        return place
-    return model_folder(ModelSpec(gguf=str(place)), LoadOptions(), weights=False)
+    return model_folder(ModelSpec(gguf=str(place)), LoadOptions(), weights=False) if is_gguf(place) else place
 
 
 def digest_of(spec: ModelSpec, progress: Progress) -> str:

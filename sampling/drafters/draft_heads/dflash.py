@@ -24,26 +24,43 @@ A P-EAGLE head is an EAGLE-3 head whose rows are tokens, each with the target's 
 masks, each with the mask's embedding and one learned state instead. All rows are causal. The last token's row yields
 the first draft, each mask's row the next one; the masks' rows leave the cache.
 
+PARD models (amd/PARD-…) are small models with a mask's token. After the row such a model reads masks; each is a row of
+an ordinary causal pass, so that their number changes no logits. PARD (arXiv 2504.18583) reads nothing of its target:
+one model drafts for all targets with its vocabulary. PARD-2 (arXiv 2605.08632; AMD-AGI/PARD, pard/pard2_infer.py) is
+trained with its target's states and without them. Where `warp_model.bin` lies beside the model the embedding of the
+token at position p becomes
+
+    e(x_p) + s · (W h_{p-1} + b),  h_{-1} = 0,
+
+with the states h that the target concatenates of the layers that the configuration names; masks take the state of the
+row's last token. Without that file it drafts as PARD does.
+
 Shapes: B rows, C positions of context that are new, R rows of a block, H the head's width, n ids of its output layer.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.eagle import FeatureSession, at
 from sampling.drafters.draft_heads.modules import Convolution, DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
+from sampling.drafters.draft_heads.published import states_read
 from sampling.drafters.draft_heads.sessions import BlockCausalSession, FollowingLM, FollowingSession, HeadParts
 from sampling.models.cache import additive
-from sampling.models.causal import CausalSession
-from sampling.models.llama import norm_of
+from sampling.models.causal import CausalLM, CausalSession
+from sampling.models.llama import LlamaNetwork, norm_of, supports
+from sampling.models.network import TransformersNetwork
 from sampling.rows import put
 from sampling.types import Draft, Rows
+from utils.errors import UserError
+from utils.loading.sources import check_whole
 
 
 class BlockNetwork(StudentNetwork):
@@ -322,3 +339,91 @@ class BlockLM(FollowingLM):
         "dflash2": (DFlash2Network, DFlash2Session),
     }
     reviews = False
+
+
+DRAFTS = 12  # tokens of a block of a PARD model at most, as its authors have it
+
+
+class PardLM(CausalLM):
+    """A PARD model as an LM; `mask` is the mask's id."""
+
+    session_type = BlockCausalSession
+
+    def __init__(self, model: Any, mask: int, name: str = "drafter", vocab_size: int | None = None) -> None:
+        super().__init__(model, name, vocab_size)
+        self.mask, self.block = mask, DRAFTS
+
+
+class Pard2Session(BlockCausalSession, FollowingSession):
+    """B rows of a PARD-2 model beside the session of its target."""
+
+    lm: "Pard2LM"
+
+    def settled(self, view: int) -> int:
+        """Position p reads state p − 1, which the target has if p ≤ view."""
+        return view + 1
+
+    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
+        lm, held = self.lm, torch.tensor(self.target.held())[:, None]
+        before = torch.minimum(positions, held).minimum(positions[:, -keep, None]) - 1
+        states = at(self.target.hidden(lm.reads), before).to(lm.weight) * put(before >= 0, self.device)[..., None]
+        term = F.linear(states, lm.weight, lm.bias)
+        with lm.embedding.register_forward_hook(lambda module, inputs, embedded: embedded + term):
+            return super()._run(ids, positions, mask, keep)
+
+
+class Pard2LM(FollowingLM, PardLM):
+    """A PARD-2 model that reads its target's states, as an LM.
+
+    `weight` [H, K·G] and `bias` [H] map the states `reads` (:data:`sampling.types.Hidden`) to the model's width, times
+    `scale`.
+    """
+
+    following = Pard2Session
+    reviews = False
+
+    def __init__(
+        self,
+        model: Any,
+        mask: int,
+        reads: tuple[int, ...],
+        weight: Tensor,
+        bias: Tensor,
+        scale: float,
+        name: str = "drafter",
+        vocab_size: int | None = None,
+    ) -> None:
+        PardLM.__init__(
+            self, LlamaNetwork(model) if supports(model) else TransformersNetwork(model), mask, name, vocab_size
+        )
+        self.embedding, self.reads_hidden = model.get_input_embeddings(), reads
+        self.weight, self.bias = (scale * part.to(self.device, model.dtype) for part in (weight, bias))
+
+
+def pard_lm(model: Any, target: Any, name: str, vocab_size: int) -> PardLM | None:
+    """Return a PARD model as an LM, which reads the states of the model `target` (None: not loaded) if it can; None for
+    any other model.
+
+    UserError for a projection that is damaged or for another target.
+    """
+    config: Any = getattr(model, "config", None)
+    mask = getattr(config, "pard_token", None)
+    if not isinstance(mask, int):
+        return None
+    file = Path(config.name_or_path, "warp_model.bin")
+    if target is None or not file.is_file():
+        return PardLM(model, mask, name, vocab_size)
+    check_whole(file)
+    stored, large = torch.load(file, map_location="cpu", weights_only=True), target.config.get_text_config()
+    layers, ids = large.num_hidden_layers, getattr(config, "pard2_target_layers", None)
+    # They number hidden_states in transformers, from either end.
+    ids = [layer + (layers + 1) * (layer < 0) for layer in ids] if isinstance(ids, list) else ids
+    reads = states_read(ids, False, "pard2_target_layers", layers, file.parent)
+    weight, wanted = stored.get("target_proj.weight"), [config.hidden_size, len(reads) * large.hidden_size]
+    if weight is None or [*weight.shape] != wanted:
+        raise UserError(
+            f"{file} is for another target: its map is {weight if weight is None else [*weight.shape]}, not {wanted} "
+            "(without that file the model drafts for any target)"
+        )
+    bias = stored.get("target_proj.bias", torch.zeros(config.hidden_size))
+    return Pard2LM(model, mask, reads, weight, bias, getattr(config, "pard2_scale", 0.02), name, vocab_size)

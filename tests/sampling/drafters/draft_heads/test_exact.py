@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import sampling.models.cache
+from sampling.drafters.draft_heads.dflash import Pard2LM, PardLM
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_heads.pard import Pard2LM, PardLM
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Finished
 from sampling.loop import generate
