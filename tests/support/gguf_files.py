@@ -272,18 +272,7 @@ def write_gguf(
         said["expert_feed_forward_length"] = config.moe_intermediate_size
     if hasattr(config, "shared_expert_intermediate_size"):
         said["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
-    for key, value in {**said, **(metadata or {})}.items():
-        name = f"{how.architecture}.{key}"
-        if isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, int):
-            writer.add_uint32(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        elif isinstance(value, str):
-            writer.add_string(name, value)
-        elif value is not None:
-            writer.add_array(name, value)
+    add_fields(writer, how.architecture, {**said, **(metadata or {})})
     _add_tokenizer(writer, how)
     for role, token in (roles or {}).items():
         writer.add_uint32(f"tokenizer.ggml.{role}_token_id", token)
@@ -358,6 +347,22 @@ def _named(name_of: Callable[[str], str | None], own: str, part: str, values: to
     if own in _AHEAD:
         return [(f"blk.2.nextn.{_AHEAD[own]}.weight", values)]
     return [(f"{name_of(own)}.{part}", values)]
+
+
+def add_fields(writer: Any, architecture: str, said: Mapping[str, Any]) -> None:
+    """Write these keys of an architecture, or general ones, each as of its value's type; None is left out."""
+    for key, value in said.items():
+        name = key if key.startswith("general.") else f"{architecture}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif value is not None:
+            writer.add_array(name, value)
 
 
 def _add_tokenizer(writer: Any, how: Family) -> None:

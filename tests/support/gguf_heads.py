@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.support.gguf_files import add_fields, llama3_factors
 from tests.support.quantized import quantised
 
 _INSIDE = {
@@ -98,8 +99,6 @@ def write_head(
     if "mask_token_id" in told:
         writer.add_uint32("tokenizer.ggml.mask_token_id", told["mask_token_id"])
     if rope.get("rope_type") == "llama3":
-        from tests.support.gguf_files import llama3_factors
-
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         factors = llama3_factors(inner["head_dim"], rope["rope_theta"], *(rope[name] for name in names))
         writer.add_tensor("rope_freqs.weight", factors)
@@ -200,18 +199,7 @@ def write_assistant(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
 
 
 def _say(writer: Any, architecture: str, said: Mapping[str, Any], tokens: int) -> None:
-    for key, value in said.items():
-        name = key if key.startswith("general.") else f"{architecture}.{key}"
-        if isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, int):
-            writer.add_uint32(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        elif isinstance(value, str):
-            writer.add_string(name, value)
-        elif value is not None:
-            writer.add_array(name, value)
+    add_fields(writer, architecture, said)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{index}" for index in range(tokens)])
     writer.add_token_merges(["t 0"])

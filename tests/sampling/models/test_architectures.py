@@ -1,4 +1,4 @@
-"""Every architecture of transformers as a small random model, loaded as a user's: right with drafts, or refused.
+"""Every architecture of transformers as a small random model, loaded as a user's: right with drafts; some are refused.
 
     python -m pytest -m exhaustive tests/sampling/models/test_architectures.py
 
@@ -16,11 +16,15 @@ from transformers.models.auto.modeling_auto import (
 from tests.support.architectures import architecture, outcome, save
 
 NAMES = [*{**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}]
+REFUSED = (  # their caches, or states outside of caches, cannot go back to a token; emu3 has no class for text alone
+    *("cpmant", "deepseek_v4", "emu3", "fsmt", "hrm_text", "inkling2_text", "inkling_text", "openai-gpt", "prophetnet"),
+    *("recurrent_gemma", "reformer", "xlm", "xlnet", "xlstm", "zaya"),
+)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
-def test_its_text_is_that_of_generate_or_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+def test_its_text_is_that_of_generate_or_it_is_one_of_those_refused_in_one_line(name: str, tmp_path: Path) -> None:
     try:
         model = architecture(name)
     except Exception as error:  # transformers has no default configuration of it that makes a model
@@ -28,4 +32,4 @@ def test_its_text_is_that_of_generate_or_it_is_refused_in_one_line(name: str, tm
     folder = save(model, tmp_path / name)
     reference = type(model).from_pretrained(folder).eval()
     reference.generation_config = model.generation_config
-    assert outcome(folder, reference) in ([], "refused in one line")
+    assert outcome(folder, reference) == ("refused in one line" if name in REFUSED else [])
