@@ -16,9 +16,9 @@ from transformers.models.auto.modeling_auto import (
 from tests.support.architectures import architecture, outcome, save
 
 NAMES = [*{**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}]
-REFUSED = (  # their caches, or states outside of caches, cannot go back to a token; emu3 has no class for text alone
+REFUSED = (  # what they keep cannot go back to a token; emu3 and mllama have no class for text
     *("cpmant", "deepseek_v4", "emu3", "fsmt", "hrm_text", "inkling2_text", "inkling_text", "openai-gpt", "prophetnet"),
-    *("recurrent_gemma", "reformer", "xlm", "xlnet", "xlstm", "zaya"),
+    *("minimax", "mllama", "recurrent_gemma", "reformer", "xlm", "xlnet", "xlstm", "zaya"),
 )
 
 
