@@ -58,7 +58,7 @@ def test_a_head_in_a_file_is_a_student_of_the_catalogue(files: tuple[Path, Path]
     students = f"ngram\n    students: {{dflash: {head}, eagle: {head}, dspark: {tmp_path}/none.gguf}}"
     file = catalogue(tmp_path, target, students)
     lines = "/compare ar,dflash", "abab", "/compare ar,eagle", "abab", "/compare ar,dspark", "abab"
-    ran = run_lines(file, *lines, "/drafter tables+dflash", settings=SETTINGS)
+    ran = run_lines(file, *lines, "/drafter tables+dflash", settings=SETTINGS, width=300)
     assert "identical" in ran.text
     assert "target ← n-gram tables and dflash drafter" in ran.text
     assert ran.errors[0].startswith(f"error: the drafter {head} is a dflash drafter, not a eagle")
