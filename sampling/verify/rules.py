@@ -234,7 +234,7 @@ def _tossed(chance: Tensor, open_: Tensor, keys: Tensor, sampler: Sampler) -> Te
     return fell
 
 
-# -- what is likely enough, lossy --------------------------------------------------------------------------------------
+# -- likely enough is accepted, lossy ---------------------------------------------------------------------------------
 
 
 def verify_typical(

@@ -1,4 +1,4 @@
-"""kernels.h as Python reads it: constants, types of weights, structures and functions. Nothing of it is said twice.
+"""kernels.h as Python reads it: constants, types of weights, structures and functions. Nothing of it stands twice.
 
 The text is read, not the library: a machine without a compiler has all of it. Knows as much C as the header uses.
 """

@@ -44,7 +44,7 @@ QUANTIZATIONS = ("none", *KINDS, *BITSANDBYTES)
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-LoadStep = tuple[str, Callable[[HfModel], object]]  # its stage, and what is done to the model
+LoadStep = tuple[str, Callable[[HfModel], object]]  # its stage, and its act on the model
 
 
 @dataclass(frozen=True)

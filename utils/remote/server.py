@@ -85,7 +85,7 @@ def address_of(url: str) -> str:
 
 
 class ServerProtocol(Protocol):
-    """What is asked of a server, in whatever protocol it speaks; UserError, in one line, for whatever goes wrong."""
+    """What the program needs from a server, whatever its protocol; UserError, one line, for whatever goes wrong."""
 
     @property
     def address(self) -> str:
@@ -298,8 +298,8 @@ class ChatAnswer:
     def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Json) -> Iterator[str]:
         """Yield the pieces as they come."""
         chunks, ended, said = asyncio.Queue[Any](), "", False
-        asked = create(stream=True, stream_options={"include_usage": True}, **request_fields)
-        reading = runner.get_loop().create_task(_read(asked, chunks))
+        opening = create(stream=True, stream_options={"include_usage": True}, **request_fields)
+        reading = runner.get_loop().create_task(_read(opening, chunks))
         while (chunk := self._wait(runner, chunks.get())) is not None:
             if chunk == _DONE:
                 ended = ended or ("stop" if said else "")
@@ -371,11 +371,11 @@ class ChatAnswer:
             self.report = self.report._replace(**grown)
 
 
-async def _read(asked: Any, chunks: asyncio.Queue[Any]) -> None:
-    """Put a stream's chunks into the queue, and None behind them. One task reads them all: a stream that no task is
+async def _read(opening: Any, chunks: asyncio.Queue[Any]) -> None:
+    """Put a stream's chunks into the queue, and None after them. One task reads them all: a stream that no task is
     reading cannot be closed in order."""
     try:
-        async with asked as response:
+        async with opening as response:
             async for data in _events(response.iter_bytes()):
                 chunks.put_nowait(data if data == _DONE else json.loads(data or "{}") or {})
                 if data == _DONE:

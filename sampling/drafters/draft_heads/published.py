@@ -392,37 +392,39 @@ def translated_block(
         raise UserError(f"the drafter {folder}: block_size is {block!r}, no number of rows from 2 on")
     config["mask"] = mask_in(settings, config["vocab_size"], folder)
     config["drafts"] = block - 1 + config["from_anchor"]
+    config |= _own_parts(kind, settings, config, tensors, folder)
+    return reduced(config, own, tensors, folder, _BIASES_OF_IDS)
+
+
+def _own_parts(kind: str, settings: Config, config: Config, tensors: dict[str, Tensor], folder: Path) -> Config:
+    """Return what a kind has beyond the others: its correction, its confidence, its convolutions."""
     if kind == "dspark":
         rank = int(settings.get("markov_rank", 256))
-        config |= {
-            "rank": rank,
-            "markov": str(settings.get("markov_head_type", "vanilla")).lower() if rank else "",
-            "confidence": bool(settings.get("enable_confidence_head", True)),
-            "confidence_with_markov": bool(settings.get("confidence_head_with_markov", True)),
+        markov = str(settings.get("markov_head_type", "vanilla")).lower() if rank else ""
+        if markov not in ("", "vanilla", "gated", "rnn"):
+            raise UserError(f"the drafter {folder}: markov_head_type is {markov!r}: vanilla, gated and rnn are read")
+        confidence, beside = "enable_confidence_head", "confidence_head_with_markov"
+        return {
+            **{"rank": rank, "markov": markov, "confidence": bool(settings.get(confidence, True))},
+            "confidence_with_markov": bool(settings.get(beside, True)),
         }
-        if config["markov"] not in ("", "vanilla", "gated", "rnn"):
-            raise UserError(
-                f"the drafter {folder}: markov_head_type is {config['markov']!r}: vanilla, gated and rnn are read"
-            )
     if kind == "domino":
         names = {"memory": "gru_hidden_dim", "bottleneck": "emb_dim", "uncorrected": "pure_draft_prefix_len"}
-        config |= {ours: int(settings.get(name, 0)) for ours, name in names.items()}
-    if kind == "dflash2":
-        if "d2t" in tensors:
-            raise UserError(f"the drafter {folder} has a reduced vocabulary, which no DFlash2 head has")
-        sizes = {
-            "choices": "selector_top_k",
-            "rank": "selector_rank",
-            "taps": "conv_kernel_size",
-            "group": "conv_group_size",
-        }
-        usual = {"choices": 16, "rank": 256, "taps": 2, "group": 16}
-        config |= {name: int(settings.get(theirs, usual[name])) for name, theirs in sizes.items()}
-        if config["hidden_size"] % config["group"]:
-            raise UserError(
-                f"the drafter {folder}: conv_group_size {config['group']} does not divide {config['hidden_size']}"
-            )
-    return reduced(config, own, tensors, folder, _BIASES_OF_IDS)
+        return {ours: int(settings.get(name, 0)) for ours, name in names.items()}
+    if kind != "dflash2":
+        return {}
+    if "d2t" in tensors:
+        raise UserError(f"the drafter {folder} has a reduced vocabulary, which no DFlash2 head has")
+    usual = {
+        **{"choices": ("selector_top_k", 16), "rank": ("selector_rank", 256)},
+        **{"taps": ("conv_kernel_size", 2), "group": ("conv_group_size", 16)},
+    }
+    sizes = {ours: int(settings.get(*given)) for ours, given in usual.items()}
+    if config["hidden_size"] % sizes["group"]:
+        raise UserError(
+            f"the drafter {folder}: conv_group_size {sizes['group']} does not divide {config['hidden_size']}"
+        )
+    return sizes
 
 
 def _block_reads(settings: Config, theirs: bool, count: int, layers: int, folder: Path) -> tuple[int, ...]:
