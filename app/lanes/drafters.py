@@ -208,7 +208,7 @@ class PairDrafters:
         except UserError as error:  # a GGUF file is named as the user did
             own = drafter if loaded.drafter_kind == kind and isinstance(drafter, ModelSpec) else None
             place = own.source if own else loaded.spec.students.get(kind, str(folder))
-            raise UserError(str(error).replace(str(folder), place)) from error
+            raise type(error)(str(error).replace(str(folder), place)) from error
         network = self.target.network
         head.rounded = True
         if network.device.type == "cpu":

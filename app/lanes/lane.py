@@ -345,6 +345,8 @@ class PairEngine:
                 if head_kind_of(kind) is not None:
                     raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
+            if model.reads_hidden:
+                raise UsageError("lane draft: this drafter reads the target's states and cannot run alone")
             return made(model, NoDrafter(), shares_target=False, reopen=self._reopen)
         if name == "beam":
             for setting in (setting for setting in ("stop", *FORMS) if getattr(settings, setting)):

@@ -135,7 +135,7 @@ class _Record(pydantic.BaseModel):
     @classmethod
     def _read(cls, data: SettingValues) -> SettingValues:
         """Every value goes through its row; a wrong one raises UsageError, also straight from the constructor."""
-        return {name: cls.field(name).read(value) for name, value in data.items()}
+        return {name: cls.field(name).read(value) for name, value in dict(data).items()}
 
     def changed(self, **changes: object) -> Self:
         """Return a copy with these values (text or plain); UsageError, with the present value, when one is refused."""

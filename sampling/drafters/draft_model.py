@@ -228,7 +228,7 @@ class ModelSource(Source):
 class BlockSource(ModelSource):
     """A model that drafts a block in one pass: the distributions of all depths are known before the first draft.
 
-    They may depend on the drafts before them (see :class:`sampling.drafters.draft_heads.sessions.BlockSession`), never
+    They may depend on the drafts before them (see :class:`sampling.types.BlockSession`), never
     on those after. If the model estimates the probability that a draft is accepted, nothing is drafted where it
     is below CONFIDENT; that is decided before the token is drawn.
     """

@@ -190,9 +190,8 @@ class PairSpec(BaseModel):
     drafter: ModelSpec | str = "ngram"  # a model, or a drafter's word
     beside: Literal["match", "tables"] | None = None  # a table that drafts beside a drafter model
     tables: str | None = None  # the file that the drafter `tables` looks up in
-    students: dict[str, str] = Field(
-        default_factory=dict
-    )  # folders or GGUF files of trained draft heads, by HEAD_KINDS
+    # Folders or GGUF files of trained draft heads, by HEAD_KINDS:
+    students: dict[str, str] = Field(default_factory=dict)
     cascade: list[ModelSpec | str] | None = None  # drafters, large to small
     arch: Literal["causal", "seq2seq"] = "causal"
     method: Method = "spec"

@@ -1,8 +1,7 @@
 """The kernels as Python calls them: the structures of kernels.h, the library, which is loaded once, and its threads.
 
-Threads that wait for each other collapse
-as soon as another process wants a core, so a team (team.c) gives way to one thread for a while (:class:`Pace`); results
-do not depend on their number.
+Threads that wait for each other collapse as soon as another process wants a core, so a team (team.c) gives way to one
+thread for a while (:class:`Pace`); results do not depend on their number.
 """
 
 from __future__ import annotations
@@ -78,7 +77,8 @@ def load(
             for name, (result, arguments) in FUNCTIONS.items():
                 function = getattr(loaded, name)
                 function.restype, function.argtypes = result, arguments
-            os.register_at_fork(after_in_child=loaded.forget_helpers)
+            if hasattr(os, "register_at_fork"):  # not on Windows
+                os.register_at_fork(after_in_child=loaded.forget_helpers)
             _library = loaded
     return _library is not None
 

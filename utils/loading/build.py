@@ -49,7 +49,7 @@ LoadStep = tuple[str, Callable[[HfModel], object]]  # its stage, and its act on 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """How a model is loaded, decided before its weights are read; `infer.py check` prints it of each model."""
+    """How a model is loaded, decided before its weights are read."""
 
     dtype: torch.dtype  # that it computes in
     quantization: str
@@ -83,6 +83,7 @@ def load_model(
         for stage, step in plan.steps:
             progress(stage)
             step(model)
+        progress.check()
     model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if plan.quantization == "none" else None)
     if options.activations == "q8":
         narrow_activations(model)

@@ -110,7 +110,7 @@ def load_drafter(
         if (kind := head_kind_of(drafter)) is not None:
             folders = pair.spec.students
             folder = Path(folders[kind]) if kind in folders else pair.spec.head_folder(kind)
-            return _with_head(pair, drafter, head_folder(folder), options)
+            return _with_head(pair, drafter, head_folder(folder, progress), options)
         if drafter in CASCADES:
             return _with_cascade(pair, drafter, options, progress)
         return _beside(pair, drafter, notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else ())

@@ -49,9 +49,11 @@ def model_folder(
     return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress), not tokenizer_only)
 
 
-def head_folder(place: Path) -> Path:
-    """Return the folder of a trained draft head, which is `place` or made of the GGUF file there. Raises UserError."""
-    return model_folder(ModelSpec(gguf=str(place)), LoadOptions(), weights=False) if is_gguf(place) else place
+def head_folder(place: Path, progress: Progress = SILENT) -> Path:
+    """Return the folder of a trained draft head, which is `place` or made of the GGUF file there. Raises UserError or
+    Cancelled."""
+    spec = ModelSpec(gguf=str(place))
+    return model_folder(spec, LoadOptions(), progress, weights=False) if is_gguf(place) else place
 
 
 def digest_of(spec: ModelSpec, progress: Progress) -> str:

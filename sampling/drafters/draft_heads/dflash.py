@@ -411,13 +411,14 @@ def pard_lm(model: Any, target: Any, name: str, vocab_size: int) -> PardLM | Non
     if not isinstance(mask, int):
         return None
     file = Path(config.name_or_path, "warp_model.bin")
-    if target is None or not file.is_file():
+    if not hasattr(target, "config") or not file.is_file():
         return PardLM(model, mask, name, vocab_size)
     check_whole(file)
     stored, large = torch.load(file, map_location="cpu", weights_only=True), target.config.get_text_config()
     layers, ids = large.num_hidden_layers, getattr(config, "pard2_target_layers", None)
     # They number hidden_states in transformers, from either end.
-    ids = [layer + (layers + 1) * (layer < 0) for layer in ids] if isinstance(ids, list) else ids
+    if isinstance(ids, list) and all(isinstance(layer, int) for layer in ids):
+        ids = [layer + (layers + 1) * (layer < 0) for layer in ids]
     reads = states_read(ids, False, "pard2_target_layers", layers, file.parent)
     weight, wanted = stored.get("target_proj.weight"), [config.hidden_size, len(reads) * large.hidden_size]
     if weight is None or [*weight.shape] != wanted:
@@ -426,4 +427,6 @@ def pard_lm(model: Any, target: Any, name: str, vocab_size: int) -> PardLM | Non
             "(without that file the model drafts for any target)"
         )
     bias = stored.get("target_proj.bias", torch.zeros(config.hidden_size))
+    if [*bias.shape] != wanted[:1]:
+        raise UserError(f"{file} is damaged: target_proj.bias has the shape {[*bias.shape]}, not {wanted[:1]}")
     return Pard2LM(model, mask, reads, weight, bias, getattr(config, "pard2_scale", 0.02), name, vocab_size)

@@ -220,6 +220,7 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
     lines = session[0].read_text().splitlines()
     step = next(n for n, line in enumerate(lines, 1) if '"event":"step"' in line)
     file = tmp_path / "a.jsonl"
+    lanes = json.loads(lines[1])["lanes"]
     cases = {
         "{}\n": ":1: it is no session log",
         "": ":1: it is no session log",
@@ -229,6 +230,8 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
         ): ":1: it was written in format 2 by other 9, this program reads 1",
         broken(lines, 1, pair=3): ":1: pair: Input should be a valid string",
         broken(lines, 2, lanes=[]): ":2: lanes: Tuple should have at least 1 item",
+        broken(lines, 2, lanes=[{**lane, "settings": 5} for lane in lanes]): ":2: ",
+        broken(lines, 2, lanes=[{**lane, "settings": None} for lane in lanes]): ":2: ",
         broken(lines, 2, settings={"gamma": "x"}): ":2: gamma must be",
         broken(lines, step, lane=9): f":{step}: lane 9 is not there: the answer has 5",
         broken(lines, step, event="leap"): f":{step}: no event is called 'leap'",

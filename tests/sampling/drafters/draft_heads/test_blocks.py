@@ -263,6 +263,7 @@ def test_a_pard_2_model_reads_its_targets_states(family: str, bias: bool, tmp_pa
     [
         ({"pard2_target_layers": [-1]}, r"its map is \[16, 48\], not \[16, 24\] \(without that file the model drafts"),
         ({"pard2_target_layers": None}, "pard2_target_layers is None, no list of layers"),
+        ({"pard2_target_layers": ["a"]}, r"pard2_target_layers is \['a'\], no list of layers"),
         ({"pard2_target_layers": [-1, -10]}, r"reads states \[8, -1\]: a target of 8 layers does not have them"),
     ],
 )
@@ -273,6 +274,12 @@ def test_a_map_for_another_target_is_one_line(changes: dict[str, Any], told: str
 
 def test_a_pard_2_model_without_a_map_drafts_for_any_target(tmp_path: Path) -> None:
     model = pard_2(tmp_path, "Llama", False)
+    for elsewhere in (None, object()):  # not loaded, or in a server
+        assert not getattr(pard_lm(model, elsewhere, "drafter", V), "reads_hidden", True)
+    torch.save(
+        {"target_proj.weight": torch.zeros(16, 48), "target_proj.bias": torch.zeros(5)}, tmp_path / "warp_model.bin"
+    )
+    refused(pard_lm, model, target_of("Llama"), "drafter", V, match=r"damaged: target_proj.bias has the shape \[5\]")
     (tmp_path / "warp_model.bin").write_bytes(b"PK")
     refused(pard_lm, model, target_of("Llama"), "drafter", V, match="warp_model.bin is incomplete or damaged")
     (tmp_path / "warp_model.bin").unlink()
