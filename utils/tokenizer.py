@@ -38,7 +38,7 @@ class FileTokenizer:
     response_template = None  # `file_tokenizer` takes no tokenizer that has one
 
     def __init__(
-        self, backend: HfTokenizer, stored: Mapping[str, str], template: str | None, load: Callable[[], HfTokenizer]
+        self, backend: Any, stored: Mapping[str, str], template: str | None, load: Callable[[], HfTokenizer]
     ) -> None:
         tokens: dict[str, str] = {role: stored[role] for role in ROLES if role in stored}
         self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, tokens, template
@@ -88,7 +88,7 @@ class FileTokenizer:
         return dict(self.backend_tokenizer.get_vocab())
 
     @property
-    def added_tokens_decoder(self) -> dict[int, HfTokenizer]:
+    def added_tokens_decoder(self) -> dict[int, Any]:
         return dict(self.backend_tokenizer.get_added_tokens_decoder())
 
     def apply_chat_template(self, messages: object, chat_template: str | None = None, **options: object) -> Any:
@@ -125,7 +125,7 @@ def file_tokenizer(folder: Path, load: Callable[[], HfTokenizer]) -> FileTokeniz
         return None
     from tokenizers import Tokenizer
 
-    backend: HfTokenizer = Tokenizer.from_file(str(file))
+    backend: Any = Tokenizer.from_file(str(file))
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     changed = backend.truncation or backend.padding or not {*tokens.values()} <= special
     if changed or backend.get_vocab_size() > _LARGEST:

@@ -99,27 +99,24 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
     args.tasks = tuple(KINDS) if args.kinds == "all" else tuple(kind.strip() for kind in args.kinds.split(","))
     args.kind = "eagle" if args.student == "eagle3" else args.student
     args.published = args.kind in PUBLISHED_KINDS
-    prompted, either = args.prompts is not None, "contradict each other: give one"
-    wrong = {
-        f"--data takes self or files, not both, got {' '.join(args.data)}": SELF in args.data and not args.writes,
-        f"--data FILES and --prompts {either}": not args.writes and prompted,
-        f"--kinds and --prompts {either}": "kinds" in given and prompted,
-        f"--kinds and --data FILES {either}": "kinds" in given and not args.writes,
-        "--stage text writes text, --data FILES reads it: give one": args.stage == TEXT and not args.writes,
-        **{
-            f"--{name} belongs to --student {' or '.join(kinds)}, the student is {args.student}": name in given
-            and args.student not in kinds
-            for name, kinds in _ONLY_FOR.items()
-        },
-        f"--head {args.head} has no place in a published checkpoint: --student {args.student} trains its own": (
-            args.published and args.head != "trained"
-        ),
-        "--features: the target's outputs for --student eagle3 are streamed, not kept": (
-            args.features is not None and args.kind == "eagle"
-        ),
-    }
-    if why := next((why for why, holds in wrong.items() if holds), ""):
-        raise UsageError(why)
+    if SELF in args.data and not args.writes:
+        raise UsageError(f"--data takes self or files, not both, got {' '.join(args.data)}")
+    if not args.writes and args.prompts is not None:
+        raise UsageError("--data FILES and --prompts contradict each other: give one")
+    for name, given_too in (("--prompts", args.prompts is not None), ("--data FILES", not args.writes)):
+        if "kinds" in given and given_too:
+            raise UsageError(f"--kinds and {name} contradict each other: give one")
+    if args.stage == TEXT and not args.writes:
+        raise UsageError("--stage text writes text, --data FILES reads it: give one")
+    for name, kinds in _ONLY_FOR.items():
+        if name in given and args.student not in kinds:
+            raise UsageError(f"--{name} belongs to --student {' or '.join(kinds)}, the student is {args.student}")
+    if args.published and args.head != "trained":
+        raise UsageError(
+            f"--head {args.head} has no place in a published checkpoint: --student {args.student} trains its own"
+        )
+    if args.features is not None and args.kind == "eagle":
+        raise UsageError("--features: the target's outputs for --student eagle3 are streamed, not kept")
     return args
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from app.lanes.drafters import DrafterKey, PairDrafters
 from app.settings.table import FORMS
-from app.settings.types import BAN
 from sampling.beam import BeamPlan, beam_generate
 from sampling.constraint import FormConstraint
 from sampling.drafters.draft_model import NoDrafter
@@ -45,7 +44,7 @@ from utils.ordinary_text import continued_ids
 from utils.processes import world
 from utils.progress import never
 from utils.remote.pieces import Pieces, PieceTokenizer
-from utils.remote.server import OWN, PENALTIES, Server, ServerMessage, ServerProtocol, is_server
+from utils.remote.server import BAN, OWN, PENALTIES, Server, ServerMessage, ServerProtocol, is_server
 
 if TYPE_CHECKING:
     from app.settings.table import Settings

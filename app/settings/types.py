@@ -23,7 +23,7 @@ from sampling.drafters import registry
 from sampling.drafters.registry import MEMBERS, ORACLE, oracle_of
 from utils.catalogue.specs import Matrix, check_shape, unknown_member
 from utils.errors import UsageError, UserError, did_you_mean
-from utils.remote.server import is_server
+from utils.remote.server import BAN, is_server
 from utils.visible import visible
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
@@ -339,7 +339,6 @@ TEXTS = SettingKind(
 
 
 _BIASED = r"""\s*([0-9]+|'(?:[^'\\]|\\.)+'|"(?:[^"\\]|\\.)+")\s*=\s*([^\s,]+)\s*(?:,|$)"""
-BAN = -100.0  # a bias that makes a token impossible
 _AMOUNT = Number(BAN, 100)
 
 

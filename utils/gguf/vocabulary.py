@@ -140,7 +140,7 @@ def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]
     scores = dict(zip(ids, _tokenizer(header, "scores", [0.0] * len(ids)), strict=False))
     merges = generate_merges(dict(ids), scores)
     unknown = roles.get("unk_token")
-    backend: HfTokenizer = Tokenizer(
+    backend: Any = Tokenizer(
         models.BPE(vocab=dict(ids), merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     prefix = _tokenizer(header, "add_space_prefix", True)
@@ -164,7 +164,7 @@ def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> HfTokeni
     state = json.loads(theirs.backend_tokenizer.to_str())
     joins = (pair for pair in state["model"]["merges"] if ids.keys() >= {*pair, "".join(pair)})
     state["model"] |= {"vocab": dict(ids), "merges": list(joins), "ignore_merges": split in _WHOLE_WORDS}
-    backend: HfTokenizer = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
+    backend: Any = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
     if split in _DIGITS_APART:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = pre_tokenizers.Digits(individual_digits=True)

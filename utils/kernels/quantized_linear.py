@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -187,7 +187,7 @@ class _Quantized(nn.Module):
         self.packed, self.hides_weight = packed, False
 
     @property
-    def weight(self) -> HfModel:
+    def weight(self) -> Any:
         """A new dense copy of the weight at every access: writing to it changes nothing. None if it is hidden."""
         return None if self.hides_weight else self.dense()
 
@@ -195,7 +195,7 @@ class _Quantized(nn.Module):
         """A new dense copy of the weight."""
         return nn.Parameter(self.packed.dense(), requires_grad=False)
 
-    def _save_to_state_dict(self, destination: HfModel, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.dense()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,14 +130,12 @@ def plan_of(
     config, family = _config_of(spec.name, folder, options)
     dtype, size = pick_dtype(wanted, chosen, config.dtype), _weights(folder)
     quantized = quantization_config(kind, chosen, dtype)
-    large = device == "auto" and options.tp_size == 1 and not config.is_encoder_decoder and kind not in KINDS
-    large = large and size * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room_of(chosen).values()))
-    with ONE_AT_A_TIME:
-        spread = (
-            device_map(spec.name, family, config, dtype, kind, room_of(chosen), options.trust_remote_code)
-            if large
-            else None
-        )
+    spread = None
+    if device == "auto" and options.tp_size == 1 and not config.is_encoder_decoder and kind not in KINDS:
+        room = room_of(chosen)
+        if size * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room.values())):
+            with ONE_AT_A_TIME:
+                spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
     whole = quantized is None and spread is None and options.tp_size == 1  # this process puts it on its device
     packs = whole and chosen.type == "cpu" and dtype == torch.float32  # its layers get the kernels' layout
     unfit = _unfit(config, attention, progress) if packs else ""
@@ -154,12 +153,18 @@ def plan_of(
     given = {name: value for name, value in arguments.items() if value is not None} | {"dtype": kept, "config": config}
     place = chosen if whole else None, options.graphs and chosen.type == "cuda" and spread is None
     build = partial(_built, spec.name, folder, options, family, given, *place, progress)
-    steps: list[LoadStep] = [(f"rounding {spec.name} to {kind}", partial(quantize, kind=kind, tables=tables))]
-    steps = (
-        steps * (kind in KINDS)
-        + [(f"packing {spec.name}", partial(pack, tables=tables)), (f"packing {spec.name}", hide_weights)] * packs
-    )
-    return LoadPlan(dtype, kind, config, why or unfit, build, steps)
+    return LoadPlan(dtype, kind, config, why or unfit, build, _steps(spec.name, kind, packs, tables))
+
+
+def _steps(name: str, kind: str, packs: bool, tables: bool) -> Sequence[LoadStep]:
+    """Return what is done to a model that is built: its weights rounded to `kind`, the others packed as they are."""
+    steps: list[LoadStep] = []
+    if kind in KINDS:
+        steps.append((f"rounding {name} to {kind}", partial(quantize, kind=kind, tables=tables)))
+    if packs:
+        acts = partial(pack, tables=tables), nn.Module.float, hide_weights  # what is not packed computes in float32
+        steps += [(f"packing {name}", act) for act in acts]
+    return steps
 
 
 def _config_of(name: str, folder: Path, options: LoadOptions) -> tuple[HfConfig, HfModel]:
@@ -376,20 +381,19 @@ def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> 
 
     Raises UsageError for an impossible kind or device, UserError without bitsandbytes.
     """
-    ours, got = kind in KINDS, f"{str(dtype).removeprefix('torch.')} on {device.type}"
-    wrong = {
-        f"quantization must be one of {', '.join(QUANTIZATIONS)}, got '{kind}'": kind not in QUANTIZATIONS,
-        f"quantization {kind} computes in float32 on the cpu, got {got}": ours and got != "float32 on cpu",
-        f"quantization {kind} runs on cpu and cuda, not on {device.type}: use --quantization none": (
-            kind in BITSANDBYTES and device.type not in ("cpu", "cuda")
-        ),
-    }
-    if why := next((why for why, holds in wrong.items() if holds), ""):
-        raise UsageError(why)
-    if ours and (why := why_not()):
-        raise UserError(f"quantization {kind} has no kernels here ({why}): use --quantization none")
-    if kind not in BITSANDBYTES:
+    if kind not in QUANTIZATIONS:
+        raise UsageError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got '{kind}'")
+    if kind == "none":
         return None
+    if kind in KINDS:
+        if device.type != "cpu" or dtype != torch.float32:
+            got = f"{str(dtype).removeprefix('torch.')} on {device.type}"
+            raise UsageError(f"quantization {kind} computes in float32 on the cpu, got {got}")
+        if why := why_not():
+            raise UserError(f"quantization {kind} has no kernels here ({why}): use --quantization none")
+        return None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"quantization {kind} runs on cpu and cuda, not on {device.type}: use --quantization none")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"quantization {kind} needs the package bitsandbytes: install it, or use --quantization none")
     from transformers import BitsAndBytesConfig
@@ -404,18 +408,14 @@ def held_bytes(model: nn.Module) -> int:
     share, those of this process's part."""
     states = [weight.quant_state for weight in model.parameters() if hasattr(weight, "quant_state")]
     kept = chain.from_iterable(state.as_dict().values() for state in states)
-    tensors: list[HfModel] = [
-        *model.parameters(),
-        *model.buffers(),
-        *(part for part in kept if isinstance(part, Tensor)),
-    ]
+    tensors: list[Any] = [*model.parameters(), *model.buffers(), *(part for part in kept if isinstance(part, Tensor))]
     tensors = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def hide_weights(model: nn.Module) -> None:
-    """Make what is not packed float32, and hide the packed weights that the feed-forward layers of T5 and its kin look
-    at: they compare their type with that of the input, for which a weight would be unpacked in every pass."""
-    for name, part in model.float().named_modules():
+    """Hide the packed weights that the feed-forward layers of T5 and its kin look at: they compare their type with that
+    of the input, for which a weight would be unpacked in every pass."""
+    for name, part in model.named_modules():
         if name.endswith(".wo") and isinstance(part, QuantizedLinear):
             part.hides_weight = True

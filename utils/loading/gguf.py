@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from utils.errors import UserError
 from utils.families import UnfitError
@@ -173,7 +174,7 @@ def _expanded(name: str, source: Path, header: GgufHeader, config: HfConfig, nam
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    load: HfModel = AutoModelForCausalLM.from_pretrained
+    load: Any = AutoModelForCausalLM.from_pretrained
     model, reported = load(
         str(source.parent),
         gguf_file=source.name,
@@ -294,7 +295,7 @@ def _write_layer(header: GgufHeader, folder: Path) -> None:
     _save_next_token_layer(header, header.get("block_count", 0) - header.get("nextn_predict_layers"), folder)
 
 
-def _watch(gguf: HfModel, legacy: HfModel, report: Callable[[float], None]) -> dict[str, str]:
+def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str, str]:
     """Let transformers' loader report, and do its work once.
 
     The loader parses the file for the configuration and again for the tensors, and builds the table of tensor names for

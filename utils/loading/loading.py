@@ -76,7 +76,7 @@ def load_pair(
 def own_head(target: LoadedModel) -> list[str]:
     """One line on which head is used where a folder contradicts itself; [] otherwise."""
     line = f"{target.name} has a separate head, though config.json ties it to the embedding: the file's head is used"
-    return [line] * target.own_head
+    return [line] if target.own_head else []
 
 
 def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:

@@ -187,7 +187,7 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
                     data = data - 1
                 vectors[f"{tensor.name}.{tensor.part}"] = {
                     "at": put(data),
-                    "shape": (1,) * tensor.name.endswith("expert_gate") + data.shape,
+                    "shape": (1, *data.shape) if tensor.name.endswith("expert_gate") else data.shape,
                 }
                 continue
             kind = tensor.info.kind

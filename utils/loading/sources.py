@@ -74,24 +74,22 @@ def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress = SILENT
 
 
 def _local_folder(folder: Path, weights: bool) -> Path:
-    own = folder / "config.json"
-    config, files = own.read_bytes() if own.is_file() else None, sorted(file.name for file in folder.glob("*.gguf"))
-    wrong = {
-        f"no folder {folder}": not folder.is_dir(),
-        f"{folder} holds an adapter (LoRA), which is not read: merge it into its model and name that": (
-            folder / "adapter_config.json"
-        ).is_file(),
-        f"{folder} holds several GGUF files: name one of {', '.join(files[:3])}": config is None and files,
-        f"{folder} holds no model: config.json is missing": config is None,
-        f"{folder} holds Medusa heads, which are not read: each guesses its position without the drafts before "
-        "it; an EAGLE head of the same target drafts more": (
-            (folder / "medusa_lm_head.pt").is_file() or b'"medusa_num_heads"' in (config or b"")
-        ),
-    }
-    if why := next((why for why, holds in wrong.items() if holds), ""):
-        raise UserError(why)
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}")
+    if (folder / "adapter_config.json").is_file():
+        raise UserError(f"{folder} holds an adapter (LoRA), which is not read: merge it into its model and name that")
+    if not (folder / "config.json").is_file():
+        if files := sorted(file.name for file in folder.glob("*.gguf")):
+            raise UserError(f"{folder} holds several GGUF files: name one of {', '.join(files[:3])}")
+        raise UserError(f"{folder} holds no model: config.json is missing")
+    config = (folder / "config.json").read_bytes()
+    if (folder / "medusa_lm_head.pt").is_file() or b'"medusa_num_heads"' in config:
+        raise UserError(
+            f"{folder} holds Medusa heads, which are not read: each guesses its position without the drafts before "
+            "it; an EAGLE head of the same target drafts more"
+        )
     if weights:
-        check_weights(folder, quantized=b'"quantization_config"' in (config or b""))
+        check_weights(folder, quantized=b'"quantization_config"' in config)
     return folder
 
 

@@ -50,6 +50,7 @@ _KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": 
 
 SENT = ("temperature", "top_p", "seed")
 PENALTIES = ("presence_penalty", "frequency_penalty")
+BAN = -100.0  # a bias that makes a token impossible
 FURTHER = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings that the protocol has no field for, some engines have, and the value of each that is off."""
 
@@ -458,7 +459,7 @@ def options_for(server: Server, settings: Any, bias: Bias = MappingProxyType({})
     options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
     options |= {"stop": list(settings.stop)} if settings.stop else {}
     options |= {name: value for name in PENALTIES if (value := getattr(settings, name))}
-    options |= {"logit_bias": {str(token): max(-100.0, amount) for (token,), amount in bias.items()}} if bias else {}
+    options |= {"logit_bias": {str(token): max(BAN, amount) for (token,), amount in bias.items()}} if bias else {}
     if server.kind in ALL:
         fields = {name: getattr(settings, name) for name in FURTHER}
         fields["top_k"] = fields["top_k"] or ALL[server.kind]
@@ -466,7 +467,8 @@ def options_for(server: Server, settings: Any, bias: Bias = MappingProxyType({})
             fields["repeat_penalty"] = fields.pop("repetition_penalty")
         if server.kind == "llama-server" and bias:  # its own form bans for certain
             fields["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
-        fields |= {"return_spec_tokens_details": True} if server.kind == "SGLang" else {}
+        if server.kind == "SGLang":
+            fields["return_spec_tokens_details"] = True
         return {**options, "extra_body": {**fields, **form_for(server, settings)}}
     options |= form_for(server, settings)
     for name, off in FURTHER.items():
