@@ -20,7 +20,7 @@ from sampling.rows import common_prefix
 from sampling.types import LM, Draft, Limits, Rows, Session
 from utils.errors import UserError, number, shown, whole
 from utils.logits_processors import LogitsProcessor, check_finite
-from utils.processes import agreed
+from utils.processes import broadcast
 from utils.progress import never
 from utils.timing import Stopwatch
 
@@ -109,10 +109,10 @@ def beam_generate(
 
 
 def _searched(search: _Search, interrupt: Callable[[], bool]) -> Iterator[Event]:
-    yield from prefill(search.session, search.rows, lambda: agreed(interrupt()))
+    yield from prefill(search.session, search.rows, lambda: broadcast(interrupt()))
     try:
         while search.unfinished:
-            if agreed(interrupt()):
+            if broadcast(interrupt()):
                 yield Finished(0, "interrupted")
                 return
             yield search.step()
@@ -167,7 +167,7 @@ class _Search:
         watch = Stopwatch(self.lm.device)
         logits = self.session.score(self.rows, Draft.empty(len(self.rows)))[:, 0]
         verify_s = watch.lap()
-        beams = agreed(self._choose(self._candidates(self._log_probs(logits))))
+        beams = broadcast(self._choose(self._candidates(self._log_probs(logits))))
         step = BeamStep(0, self.plan.num_beams, beams, (Call(self.lm.name, 1, verify_s),), verify_s, watch.lap())
         self.tree.add(step)
         self.length += 1

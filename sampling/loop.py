@@ -37,7 +37,7 @@ from sampling.verify.distributions import HostDistributions
 from sampling.verify.round_metrics import PositionRecorder, Seconds, facts_on, step_of
 from sampling.verify.rules import Keys, rule_of, verify
 from utils.errors import UserError
-from utils.processes import agreed, first, world
+from utils.processes import broadcast, is_first_process, this_process
 from utils.progress import never
 from utils.timing import Stopwatch, synchronize
 
@@ -88,8 +88,8 @@ def generate(
     if sampler.constraint is not None:
         sampler.constraint.begin(rows)
     ids, ends = list(range(len(rows))), [min(len(row) + limits.max_new_tokens, room) for row in rows]
-    alone, rule = world().size == 1, rule_of(drafter, sampler)
-    if not first():
+    alone, rule = this_process().world_size == 1, rule_of(drafter, sampler)
+    if not is_first_process():
         drafter = _Silent()
     propose = (Propose if alone else _SharedPropose)(drafter, sampler)
     decide = (Decide if alone else _SharedDecide)(sampler, rule, alternatives)
@@ -114,12 +114,12 @@ def room_of(lm: LM, rows: Rows, limits: Limits) -> int:
 def _decoded(run: _Run, prompt: Rows, interrupt: Callable[[], bool]) -> Iterator[Event]:
     drafter, session = run.drafter, run.session
     drafter.start(prompt, session, session)
-    yield from prefill(session, run.rows, lambda: agreed(interrupt()))
+    yield from prefill(session, run.rows, lambda: broadcast(interrupt()))
     # The drafters' own prefill belongs to the opening round.
     own = drafter.sessions
     waited = sum(piece.seconds for reader in own for piece in prefill(reader, reader.initial, interrupt))
     while run.rows:
-        if agreed(interrupt()):
+        if broadcast(interrupt()):
             yield from (Finished(row, "interrupted") for row in run.ids)
             return
         yield from run.round(waited)
@@ -151,7 +151,7 @@ class Decide:
 
     def __init__(self, sampler: Sampler, rule: Rule, alternatives: int = 0) -> None:
         self.sampler, self.rule = sampler, rule
-        self.recorder = PositionRecorder(sampler, rule, alternatives) if alternatives and first() else None
+        self.recorder = PositionRecorder(sampler, rule, alternatives) if alternatives and is_first_process() else None
 
     def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Keys) -> Verdict:
         """Return the verdict on a draft under the target's logits [B, N+1, V]."""
@@ -163,8 +163,8 @@ class _SharedDecide(Decide):
     """The same where several processes share the target: the first one decides."""
 
     def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Keys) -> Verdict:
-        own = super().__call__(logits, draft, rows, keys) if first() else None
-        path, token = agreed(([], []) if own is None else (own.path, own.token))
+        own = super().__call__(logits, draft, rows, keys) if is_first_process() else None
+        path, token = broadcast(([], []) if own is None else (own.path, own.token))
         return own or Verdict(path, token, HostDistributions(logits, draft, rows, self.sampler), logits)
 
 
@@ -176,7 +176,7 @@ class Propose:
 
     def __call__(self, rows: Rows, budget: Budget, keys: Keys) -> Draft:
         """Return the round's draft, of no nodes where nothing may be drafted."""
-        if max(budget.room or budget.max_depth) <= 0:
+        if max(budget.depth_with_forced or budget.max_depth) <= 0:
             return Draft.empty(len(rows))
         return self.drafter.propose(rows, budget, self.sampler.drafting(keys))
 
@@ -185,9 +185,9 @@ class _SharedPropose(Propose):
     """The same where several processes share the target: the first one drafts, the others get its trees."""
 
     def __call__(self, rows: Rows, budget: Budget, keys: Keys) -> Draft:
-        draft = super().__call__(rows, budget, keys) if first() else Draft.empty(len(rows))
-        trees = agreed(draft.trees)
-        return draft if first() else Draft(trees)
+        draft = super().__call__(rows, budget, keys) if is_first_process() else Draft.empty(len(rows))
+        trees = broadcast(draft.trees)
+        return draft if is_first_process() else Draft(trees)
 
 
 class _Silent(Drafter):
@@ -283,7 +283,7 @@ class _Run:
         wanted = Budget([0] * len(self.rows)) if self.opening else self.controller.budget(self.ids)
         room = list(map(self._room, self.rows, self.ends))
         if self.decide.sampler.constraint is not None and not self.opening:
-            return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)), room=room)
+            return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)), depth_with_forced=room)
         if max(wanted.max_depth) <= min(room):
             return wanted, wanted
         return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)))

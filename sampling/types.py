@@ -42,7 +42,7 @@ Hidden = bool | tuple[int, ...]
 input of its head. True means (−1,), False none."""
 
 
-Room = Callable[[int, int], int]  # rows, numbers of each → the address of memory for them, in float32
+Allocate = Callable[[int, int], int]  # rows, numbers of each → the address of memory for them, in float32
 
 
 def states_of(*hidden: Hidden) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ class Budget:
     max_nodes: int | None = None  # nodes of a row; None: the drafter's own number (a best-first tree: depth)
     costs: NodeCosts | None = None  # None: costs are unknown, every node stays
     opportunity_cost: float | None = None  # tokens emitted in the time of the drafter's model; None: unknown
-    room: list[int] | None = None  # most tokens of each row with those that a constraint forces; None: max_depth
+    depth_with_forced: list[int] | None = None  # the same with tokens that a constraint forces; None: max_depth
 
 
 @dataclass(slots=True)
@@ -262,7 +262,7 @@ class RaggedNetwork(Network, Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...
 
     def of_one_row(
-        self, new: list[int], tree: DraftTree, cache: KVCache, hidden: Hidden = False, states: Room | None = None
+        self, new: list[int], tree: DraftTree, cache: KVCache, hidden: Hidden = False, states: Allocate | None = None
     ) -> Tensor:
         """Run a pass over the next tokens of one row and the N nodes of its draft → logits [1, N+1, n]; the states
         wanted go to `states`."""
@@ -282,8 +282,8 @@ class Session(Protocol):
     reduced_ids: Tensor | None = None  # [n] the ids, ascending, of `score_reduced`; None: all
     described: str = "this session"  # the beginning of an error's line
     takes_trees: bool = True  # a draft may be a tree, of any size and at any length
-    steps: bool = False  # it can `step`
-    grows: bool = False  # it can `grow`
+    can_step: bool = False  # `step` works
+    can_grow: bool = False  # `grow` works
 
     def rollback(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
     def score(self, rows: Rows, draft: Draft) -> Tensor: ...  # [B, N+1, V]; an empty draft gives [B, 1, V]
@@ -318,7 +318,7 @@ class Session(Protocol):
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits [B, n] after one more token of each row, [B] on the session's device: the host need not know
-        them before `fill_in`. UserError where `steps` is False."""
+        them before `fill_in`. UserError unless `can_step`."""
         raise UserError(f"{self.described} reads no tokens that the host does not know")
 
     def fill_in(self, tokens: Rows) -> None:
@@ -327,7 +327,7 @@ class Session(Protocol):
 
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Return logits [M, n] after the last M of N nodes of a tree that follows the row just scored; the first N − M
-        are known. `parents` [N] are indices in `tokens`, -1 the row. UserError where `grows` is False."""
+        are known. `parents` [N] are indices in `tokens`, -1 the row. UserError unless `can_grow`."""
         raise UserError(f"{self.described} grows no trees")
 
 

@@ -80,7 +80,7 @@ SLOW = (
     "sampling/models/test_probe.py",
     "app/measure/test_elsewhere.py",
     "sampling/drafters/draft_heads/test_published.py",
-    "utils/loading/test_accounting.py",
+    "utils/loading/test_completeness.py",
     "utils/loading/test_folders.py",
     "utils/loading/test_package_parts.py",
     "utils/test_tokenizer.py",

@@ -67,9 +67,9 @@ class FamilyFacts:
     mixtures: tuple[bool, ...]
 
     @property
-    def turned(self) -> int:
-        """The numbers of a head that rotary angles turn."""
-        return int(self.scalars["turned"])
+    def rotary_dim(self) -> int:
+        """The numbers of a head that are rotated."""
+        return int(self.scalars["rotary_dim"])
 
 
 def head_size(config: HfConfig) -> int:
@@ -91,7 +91,7 @@ def facts_of(config: HfConfig) -> FamilyFacts:
     size, rules = head_size(config), rules_of(config)
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
     kinds = getattr(config, "layer_types", None)
-    turned = {int(size * rule.get("partial_rotary_factor", 1.0)) for rule in rules.values()}
+    rotary_dims = {int(size * rule.get("partial_rotary_factor", 1.0)) for rule in rules.values()}
     if not all(is_fixed(rule) for rule in rules.values()):
         raise UnfitError("the compiled pass turns positions by one table for texts of every length")
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0
@@ -102,9 +102,9 @@ def facts_of(config: HfConfig) -> FamilyFacts:
         f"the activation {activation}": activation not in _ACTIVATIONS,
         f"layers of {', '.join(sorted(set(kinds or ())))}": set(kinds or ()) - {"full_attention", "sliding_attention"},
         "heads, states or inner sizes that are no multiples of 32": any(
-            width % GROUP for width in (size, *turned, config.hidden_size, config.intermediate_size, inner, shared)
+            width % GROUP for width in (size, *rotary_dims, config.hidden_size, config.intermediate_size, inner, shared)
         ),
-        "rotary tables of several sizes": len(turned) != 1 or len(rules) > TABLES,
+        "rotary tables of several sizes": len(rotary_dims) != 1 or len(rules) > TABLES,
         f"{chosen} experts a token": chosen > MOST_CHOSEN,
         **{name: getattr(config, name, None) for name in _UNKNOWN},
     }.items():
@@ -126,7 +126,7 @@ def facts_of(config: HfConfig) -> FamilyFacts:
         "logit_scale": 1 / _number(config, "logits_scaling"),
         "logit_cap": getattr(config, "final_logit_softcapping", None) or 0.0,
         "attention_cap": getattr(config, "attn_logit_softcapping", None) or 0.0,
-        "turned": turned.pop(),
+        "rotary_dim": rotary_dims.pop(),
         "experts": experts,
         "chosen": chosen,
         "expert_inner": inner,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.objects import Json
-from utils.processes import world
+from utils.processes import this_process
 
 _TRIM, _MAPPED = -1, -3  # what mallopt(3) calls them
 
@@ -34,7 +34,7 @@ def facts(device: Any) -> Json:
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "processes": world().size,
+        "processes": this_process().world_size,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

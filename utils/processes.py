@@ -1,9 +1,9 @@
 """Several processes that share a target under torchrun: this process's rank, and the first one's decisions on all.
 
 Every process runs the same program; transformers splits the target's layers (its tensor-parallel plan). The first
-process drafts and chooses, and :func:`agreed` gives that to the others through torchrun's store, which waits as long as
-the first one drafts. Passes meet in torch.distributed. When a process dies torchrun ends the others on its machine; on
-other machines their pass fails after :data:`IN_A_PASS` at the latest. Knows no models and prints nothing.
+process drafts and chooses, and :func:`broadcast` gives that to the others through torchrun's store, which waits as long
+as the first one drafts. Passes meet in torch.distributed. When a process dies torchrun ends the others on its machine;
+on other machines their pass fails after :data:`PASS_TIMEOUT` at the latest. Knows no models and prints nothing.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from typing import IO, Any, NoReturn, TypeVar
 from utils.errors import UsageError
 
 T = TypeVar("T")
-IN_A_PASS, AT_A_MEETING, LONG = timedelta(seconds=50), timedelta(minutes=30), timedelta(days=365)
+PASS_TIMEOUT, BARRIER_TIMEOUT, STORE_TIMEOUT = timedelta(seconds=50), timedelta(minutes=30), timedelta(days=365)
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 @dataclass(frozen=True)
-class World:
-    """One process among `size`; on its machine it is `local_rank` of `local_size`."""
+class Process:
+    """One of `world_size` processes; `local_rank` of the `local_world_size` on its machine (torchrun's words)."""
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
     local_rank: int = 0
-    local_size: int = 1
+    local_world_size: int = 1
 
     @staticmethod
-    def of(environ: Mapping[str, str]) -> World:
+    def of(environ: Mapping[str, str]) -> Process:
         """Return the process that torchrun's variables describe; alone if one is missing."""
         numbers = [environ.get(name, default) for name, default in _NUMBERS.items()]
         complete = all(environ.get(name, "").strip() for name in _NEEDED)
         complete = complete and all(number.isdigit() for number in numbers)
-        return World(*map(int, numbers)) if complete else World()
+        return Process(*map(int, numbers)) if complete else Process()
 
 
 @functools.cache
-def world() -> World:
-    """This process."""
-    return World.of(os.environ)
+def this_process() -> Process:
+    """Return this process, as torchrun's variables describe it."""
+    return Process.of(os.environ)
 
 
-def first() -> bool:
-    """Return whether this process decides: it is alone, or the first of several."""
-    return world().rank == 0
+def is_first_process() -> bool:
+    """Return whether this process decides and writes: it is alone, or rank 0 of several."""
+    return this_process().rank == 0
 
 
-def agreed(value: T) -> T:
-    """Return the first process's value on every process; all call it in the same order."""
-    if world().size == 1:
+def broadcast(value: T) -> T:
+    """Return rank 0's value on every process; all call it in the same order."""
+    if this_process().world_size == 1:
         return value
     number = next(_messages)
-    if first():
+    if is_first_process():
         _store().set(f"said/{number}", pickle.dumps(value))
         _store().delete_key(f"said/{number - 64}")  # all have read it: passes lie between
         return value
@@ -71,10 +71,10 @@ def agreed(value: T) -> T:
 _messages = itertools.count()
 
 
-def meet(name: str) -> None:
+def barrier(name: str) -> None:
     """Wait until every process calls this with the same name."""
-    _store().set(f"{name}/{world().rank}", "")
-    _store().wait([f"{name}/{rank}" for rank in range(world().size)], AT_A_MEETING)
+    _store().set(f"{name}/{this_process().rank}", "")
+    _store().wait([f"{name}/{rank}" for rank in range(this_process().world_size)], BARRIER_TIMEOUT)
 
 
 @functools.cache
@@ -82,8 +82,8 @@ def _store() -> Any:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(rendezvous("env://", world().rank, world().size, timeout=AT_A_MEETING))
-    store.set_timeout(LONG)
+    store, _, _ = next(rendezvous("env://", this_process().rank, this_process().world_size, timeout=BARRIER_TIMEOUT))
+    store.set_timeout(STORE_TIMEOUT)
     return PrefixStore("infer", store)
 
 
@@ -95,22 +95,24 @@ def join(device: str) -> str:
     import torch
     import torch.distributed as dist
 
+    process = this_process()
     have = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not have):
         raise UsageError(f"device must be auto, cpu or cuda where processes share a target, got '{device}'")
-    if device != "cpu" and 0 < have < world().local_size:
-        raise UsageError(f"{world().local_size} processes on a machine with {have} GPUs: one GPU each, or --device cpu")
-    own = f"cuda:{world().local_rank}" if have and device != "cpu" else "cpu"
+    if device != "cpu" and 0 < have < process.local_world_size:
+        told = f"{process.local_world_size} processes on a machine with {have} GPUs"
+        raise UsageError(f"{told}: one GPU each, or --device cpu")
+    own = f"cuda:{process.local_rank}" if have and device != "cpu" else "cpu"
     if not dist.is_initialized():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if not os.environ.get("OMP_NUM_THREADS"):
-            torch.set_num_threads(max(1, cores // world().local_size))
+            torch.set_num_threads(max(1, cores // process.local_world_size))
         dist.init_process_group(
             "gloo" if own == "cpu" else "cpu:gloo,cuda:nccl",
             store=_store(),
-            rank=world().rank,
-            world_size=world().size,
-            timeout=IN_A_PASS,
+            rank=process.rank,
+            world_size=process.world_size,
+            timeout=PASS_TIMEOUT,
             device_id=None if own == "cpu" else torch.device(own),
         )
     return own
@@ -118,10 +120,9 @@ def join(device: str) -> str:
 
 def check_command(command: str) -> None:
     """Raise UsageError for a sub-command that several processes cannot run."""
-    if world().size > 1 and command not in ("run", "bench"):
-        raise UsageError(
-            f"{command} runs in one process, torchrun started {world().size} (run and bench share a target)"
-        )
+    count = this_process().world_size
+    if count > 1 and command not in ("run", "bench"):
+        raise UsageError(f"{command} runs in one process, torchrun started {count} (run and bench share a target)")
 
 
 def hush(verbose: bool) -> IO[str]:

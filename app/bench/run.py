@@ -56,7 +56,7 @@ from utils.errors import UsageError, UserError
 from utils.files import check_outputs, write_result
 from utils.machine import machine
 from utils.objects import HfModel, Json
-from utils.processes import agreed
+from utils.processes import broadcast
 from utils.progress import INTERRUPTED
 from utils.remote.server import ServerMessage
 from utils.visible import to_stderr, visible
@@ -169,7 +169,7 @@ class Bench:
         if self.journal is not None:
             self.journal.begin(machine(self.engine.loaded))
             self.journal.drop_broken_rounds(self.variants)
-        known = agreed(0 if self.journal is None else len(self.journal.known))
+        known = broadcast(0 if self.journal is None else len(self.journal.known))
         each = self.args.repeat * len(self.variants)
         total = sum(len(question.turns) for question in self.questions) * each
         with answer_bar(total, self.settings, known) as bar:
@@ -212,7 +212,7 @@ class Bench:
     def _answer(self, variant: Variant, item: PromptItem, repeat: int, bar: Bar) -> Answer:
         """Return the journal's answer, or else decode it and enter it there."""
         slot = Slot(item.number, item.turn, repeat, variant)
-        known = agreed(None if self.journal is None else self.journal.answer(slot, len(item.ids)))
+        known = broadcast(None if self.journal is None else self.journal.answer(slot, len(item.ids)))
         if known is not None:
             return known
         bar.set_description(visible(variant.label), refresh=False)

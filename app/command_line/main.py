@@ -18,7 +18,7 @@ from typing import IO, TextIO
 from app.command_line.arguments import COMMANDS, Request, read_request
 from app.settings.table import Layers, misspelt_variables
 from utils.errors import UsageError, UserError
-from utils.processes import check_command, first, hush, leave_at_once, world
+from utils.processes import check_command, hush, is_first_process, leave_at_once, this_process
 from utils.progress import INTERRUPTED
 from utils.visible import to_stderr
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
-    word = sys.stderr if first() else hush(verbose)
+    word = sys.stderr if is_first_process() else hush(verbose)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by something plainer
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code == 0:  # else the error was reported already
             to_stderr(f"error: {_line(error, verbose)}")
             code = 1
-    if world().size > 1:
+    if this_process().world_size > 1:
         leave_at_once(code)
     return code
 
@@ -70,7 +70,7 @@ def _guarded(arguments: list[str], verbose: bool, word: IO[str]) -> int:
         raise
     except Exception as error:
         trace = traceback.format_exc() if verbose else ""
-        if not first():
+        if not is_first_process():
             time.sleep(GRACE)  # the first process reports the error of all, and torchrun ends this one
         to_stderr(f"{trace}error: {_line(error, verbose)}", word)
         return error.exit_code if isinstance(error, UserError) else 1
@@ -86,7 +86,7 @@ def _line(error: Exception, verbose: bool) -> str:
         file = f" {error.filename}" if error.filename else ""
         return f"cannot read or write{file}: {error.strerror}"
     lost = any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "store"))
-    if world().size > 1 and isinstance(error, RuntimeError) and lost:
+    if this_process().world_size > 1 and isinstance(error, RuntimeError) and lost:
         return f"another process of this run cannot be reached any more ({' '.join(str(error).split())[:120]})"
     first = next((f": {line.strip()}" for line in str(error).splitlines() if line.strip()), "")
     hint = "" if verbose else " (run with --verbose for the traceback)"
@@ -103,10 +103,10 @@ def _run(request: Request) -> int:
     for warning in misspelt_variables(request.environ):
         to_stderr(f"warning: {warning}")
     options, layers = request.options, layers_of(request)
-    settings = layers.settings if first() else layers.settings.changed(record="")  # of several the first writes files
+    settings = layers.settings if is_first_process() else layers.settings.changed(record="")  # one writes files
     if run := COMMANDS[request.command].run:
         module, _, name = run.partition(":")
-        own = request.own if first() else Namespace(**{**vars(request.own), "out": None, "report": None})
+        own = request.own if is_first_process() else Namespace(**{**vars(request.own), "out": None, "report": None})
         return int(getattr(import_module(module), name)(settings, options, own))
     if request.command == "run" or not (sys.stdin and not sys.stdin.closed and sys.stdin.isatty()):
         from app.command_line.run import run_once

@@ -30,7 +30,7 @@ from sampling.models.remote import RemoteLM
 from utils.errors import UsageError
 from utils.growing_text import Decode
 from utils.loading.fit import TokenBytes
-from utils.processes import agreed, first
+from utils.processes import broadcast, is_first_process
 from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _WIDTH = 120  # columns of figures that go to no terminal
 
 def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool, count: int) -> int:
     """Answer one prompt `count` times; write the answers as a tree, or as JSON with their probabilities."""
-    text = agreed(given_prompt(prompt, sys.stdin) if first() else "")
+    text = broadcast(given_prompt(prompt, sys.stdin) if is_first_process() else "")
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt, servers=True)
         chat = conversation(engine, settings)
@@ -73,7 +73,7 @@ def run_once(
     output, with the `logprobs` likeliest tokens of each position. An interrupt ends all lanes. Raises UsageError for an
     empty prompt, one longer than the context, or a lane that cannot run.
     """
-    text = agreed(given_prompt(prompt, sys.stdin) if first() else "")
+    text = broadcast(given_prompt(prompt, sys.stdin) if is_first_process() else "")
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt, servers=True)
         kept = settings if logprobs is None else settings.changed(log_top=max(1, logprobs, settings.log_top))

@@ -182,10 +182,10 @@ class PairDrafters:
         Drafts become trees where the target takes them. "auto" is the fastest way by measurement (docs/notes.md): a
         drafter that only looks up grows trees under `gamma auto` only.
         """
-        grows = row_of(word).grows if settings.expand == "auto" else settings.expand
-        trees = settings.expand != "auto" or settings.gamma == "auto" or grows == "joint"
-        grows = grows if trees and self.target.takes_trees else "none"
-        return self.build(DraftRequest(word, settings, grows, settings.gamma == "auto", ratios))
+        expand = row_of(word).expand if settings.expand == "auto" else settings.expand
+        trees = settings.expand != "auto" or settings.gamma == "auto" or expand == "joint"
+        expand = expand if trees and self.target.takes_trees else "none"
+        return self.build(DraftRequest(word, settings, expand, settings.gamma == "auto", ratios))
 
     def folder(self, kind: str) -> Path:
         """Return the draft head's folder: the pair's drafter if it is of this kind, else the pair's `students`.

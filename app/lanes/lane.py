@@ -41,7 +41,7 @@ from utils.loading.loaded import NO_LIMIT
 from utils.logits_processors import ARGUMENTS, Bias, LogitsProcessor
 from utils.objects import HfModel, HfTokenizer, Json
 from utils.ordinary_text import continued_ids
-from utils.processes import world
+from utils.processes import this_process
 from utils.progress import never
 from utils.remote.pieces import Pieces, PieceTokenizer
 from utils.remote.server import BAN, OWN, PENALTIES, Server, ServerMessage, ServerProtocol, is_server
@@ -456,8 +456,8 @@ class PairEngine:
 
     def _drafting(self, name: str, settings: Settings) -> _Kept:
         """Return the lane's drafter: that of the last answer unless its settings have changed."""
-        if name.startswith("oracle") and world().size > 1:
-            raise UsageError(f"lane {name} runs in one process, not in {world().size}")
+        if name.startswith("oracle") and this_process().world_size > 1:
+            raise UsageError(f"lane {name} runs in one process, not in {this_process().world_size}")
         word = {"ar": "none", "spec": self.loaded.drafts_by, LOSSY: self.loaded.drafts_by}.get(name, name)
         key = self.drafters.key(word, settings)
         kept = self._kept.get(name)

@@ -25,7 +25,7 @@ from utils.catalogue.specs import (
     spec_from_argument,
 )
 from utils.errors import UsageError, UserError, did_you_mean
-from utils.processes import world
+from utils.processes import this_process
 from utils.remote.server import is_url
 
 if TYPE_CHECKING:
@@ -162,4 +162,4 @@ def load_options(options: ModelOptions) -> LoadOptions:
 
     names = set(LoadOptions.__dataclass_fields__) - {"tp_size"}
     given = {name: value for name, value in options.model_dump().items() if name in names}
-    return LoadOptions(**given, tp_size=world().size)
+    return LoadOptions(**given, tp_size=this_process().world_size)

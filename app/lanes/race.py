@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sampling.events import Event, Finished
-from utils.processes import agreed
+from utils.processes import broadcast
 from utils.remote.server import ServerMessage, is_server
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Race:
 
     def _take_turns(self, running: dict[int, Iterator[Event]]) -> Iterator[tuple[int, Event]]:
         while running:
-            index = agreed(min(running, key=lambda lane: (self.clocks[lane], lane)))
+            index = broadcast(min(running, key=lambda lane: (self.clocks[lane], lane)))
             for event in running[index]:
                 yield self._count(index, event)
                 if not is_server(self.lanes[index].name):
@@ -111,7 +111,7 @@ class Race:
                 del running[index]
 
     def _stopped(self) -> bool:
-        return agreed(self.interrupt())
+        return broadcast(self.interrupt())
 
     def _count(self, index: int, event: Event) -> tuple[int, Event]:
         self.clocks[index] += seconds(event)

@@ -39,7 +39,7 @@ from utils.errors import UserError
 from utils.files import write_bytes
 from utils.loading.cache import cache_folder
 from utils.machine import cpu_name, version
-from utils.processes import agreed
+from utils.processes import broadcast
 from utils.timing import Stopwatch
 
 COUNTS = range(1, 17)
@@ -185,10 +185,10 @@ def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
 
     session.score([prompt], Draft.empty(1))  # reads the prompt
     run(1)
-    quick = agreed(run(1) <= QUICK)  # processes that share the target run the same passes
+    quick = broadcast(run(1) <= QUICK)  # processes that share the target run the same passes
     begun = time.monotonic()
     for width in [*(COUNTS if quick else FEW_COUNTS)] * 3:
-        if agreed(time.monotonic() - begun > SECONDS) and len(seconds) > 1:
+        if broadcast(time.monotonic() - begun > SECONDS) and len(seconds) > 1:
             break
         seconds[width] = min(run(width), seconds.get(width, float("inf")))
     return seconds

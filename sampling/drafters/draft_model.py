@@ -107,7 +107,7 @@ class ModelSource(Source):
             if node.depth - node.forced < self._depths[node.row] and node.depth < self._reaches[node.row]
         ]
         watch = Stopwatch()  # the offers are on the host, so the device is done
-        offers_of = self._drawn if self.draws else self._level if self._grows(within) else self._ranked
+        offers_of = self._drawn if self.draws else self._level if self._can_grow(within) else self._ranked
         offers: dict[Node, list[Offer]] = offers_of(within) if within else {}
         self._seconds += watch.lap()
         return [offers.get(node, []) for node in nodes]
@@ -155,10 +155,10 @@ class ModelSource(Source):
 
     def _runs_ahead(self, logits: Tensor) -> bool:
         """Whether to draw all tokens of the round on the device first, as the host would wait for each."""
-        return logits.device.type != "cpu" and not self.drawing.sampler.needs_prefixes and self._steps()
+        return logits.device.type != "cpu" and not self.drawing.sampler.needs_prefixes and self._can_step()
 
-    def _steps(self) -> bool:
-        return self.session is not None and self.session.steps
+    def _can_step(self) -> bool:
+        return self.session is not None and self.session.can_step
 
     def _following(self, column: Column, depth: int) -> Tensor:
         """Return logits [B, n] after the drawn tokens of a column."""
@@ -183,10 +183,10 @@ class ModelSource(Source):
         if tokens and self.session is not None:
             self.session.fill_in([list(row) for row in zip(*tokens, strict=True)])
 
-    def _grows(self, nodes: list[Node]) -> bool:
+    def _can_grow(self, nodes: list[Node]) -> bool:
         if not nodes or not self._expanded or len(self._active) > 1:
             return False
-        return self.session is not None and self.session.grows
+        return self.session is not None and self.session.can_grow
 
     def _ranked(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Return the likeliest tokens after the likeliest node of each row."""
@@ -267,7 +267,7 @@ class BlockSource(ModelSource):
         rows = put([node.row for node in nodes], logits.device)
         return logits.new_zeros(len(self._active), logits.shape[1]).index_copy_(0, rows, logits)
 
-    def _steps(self) -> bool:
+    def _can_step(self) -> bool:
         return not self.session.by_path
 
     def _following(self, column: Column, depth: int) -> Tensor:
@@ -281,7 +281,7 @@ class BlockSource(ModelSource):
         kept = self._confident(nodes)
         return super()._drawn(kept) if kept else {}
 
-    def _grows(self, nodes: list[Node]) -> bool:
+    def _can_grow(self, nodes: list[Node]) -> bool:
         return False
 
     def _ranked(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
@@ -421,7 +421,7 @@ def of_head(lm: LM, request: DraftRequest) -> Proposer:
 
 def of_lm(lm: LM, request: DraftRequest, least: float) -> Proposer:
     """Build a drafter from a model: trees of its likeliest tokens, or chains that end once less likely than `least`."""
-    if request.grown == "dynamic":
+    if request.expand == "dynamic":
         return Proposer(
             [source_of(lm)], tree=True, nodes=request.settings.nodes, learn=request.auto, ratios=request.ratios
         )

@@ -153,12 +153,12 @@ class Growth:
     """The nodes of one row, likeliest path first: at most `most` nodes and `depth` levels.
 
     `floors[n]`: the probability that a path must exceed after `n` likelier ones. `wide`: nodes may have several
-    children. `room`: the levels with those that a constraint forces.
+    children. `depth_with_forced`: levels, with those that a constraint forces.
     """
 
     def __init__(self, root: Node, depth: int, most: int, floors: Sequence[float], least: float, wide: bool) -> None:
         self.root, self.depth, self.most, self.floors, self.least, self.wide = root, depth, most, floors, least, wide
-        self.room = depth
+        self.depth_with_forced = depth
         self.kept: list[Node] = []
         self._order: list[float] = []  # −path of each kept node, ascending
 
@@ -188,7 +188,7 @@ class Growth:
 
     def level(self, depth: int) -> list[Node]:
         """Return the nodes of this depth after which a further token may pay."""
-        if depth >= self.room:
+        if depth >= self.depth_with_forced:
             return []
         return [
             node
@@ -376,10 +376,10 @@ class Proposer(Drafter):
             for row, (text, depth) in enumerate(zip(texts, budget.max_depth, strict=True))
         ]
         if (constraint := sampler.constraint) is not None:
-            for growth, text, room in zip(growths, rows, budget.room or budget.max_depth, strict=True):
-                growth.root.state, growth.room = constraint.at(text), room
+            for growth, text, most in zip(growths, rows, budget.depth_with_forced or budget.max_depth, strict=True):
+                growth.root.state, growth.depth_with_forced = constraint.at(text), most
         self._model_worth.begin(budget.opportunity_cost)
-        depth, level = 0, [growth.root for growth in growths if growth.room > 0]
+        depth, level = 0, [growth.root for growth in growths if growth.depth_with_forced > 0]
         while level:
             self._grow(growths, level if constraint is None else self._force(growths, level))
             depth += 1

@@ -38,7 +38,7 @@ CASCADE = ("cascade", "k_matrix", "lenience")
 class DrafterRow:
     """A drafter. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`.
 
-    `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether it is auto. `grows`: the kind of
+    `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether it is auto. `expand`: the kind of
     tree under `expand auto`. `lane`, `pair`: the word names a lane, is a value of `--drafter`. `member`: rank among the
     words of `--cascade`, large to small; 0 = not one. `reviews`: it may review others there. `first`: it may stand
     before `+`. `short`: its name in a combination. `lm`: of a draft head, "module:name" of what makes its LM.
@@ -50,7 +50,7 @@ class DrafterRow:
     build: str
     needs: str = ""
     settings: tuple[str, ...] = ()
-    grows: str = "none"
+    expand: str = "none"
     lane: bool = True
     pair: bool = True
     member: int = 0
@@ -88,7 +88,7 @@ _ALONE = (
         "matches, then n-gram tables",
         "sampling.drafters.tables.lookup:build",
         settings=LOOKS_UP,
-        grows="dynamic",
+        expand="dynamic",
         member=5,
         first=True,
         short="tables",
@@ -100,7 +100,7 @@ _ALONE = (
         "sampling.drafters.tables.lookup:build",
         needs="tables",
         settings=(*TREE, "gamma"),
-        grows="dynamic",
+        expand="dynamic",
         pair=False,
     ),
     DrafterRow(
@@ -109,7 +109,7 @@ _ALONE = (
         "matches in the conversation",
         "sampling.drafters.tables.lookup:build",
         settings=LOOKS_UP,
-        grows="dynamic",
+        expand="dynamic",
         pair=False,
         first=True,
         short="matches",
@@ -120,7 +120,7 @@ _ALONE = (
         "matches, in earlier answers too",
         "sampling.drafters.tables.lookup:build",
         settings=LOOKS_UP,
-        grows="dynamic",
+        expand="dynamic",
     ),
     DrafterRow(
         "maxgram",
@@ -291,7 +291,7 @@ def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
         "sampling.drafters.tables.lookup:build",
         needs=second.needs,
         settings=tuple(dict.fromkeys((*first.settings, *second.settings))),
-        grows="joint",
+        expand="joint",
         pair=first.pair and second.pair,
     )
 
@@ -360,13 +360,13 @@ def table() -> list[tuple[str, str, str, str]]:
 class DraftRequest:
     """Parameters for building a drafter.
 
-    `settings`: has the settings that its row names as attributes. `grown`: none, dynamic or joint. `auto`: gamma
+    `settings`: has the settings that its row names as attributes. `expand`: none, dynamic or joint. `auto`: gamma
     is chosen every round. `ratios`: estimates that outlive the drafter.
     """
 
     word: str
     settings: Any
-    grown: str = "none"
+    expand: str = "none"
     auto: bool = False
     ratios: Ratios | None = None
 

@@ -41,7 +41,7 @@ class Buffer:
         data[:, :, start:end] = new
         return data[:, :, :end]
 
-    def room(self, count: int, size: int) -> int:
+    def allocate(self, count: int, size: int) -> int:
         """Add `count` slots to a single row and head; the address of [count, size] float32 for the caller to write."""
         start = self.length
         data = self._with_room(torch.empty(1, 1, 1, size) if self.data is None else self.data, start + count)
@@ -50,8 +50,8 @@ class Buffer:
     def place(self, new: Tensor, slots: Tensor, rows: Tensor, of: int) -> None:
         """Write `new` [N, 1, T, D] to these rows [N] of `of`, each to its own slots [N, T]."""
         data = self._with_room(new[:1].expand(of, -1, -1, -1), max(self.length, int(slots.max()) + 1))
-        room, size = data.shape[2:]
-        flat = slots + room * rows[:, None]
+        capacity, size = data.shape[2:]
+        flat = slots + capacity * rows[:, None]
         data.view(-1, size).index_copy_(0, put(flat.flatten(), new.device), new.reshape(-1, size))
 
     def _with_room(self, like: Tensor, end: int) -> Tensor:

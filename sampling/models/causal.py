@@ -50,7 +50,7 @@ class CausalSession(Session):
         self.network, self.initial, self.device = network, prompt, network.device
         self.takes_trees = network.takes_trees
         self._by_length: LengthTables | None = getattr(network, "by_length", None)
-        self.steps = self._by_length is None  # whether it can `step`
+        self.can_step = self._by_length is None
         self._lengths = [0] * len(prompt)  # of the texts whose rotary tables turned the cached tokens
         self.cover(vocab_size, vocab_size)
         self.keeps_hidden = states_of(hidden)  # the states that `hidden` can return
@@ -146,7 +146,7 @@ class CausalSession(Session):
     def _forward(self, feed: Rows, trees: Sequence[DraftTree]) -> Tensor:
         if len(feed) > 1 or (network := self.network.ragged) is None:
             return self._together(feed, trees)
-        states = None if self._hidden is None else self._hidden.room
+        states = None if self._hidden is None else self._hidden.allocate
         logits = network.of_one_row(feed[0], trees[0], self._cache, self.keeps_hidden, states)
         self._note(feed, trees, [self._cache.length - len(trees[0].tokens)])
         return logits

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sampling.models.cache import outside_inference_mode
-from sampling.types import DraftTree, Hidden, KVCache, Room, states_of
+from sampling.types import Allocate, DraftTree, Hidden, KVCache, states_of
 from utils.families import LLAMA, Family, UnfitError, facts_of, head_size, rotation_of, table
 from utils.kernels.bindings import (
     CODES,
@@ -91,7 +91,7 @@ class PassRecord:
         self._more = np.zeros(0, np.int64)
         hidden, inner, heads, shared, size = sizes
         ones = {"embed_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0}
-        self.set(hidden=hidden, inner=inner, heads=heads, shared=shared, size=size, turned=size, **ones)
+        self.set(hidden=hidden, inner=inner, heads=heads, shared=shared, size=size, rotary_dim=size, **ones)
 
     def set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -450,11 +450,11 @@ class FusedNetwork:
         tree: DraftTree,
         cache: KVCache,
         hidden: Hidden = False,
-        states: Room | None = None,
+        states: Allocate | None = None,
     ) -> Tensor:
         """Run a pass over the next tokens of one row and the N nodes of its draft → logits [1, N+1, n].
 
-        `states`: memory for the hidden states. Lists are faster than tensors of a few elements.
+        `states` gives memory for the hidden states. Lists are faster than tensors of a few elements.
         """
         assert isinstance(cache, FusedCache)
         assert cache.dtype == self.cache_dtype

@@ -157,7 +157,7 @@ def steps(events: list[Event]) -> list[Step]:
 TOGETHER = ("tables+model", "tables+feature", "match+eagle", "match+dspark")  # of the pairs, which one function builds
 # mtp needs a target that ships a layer: tests/sampling/drafters/draft_heads/test_mtp.py has these.
 WORDS = [
-    (word, row.grows) for word, row in ROWS.items() if row.needs != "mtp" and ("+" not in word or word in TOGETHER)
+    (word, row.expand) for word, row in ROWS.items() if row.needs != "mtp" and ("+" not in word or word in TOGETHER)
 ]
 CHAINS = [(word, "none", "sampled") for word, _ in WORDS]
 TREES = [(word, grown, "gumbel" if "tables" in word else "greedy") for word, grown in WORDS if grown != "none"]
@@ -271,7 +271,7 @@ def test_a_plain_round_waits_twice_for_the_pass_and_for_its_tokens(kind: str, pr
 
 @pytest.mark.parametrize("word", ["tables", "match", "suffix", "static", "maxgram"])
 def test_a_round_whose_drafts_are_looked_up_waits_no_oftener(word: str) -> None:
-    for grown in {"none", ROWS[word].grows}:
+    for grown in {"none", ROWS[word].expand}:
         assert all(sum(waits.values()) <= 2 for waits in rounds(word, "sampled", [PROMPT], grown))
 
 
@@ -290,7 +290,7 @@ def test_so_do_heads_blocks_and_whatever_asks_the_target_for_more(word: str) -> 
     ("word", "a_level"), [("tables+feature", 1), ("tables+model", 1), ("dflash2", 1), ("dspark", 2)]
 )
 def test_drafts_that_hang_on_the_drafts_before_them_wait_at_each_level(word: str, a_level: int) -> None:
-    for grown in {"none", ROWS[word].grows}:
+    for grown in {"none", ROWS[word].expand}:
         assert all(sum(waits.values()) <= 2 + 4 * a_level for waits in rounds(word, "greedy", [PROMPT], grown))
 
 

@@ -28,7 +28,7 @@ class Family(NamedTuple):
     template: str
     tokenizer: str = "gpt2"
     pre: str = "default"
-    turned: float = 1.0  # share of a head's dimensions
+    rotary_share: float = 1.0  # share of a head's dimensions
 
 
 CHATML = (
@@ -287,8 +287,8 @@ def write_gguf(
             continue
         own, _, part = name.rpartition(".")
         values = weight.float()
-        turned = how.architecture in ("llama", "granite", "smollm3")  # neighbours turn together there
-        if turned and own.endswith(("q_proj", "k_proj")):
+        permuted = how.architecture in ("llama", "granite", "smollm3")
+        if permuted and own.endswith(("q_proj", "k_proj")):
             count = heads if own.endswith("q_proj") else shared
             values = values.view(count, 2, -1, config.hidden_size).transpose(1, 2).reshape(values.shape)
         if family in ("gemma2", "gemma3") and own.endswith("norm"):

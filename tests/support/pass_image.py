@@ -75,7 +75,7 @@ class Image:
             self._layer(p, layers, ctypes.sizeof(LayerStruct) * index, layer)
         rows = np.frombuffer(ctypes.string_at(p.row, ROW.itemsize * p.rows), ROW)
         for number, table in enumerate(p.tables):
-            size = real * p.turned * (int(rows["position"].max()) + 1)
+            size = real * p.rotary_dim * (int(rows["position"].max()) + 1)
             self._link(0, PassStruct.tables.offset + 8 * number, table, size)
         row = link("row", ROW.itemsize * p.rows)
         for number, (more, count) in enumerate(zip(rows["more"], rows["count"], strict=True)):

@@ -79,10 +79,10 @@ def _begin(folder: str, rank: int, count: int, port: int, act: Callable[..., int
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     import torch
 
-    from utils.processes import world
+    from utils.processes import this_process
 
     torch.set_num_threads(1)
-    world.cache_clear()
+    this_process.cache_clear()
     code = act(*details)
     sys.stdout.flush()
     os._exit(code)

@@ -28,7 +28,7 @@ from tests.support.students import close, make_student, make_target
 from tests.support.tiny import VOCAB, tiny_tokenizer, write_prompts
 from utils.errors import UsageError
 from utils.loading.build import sharing
-from utils.processes import World
+from utils.processes import Process
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,13 +119,13 @@ def shared_steps(target: str, out: str) -> int:
     from utils.catalogue.specs import spec_from_argument
     from utils.loading.build import load_model
     from utils.loading.loaded import LoadOptions
-    from utils.processes import first, join
+    from utils.processes import is_first_process, join
 
     options = LoadOptions(device=join("cpu"), tp_size=3)
     spec = spec_from_argument(target)
     loaded = load_model(spec, Path(target), options, options.device, "none")
     found = steps(CausalLM(network_of(loaded.model)))
-    if first():
+    if is_first_process():
         torch.save(found, out)
     return 0
 
@@ -188,12 +188,12 @@ def test_encoder_decoders_and_models_without_a_plan_are_refused() -> None:
     assert sharing("m", config(), "none", 1) == {}
 
 
-def test_a_world_that_is_told_in_part_is_one_process() -> None:
+def test_incomplete_torchrun_variables_mean_one_process() -> None:
     told = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1", "LOCAL_RANK": "1"}
-    assert World.of(told) == World(1, 3, 1, 1)
+    assert Process.of(told) == Process(1, 3, 1, 1)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        assert World.of({key: value for key, value in told.items() if key != name}) == World()
-    assert World.of({**told, "RANK": "x"}) == World()
+        assert Process.of({key: value for key, value in told.items() if key != name}) == Process()
+    assert Process.of({**told, "RANK": "x"}) == Process()
 
 
 def test_ctrl_c_stops_the_answer_everywhere_and_a_bench_goes_on_with_what_its_journal_holds(

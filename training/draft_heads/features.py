@@ -113,8 +113,8 @@ def extract(
         if interrupt():
             return files
         content = [facts, [[text.ids, text.start] for text in part], sorted(layers), reads]
-        mark = hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()[:16]
-        files.append(folder / f"features-{mark}.safetensors")
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()[:16]
+        files.append(folder / f"features-{digest}.safetensors")
         if not files[-1].is_file():
             write_bytes(files[-1], save(_shard(model, part, layers, reads)))
     return files

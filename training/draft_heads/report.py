@@ -84,16 +84,16 @@ def card(report: ReportData) -> str:
     positions = [str(position + 1) for position in range(len(alpha))]
     curve = [
         (
-            f"{mark['step']:,}",
-            f"{mark['tokens']:,}",
-            _minutes(mark["seconds"]),
-            f"{mark['loss']:.3f}",
-            f"{mark['held']['loss']:.3f}",
-            f"{mark['held']['alpha'][0]:.3f}",
-            f"{mark['held']['overlap']:.3f}",
-            f"{mark['tokens_per_pass']:.3f}",
+            f"{evaluation['step']:,}",
+            f"{evaluation['tokens']:,}",
+            _minutes(evaluation["seconds"]),
+            f"{evaluation['loss']:.3f}",
+            f"{evaluation['held']['loss']:.3f}",
+            f"{evaluation['held']['alpha'][0]:.3f}",
+            f"{evaluation['held']['overlap']:.3f}",
+            f"{evaluation['tokens_per_pass']:.3f}",
         )
-        for mark in report["curve"]
+        for evaluation in report["curve"]
     ]
     heads = ("step", "tokens seen", "time", "loss", "held-out loss", "agreement", "overlap", "tokens a pass")
     return f"""\

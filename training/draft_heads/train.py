@@ -76,7 +76,7 @@ class Training:
     """A run: it resumes the folder's checkpoint of the same job, if there is one; UserError for one of another job.
 
     `layers`: the target's layers whose keys and values the examples hold, in the draft head's order. `curve` ends with
-    the last evaluation; `best` is the mark of the draft head in the folder.
+    the last evaluation; `best` is that of the draft head in the folder.
     """
 
     def __init__(
@@ -223,19 +223,19 @@ class Training:
         return torch.autocast(self.device.type, torch.bfloat16) if mixed else contextlib.nullcontext()
 
     def _evaluate(self, about: dict[str, Any]) -> None:
-        """Add a mark to the curve; the draft head is kept if it is the best so far."""
+        """Add an evaluation to the curve; the draft head is kept if it is the best so far."""
         self.draft_head.eval()
         batches = [batch.to(self.device) for batch in self.held]
         with self._mixed():
             self._favourites = self._favourites or favourites(self.teacher, batches)
             held = held_out(self.draft_head, self.teacher, batches, self.job.depth, self._favourites)
-        mark: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds, "loss": self.shown}
-        mark |= {"held": asdict(held), "tokens_per_pass": tokens_per_pass(held.alpha, self.job.depth)}
-        self.curve.append(mark)
+        result: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds, "loss": self.shown}
+        result |= {"held": asdict(held), "tokens_per_pass": tokens_per_pass(held.alpha, self.job.depth)}
+        self.curve.append(result)
         self.worse += 1
-        if not self.best or mark["tokens_per_pass"] > self.best["tokens_per_pass"]:
-            self.best, self.worse = mark, 0
-            save_student(self.folder, self.draft_head, {**about, "held_out": mark})
+        if not self.best or result["tokens_per_pass"] > self.best["tokens_per_pass"]:
+            self.best, self.worse = result, 0
+            save_student(self.folder, self.draft_head, {**about, "held_out": result})
 
 
 def fast_half(device: torch.device) -> bool:

@@ -152,16 +152,19 @@ def _set_rope(config: HfConfig, header: GgufHeader, size: int) -> None:
         if not all(isinstance(value, int | float) and 0 < value < math.inf for value in values):
             raise UserError(f"{name} is no base and no factor to turn positions by: {values[:3]}")
     full = rope.get("full_attention", rope)
-    turned = header.get("rope.dimension_count", size)
+    rotary_dim = header.get("rope.dimension_count", size)
     if "partial_rotary_factor" in full:
-        full = {"partial_rotary_factor": turned / size}
-    elif turned != size:
-        raise UserError(f"{header.architecture}.rope.dimension_count is {turned}, where its heads have {size}")
+        full = {"partial_rotary_factor": rotary_dim / size}
+    elif rotary_dim != size:
+        raise UserError(f"{header.architecture}.rope.dimension_count is {rotary_dim}, where its heads have {size}")
     else:
         full = {}
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = _original(config, header)
-    full |= {"rope_theta": header.get("rope.freq_base", _PLAIN_BASE), **scaling(config, header, factors, turned // 2)}
+    full |= {
+        "rope_theta": header.get("rope.freq_base", _PLAIN_BASE),
+        **scaling(config, header, factors, rotary_dim // 2),
+    }
     if "full_attention" in rope:
         short = {"rope_type": "default", "rope_theta": header.get("rope.freq_base_swa", _PLAIN_BASE)}
         full = {"full_attention": full, "sliding_attention": short}

@@ -78,13 +78,13 @@ def write_head(header: GgufHeader, folder: Path) -> None:
         if info is not listed:
             name = _published(info.name, header.architecture, file)
             heads = {"attn_q": _said(header, "attention.head_count"), "attn_k": _shared(header)}
-            turned = heads.get(info.name.split(".")[-2], 0) if header.architecture == "eagle3" else 0
+            permuted = heads.get(info.name.split(".")[-2], 0) if header.architecture == "eagle3" else 0
             rows = order if name.rpartition(".")[0] in _BY_LIST else None
             if header.head == "assistant":
                 name = name if name.startswith(_PROJECTIONS) else f"model.{name}"
                 tensors[name] = torch.from_numpy(_floats(info))
             else:
-                tensors |= dict([stored(name, info, turned, rows)])
+                tensors |= dict([stored(name, info, permuted, rows)])
     if header.head == "assistant":
         config = _assistant(header)
     else:
@@ -120,16 +120,16 @@ def _published(name: str, architecture: str, file: str) -> str:
         raise UserError(f"{file} has {name}, which no {architecture} head that is read has") from None
 
 
-def stored(name: str, info: TensorInfo, turned: int = 0, order: np.ndarray | None = None) -> tuple[str, Tensor]:
+def stored(name: str, info: TensorInfo, permuted: int = 0, order: np.ndarray | None = None) -> tuple[str, Tensor]:
     """Return a tensor of a file as a folder has it: floats, or a matrix's rows as they are under a name with its type.
 
-    `turned`: the heads of a map whose rows lie as llama.cpp turns them, brought to transformers' halves. `order`: of
+    `permuted`: the heads of a map whose rows llama.cpp permuted, put back into transformers' order. `order`: of
     the rows.
     """
     kept = info.kind in {*TYPES} - {*FLOATS} and len(info.shape) == 2 and name.endswith(".weight")
     rows = info.read().reshape(info.shape[0], -1) if kept else _floats(info)
-    if turned:
-        rows = rows.reshape(turned, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+    if permuted:
+        rows = rows.reshape(permuted, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
     rows = np.ascontiguousarray(rows if order is None else rows[order])
     return f"{name}.{info.kind.lower()}" if kept else name, torch.from_numpy(rows)
 
@@ -237,7 +237,7 @@ _OF_ASSISTANTS = {
 def _assistant(header: GgufHeader) -> dict[str, Any]:
     """Return transformers' configuration of a Gemma 4 assistant (conversion/gemma.py, `Gemma4AssistantModel`).
 
-    Layers without a window have larger heads, of which `rope_freqs` says which part is turned.
+    Layers without a window have larger heads, of which `rope_freqs` says which part is rotated.
     """
     check_known(header, {*_KEYS, *_OF_ASSISTANTS})
     layers = _said(header, "block_count")

@@ -113,7 +113,7 @@ typedef struct {
 
 typedef struct {
     /* sizes */
-    int64_t layers, hidden, inner, heads, shared, size, turned; /* turned: a head's numbers that rotary angles turn */
+    int64_t layers, hidden, inner, heads, shared, size, rotary_dim; /* rotary_dim: a head's numbers that are rotated */
     /* of a mixture; common: the shared expert's inner size, 0 without; rescaled: whether the chosen ones' shares sum to 1 */
     int64_t experts, chosen, expert_inner, common, rescaled;
     /* facts */
@@ -122,7 +122,7 @@ typedef struct {
     Weight embed, head;
     const float *norm;
     const Layer *layer;
-    const float *tables[TABLES]; /* cos and sin of every position [positions][turned] */
+    const float *tables[TABLES]; /* cos and sin of every position [positions][rotary_dim] */
     /* the rows of this pass: `fed` of each sequence, the last `kept` of which get logits */
     int64_t rows, fed, kept;
     const Row *row;

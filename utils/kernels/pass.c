@@ -56,21 +56,21 @@ static void keep_states(const Pass *p, float *states, Member *member) {
 
 /* -- queries, keys and values ------------------------------------------------------------------------------------- */
 
-/* A head of a query or key turned to its position, in place, and scaled: dimensions `part` of either half. */
-static void turn(const Pass *p, const Layer *layer, float *x, int64_t position, float scale, Share part) {
-    const int64_t half = p->turned / 2, turned = layer->table >= 0 ? p->turned : 0;
-    if (turned) {
-        const float *angles = p->tables[layer->table] + turned * position;
+/* A head of a query or key rotated to its position, in place, and scaled: dimensions `part` of either half. */
+static void rotate(const Pass *p, const Layer *layer, float *x, int64_t position, float scale, Share part) {
+    const int64_t half = p->rotary_dim / 2, rotated = layer->table >= 0 ? p->rotary_dim : 0;
+    if (rotated) {
+        const float *angles = p->tables[layer->table] + rotated * position;
         for (int64_t at = part.first; at < part.last && at < half; at += WIDTH) {
             Reals a = load(x + at), b = load(x + half + at), cosine = load(angles + at), sine = load(angles + half + at);
             store(x + at, (a * cosine - b * sine) * scale);
             store(x + half + at, (b * cosine + a * sine) * scale);
         }
     }
-    if (turned == p->size || scale == 1.0f) return;
-    for (int64_t at = turned; at < p->size; at += WIDTH) {
+    if (rotated == p->size || scale == 1.0f) return;
+    for (int64_t at = rotated; at < p->size; at += WIDTH) {
         const int64_t within = at % (p->size / 2);
-        if (turned || (within >= part.first && within < part.last)) store(x + at, load(x + at) * scale);
+        if (rotated || (within >= part.first && within < part.last)) store(x + at, load(x + at) * scale);
     }
 }
 
@@ -100,14 +100,14 @@ static void put_value(const Pass *p, int64_t at, const float *x) {
         store((float *)p->values + at, load(x));
 }
 
-/* One head of a row, dimensions [first, last) of either half: queries and keys turned, keys and values written. */
+/* One head of a row, dimensions [first, last) of either half: queries and keys rotated, keys and values written. */
 static void place(const Pass *p, const Layer *layer, int64_t index, int64_t row, int64_t head, Share part) {
     const Row *of = &p->row[row];
     const int64_t half = p->size / 2, values = p->heads + p->shared;
     float *x = p->qkv + (row * (p->heads + 2 * p->shared) + head) * p->size;
     const float *weight = head < p->heads ? layer->q_norm : head < values ? layer->k_norm : 0;
     if (weight && !layer->wide_norm) norm_into(x, weight, p->size, p->epsilon, 0, 0, 0, 0, x);
-    if (head < values) turn(p, layer, x, of->position, head < p->heads ? p->scale : 1.0f, part);
+    if (head < values) rotate(p, layer, x, of->position, head < p->heads ? p->scale : 1.0f, part);
     if (head < p->heads) return;
     for (int64_t side = 0; side < 2; side++)
         for (int64_t at = side * half + part.first; at < side * half + part.last; at += WIDTH)
@@ -162,7 +162,7 @@ static void place_rows(const Pass *p, const Layer *layer, int64_t index, Member 
    get as many of them each. */
 static void project(const Pass *p, const Layer *layer, int64_t index, const Input *normed, Member *member) {
     const int64_t every = p->heads + 2 * p->shared, pairs = p->size / GROUP;
-    const int64_t parts = layer->q_norm || p->turned != p->size ? 1 : pairs;
+    const int64_t parts = layer->q_norm || p->rotary_dim != p->size ? 1 : pairs;
     const int64_t units = every * parts, middle = p->heads * parts + p->shared * parts / 2;
     Share mine = share(units, member);
     for (int64_t nth = mine.first; nth < mine.last; nth++) {

@@ -22,8 +22,8 @@ from utils.families import UnfitError, facts_of
 from utils.files import read_object
 from utils.kernels.build import why_not
 from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, QuantizedLinear, narrow_activations, pack, quantize
-from utils.loading.accounting import check_loaded, check_written
 from utils.loading.cache import check_memory
+from utils.loading.completeness import check_loaded, check_written
 from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
 from utils.loading.packed_gguf import (
     ONE_AT_A_TIME,
@@ -36,7 +36,7 @@ from utils.loading.packed_gguf import (
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import model_folder, weight_files
 from utils.objects import HfConfig, HfModel, HfTokenizer, Json
-from utils.processes import meet
+from utils.processes import barrier
 from utils.progress import SILENT, Progress
 from utils.tokenizer import BOS_BEFORE_CHAT, PIECE_FILES, file_tokenizer, sentence_pieces, splitting_so
 
@@ -226,7 +226,7 @@ def _built(
     model.own_head = tied and None not in heads and heads[0].weight is not heads[1].weight
     progress.check()
     if options.tp_size > 1:
-        meet("loaded")
+        barrier("loaded")
     model.eval().requires_grad_(False)
     if captures:
         model.capture = Graphs()
@@ -369,7 +369,7 @@ def sharing(name: str, config: HfConfig, kind: str, count: int) -> Json:
         raise UsageError(f"{count} processes cannot share {name}: {why}{can}")
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    meet("loading")
+    barrier("loading")
     return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=count)}
 
 

@@ -22,7 +22,6 @@ from utils.files import write_json
 from utils.gguf.facts import check_said, complete, teach_families
 from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, module_name, read_header, write_joined
 from utils.gguf.vocabulary import end_ids, tokenizer_of
-from utils.loading.accounting import check_loaded, check_tensors
 from utils.loading.cache import (
     cache_folder,
     check_disk,
@@ -32,6 +31,7 @@ from utils.loading.cache import (
     remembered_sha256,
     writing,
 )
+from utils.loading.completeness import check_loaded, check_tensors
 from utils.objects import HfConfig, HfModel, Json
 from utils.progress import SILENT, Progress, run_child
 

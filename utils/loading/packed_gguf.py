@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from utils.loading.loaded import LoadOptions
 
 FORMAT = 3  # raised whenever a file is packed differently
-_TURNED = ("llama", "granite", "smollm3")  # files of these have queries and keys in llama.cpp's order
+_PERMUTED = ("llama", "granite", "smollm3")  # llama.cpp permutes the rows of their queries and keys
 _SMALLER = "take a file of it with fewer bits, or a smaller model"
 _GROWTH = 1.05  # bytes of a packed weight over the file's, at most
 _ALIGNED = 64  # where a weight may begin
@@ -148,7 +148,7 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
         if not vector and not (info.kind in TYPES and len(info.shape) == sizes and part == "weight"):
             raise UnfitError(f"no kernel for {info.kind}, the type of {info.name}")
         tensors.append(_Tensor(info, name, part, vector))
-    if architecture not in _TURNED:
+    if architecture not in _PERMUTED:
         return {}, tensors
     heads = metadata[f"{architecture}.attention.head_count"]
     return {"attn_q": heads, "attn_k": metadata.get(f"{architecture}.attention.head_count_kv", heads)}, tensors
@@ -176,11 +176,11 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
         for done, tensor in enumerate(tensors):
             progress(f"packing {source.name}", done / len(tensors))
             data = tensor.data()
-            if turned := heads.get(tensor.info.name.split(".")[-2]):
-                if len(data) % (2 * turned):
-                    raise UnfitError(f"{tensor.info.name} has {len(data)} rows for {turned} heads")
+            if permuted := heads.get(tensor.info.name.split(".")[-2]):
+                if len(data) % (2 * permuted):
+                    raise UnfitError(f"{tensor.info.name} has {len(data)} rows for {permuted} heads")
                 # from llama.cpp's order of a head's rows, in pairs, to transformers' halves
-                pairs = data.reshape(turned, -1, 2, *data.shape[1:])
+                pairs = data.reshape(permuted, -1, 2, *data.shape[1:])
                 data = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
             if tensor.vector:
                 if above_one and tensor.name.endswith("norm"):
@@ -244,7 +244,7 @@ class PackedModel(nn.Module):
                 self._place(parent, nn.Module()).register_parameter(part, nn.Parameter(values, requires_grad=False))
         self._packed = [name for name, part in self.named_modules() if name and hasattr(part, "unpacked")]
         trunk: HfModel = self.get_submodule("model")
-        tables: Json = {kind: frequencies(rule, facts.turned) for kind, rule in rules_of(config).items()}
+        tables: Json = {kind: frequencies(rule, facts.rotary_dim) for kind, rule in rules_of(config).items()}
         if None in tables.values():
             trunk.rotary_emb = self.whole.model.rotary_emb
         else:  # under the names of transformers' module

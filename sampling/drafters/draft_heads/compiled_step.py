@@ -110,7 +110,7 @@ class CompiledStep:
         [S, H] serve, of which `first` are known.
         """
         fed, begin, width = len(tokens), self._begin(first), 4 * self._hidden
-        states = own.room(fed, self._hidden)
+        states = own.allocate(fed, self._hidden)
         own_address, their_address, step = states - width * first, theirs.address, theirs.step
         fields: list[int] = []  # of each token the fields of ROW: id, position, sequence, slot, seen, more, count
         before = list[tuple[int, int]]()

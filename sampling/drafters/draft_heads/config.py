@@ -25,9 +25,9 @@ class DraftHeadConfig:
     max_position_embeddings: int = 8192
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
-    block_size: int = 5  # glide: the longest lag it was trained for
+    block_size: int = 5  # glide: the longest lag in training: tokens before a draft that the target has not read yet
     short_list: int = 0  # ids of the head; 0 = all of them
-    recency: bool = False  # glide: its cross-attention has a learned preference for late keys, one slope a head
+    recency: bool = False  # glide: its cross-attention scores fall with distance, by a learned slope a head
     shared_embedding: bool = False  # the embedding is the target's and not stored
     shared_head: bool = False  # the head's rows are the target's and not stored
     window: int = 0  # positions that it looks back while drafting, as in training; 0 = to the beginning

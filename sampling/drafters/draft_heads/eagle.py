@@ -73,7 +73,7 @@ class FeatureSession(FollowingSession):
         self._pending, self._views = None, [valid]
         return self.cut(logits)
 
-    grows = True
+    can_grow = True
 
     @torch.inference_mode()
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:

@@ -141,7 +141,7 @@ class CrossAttention(nn.Module):
         query = turned(self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2), rotation)
         if self.recency is not None:
             positions = torch.arange(mask.shape[-1], device=mask.device)
-            late = lateness(self.recency, positions[None, : mask.shape[-2]], len(positions))
+            late = recency_bias(self.recency, positions[None, : mask.shape[-2]], len(positions))
             mask = late.masked_fill(~mask, float("-inf")).to(query.dtype)
         mixed = F.scaled_dot_product_attention(
             query, keys.to(query.dtype), values.to(query.dtype), attn_mask=mask, scale=self.scaling, enable_gqa=True
@@ -149,8 +149,8 @@ class CrossAttention(nn.Module):
         return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
 
 
-def lateness(slopes: Tensor, positions: Tensor, slots: int) -> Tensor:
-    """Return the bias of recency [B, heads, T, slots]: −slope · (position − slot), of queries at positions [B, T]."""
+def recency_bias(slopes: Tensor, positions: Tensor, slots: int) -> Tensor:
+    """Return the bias [B, heads, T, slots] for late keys: −slope · (position − slot); queries at positions [B, T]."""
     return -slopes[:, None, None] * (positions[:, None, :, None] - torch.arange(slots, device=positions.device))
 
 

@@ -27,7 +27,7 @@ from sampling.types import Network
 from utils.errors import UserError
 from utils.files import read_object
 from utils.kernels.quantized_linear import pack, quantize
-from utils.loading.accounting import check_tensors
+from utils.loading.completeness import check_tensors
 from utils.objects import HfModel, Json
 
 _SHARED = ("embed_tokens.weight", "shared_head.head.weight")

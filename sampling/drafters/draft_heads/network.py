@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sampling.drafters.draft_heads.modules import CrossAttention, DraftHead, Rotary, lateness
+from sampling.drafters.draft_heads.modules import CrossAttention, DraftHead, Rotary, recency_bias
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, Map, as_it_is, causal_bias, latest, norm_of, rotate
@@ -89,7 +89,7 @@ class Cross:
         query = rotate(self.q(x).view(rows, new, -1, self.size), turning).transpose(1, 2)
         (keys, values), bias = seen.kv[index], seen.bias
         if self.slopes is not None:
-            late = lateness(self.slopes, positions, keys.shape[2])
+            late = recency_bias(self.slopes, positions, keys.shape[2])
             bias = late if bias is None else (bias + late).clamp_min(torch.finfo(late.dtype).min)
         if self.window and rows == 1 and keys.shape[2] >= self.window + new:  # the last slots of one row are the latest
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)

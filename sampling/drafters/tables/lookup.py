@@ -262,7 +262,7 @@ def build(pair: Parts, request: DraftRequest) -> LookupDrafter:
     """Build the look-ups of a word: `tables`, `static`, `match`, or `suffix`, which is `match` in finished answers too;
     of `a+b` those of the first word beside the draft head or model of the second."""
     first, _, second = request.word.partition("+")
-    tree = request.grown in ("joint", "dynamic")
+    tree = request.expand in ("joint", "dynamic")
     head: Any = pair.build(DraftRequest(second, request.settings)) if second else None
     return LookupDrafter(
         pair.tables() if first in ("tables", "static") else None,

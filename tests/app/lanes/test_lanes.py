@@ -184,7 +184,7 @@ def test_tables_grow_under_gamma_auto_alone(fresh: PairEngine) -> None:
         (Settings(gamma=4, expand="dynamic"), True),
     ):
         for kind, row in ROWS.items():
-            if row.grows == "dynamic" and kind != "static":
+            if row.expand == "dynamic" and kind != "static":
                 assert fresh.drafters.make(kind, settings).traits.tree == grows
     assert isinstance(fresh.drafters.make("model", Settings(gamma="auto")), ModelDrafter)
 

@@ -164,7 +164,7 @@ def test_a_row_and_its_draft_told_as_numbers_are_the_same_as_tensors(model: Any,
         feed(network, cache, text)
         feed(network, other, text)
     held = Buffer()
-    logits = network.of_one_row(new, DraftTree.of(ids, parents), cache, wanted, held.room)
+    logits = network.of_one_row(new, DraftTree.of(ids, parents), cache, wanted, held.allocate)
     positions, seen = places([cached], [new], [DraftTree.of(ids, parents)], cached, len(new), len(ids))
     mask = additive(seen, network)
     told = network.forward(torch.tensor([[*new, *ids]]), positions, mask, other, len(ids) + 1, wanted)

@@ -14,7 +14,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from tests.support.refusals import refused
 from tests.support.tiny import tiny_pair
-from tests.utils.loading.test_accounting import (
+from tests.utils.loading.test_completeness import (
     REFUSED,
     SIZES,
     changes,
@@ -25,8 +25,8 @@ from tests.utils.loading.test_accounting import (
 )
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UserError
-from utils.loading.accounting import check_written
 from utils.loading.build import load_model
+from utils.loading.completeness import check_written
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair, own_head
 from utils.loading.sources import model_folder

@@ -62,7 +62,7 @@ def paths_of(draft: Draft) -> list[tuple[int, ...]]:
 class Told(ToySession):
     """A session without a network: probabilities of the next token by the path behind the row."""
 
-    grows = True
+    can_grow = True
 
     def __init__(self, lm: ToyLM, prompt: Rows) -> None:
         super().__init__(lm, prompt)
