@@ -29,13 +29,14 @@ _BAICHUAN = " <reserved_106> {input_text} <reserved_107> "
 _REFUSED = {"beam_width": 1, "forced_eos_token_id": None}
 
 _log = logging.getLogger("sampling")
-_said: set[str] = set()
+said_unused: set[str] = set()
+"""The names that :func:`say_unused` has warned of in this process."""
 
 
 def say_unused(names: Sequence[str]) -> None:
     """Warn once of each name that it changes nothing."""
-    new = [name for name in names if name not in _said]
-    _said.update(new)
+    new = [name for name in names if name not in said_unused]
+    said_unused.update(new)
     if new:
         _log.warning("%s: taken, %s nothing here", ", ".join(new), "changes" if len(new) == 1 else "change")
 

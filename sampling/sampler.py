@@ -184,7 +184,7 @@ class KeyedSampler(Sampler):
 
         Keys [M, 4]: row, position, committed length at the round's start, turn among the siblings there.
         """
-        return _numbers(self._states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
+        return _numbers(self.states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
 
     def numbers(self, keys: Tensor) -> list[float]:
         """Return the numbers u of the coins with these keys."""
@@ -206,14 +206,14 @@ class KeyedSampler(Sampler):
         state = stream_key(self.seed, _TARGET, row, position)
         return [_gumbel(_mix((state + (token + 1) * _GOLDEN) & _WORD)) for token in ids]
 
-    def _states(self, stream: int, keys: Tensor) -> Tensor:
-        """Return the states of the noise of these keys; a pure function, nothing is stored."""
+    def states(self, stream: int, keys: Tensor) -> Tensor:
+        """Return the states [M] of the noise that draws and coins take, by their keys [M, K]; nothing is stored."""
         return stream_states(self.seed, stream, keys)
 
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
         if self.processor.greedy:
             return largest(probs)
-        states = self._states(stream, keys)
+        states = self.states(stream, keys)
         if _compiled(probs):
             return torch.tensor([_quick_race(*row) for row in zip(probs, states.tolist(), strict=True)])
         with single_thread_if_small(probs.numel()):

@@ -1,4 +1,5 @@
-"""docs/architecture.md and the folders agree: every room is on the page, and every file that a page names exists."""
+"""docs/architecture.md and the folders agree: every room is on the page, and every file that a page names exists. Tests
+read nothing private."""
 
 import inspect
 import re
@@ -71,3 +72,15 @@ def test_every_name_that_a_page_finds_in_a_file_is_there() -> None:
                 missing.append((page.name, name, file))
     assert found > 40
     assert missing == []
+
+
+def test_tests_read_nothing_that_is_private() -> None:
+    """No underscore name of ours: as an attribute of anything but `self`, imported, patched, or in a program's text."""
+    name = r"(_[A-Za-z]\w*)"
+    defined = re.compile(rf"(?:\bdef |\bclass |\bself\.|^ *){name}", re.MULTILINE)
+    reading = re.compile(rf'(?<!\bself)\.{name}|\bimport .*\b{name}|^ +{name},$|setattr\(.*"{name}"', re.MULTILINE)
+    own = {each for file in CHAPTERS for each in defined.findall(file.read_text(encoding="utf-8"))} - {"_replace"}
+    tests = [(file.name, file.read_text(encoding="utf-8")) for file in (ROOT / "tests").rglob("*.py")]
+    read = {(file, each) for file, text in tests for names in reading.findall(text) for each in names}
+    assert len(own) > 1000
+    assert {(file, each) for file, each in read if each in own} == set()

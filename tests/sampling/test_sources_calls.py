@@ -35,7 +35,7 @@ PROMPT = [5, 6, 7, 5, 6]
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(colossalai, "_said", set())
+    monkeypatch.setattr(colossalai, "said_unused", set())
 
 
 def names(**more: Any) -> dict[str, Any]:

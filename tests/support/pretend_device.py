@@ -104,13 +104,13 @@ class _Mode(TorchFunctionMode):
         """Note a call for which the host of a GPU waits; `args` are plain."""
         if name in MOVES:
             if from_device == (where is None) and (from_device or not kwargs.get("non_blocking")):
-                self._note(f"{name} {'to' if where else 'from'} the device")
+                self.note(f"{name} {'to' if where else 'from'} the device")
         elif (
             name in READS | SIZES
             or (name == "where" and len(args) == 1)
             or (name == "repeat_interleave" and "output_size" not in kwargs and not isinstance(args[1], int))
         ):
-            self._note(name)
+            self.note(name)
             return
         index = args[1] if len(args) > 1 and isinstance(args[1], tuple) else args[1:2]
         filled = name == "__setitem__" and not (isinstance(args[2], Tensor) and args[2].dim())
@@ -121,9 +121,9 @@ class _Mode(TorchFunctionMode):
             or (name == "repeat_interleave" and "output_size" not in kwargs and not isinstance(args[1], int))
             or (name in ("__getitem__", "__setitem__") and (masks or any(isinstance(part, list) for part in index)))
         ):
-            self._note(name)
+            self.note(name)
 
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
         """Count it, by the line that called."""
         frame = sys._getframe(2)
         while frame.f_back and ("torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
@@ -167,7 +167,7 @@ def pretending() -> Iterator[Counter[str]]:
 
     def synchronize(device: Any = None) -> None:
         if on_device(device):
-            mode._note("synchronize")
+            mode.note("synchronize")
 
     mode = _Mode(waits)
     with mock.patch("torch.accelerator.synchronize", synchronize), mode:

@@ -25,8 +25,8 @@ from utils.kernels.processor import architecture, features
 
 OFF = "SPEC_KERNELS"  # "torch": no kernels; a name of the table: that row, if the processor has it
 FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fPIC", "-Wall", "-Wextra", "-g0")
-_SOURCES = Path(__file__).parent
-_UNITS = {  # object: source and definition
+SOURCES = Path(__file__).parent
+UNITS = {  # object: source and definition
     "products": ("products.c", "-DNARROW=0"),
     "narrow": ("products.c", "-DNARROW=1"),
     **{
@@ -138,7 +138,7 @@ def library(
 
 def kept_library(folder: Path, row: InstructionSet) -> Path:
     """The file in which the library of these sources is kept."""
-    texts = [file.read_bytes() for file in sorted(_SOURCES.glob("*.[ch]"))]
+    texts = [file.read_bytes() for file in sorted(SOURCES.glob("*.[ch]"))]
     version = hashlib.sha256(b"\0".join([*texts, repr((row.cpu, FLAGS, sys.platform)).encode()])).hexdigest()[:16]
     return folder / f"kernels-{row.name}-{version}{'.dll' if sys.platform == 'win32' else '.so'}"
 
@@ -156,12 +156,12 @@ def compile_library(out: Path, cpu: str, *more: str) -> Path:
             raise BuildError(f"the kernels do not compile: {(lines or ['no message'])[0].strip()[:200]}")
 
     def compiled(unit: str) -> str:
-        (source, definition), result = _UNITS[unit], str(out.parent / f"{unit}.o")
-        run_compiler("-c", *FLAGS, definition, "-o", result, str(_SOURCES / source))
+        (source, definition), result = UNITS[unit], str(out.parent / f"{unit}.o")
+        run_compiler("-c", *FLAGS, definition, "-o", result, str(SOURCES / source))
         return result
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = list(pool.map(compiled, _UNITS))
+        objects = list(pool.map(compiled, UNITS))
     # On Linux the process has loaded libc already, so none need be built for the kernels.
     bare = ["-nostdlib"] if sys.platform == "linux" and not more else []
     run_compiler("-shared", *bare, "-s", "-o", str(out), *objects)

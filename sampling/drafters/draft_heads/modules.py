@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
 from utils.errors import UserError
 
+CrossInputs = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]
+"""GLIDE: the target's keys and values [B, H_kv, S, D], the rotation of the queries, which keys [T, S] they see."""
 NONE, THEIRS, OWN = range(3)  # the state one position before a token: none, the target's, the head's own
 
 
@@ -227,6 +229,22 @@ class Layer(nn.Module):
         read = torch.cat((self.input_layernorm(token), normed), dim=-1)
         return read, normed if self.norm_before_residual else state
 
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor,
+        earlier: list[tuple[Tensor, Tensor]],
+        cross: CrossInputs | None = None,
+    ) -> Tensor:
+        """Run x [B, T, H] (where the layer `joins` [B, T, 2H]) → [B, T, H]; mask and `earlier` as in SelfAttention."""
+        read, x = self.entered(x)
+        x = x + self.self_attn(read, rotation, mask, earlier)
+        if cross is not None:
+            kv, turning, seen = cross
+            x = x + self.cross_attn(x, turning, *kv, seen)
+        return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
+
 
 class Convolution(nn.Module):
     """A mixer of each row of a block with the rows before it, used before and after a sublayer.
@@ -421,11 +439,11 @@ class DraftHead(nn.Module):
         length = ids.shape[1]
         positions = torch.arange(length, device=ids.device)[None]
         rotation = self.rotary(positions)
-        cross = None
+        crosses: list[CrossInputs | None] = [None] * len(self.model.layers)
         if self.cross_rotary is not None and kv is not None:
-            block = self.config.block_size
+            block, turning = self.config.block_size, self.cross_rotary(positions)
             seen = block_mask(length, block, offset, ids.device) if lag is None else lag_mask(length, lag, ids.device)
-            cross = (kv, self.cross_rotary(positions), seen)
+            crosses = [(pair, turning, seen) for pair in kv]
         earlier: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.model.layers]
         outputs, own = [], None
         for step in range(steps):
@@ -433,8 +451,8 @@ class DraftHead(nn.Module):
             mask = step_mask(length, step, ids.device)
             if self.config.kind == "eagle":
                 mask[1:, 0] = False  # an EAGLE head's text begins with token 1: there is no state before token 0
-            for index, layer in enumerate(self.model.layers):
-                x = self._layer(cast(Layer, layer), index, x, rotation, mask, earlier[index], cross)
+            for layer, before, cross in zip(self.model.layers, earlier, crosses, strict=True):
+                x = layer(x, rotation, mask, before, cross)
             own, x = x, self.model.norm(x)
             own = x if self.config.norm_output else own
             outputs.append(x)
@@ -466,7 +484,7 @@ class DraftHead(nn.Module):
         for index, layer in enumerate(trunk.layers):
             own = cast(Layer, layer)
             context = own.self_attn.remembered(trunk.hidden_norm(contexts[index]), before, of)
-            x = self._layer(own, index, x, rotation, mask, [context], None)
+            x = own(x, rotation, mask, [context])
         return cast(Tensor, trunk.norm(x).unflatten(1, (count, rows)))
 
     def logits(self, states: Tensor, before: Tensor) -> Tensor:
@@ -494,20 +512,3 @@ class DraftHead(nn.Module):
         else:
             state = trunk.join_state(trunk.state_norm(own))
         return cast(Tensor, trunk.join_embed(trunk.embed_norm(embedded)) + F.pad(state, (0, 0, 1, 0))[:, :-1])
-
-    def _layer(
-        self,
-        layer: Layer,
-        index: int,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        mask: Tensor,
-        earlier: list[tuple[Tensor, Tensor]],
-        cross: tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor], Tensor] | None,
-    ) -> Tensor:
-        read, x = layer.entered(x)
-        x = x + layer.self_attn(read, rotation, mask, earlier)
-        if cross is not None:
-            kv, turning, seen = cross
-            x = x + layer.cross_attn(x, turning, *kv[index], seen)
-        return cast(Tensor, x + layer.mlp(layer.post_attention_layernorm(x)))

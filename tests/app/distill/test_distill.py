@@ -236,11 +236,11 @@ def pressed_at(count: int, act: Callable[..., Any]) -> Callable[..., Any]:
     """`act`, with a Ctrl-C on the way into its call number `count`."""
     calls = []
 
-    def wrapped(*arguments: Any) -> Any:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == count:
             os.kill(os.getpid(), signal.SIGINT)
-        return act(*arguments)
+        return act(*arguments, **named)
 
     return wrapped
 
@@ -250,7 +250,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
 ) -> None:
     out = tmp_path / "d"
     line = words(target, out, "--tokens", "2500", *QUICK)
-    synthesize, run = training.text.synthesize, training.draft_heads.train.Training
+    synthesize, train = training.text.synthesize, training.draft_heads.train
     with monkeypatch.context() as patch:
         patch.setattr(synthesize, "draw", pressed_at(90, synthesize.draw))
         assert main(line) == 130
@@ -260,7 +260,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     assert told == f"interrupted: {file} keeps {written(file)[0]:,} tokens, the same command resumes the run\n"
     assert kept.endswith(b"\n")
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_learn", pressed_at(5, run._learn))
+        patch.setattr(train, "loss", pressed_at(5, train.loss))
         assert main(line) == 130
     told = capsys.readouterr().err
     assert told == f"interrupted: the checkpoint of step 5 is kept in {out}, the same command resumes the run\n"

@@ -114,17 +114,16 @@ class Elsewhere(Tensor):
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, values and hidden states of every target lie where no drafter runs."""
-    layer, run = SlotCache.layer, CausalSession._run
+    layer, hidden = SlotCache.layer, CausalSession.hidden
 
     def far(self: SlotCache, index: int) -> Any:
         return tuple(part.as_subclass(Elsewhere) for part in layer(self, index))
 
-    def ran(self: CausalSession, *given: Any) -> Any:
-        logits, hidden = run(self, *given)
-        return logits, None if hidden is None else hidden.as_subclass(Elsewhere)
+    def far_hidden(*given: Any) -> Any:
+        return hidden(*given).as_subclass(Elsewhere)
 
     monkeypatch.setattr(SlotCache, "layer", far)
-    monkeypatch.setattr(CausalSession, "_run", ran)
+    monkeypatch.setattr(CausalSession, "hidden", far_hidden)
 
 
 @pytest.mark.parametrize("kind", ["glide", "feature"])

@@ -65,7 +65,7 @@ def loaded(folder: Path | None, reports: list[str]) -> float:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the products, whose compilation takes seconds."""
-    monkeypatch.setattr(build, "_UNITS", {"walk": build._UNITS["walk"]})
+    monkeypatch.setattr(build, "UNITS", {"walk": build.UNITS["walk"]})
 
 
 @pytest.mark.usefixtures("quick")
@@ -118,7 +118,7 @@ def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.M
     before = kept_library(tmp_path, row())
     for file in SOURCES.glob("*.[ch]"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    monkeypatch.setattr(build, "_SOURCES", tmp_path)
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
     assert kept_library(tmp_path, row()) == before
     (tmp_path / "vectors.h").write_text("")
     assert kept_library(tmp_path, row()) != before

@@ -168,10 +168,12 @@ def test_a_node_is_computed_as_a_chain_along_its_path_would(layers: int, length:
 def test_a_wrong_parent_state_mask_or_position_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import sampling.drafters.draft_heads.eagle as eagle
 
-    run, places = FeatureSession._run, eagle.places
+    grow, at, places = FeatureSession.grow, eagle.at, eagle.places
 
-    def mistaken(self: Any, *given: Any) -> Any:
-        return run(self, *given[:4], *(above.roll(1) for above in given[4:]))
+    def mistaken(*given: Any) -> Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(eagle, "at", lambda states, slots: at(states, slots.roll(1)))
+            return grow(*given)
 
     def misplaced(*given: Any) -> tuple[Tensor, Tensor]:
         positions, seen = places(*given)
@@ -180,7 +182,7 @@ def test_a_wrong_parent_state_mask_or_position_is_seen(wrong: str, monkeypatch: 
         )
 
     if wrong == "the next node's parent":
-        monkeypatch.setattr(FeatureSession, "_run", mistaken)
+        monkeypatch.setattr(FeatureSession, "grow", mistaken)
     else:
         monkeypatch.setattr(eagle, "places", misplaced)
     target = make_target(8, seed=10)

@@ -20,7 +20,6 @@ from sampling.types import Draft
 from tests.support.refusals import refused
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from utils.kernels.bindings import at_hand
-from utils.kernels.quantized_linear import QuantizedLinear
 
 SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -54,7 +53,6 @@ def test_a_plain_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dty
     ids = text(1, 30)
     wanted = spread_logits(student, student.states(torch.tensor([ids]))[0])[0]
     session = CausalLM(StudentNetwork(student)).open([ids])
-    assert isinstance(session.network._head, QuantizedLinear) == (dtype == torch.float32 and at_hand())  # type: ignore[attr-defined]
     for end in (9, 10, 11, 19, 20):
         close(session.score([ids[:end]], NOTHING)[0, 0], wanted[end - 1], precision(dtype))
     drafted = session.score([ids[:20]], Draft.of([ids[20:26]]))
@@ -110,8 +108,7 @@ def beside(student: DraftHead, target: Any, ids: list[int], valid: int) -> Tenso
     mask = torch.ones(count, count, dtype=torch.bool).tril()
     assert student.cross_rotary is not None
     for index, layer in enumerate(student.model.layers):
-        cross = (kv, student.cross_rotary(positions), seen)
-        x = student._layer(layer, index, x, student.rotary(positions), mask, [], cross)  # type: ignore[arg-type]
+        x = layer(x, student.rotary(positions), mask, [], (kv[index], student.cross_rotary(positions), seen))
     x = student.model.norm(x)
     return spread_logits(student, x)[0]
 
@@ -119,6 +116,14 @@ def beside(student: DraftHead, target: Any, ids: list[int], valid: int) -> Tenso
 def target_kv(target: Any, ids: list[int], layer: int) -> tuple[Tensor, Tensor]:
     session = fed(target, [ids], [len(ids)])
     return session.kv(layer)[:2]
+
+
+@DTYPES
+def test_float32_weights_are_packed_copies_and_others_the_students_own(dtype: torch.dtype) -> None:
+    _, student = some("plain", "one layer", dtype)
+    session = CausalLM(StudentNetwork(student)).open([[1, 2]])
+    student.lm_head.weight.data.zero_()
+    assert bool(session.score([[1, 2]], NOTHING).any()) == (dtype == torch.float32 and at_hand())
 
 
 @DTYPES

@@ -17,7 +17,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.checkpoint import load_student
 from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.published import _reads
+from sampling.drafters.draft_heads.published import translated
 from sampling.drafters.draft_model import ModelSource
 from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
@@ -399,7 +399,10 @@ def test_rows_of_a_head_in_another_order_are_put_in_order(tmp_path: Path) -> Non
     ],
 )
 def test_which_states_are_read(stored: dict[str, Any], layers: int, reads: tuple[int, ...]) -> None:
-    assert _reads(stored, layers, Path("head")) == reads
+    config, tensors = published(CASES["the authors'"])
+    large_config = large().config
+    large_config.num_hidden_layers = layers
+    assert translated({**config, **stored}, tensors, large_config, Path("head"))[0]["reads"] == reads
 
 
 # -- refused --------------------------------------------------------------------------------------
