@@ -109,7 +109,7 @@ def take_more(function: Callable[..., Any], more: Json) -> bool:
 
 
 def prompt_ids(given: Any, name: str = "input_ids") -> list[int]:
-    """Return one prompt as ids, from a sequence of ints or a tensor [n] or [1, n]."""
+    """Return one prompt as ids, from a sequence of ints or a tensor [n] or [1, n]; UserError for anything else."""
     if isinstance(given, str):
         raise UserError(f"{name} must be token ids, got text: encode it first (tokenizer(text).input_ids)")
     rows = given.tolist() if hasattr(given, "tolist") else given
@@ -133,7 +133,10 @@ def sampler_of(
     coupling: Coupling = "rejection",
     draft_sampling: DraftSampling = "law",
 ) -> KeyedSampler:
-    """Return the sampler of a call. One number is drawn from a generator; the global one is never touched."""
+    """Return the sampler of a call. One number is drawn from a generator; the global one is never touched.
+
+    UserError for what is no processor, and what is no seed.
+    """
     if isinstance(processor, type):
         raise UserError(f"logits_processor must be an object, got the class {processor.__name__}: call it")
     if processor is not None and not (callable(processor) and hasattr(processor, "needs_prefixes")):
@@ -149,7 +152,8 @@ def sampler_of(
 
 
 def stop_ids_of(end: Stop, eos: Stop, model: HfModel, tokenizer: HfTokenizer = None) -> frozenset[int]:
-    """Return the caller's stop ids; else those of the model's generation config and of the tokenizer."""
+    """Return the caller's stop ids, UserError for what are no ids; else those of the model's generation config and of
+    the tokenizer."""
     given: list[Any] = [stop for stop in (end, eos) if stop is not None]
     if not given:
         given = [
@@ -170,7 +174,7 @@ def stop_ids_of(end: Stop, eos: Stop, model: HfModel, tokenizer: HfTokenizer = N
 
 
 def drafter_of(model: HfModel, name: str = "drafter") -> Drafter:
-    """Return an object with `propose` itself, or a drafter that drafts from a model."""
+    """Return an object with `propose` itself, or a drafter that drafts from a model; UserError for anything else."""
     if not hasattr(model, "propose"):
         return ModelDrafter(target_of(model, name))
     if not isinstance(getattr(model, "traits", None), Traits):
@@ -179,7 +183,7 @@ def drafter_of(model: HfModel, name: str = "drafter") -> Drafter:
 
 
 def target_of(model: HfModel, name: str = "target") -> LM:
-    """Return the LM of a transformers model or a Network; an LM, such as RecordedLM, itself."""
+    """Return the LM of a transformers model or a Network; an LM, such as RecordedLM, itself. UserError for others."""
     if isinstance(model, str):
         raise UserError(f"{name} must be a model, got {shown(model)}: load it (AutoModelForCausalLM.from_pretrained)")
     if isinstance(model, type) or not any(hasattr(model, part) for part in ("open", "new_cache", "config")):
@@ -305,6 +309,7 @@ def ngram_assisted_speculative_generate(
 
     Args as in :func:`speculative_generate`; `ngram` is a drafter of an earlier call (with its own settings, or for an
     `NGramStorage` with those of this call), or None for a new one of `n`, `filler_top_k` and `stop_if_unknown`.
+    UserError as there.
     """
     lm, stop, debug = _prepared(
         ngram_assisted_speculative_generate, more, target, [], tokenizer, (end_tokens_id, eos_tokens_id)
@@ -346,6 +351,9 @@ def cascade_generate(
 
     Returns:
         The new ids, and accepted / drafted of the target's reviews.
+
+    Raises:
+        UserError: as there, and for drafters or a matrix that make no cascade.
     """
     if not isinstance(drafters, Iterable):
         raise UserError(f"drafters must be a list, large to small, got {type(drafters).__name__}")

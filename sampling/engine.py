@@ -254,6 +254,9 @@ class Engine:
 
         Returns:
             A text for each prompt; with `return_token_ids` the texts and the lists of new ids. `last` has the figures.
+
+        Raises:
+            UserError: for no prompt, a prompt that is none, and settings that cannot be honoured.
         """
         config = read_config(self.model if generation_config is None else generation_config)
         several = listed(prompts)
@@ -279,7 +282,8 @@ class Engine:
         room_of(self._lm, first_rows(rows, self._lm.open(rows)), Limits(1))
 
     def ids_of(self, prompt: Any, number: int) -> list[int]:
-        """Return the ids of prompt `number`: a text (a user's message if there is a template), messages, or ids."""
+        """Return the ids of prompt `number`: a text (a user's message if there is a template), messages, or ids.
+        UserError for messages without a template, and for anything else."""
         messages = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
         templated = carries_template(self.tokenizer, self.template)
         if messages and not templated:

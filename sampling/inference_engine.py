@@ -117,6 +117,8 @@ class InferenceEngine(Engine):
     Attributes:
         last: the figures of the last `generate`, of all its prompts together.
         generation_config: the config of a `generate` without one: that of the last call that had one.
+
+    Raises UserError without a tokenizer.
     """
 
     def __init__(

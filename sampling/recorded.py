@@ -96,6 +96,7 @@ def line_of(text: str, offset: int) -> int:
 
 
 def refuse(file: Path, text: str, offset: int, why: str) -> NoReturn:
+    """Raise UserError with the line of the file at `offset` of its text."""
     raise UserError(f"{file}:{line_of(text, offset)}: {why}")
 
 
@@ -340,6 +341,8 @@ class RecordedLM(LM):
         start_id: the first id of its decoder, for a recording of an encoder-decoder model: rows begin with it, not with
             the prompt.
         best: prompt ids → the model's likeliest ids at each position of the answer, likeliest first.
+
+    Raises UserError without answers, and for an id beyond the vocabulary.
     """
 
     takes_trees = True

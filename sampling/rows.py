@@ -74,7 +74,8 @@ def parted(items: Sequence[Item], rows: Sequence[int]) -> list[Item]:
 
 
 def few(values: Sequence[Any], dtype: DTypeLike = np.int64) -> Tensor:
-    """Return a few values as a tensor: with cold caches numpy takes a third of the time of `torch.tensor`."""
+    """Return a few values as a tensor of their shape [N] or [N, M]: with cold caches numpy takes a third of the time of
+    `torch.tensor`."""
     return torch.from_numpy(np.array(values, dtype))
 
 
@@ -87,12 +88,12 @@ def padded(
 
 
 def put(values: Tensor | Sequence[Any], device: torch.device | None) -> Tensor:
-    """Host values as a tensor on `device`, for whose arrival the host does not wait."""
+    """Return host values of any shape as a tensor on `device`, for whose arrival the host does not wait."""
     return torch.as_tensor(values).to(device, non_blocking=True)
 
 
 def fetched(*tensors: Tensor) -> list[Tensor]:
-    """The same on the host, as float64, by one transfer."""
+    """Return the tensors, of any shape, on the host as float64, by one transfer."""
     flat = torch.cat([tensor.flatten().double() for tensor in tensors]).cpu()
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -119,6 +119,8 @@ class KeyedSampler(Sampler):
         coupling: "rejection" draws drafts with separate noise, "gumbel" with the target's.
         draft_sampling: "greedy" makes every draft of a model a point mass.
         constraint: the ids that can follow a text; they are masked before the processor.
+
+    Raises UserError for another word of coupling or draft_sampling.
     """
 
     def __init__(
@@ -187,7 +189,7 @@ class KeyedSampler(Sampler):
         return _numbers(self.states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
 
     def numbers(self, keys: Tensor) -> list[float]:
-        """Return the numbers u of the coins with these keys."""
+        """Return the numbers u of the coins with these keys [M, K]."""
         states = stream_states(self.seed, _COIN, keys)
         return cast(list[float], _numbers(states, 1, torch.device("cpu"))[:, 0].tolist())
 
@@ -271,7 +273,8 @@ class DraftingSampler(SamplerView):
         self._starts, self._outer = starts, outer
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
-        """Draw an id: the argmax for greedy drafts, with the target's noise under Gumbel coupling, else the round's."""
+        """Draw ids [M] as the sampler's `draw` does: the argmax for greedy drafts, with the target's noise under Gumbel
+        coupling, else with the round's."""
         sampler = self._sampler
         if sampler.draft_sampling == "greedy":
             return probs.argmax(dim=-1)

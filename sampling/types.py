@@ -153,7 +153,7 @@ class Draft:
 
     @staticmethod
     def of(tokens: Rows, probs: Tensor | None = None, parents: list[int] | None = None) -> Draft:
-        """Return the draft of these tokens: chains, or trees of one shape."""
+        """Return the draft of these tokens: chains, or trees of one shape; `probs` [B, N, V] as the field."""
         return Draft([DraftTree.of(row, parents) for row in tokens], probs)
 
     @property
@@ -180,8 +180,12 @@ class Facts(Protocol):
 class Distributions(Protocol):
     """The verifier's processed distributions at the root and after each node of a draft."""
 
-    def all(self) -> Tensor: ...  # [B, N+1, V]
-    def at(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor: ...  # [M, V] of rows after nodes (-1: the root)
+    def all(self) -> Tensor:
+        """Return them all, [B, N+1, V]."""
+
+    def at(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor:
+        """Return those of M rows after M nodes (-1: the root), [M, V]."""
+
     def facts(self, row: int, node: int) -> Facts | None: ...  # of the logits there; None where they are not cheap
 
 
@@ -211,10 +215,15 @@ class KVCache(Protocol):
     def length(self) -> int: ...
     def crop(self, length: int) -> None: ...  # keep the first `length` slots
     def resume(self, length: int) -> int: ...  # the longest prefix of `length` slots after which a pass can start
-    def shift(self, moves: Tensor, length: int) -> None: ...  # [3, K]: row, from, to; keep the first `length`
-    def select(self, rows: Tensor) -> None: ...  # [B'] expand / reorder / drop rows
     def fork(self) -> KVCache: ...  # an independent copy
-    def layer(self, index: int) -> tuple[Tensor, Tensor]: ...  # K, V [B, H_kv, length, D]
+    def shift(self, moves: Tensor, length: int) -> None:
+        """Make K moves [3, K]: row, from, to; keep the first `length` slots."""
+
+    def select(self, rows: Tensor) -> None:
+        """Expand, reorder or drop rows, by the indices [B'] of those that stay."""
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return K and V [B, H_kv, length, D] of one layer."""
 
 
 class Network(Protocol):
@@ -225,7 +234,9 @@ class Network(Protocol):
     layers: int
 
     @property
-    def reduced_ids(self) -> Tensor | None: ...  # [n] long, ascending: the ids that logits are of; None = all
+    def reduced_ids(self) -> Tensor | None:
+        """Return the ids [n] long, ascending, that logits are of; None: all."""
+
     @property
     def takes_trees(self) -> bool: ...  # its attention takes the mask of a tree, of any size at any length
     @property
@@ -244,7 +255,8 @@ class Network(Protocol):
         cache: KVCache,
         keep: int,  # logits of the last `keep` columns only
         hidden: Hidden = False,
-    ) -> tuple[Tensor, Tensor | None]: ...  # logits [B, keep, n]; the states wanted, concatenated [B, T, K·H]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run a pass → logits [B, keep, n] and the states wanted, concatenated [B, T, K·H]; None without."""
 
 
 class RaggedNetwork(Network, Protocol):
@@ -258,8 +270,9 @@ class RaggedNetwork(Network, Protocol):
         cache: KVCache,
         keep: int,
         hidden: Hidden = False,
-        sequences: Tensor | None = None,  # [B] which rows of the cache these are; None = all
-    ) -> tuple[Tensor, Tensor | None]: ...
+        sequences: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run as any network; `sequences` [B]: which rows of the cache these are, None: all."""
 
     def of_one_row(
         self, new: list[int], tree: DraftTree, cache: KVCache, hidden: Hidden = False, states: Allocate | None = None
@@ -286,12 +299,16 @@ class Session(Protocol):
     can_grow: bool = False  # `grow` works
 
     def rollback(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
-    def score(self, rows: Rows, draft: Draft) -> Tensor: ...  # [B, N+1, V]; an empty draft gives [B, 1, V]
+    def score(self, rows: Rows, draft: Draft) -> Tensor:
+        """Return logits [B, N+1, V] after each row's last token and after each node; of an empty draft [B, 1, V]."""
+
     def commit(self, path: Rows) -> None:
         """Commit these nodes of each row's draft; a session that keeps nothing of a draft does nothing."""
         return
 
-    def select(self, rows: Tensor) -> None: ...  # [B'] expand / reorder / drop rows
+    def select(self, rows: Tensor) -> None:
+        """Expand, reorder or drop rows, by the indices [B'] of those that stay."""
+
     def fork(self) -> Session: ...  # an independent copy, for a second lane
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -322,7 +339,7 @@ class Session(Protocol):
         raise UserError(f"{self.described} reads no tokens that the host does not know")
 
     def fill_in(self, tokens: Rows) -> None:
-        """Say which tokens the last steps read, of each row."""
+        """Say which tokens the last steps read, of each row. UserError unless `can_step`."""
         raise UserError(f"{self.described} reads no tokens that the host does not know")
 
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
@@ -379,7 +396,9 @@ class FormState(Protocol):
     @property
     def forced(self) -> int | None: ...
     @property
-    def refused(self) -> Tensor: ...
+    def refused(self) -> Tensor:
+        """Return [V] bool."""
+
     def after(self, token: int) -> FormState | None: ...  # with this token; None: it cannot follow, or ends
 
 
@@ -388,7 +407,8 @@ class Constraint(Protocol):
 
     def begin(self, rows: Rows) -> None: ...  # answers to these rows
     def at(self, prefix: list[int]) -> FormState | None: ...  # after a row; None: anything can follow
-    def masked(self, logits: Tensor, prefixes: Rows, ids: Tensor | None = None) -> Tensor: ...  # [..., n], -inf refused
+    def masked(self, logits: Tensor, prefixes: Rows, ids: Tensor | None = None) -> Tensor:
+        """Return logits [..., n] of these ids (None: of all) with -inf at the refused ones."""
 
 
 class Sampler(Protocol):
@@ -496,7 +516,7 @@ class Drafter(Protocol):
         return
 
     def select(self, rows: Tensor) -> None:
-        """[B'] expand, reorder or drop rows."""
+        """Expand, reorder or drop rows, by the indices [B'] of those that stay."""
         return
 
     def considered(self, row: int, path: list[int], count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:

@@ -174,7 +174,7 @@ def frequencies(rope: Json, size: int) -> tuple[Tensor, float] | None:
 
 
 def rotation_of(module: HfModel, kind: str = "") -> tuple[Tensor, float]:
-    """Return frequencies and factor of a transformers rotary module, for one kind of layers."""
+    """Return frequencies [rotary_dim / 2] and factor of a transformers rotary module, for one kind of layers."""
     prefix = f"{kind}_" if kind else ""
     return getattr(module, f"{prefix}inv_freq"), getattr(module, f"{prefix}attention_scaling")
 

@@ -47,7 +47,7 @@ def form_text(kind: str, value: str) -> str:
 
 
 def schema_of(text: str) -> Json:
-    """Return the JSON schema in a text. UserError, with the place, for an unknown keyword, or a text that is none."""
+    """Return the JSON schema in a text. UsageError, with the place, for an unknown keyword, or a text that is none."""
     schema = object_in(text, "json_schema")
     for place, part in _parts(schema):
         for word in part.keys() - {*_KEYWORDS}:
@@ -69,7 +69,7 @@ def _parts(schema: Json, place: str = "") -> Iterator[tuple[str, Json]]:
 @lru_cache(maxsize=2)
 def vocabulary_of(tokenizer: HfTokenizer, size: int, ends: frozenset[int]) -> LLTokenizer:
     """Return llguidance's view of a tokenizer for logits of `size` ids; `ends` are the ids that end an answer. Kept, as
-    it takes a second for large vocabularies."""
+    it takes a second for large vocabularies. UserError for a tokenizer without tokenizer.json."""
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         raise UserError(
             f"a form for the answer needs a tokenizer with a tokenizer.json, not {type(tokenizer).__name__}"
@@ -79,7 +79,7 @@ def vocabulary_of(tokenizer: HfTokenizer, size: int, ends: frozenset[int]) -> LL
 
 @lru_cache(maxsize=8)
 def compiled(kind: str, text: str, vocabulary: LLTokenizer) -> LLMatcher:
-    """Return the matcher of a form. UserError, in one line with the place, for a broken one."""
+    """Return the matcher of a form. UsageError, in one line with the place, for a broken one."""
     schema = schema_of(text) if kind == "json_schema" else {}
     try:
         other = "" if kind == "json_schema" else grammar_from("regex" if kind == "regex" else "grammar", text)
@@ -114,8 +114,8 @@ def _check(matcher: LLMatcher) -> None:
 
 
 class GrammarState:
-    """What a form lets follow one text (`FormState` of sampling/types.py), by a matcher that read it. Equal masks are
-    kept once, in `masks`."""
+    """What a form lets follow one text (`FormState` of sampling/types.py), by a matcher that read it. Equal masks
+    [size] are kept once, in `masks`."""
 
     def __init__(
         self, matcher: LLMatcher, size: int, ends: Collection[int], masks: dict[object, Tensor] | None = None

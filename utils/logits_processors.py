@@ -113,7 +113,8 @@ def keep_best(scores: Tensor, count: int) -> Tensor:
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep an id iff the mass of all ids before it, most probable first and the first of equal ones, is below top_p.
+    """Keep an id of probs [..., V] iff the mass of all ids before it is below top_p, the most probable and the first of
+    equal ones first.
 
     Only values are sorted: they tell the least one that is kept, and how many of those equal to it are.
     """
@@ -169,7 +170,7 @@ def _tops(scores: Tensor) -> Tensor:
 
 
 def check_finite(figures: Tensor) -> None:
-    """Raise LogitsError unless all these figures, each of a whole row of logits, are finite."""
+    """Raise LogitsError unless all these figures [M], each of a whole row of logits, are finite."""
     if not bool(figures.isfinite().all()):
         check_number(math.nan)
 
@@ -364,7 +365,7 @@ class LogitsProcessor:
         return scores
 
     def shaped(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """:meth:`__call__` of biased logits."""
+        """:meth:`__call__` of biased logits [..., V]."""
         scores = logits if logits.dtype.itemsize == 8 else logits.float()
         top, rules = _tops(scores), self.at_work
         if self.needs_prefixes:
@@ -404,7 +405,7 @@ class LogitsProcessor:
         return scores.new_zeros(scores.shape).index_copy_(0, index, probs)
 
     def ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
-        """Return the scores after the rules about their prefixes."""
+        """Return the scores [..., V] after the rules about their prefixes, one for each row: else ValueError."""
         flat = scores.reshape(-1, scores.shape[-1]).clone()
         given = len(prefixes or ())
         if prefixes is None or given != len(flat):

@@ -270,7 +270,7 @@ class CascadeDrafter(Composite):
     def review(
         self, rows: Rows, draft: Draft, keys: Keys, going: list[int], sampler: Sampler
     ) -> tuple[Review, Draft, Tensor | None]:
-        """Review the rows `going`; return the review, the draft in its ids, and the ids covered (None: all).
+        """Review the rows `going`; return the review, the draft in its ids, and the ids [n] covered (None: all).
 
         `keys` are those of all rows. The other rows draw nothing: they would draw the same noise again later.
         """
@@ -372,7 +372,7 @@ def _reviewer(drafter: Any) -> ModelDrafter:
 
 
 def build(pair: Parts, request: DraftRequest) -> ChainDrafter:
-    """Build the pair's cascade, or the chain of its drafters."""
+    """Build the pair's cascade, or the chain of its drafters; UsageError for drafters or a matrix that make none."""
     members, matrix, lenience = pair.cascade(request)
     try:
         return cascade_of(members, matrix, lenience) if request.word == "cascade" else chain_of(members, matrix[0])

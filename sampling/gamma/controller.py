@@ -87,6 +87,8 @@ class Controller:
         tree: drafts are best-first trees, else chains.
         most: nodes of a round; None: GAMMA_MAX, of trees NODES_MAX.
         whole: each draft has all `most` tokens or none (a cascade's).
+
+    Raises ValueError if `most` is below 1.
     """
 
     def __init__(

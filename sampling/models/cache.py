@@ -70,7 +70,7 @@ class Buffer:
         return grown
 
     def view(self) -> Tensor:
-        """The filled slots [B, heads, length, D]; a view, to be read only."""
+        """Return the filled slots [B, heads, length, D]; a view, to be read only. ValueError before the first pass."""
         if self.data is None:
             raise ValueError("the cache is empty: nothing has been scored yet")
         return self.data[:, :, : self.length]
@@ -196,7 +196,7 @@ class EncodedSource:
         self.cross = DynamicCache(self.cross)
 
     def select(self, rows: Tensor) -> EncodedSource:
-        """The states of these rows [B']."""
+        """Return the states of these rows, by their indices [B']."""
         chosen = put(rows, self.states.device)
         cross = [(layer.keys[chosen], layer.values[chosen]) for layer in self.cross.layers]
         return EncodedSource(self.states[chosen], None if self.mask is None else self.mask[chosen], cross)

@@ -304,7 +304,7 @@ class CausalSession(Session):
         return *self._cache.layer(layer), torch.tensor(list(map(len, self._tokens)))
 
     def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
-        """[B, S, K·H] the K wanted states of the cached tokens, concatenated; needs `open(…, hidden=…)`."""
+        """[B, S, K·H] the K wanted states of the cached tokens, concatenated. ValueError if opened without `hidden`."""
         if self._hidden is None:
             raise ValueError("this session keeps no hidden states: open it with hidden=True")
         self._settle()

@@ -70,7 +70,10 @@ class EncDecNetwork(ModelNetwork):
     def forward(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
-        """See :class:`sampling.types.Network`; gives no hidden states. `cache.encoded` must be set."""
+        """Run as :class:`sampling.types.Network` says → logits [B, keep, V]; no hidden states.
+
+        `cache.encoded` must be set. UserError for several rows of a model that decodes one at a time.
+        """
         assert isinstance(cache, CrossCache)
         assert cache.encoded is not None
         from transformers.cache_utils import EncoderDecoderCache
@@ -163,6 +166,7 @@ class EncDecLM(CausalLM):
         """A session for `prompt`, which may be as long as `context`; encodes nothing yet.
 
         It takes over the cache and the encoder's states of `previous` if that was opened for the same prompt.
+        UserError for a prompt beyond `context`, and if hidden states are wanted.
         """
         self.check(prompt, target)
         if hidden:
@@ -214,7 +218,7 @@ class EncDecSession(CausalSession):
 
 
 def decoder_start_id(model: HfModel) -> int:
-    """The token that the decoder starts from."""
+    """Return the token that the decoder starts from; UserError if the model names none."""
     for config in (getattr(model, "generation_config", None), model.config):
         if (start := getattr(config, "decoder_start_token_id", None)) is not None:
             return int(start)

@@ -100,7 +100,7 @@ class PassRecord:
     def run_over(self, cache: Any, sizes: tuple[int, int, int], rows: int, logits: Tensor, begin: int = 0) -> None:
         """Run the pass over the rows at the address `rows` and the slots of a `FusedCache` from `begin` on.
 
-        `sizes`: sequences, rows fed of each, rows of each that get logits.
+        `sizes`: B sequences, rows fed of each, rows of each that get logits. `logits` [B, keep, n] are written.
         """
         record, skipped = self.record, begin * cache.size * cache.keys.element_size()
         count, record.fed, record.kept = sizes
@@ -110,7 +110,7 @@ class PassRecord:
         run(self._work, record, torch.get_num_threads())
 
     def address(self, tensor: Tensor | None) -> int | None:
-        """The address of a tensor's numbers in float32; None for None."""
+        """The address of the numbers of a tensor of any shape, in float32; None for None."""
         if tensor is None:
             return None
         self.held.append(tensor.detach().to(torch.float32).contiguous())
@@ -346,7 +346,7 @@ class FusedCache:
         return twin
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K, V [B, H_kv, length, D] in float32, to be read only."""
+        """K, V [B, H_kv, length, D] in float32, to be read only. ValueError before the first pass."""
         if not self.slots:
             raise ValueError("the cache is empty: nothing has been scored yet")
         self.settle()

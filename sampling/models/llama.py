@@ -221,7 +221,7 @@ class LlamaLayer:
     def attend(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int
     ) -> Tensor:
-        """x + self-attention; appends x's keys and values to layer `index` of `cache`."""
+        """x + self-attention, [B, T, H]; appends the keys and values of x to layer `index` of `cache`."""
         rows, new, _ = x.shape
         read, x = (self.before(x), x) if self.enter is None else self.enter(x)
         qkv = self.qkv(read).view(rows, new, -1, self.size)
@@ -250,7 +250,7 @@ class LlamaLayer:
         cache.append(index, rotate(keys, rotation).transpose(1, 2), values.transpose(1, 2))
 
     def mlp(self, x: Tensor) -> Tensor:
-        """x + MLP."""
+        """x + MLP, [B, T, H] both."""
         gate, up = self.gate_up(self.after(x)).chunk(2, dim=-1)
         return cast(Tensor, x + self.down(F.silu(gate).mul_(up)))
 
@@ -346,7 +346,7 @@ class FixedNetwork:
     def forward(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> Passed:
-        """See :class:`sampling.types.Network`."""
+        """Run as :class:`sampling.types.Network` says → logits [B, keep, V], states [B, T, K·H]."""
         count, start, wanted = ids.shape[1], cache.length, states_of(hidden)
         width = next((width for width in WIDTHS if width >= count), 0)
         reach = next((reach for reach in REACHES if reach >= start + width), 0)

@@ -172,7 +172,10 @@ class TransformersNetwork(ModelNetwork):
     def forward(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
-        """See :class:`sampling.types.Network`."""
+        """Run as :class:`sampling.types.Network` says → logits [B, keep, V] and states [B, T, K·H], None if not wanted.
+
+        UserError for several rows of a model that decodes one at a time.
+        """
         assert isinstance(cache, SlotCache)
         extra: Json = {"logits_to_keep": keep} if self._keeps else {}
         if self._positions:

@@ -238,7 +238,8 @@ def _hold_time_steps(module: HfModel) -> None:
 
 @torch.no_grad()
 def keep_states(model: HfModel, cache: RecurrentCache, run: Callable[[], Tensor]) -> None:
-    """Make the recurrent layers of `model` read in steps. `run` is a pass into `cache`, which shows which they are."""
+    """Make the recurrent layers of `model` read in steps. `run` is a pass into `cache`, which shows which they are; its
+    logits [B, keep, V] are not used."""
     if getattr(model, "_reads_in_steps", False):
         return
     innermost: dict[int, nn.Module] = {}  # by layer, the innermost module that leaves a state

@@ -33,14 +33,14 @@ def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler
 
 def at_once(tensor: Tensor, sampler: Sampler) -> bool:
     """Return whether all places are decided together: on an accelerator, but not where coins are noted, since every
-    noted coin must decide something."""
+    noted coin must decide something. Only the device of `tensor` counts."""
     return tensor.device.type != "cpu" and not sampler.notes
 
 
 class HostDistributions(Distributions):
     """The verifier's processed distributions at the root and after each node of a draft, computed at their first use.
 
-    `at_once`: facts and draws of all places are brought to the host together.
+    `logits` [B, N+1, V]. `at_once`: facts and draws of all places are brought to the host together.
     """
 
     at_once = False
@@ -90,7 +90,7 @@ class HostDistributions(Distributions):
         return stood[1:], token
 
     def bring(self, *tensors: Tensor) -> list[Tensor]:
-        """Return these tensors on the host."""
+        """Return these tensors, of any shape, on the host."""
         return fetched(*tensors)
 
     def draw_all(self, keys: Sequence[Sequence[int]]) -> None:
@@ -164,7 +164,7 @@ class DeviceDistributions(HostDistributions):
         return self._facts[row, node]
 
     def bring(self, *tensors: Tensor) -> list[Tensor]:
-        """Return these tensors on the host, and keep the facts of all places, by one transfer."""
+        """Return these tensors, of any shape, on the host, and keep the facts of all places, by one transfer."""
         logits, count = self.logits.float(), self.draft.width
         places = [(row, node) for row in range(len(self.draft.trees)) for node in range(-1, count)]
         children: Rows = []

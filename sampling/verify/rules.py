@@ -145,7 +145,7 @@ def descend(
 ) -> Decision:
     """Examine depth by depth until every row has ended; on an accelerator examine all places at once and walk down.
 
-    `going`: the rows to examine, None for all.
+    `going`: the rows to examine, None for all. ValueError for a draft that its own distribution gives no mass.
     """
     paths: Rows = [[] for _ in trees]
     tokens, active = [-1] * len(trees), list(range(len(trees)) if going is None else going)

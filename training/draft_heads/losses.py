@@ -40,7 +40,7 @@ class Teacher:
 def loss(
     draft_head: DraftHead, teacher: Teacher, batch: Batch, *, steps: int, decay: float, offset: int
 ) -> tuple[Tensor, float]:
-    """Return (loss, cross-entropy of the first step in nats), weighted means over the tokens.
+    """Return (loss [], cross-entropy of the first step in nats), weighted means over the tokens.
 
     Cross-entropy against the target's distribution at each drafted step, the later ones weighted by `decay` to the
     power of the step.
@@ -66,7 +66,7 @@ def loss(
 def block_loss(
     draft_head: DraftHead, teacher: Teacher, batch: Batch, anchors: int, noise: torch.Generator
 ) -> tuple[Tensor, float]:
-    """Return (loss, cross-entropy of the first draft in nats) of blocks after `anchors` drawn tokens of each sequence.
+    """Return (loss [], cross-entropy of the first draft in nats) of blocks after `anchors` drawn tokens of each row.
 
     Cross-entropy against the target's distribution at each position of a block, the text's own tokens before it. Later
     positions count less, by exp(−(k − 1) / 4): a draft is of use only if all before it were right (the paper's decay
@@ -133,7 +133,7 @@ def held_out(
 ) -> Held:
     """Measure a draft head on batches that it has not learned from; `depth` drafted positions.
 
-    `best_ids`: the batches' :func:`favourites`, where they are known.
+    `best_ids` [B, T]: the batches' :func:`favourites`, where they are known.
     """
     hits, seen = [0.0] * depth, [0.0] * depth
     overlap = entropy = count = 0.0
@@ -158,7 +158,7 @@ def held_out(
 
 
 def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tensor]:
-    """Return the states of drafted positions 1 … depth, as in a round whose earlier drafts were right."""
+    """Return the states [B, T, H] of drafted positions 1 … depth, as in a round whose earlier drafts were right."""
     kind = draft_head.config.kind
     if kind in ("feature", "eagle"):
         return draft_head.states(batch.ids, _read(draft_head, batch), steps=depth)

@@ -329,7 +329,7 @@ def check_shape(matrix: Any) -> Matrix:
 
 
 def check_fit(matrix: object, drafters: int) -> Matrix:
-    """:func:`check_shape`, and as many rows as there are drafters."""
+    """Return the matrix as :func:`check_shape` does; UserError also unless it has a row for each drafter."""
     checked = check_shape(matrix)
     if len(checked) != drafters:
         raise UserError(f"k_matrix must have a row for each of the {drafters} drafters, got {len(checked)}")

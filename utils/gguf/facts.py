@@ -181,7 +181,7 @@ def scaling(config: HfConfig, header: GgufHeader, factors: Mapping[str, list[flo
 
     A frequency is base^(−2i/D), divided by its factor if the file has one for each; cos and sin are multiplied by the
     attention factor. A list of factors, such as Llama 3's, is a "longrope" whose lists for short and long texts are the
-    same.
+    same. UserError for another kind of scaling, and for lists that do not fit.
     """
     factor = header.get("rope.scaling.factor") or header.get("rope.scale_linear") or 1.0
     kind = header.get("rope.scaling.type", "linear")

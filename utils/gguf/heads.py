@@ -121,7 +121,7 @@ def _published(name: str, architecture: str, file: str) -> str:
 
 
 def stored(name: str, info: TensorInfo, permuted: int = 0, order: np.ndarray | None = None) -> tuple[str, Tensor]:
-    """Return a tensor of a file as a folder has it: floats, or a matrix's rows as they are under a name with its type.
+    """Return a tensor of a file as a folder has it: floats, or a matrix's rows [N, bytes] under a name with its type.
 
     `permuted`: the heads of a map whose rows llama.cpp permuted, put back into transformers' order. `order`: of
     the rows.
@@ -142,7 +142,7 @@ def _floats(info: TensorInfo) -> np.ndarray:
 
 
 def unstored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, PackedWeight]]:
-    """Return tensors of such a folder by their names, and the packed weights of the kernels by theirs.
+    """Return tensors of such a folder by their names, rows of a type as floats [N, K], and the kernels' packed weights.
 
     A weight that is packed has no memory among the tensors; without kernels none is packed, and all are floats.
     """

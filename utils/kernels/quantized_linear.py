@@ -161,7 +161,7 @@ class PackedWeight:
 
 
 def rounded_rows(weight: Tensor, layout: str) -> np.ndarray:
-    """The rows [N, bytes] of float weights [N, K] as a GGUF file has them."""
+    """The rows [N, bytes] of float weights [N, K] as a GGUF file has them; ValueError for numbers beyond 16 bits."""
     groups = weight.detach().to(torch.float32).reshape(len(weight), -1, GROUP)
     least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     if layout == "Q4_1":
@@ -211,7 +211,7 @@ class QuantizedLinear(_Quantized):
         self.bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b."""
+        """x Wᵀ + b, of x [..., K]: [..., N]."""
         if x.dtype != torch.float32 or x.device.type != "cpu" or (torch.is_grad_enabled() and x.requires_grad):
             return F.linear(x, self.dense().to(x), None if self.bias is None else self.bias.to(x))
         y = self.packed.product(x.reshape(-1, self.in_features).contiguous(), self.narrow)

@@ -304,7 +304,7 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> HfTokenizer | None:
 
 def stop_ids(model: HfModel, tokenizer: HfTokenizer) -> frozenset[int]:
     """Return all ids that end an answer: the generation configuration's, the model's, the tokenizer's and its
-    template's.
+    template's. UserError for one that is no id.
     """
     configs = (model.generation_config, model.config, tokenizer)
     named = [getattr(config, "eos_token_id", None) for config in configs]
@@ -329,7 +329,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device, own: torch.dtype | None) -> torch.dtype:
-    """Return the dtype `name`; "auto" is float32 on the CPU, float16 on mps, on CUDA the model's own half type."""
+    """Return the dtype `name`; "auto" is float32 on the CPU, float16 on mps, on CUDA the model's own half type.
+    UsageError for another name."""
     if name in _DTYPES:
         return _DTYPES[name]
     if name != "auto":

@@ -63,7 +63,7 @@ def _read_json(path: Path) -> dict[str, object]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn errors of the file system into one line that says what helps."""
+    """Turn errors of the file system into a UserError, one line that says what helps."""
     try:
         yield
     except OSError as error:

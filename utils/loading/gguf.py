@@ -130,7 +130,8 @@ def main(source: Path, folder: Path, weights: bool) -> int:
 
 def write_folder(source: Path, folder: Path, report: Callable[[float], None], *, weights: bool = True) -> None:
     """Convert `source` into `folder` in this process; `report` gets the fraction done. Without `weights` its steps are
-    the imports, the configuration, the tokenizer and the files, by the time that they usually take."""
+    the imports, the configuration, the tokenizer and the files, by the time that they usually take. UserError for a
+    file that cannot be converted."""
     import gguf
     import transformers
     from transformers import modeling_gguf_pytorch_utils as legacy

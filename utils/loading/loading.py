@@ -103,7 +103,7 @@ def load_drafter(
 ) -> LoadedPair:
     """Return the same target with the drafter of another specification of the pair.
 
-    Raises as :func:`load_pair`; `pair` itself stays usable.
+    UserError as of :func:`load_pair`, and for a drafter of another method; `pair` itself stays usable.
     """
     pair, drafter = replace(pair, spec=spec), spec.drafter
     if isinstance(drafter, str):

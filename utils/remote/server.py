@@ -171,7 +171,7 @@ class Server:
 
     @property
     def chosen(self) -> str | None:
-        """The model to ask for; None where the server names none. UserError for several, or no server."""
+        """The model to ask for; None where the server names none. UsageError for several, UserError for no server."""
         if given := self.model or self.url.partition("#")[2]:
             return given
         names = [str(model["id"]) for model in self._models]

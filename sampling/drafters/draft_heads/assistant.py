@@ -110,7 +110,7 @@ class AssistantLM(LM):
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> AssistantSession:
-        """A session beside `target`, which must keep its last hidden states."""
+        """Return a session beside `target`; UserError for one that does not keep its last hidden states."""
         if not isinstance(target, CausalSession) or -1 not in target.keeps_hidden:
             raise UserError(f"{self.name} reads its target's session: it cannot run alone")
         return AssistantSession(self, prompt, target)

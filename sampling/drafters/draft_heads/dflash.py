@@ -268,13 +268,13 @@ class Around:
         self._convolution, self._before, self._after = convolution, before, after
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return the normed and mixed input of a sublayer."""
+        """Return the normed and mixed input of a sublayer; [B, R, H] both."""
         x = self._before(x)
         first, self._last = self._convolution.coefficients(x)
         return cast(Tensor, self._convolution(x, first))
 
     def leave(self, x: Tensor) -> Tensor:
-        """Return the mixed output of the sublayer that was entered last."""
+        """Return the mixed output of the sublayer that was entered last; [B, R, H] both."""
         return cast(Tensor, self._convolution(self._after(x), self._last))
 
 

@@ -380,7 +380,7 @@ class DraftHead(nn.Module):
 
     `reduced_ids` [N] long holds the ids of the head's rows, ascending; empty = all ids. `rounded`: while drafting its
     weights may be rounded (as :class:`sampling.drafters.draft_heads.network.StudentNetwork` has it); the target
-    verifies its drafts.
+    verifies its drafts. UserError unless there are as many ids as `config.short_list` says.
     """
 
     def __init__(self, config: DraftHeadConfig, reduced_ids: Tensor | None = None) -> None:
@@ -432,6 +432,8 @@ class DraftHead(nn.Module):
             kv: glide: the target's keys and values of each layer read, [B, H_kv, T, D].
             offset: glide: start of the mask's first block, 0 … block_size − 1.
             lag: glide: instead of blocks, every position misses the last `lag` tokens, as the draft at that depth does.
+
+        Raises UserError for EAGLE-1 and 2, which are not trained.
         """
         if self.config.kind == "eagle" and not self.config.wide:
             raise UserError("an EAGLE-1 or 2 head can draft, but not be trained")

@@ -185,7 +185,7 @@ class MtpNetwork:
     join_own = join_target
 
     def join_none(self, embedded: Tensor) -> Tensor:
-        """The same of first tokens, which nothing looks at."""
+        """Return [B, T, H] for first tokens, to which no later token attends."""
         return self.join_target(embedded, torch.zeros_like(embedded))
 
     @torch.no_grad()

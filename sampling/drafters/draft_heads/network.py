@@ -85,6 +85,7 @@ class Cross:
         return Cross(*maps, module.head_dim, module.scaling, window, module.recency)
 
     def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: SeenKeys, index: int, positions: Tensor) -> Tensor:
+        """x + attention over the target's keys of layer `index`, [B, T, H] both; positions [B, T]."""
         rows, new, _ = x.shape
         query = rotate(self.q(x).view(rows, new, -1, self.size), turning).transpose(1, 2)
         (keys, values), bias = seen.kv[index], seen.bias
@@ -175,7 +176,7 @@ class StudentNetwork:
     ) -> tuple[Tensor, Tensor | None]:
         """See :class:`sampling.types.Network`; logits [B, keep, n] of the reduced vocabulary alone.
 
-        A GLIDE head then runs without its target's cache, as a plain one; an EAGLE head cannot.
+        A GLIDE head then runs without its target's cache, as a plain one; ValueError for an EAGLE head, which cannot.
         """
         if self.kind == "feature" or self._from:
             raise ValueError("an EAGLE head needs its target's states: open it with FeatureLM")

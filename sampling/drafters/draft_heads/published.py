@@ -80,8 +80,8 @@ def shape(
 ) -> Config:
     """Return the part of the configuration that all published heads have, with the sizes of the weights.
 
-    `reads`: the target's states that enter `fc`, after `beside` other numbers. UserError for a head that is not read,
-    or for a target of another size.
+    `reads`: the target's states that enter `fc` [H, K·G], after `beside` other columns. UserError for a head that is not
+    read, or for a target of another size.
     """
     inner = stored.get("transformer_layer_config") or stored
     fc, q, k, gate = (own[name] for name in _NEEDED)
@@ -221,7 +221,10 @@ def mask_in(stored: Config, size: int, folder: Path) -> int:
 
 
 def parallel(stored: Config, own: dict[str, Tensor], size: int, folder: Path) -> Config:
-    """Return the settings that P-EAGLE adds to EAGLE-3: its mask, and the number of drafts it was trained for."""
+    """Return the settings that P-EAGLE adds to EAGLE-3: its mask, and the number of drafts it was trained for.
+
+    UserError if the head has no state [1, 1, K·G] for masks, or its mask is no id.
+    """
     if "model.mask_hidden" not in own:
         raise UserError(f"the drafter {folder} is no P-EAGLE head that can be read: it lacks mask_hidden")
     methods = _nested(stored, "speculators_config", "proposal_methods")
@@ -333,7 +336,7 @@ def reduced(
 ) -> tuple[Config, dict[str, Tensor]]:
     """Return both with the reduced vocabulary: row i of the head is the target's id i + d2t[i], made ascending.
 
-    `like_head`: other tensors with a row for each of these ids.
+    `like_head`: other tensors with a row for each of these ids. UserError if d2t, t2d and the head do not fit.
     """
     offsets, chosen = tensors.get("d2t"), tensors.get("t2d")
     rows = None if config["shared_head"] else len(own[_HEAD])
@@ -362,7 +365,7 @@ _BIASES_OF_IDS = ("model.markov_head.markov_w2.weight", "model.embed_proj.2.weig
 def translated_block(
     kind: str, stored: Config, tensors: dict[str, Tensor], large: HfModel, folder: Path
 ) -> tuple[Config, dict[str, Tensor]]:
-    """Translate a head of this kind as :func:`translated` does."""
+    """Translate a head of this kind as :func:`translated` does, with its UserErrors."""
     inner, nested = stored.get("transformer_layer_config") or stored, stored.get("dflash_config")
     settings = {**stored, **(nested if isinstance(nested, dict) else {})}
     if wrong := [name for name in _REFUSED if settings.get(name)]:

@@ -94,7 +94,7 @@ class FollowingLM(CausalLM):
     """A draft head that reads its target, as an LM; a base of its kinds. `vocab_size` as in :class:`CausalLM`.
 
     `parts`: its kinds, each with its network and its session. `keeps`: whether its sessions keep the head's own states;
-    None: as the caller wants them.
+    None: as the caller wants them. UserError for a draft head of another kind.
     """
 
     parts: Mapping[str, HeadParts] = {}
