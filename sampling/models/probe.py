@@ -208,7 +208,7 @@ _NOT_SIZES = ("label2id", "id2label", "quantization_config")
 def twin(model: HfModel, config: HfConfig) -> HfModel:
     """A small model of the class of `model` and of a :func:`small` configuration: random float32 weights, on the CPU.
 
-    Raises ValueError where it would be large, and whatever transformers raises for a configuration that it does not take.
+    Raises ValueError where it would be large, and what transformers raises for a configuration that it does not take.
     """
     attention = "eager" if model.config._attn_implementation == "eager" else "sdpa"
     given = {"dtype": torch.float32, "attn_implementation": attention}

@@ -80,8 +80,8 @@ def shape(
 ) -> Config:
     """Return the part of the configuration that all published heads have, with the sizes of the weights.
 
-    `reads`: the target's states that enter `fc` [H, K·G], after `beside` other columns. UserError for a head that is not
-    read, or for a target of another size.
+    `reads`: the target's states that enter `fc` [H, K·G], after `beside` other columns. UserError for a head that is
+    not read, or for a target of another size.
     """
     inner = stored.get("transformer_layer_config") or stored
     fc, q, k, gate = (own[name] for name in _NEEDED)
