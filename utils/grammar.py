@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +23,10 @@ from utils.errors import UsageError, UserError, did_you_mean
 from utils.files import object_in, read_text
 from utils.objects import HfTokenizer, Json
 
-LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+LAYOUT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONES = (
@@ -132,10 +135,10 @@ class GrammarState:
     @cached_property
     def refused(self) -> Tensor:
         """[V] bool: the ids that cannot follow. UserError where llguidance gives up."""
-        key: Any = self._matcher.compute_bitmask() if self.forced is None else self.forced
+        key = self._matcher.compute_bitmask() if self.forced is None else self.forced
         _check(self._matcher)
         if key not in self._masks:
-            bits = np.frombuffer(key, np.uint8) if self.forced is None else None
+            bits = np.frombuffer(key, np.uint8) if isinstance(key, bytes) else None
             self._masks[key] = (
                 torch.arange(self._size) != key
                 if bits is None

@@ -191,7 +191,7 @@ class Argument(NamedTuple):
     """A number that shapes a distribution."""
 
     off: float  # leaves the distribution as it is
-    check: Callable[..., Any]  # its name and value → the value; UserError outside its range
+    check: Callable[..., float]  # its name and value → the value; UserError outside its range
     letter: str  # stands for it in the usage of a named processor
     on_prefixes: Callable[[Tensor, Any, Sequence[Sequence[int]]], None] | None = None  # changes scores [M, V] in place
     windowed: bool = False  # only the last `penalty_window` tokens of a prefix count
@@ -315,7 +315,7 @@ class LogitsProcessor:
             setattr(self, name, rule.check(name, getattr(self, name)))
 
     @property
-    def at_work(self) -> list[tuple[Argument, Any]]:
+    def at_work(self) -> list[tuple[Argument, float]]:
         """The rules that are not off, with their numbers, in the order in which they act."""
         given = [(rule, getattr(self, name)) for name, rule in ARGUMENTS.items()]
         return [(rule, value) for rule, value in given if value != rule.off]

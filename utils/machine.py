@@ -1,5 +1,7 @@
 """The machine on which figures are measured, the program's version, and how memory is allocated."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import platform
@@ -7,22 +9,27 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from utils.objects import Json
 from utils.processes import this_process
 
+if TYPE_CHECKING:
+    import torch
+
+    from utils.loading.loaded import LoadedPair
+
 _TRIM, _MAPPED = -1, -3  # what mallopt(3) calls them
 
 
-def machine(loaded: Any) -> Json:
+def machine(loaded: LoadedPair) -> Json:
     """Return the facts about the machine and the loaded pair that belong to a figure."""
     target = loaded.target
     return {**facts(target.device), "dtype": target.dtype_text, "quantization": target.quantization}
 
 
-def facts(device: Any) -> Json:
-    """Return the facts about the machine that belong to a figure measured on a torch.device now."""
+def facts(device: torch.device) -> Json:
+    """Return the facts about the machine that belong to a figure measured on a device now."""
     import torch
     import transformers
 

@@ -5,14 +5,20 @@ that one. A folder with nothing but a sentencepiece model gets the transformers 
 does.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.objects import HfTokenizer, Json
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import AddedToken, Tokenizer
 
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 # A key of the configuration of a GGUF file's tokenizer: whether a chat begins with the BOS, whatever its template.
@@ -38,7 +44,7 @@ class FileTokenizer:
     response_template = None  # `file_tokenizer` takes no tokenizer that has one
 
     def __init__(
-        self, backend: Any, stored: Mapping[str, str], template: str | None, load: Callable[[], HfTokenizer]
+        self, backend: Tokenizer, stored: Mapping[str, str], template: str | None, load: Callable[[], HfTokenizer]
     ) -> None:
         tokens: dict[str, str] = {role: stored[role] for role in ROLES if role in stored}
         self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, tokens, template
@@ -59,7 +65,7 @@ class FileTokenizer:
         return getattr(self.whole, name)
 
     def __len__(self) -> int:
-        return int(self.backend_tokenizer.get_vocab_size())
+        return self.backend_tokenizer.get_vocab_size()
 
     def __call__(self, text: object, add_special_tokens: bool = True, **more: object) -> Any:
         """`input_ids` of a text; several texts and other arguments go to transformers."""
@@ -71,7 +77,10 @@ class FileTokenizer:
         return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(
-        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+        self,
+        ids: int | Sequence[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
     ) -> Any:
         """Return the text of an id or of several."""
         listed = [ids] if isinstance(ids, int) else ids
@@ -85,11 +94,11 @@ class FileTokenizer:
         return self.backend_tokenizer.decode(list(listed), skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        return dict(self.backend_tokenizer.get_vocab())
+        return self.backend_tokenizer.get_vocab()
 
     @property
-    def added_tokens_decoder(self) -> dict[int, Any]:
-        return dict(self.backend_tokenizer.get_added_tokens_decoder())
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return self.backend_tokenizer.get_added_tokens_decoder()
 
     def apply_chat_template(self, messages: object, chat_template: str | None = None, **options: object) -> Any:
         """Return the chat as text. Templates with transformers' own words, and calls for ids, go to transformers."""
@@ -103,7 +112,7 @@ class FileTokenizer:
 
 
 @functools.cache
-def _compiled(template: str) -> Any:
+def _compiled(template: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
@@ -125,7 +134,7 @@ def file_tokenizer(folder: Path, load: Callable[[], HfTokenizer]) -> FileTokeniz
         return None
     from tokenizers import Tokenizer
 
-    backend: Any = Tokenizer.from_file(str(file))
+    backend = Tokenizer.from_file(str(file))
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     changed = backend.truncation or backend.padding or not {*tokens.values()} <= special
     if changed or backend.get_vocab_size() > _LARGEST:

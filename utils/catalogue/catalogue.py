@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile, ZipFile
 
 import yaml
@@ -43,6 +43,7 @@ _KIND_BY_WEIGHT = {  # kinds by the names of their weights
 _SHIPPED = re.compile(rb'"mtp\.fc\.weight"|"model\.layers\.\d+\.eh_proj\.weight"')
 _NO_TEXT = re.compile("[\\0\\ud800-\\udfff]")  # no file name can have them
 Where = tuple[str | int, ...]
+Record = TypeVar("Record", bound=BaseModel)
 
 
 class Catalogue(BaseModel):
@@ -131,7 +132,7 @@ class _Reader:
             read["tables"] = self.absolute(data["tables"])
         if isinstance(data.get("students"), dict):
             read["students"] = {key: self.absolute(value) for key, value in data["students"].items()}
-        pair: PairSpec = self.checked(PairSpec, {**data, **read, "name": name}, path, label)
+        pair = self.checked(PairSpec, {**data, **read, "name": name}, path, label)
         if (problem := next(problems(pair, self.known), None)) is not None:
             raise self.wrong((*path, *problem.key), f"{label}: {problem.text}")
         return pair.model_copy(update={"defaults": {**defaults, **pair.presets, **own}})
@@ -166,7 +167,7 @@ class _Reader:
         """Return a relative path as an absolute one; other values stay and are refused later."""
         return str(resolved(value, self.file.parent)) if isinstance(value, str) else value
 
-    def checked(self, kind: type[BaseModel], data: object, path: Where, label: str) -> Any:
+    def checked(self, kind: type[Record], data: object, path: Where, label: str) -> Record:
         """Return the record; raises the first error of pydantic, with its line."""
         try:
             return kind.model_validate(data)
@@ -252,7 +253,7 @@ def read_yaml(text: str) -> YamlTree:
     return tree
 
 
-def _plain(loader: Any, node: Any, path: Where, lines: dict[Where, int]) -> Any:
+def _plain(loader: yaml.SafeLoader, node: yaml.Node, path: Where, lines: dict[Where, int]) -> Any:
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*path, index)] = item.start_mark.line + 1
@@ -273,7 +274,7 @@ def _plain(loader: Any, node: Any, path: Where, lines: dict[Where, int]) -> Any:
     return data
 
 
-def _scalar(loader: Any, node: Any) -> Any:
+def _scalar(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
     """Return the value of a scalar. YamlError for one that its tag does not allow, or that no file name can have."""
     try:
         value = loader.construct_object(node)

@@ -30,6 +30,7 @@ from utils.gguf.facts import check_known, scaling
 from utils.gguf.header import TOKENS, GgufHeader, TensorInfo, module_name
 from utils.kernels.bindings import FLOATS, TYPES, load
 from utils.kernels.quantized_linear import PackedWeight
+from utils.objects import Json
 
 _DFLASH = {
     **{"enc.output_norm": "hidden_norm", "markov_w1": "markov_head.markov_w1", "markov_w2": "markov_head.markov_w2"},
@@ -161,7 +162,7 @@ def unstored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
     return floats, packed
 
 
-def _shape(header: GgufHeader) -> dict[str, Any]:
+def _shape(header: GgufHeader) -> Json:
     """Return the keys of the configuration that all heads have."""
     check_known(header, _KEYS)
     heads, width, context = (
@@ -191,7 +192,7 @@ def _shape(header: GgufHeader) -> dict[str, Any]:
     }
 
 
-def _eagle(header: GgufHeader) -> dict[str, Any]:
+def _eagle(header: GgufHeader) -> Json:
     return {
         "model_type": "llama",
         "eagle_aux_hidden_state_layer_ids": _said(header, "target_layers", "extract_layers"),
@@ -201,7 +202,7 @@ def _eagle(header: GgufHeader) -> dict[str, Any]:
     }
 
 
-def _block(header: GgufHeader) -> dict[str, Any]:
+def _block(header: GgufHeader) -> Json:
     """Return the further keys of a DFlash, DSpark or DFlash2 head."""
     window = header.get("attention.sliding_window") or 0
     pattern = header.get("attention.sliding_window_pattern", [bool(window)] * _said(header, "block_count"))
@@ -234,7 +235,7 @@ _OF_ASSISTANTS = {
 }
 
 
-def _assistant(header: GgufHeader) -> dict[str, Any]:
+def _assistant(header: GgufHeader) -> Json:
     """Return transformers' configuration of a Gemma 4 assistant (conversion/gemma.py, `Gemma4AssistantModel`).
 
     Layers without a window have larger heads, of which `rope_freqs` says which part is rotated.

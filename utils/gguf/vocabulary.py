@@ -140,13 +140,13 @@ def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]
     scores = dict(zip(ids, _tokenizer(header, "scores", [0.0] * len(ids)), strict=False))
     merges = generate_merges(dict(ids), scores)
     unknown = roles.get("unk_token")
-    backend: Any = Tokenizer(
+    backend = Tokenizer(
         models.BPE(vocab=dict(ids), merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     prefix = _tokenizer(header, "add_space_prefix", True)
     spaces = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
-    texts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    texts: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*texts, decoders.Strip(" ", 1, 0)] if prefix else texts)
     return backend
 
@@ -164,7 +164,7 @@ def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> HfTokeni
     state = json.loads(theirs.backend_tokenizer.to_str())
     joins = (pair for pair in state["model"]["merges"] if ids.keys() >= {*pair, "".join(pair)})
     state["model"] |= {"vocab": dict(ids), "merges": list(joins), "ignore_merges": split in _WHOLE_WORDS}
-    backend: Any = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
+    backend = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
     if split in _DIGITS_APART:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = pre_tokenizers.Digits(individual_digits=True)

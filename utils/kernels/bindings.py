@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,19 +43,19 @@ SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is trie
 CALM = 16  # runs without trouble after which trouble counts as new
 
 _one_at_a_time = threading.Lock()
-_library: Any = None
+_libraries: list[ctypes.CDLL] = []  # the one that is loaded, if it is
 
 
 def at_hand() -> bool:
     """Whether the kernels are loaded. Uses that save little time do not compile them."""
-    return _library is not None
+    return bool(_libraries)
 
 
-def kernels() -> Any:
+def kernels() -> ctypes.CDLL:
     """The loaded library, compiled if it must be. ValueError if there is none (`build.why_not`)."""
-    if _library is None and not load():
+    if not _libraries and not load():
         raise ValueError(build.why_not())
-    return _library
+    return _libraries[0]
 
 
 def load(
@@ -65,10 +65,9 @@ def load(
 ) -> bool:
     """Load the kernels; whether that succeeded. The compiled library is kept in `folder`; `report` is called before it
     is compiled, `waits` where another process does that."""
-    global _library
     with _one_at_a_time:
         row = build.instruction_set()
-        if _library is None and row is not None:
+        if not _libraries and row is not None:
             try:
                 loaded = build.library(folder, row, report, waits)
             except build.BuildError as error:
@@ -79,8 +78,8 @@ def load(
                 function.restype, function.argtypes = result, arguments
             if hasattr(os, "register_at_fork"):  # not on Windows
                 os.register_at_fork(after_in_child=loaded.forget_helpers)
-            _library = loaded
-    return _library is not None
+            _libraries.append(loaded)
+    return bool(_libraries)
 
 
 class Pace:
@@ -155,7 +154,7 @@ def descend(
     most: int,
     states: Sequence[int] | None,
     temperature: float,
-) -> tuple[list[int], Any]:
+) -> tuple[list[int], Sequence[Structure]]:
     """Walk down the draft of a row from node `start` (-1: the root) to the first of which no child is drawn, or at
     which the draw is undecided: the nodes at which it stood, and the :class:`Walk` of each.
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -187,7 +187,7 @@ class _Quantized(nn.Module):
         self.packed, self.hides_weight = packed, False
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> nn.Parameter | None:
         """A new dense copy of the weight at every access: writing to it changes nothing. None if it is hidden."""
         return None if self.hides_weight else self.dense()
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -409,7 +408,7 @@ def held_bytes(model: nn.Module) -> int:
     share, those of this process's part."""
     states = [weight.quant_state for weight in model.parameters() if hasattr(weight, "quant_state")]
     kept = chain.from_iterable(state.as_dict().values() for state in states)
-    tensors: list[Any] = [*model.parameters(), *model.buffers(), *(part for part in kept if isinstance(part, Tensor))]
+    tensors = [*model.parameters(), *model.buffers(), *(part for part in kept if isinstance(part, Tensor))]
     tensors = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

@@ -24,6 +24,8 @@ from utils.objects import Json
 from utils.remote.pieces import ServerFigures
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
     from utils.logits_processors import Bias
 
 OWN = "server"  # the lane of the pair's own server; other servers' lanes have their URLs for names
@@ -103,8 +105,8 @@ class ServerProtocol(Protocol):
         """Return the answer to a chat, with what it reports when it is over; `top_logprobs` log-probabilities of each
         token, None: none at all."""
 
-    def post(self, path: str, body: Mapping[str, object]) -> Any:
-        """Return the JSON that comes back for a body: how drafts are scored (sampling/models/remote.py)."""
+    def post(self, path: str, body: Mapping[str, object]) -> Json:
+        """Return the JSON object that comes back for a body: how drafts are scored (sampling/models/remote.py)."""
 
 
 @dataclass(frozen=True)
@@ -193,12 +195,12 @@ class Server:
         wanted = {} if top_logprobs is None else {"logprobs": True, "top_logprobs": top_logprobs}
         return ChatAnswer(self, messages, {**options_for(self, settings, bias), **wanted}, interrupt)
 
-    def post(self, path: str, body: Mapping[str, object]) -> Any:
-        """Return the JSON that comes back for a body of JSON; a path with two slashes begins at the server's root."""
+    def post(self, path: str, body: Mapping[str, object]) -> Json:
+        """Return the object that comes back for a body of JSON; a path with two slashes begins at the server's root."""
         path = self.arguments["base_url"].removesuffix("/v1") + path[1:] if path.startswith("//") else path
         named = {} if self.chosen is None else {"model": self.chosen}
         with self.reading():
-            answer = self._client.post(path, body={**named, **body}, cast_to=object)
+            answer: Json = self._client.post(path, body={**named, **body}, cast_to=object)
             _in(answer, "error", object)  # refuses a web page
             return answer
 
@@ -385,7 +387,7 @@ async def _read(opening: Any, chunks: asyncio.Queue[Any]) -> None:
         chunks.put_nowait(None)
 
 
-async def _counters(client: Any) -> dict[str, float]:
+async def _counters(client: AsyncOpenAI) -> dict[str, float]:
     """Return the server's counts of its drafts over all its answers; empty if it publishes none."""
     from openai import OpenAIError
 
