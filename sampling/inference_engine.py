@@ -29,8 +29,7 @@ _BAICHUAN = " <reserved_106> {input_text} <reserved_107> "
 _REFUSED = {"beam_width": 1, "forced_eos_token_id": None}
 
 _log = logging.getLogger("sampling")
-said_unused: set[str] = set()
-"""The names that :func:`say_unused` has warned of in this process."""
+said_unused: set[str] = set()  # the names that `say_unused` has warned of in this process
 
 
 def say_unused(names: Sequence[str]) -> None:

@@ -71,12 +71,10 @@ def discourage_said(scores: Tensor, amount: float, prefixes: Sequence[Sequence[i
 def discourage_counted(scores: Tensor, amount: float, prefixes: Sequence[Sequence[int]]) -> None:
     """Subtract `amount` for each time that an id is in the prefix from scores [M, V], in place (OpenAI's frequency
     penalty)."""
-    import torch
-
     counts = [Counter(prefix) for prefix in prefixes]
     size = scores.shape[-1]
     times = [count for row in counts for token, count in row.items() if 0 <= token < size]
-    scores.view(-1)[_flat_indices(scores, counts)] -= torch.tensor(times, device=scores.device).to(scores) * amount
+    scores.view(-1)[_flat_indices(scores, counts)] -= scores.new_tensor(times) * amount
 
 
 def ban_repeats(scores: Tensor, n: int, prefixes: Sequence[Sequence[int]]) -> None:

@@ -1,7 +1,5 @@
 """The machine on which figures are measured, the program's version, and how memory is allocated."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
@@ -9,27 +7,22 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from utils.objects import Json
 from utils.processes import this_process
 
-if TYPE_CHECKING:
-    import torch
-
-    from utils.loading.loaded import LoadedPair
-
 _TRIM, _MAPPED = -1, -3  # what mallopt(3) calls them
 
 
-def machine(loaded: LoadedPair) -> Json:
+def machine(loaded: Any) -> Json:
     """Return the facts about the machine and the loaded pair that belong to a figure."""
     target = loaded.target
     return {**facts(target.device), "dtype": target.dtype_text, "quantization": target.quantization}
 
 
-def facts(device: torch.device) -> Json:
-    """Return the facts about the machine that belong to a figure measured on a device now."""
+def facts(device: Any) -> Json:
+    """Return the facts about the machine that belong to a figure measured on a torch.device now."""
     import torch
     import transformers
 

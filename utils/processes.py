@@ -95,23 +95,23 @@ def join(device: str) -> str:
     import torch
     import torch.distributed as dist
 
-    process = this_process()
     have = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not have):
         raise UsageError(f"device must be auto, cpu or cuda where processes share a target, got '{device}'")
-    if device != "cpu" and 0 < have < process.local_world_size:
-        told = f"{process.local_world_size} processes on a machine with {have} GPUs"
-        raise UsageError(f"{told}: one GPU each, or --device cpu")
-    own = f"cuda:{process.local_rank}" if have and device != "cpu" else "cpu"
+    if device != "cpu" and 0 < have < this_process().local_world_size:
+        raise UsageError(
+            f"{this_process().local_world_size} processes on a machine with {have} GPUs: one GPU each, or --device cpu"
+        )
+    own = f"cuda:{this_process().local_rank}" if have and device != "cpu" else "cpu"
     if not dist.is_initialized():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if not os.environ.get("OMP_NUM_THREADS"):
-            torch.set_num_threads(max(1, cores // process.local_world_size))
+            torch.set_num_threads(max(1, cores // this_process().local_world_size))
         dist.init_process_group(
             "gloo" if own == "cpu" else "cpu:gloo,cuda:nccl",
             store=_store(),
-            rank=process.rank,
-            world_size=process.world_size,
+            rank=this_process().rank,
+            world_size=this_process().world_size,
             timeout=PASS_TIMEOUT,
             device_id=None if own == "cpu" else torch.device(own),
         )

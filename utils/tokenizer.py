@@ -5,8 +5,6 @@ that one. A folder with nothing but a sentencepiece model gets the transformers 
 does.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -44,7 +42,7 @@ class FileTokenizer:
     response_template = None  # `file_tokenizer` takes no tokenizer that has one
 
     def __init__(
-        self, backend: Tokenizer, stored: Mapping[str, str], template: str | None, load: Callable[[], HfTokenizer]
+        self, backend: "Tokenizer", stored: Mapping[str, str], template: str | None, load: Callable[[], HfTokenizer]
     ) -> None:
         tokens: dict[str, str] = {role: stored[role] for role in ROLES if role in stored}
         self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, tokens, template
@@ -97,7 +95,7 @@ class FileTokenizer:
         return self.backend_tokenizer.get_vocab()
 
     @property
-    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+    def added_tokens_decoder(self) -> "dict[int, AddedToken]":
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     def apply_chat_template(self, messages: object, chat_template: str | None = None, **options: object) -> Any:
@@ -112,7 +110,7 @@ class FileTokenizer:
 
 
 @functools.cache
-def _compiled(template: str) -> Template:
+def _compiled(template: str) -> "Template":
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)

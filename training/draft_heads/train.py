@@ -229,8 +229,10 @@ class Training:
         with self._mixed():
             self._favourites = self._favourites or favourites(self.teacher, batches)
             held = held_out(self.draft_head, self.teacher, batches, self.job.depth, self._favourites)
-        result: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds, "loss": self.shown}
-        result |= {"held": asdict(held), "tokens_per_pass": tokens_per_pass(held.alpha, self.job.depth)}
+        result: dict[str, Any] = {
+            **{"step": self.step, "tokens": self.tokens, "seconds": self.seconds, "loss": self.shown},
+            **{"held": asdict(held), "tokens_per_pass": tokens_per_pass(held.alpha, self.job.depth)},
+        }
         self.curve.append(result)
         self.worse += 1
         if not self.best or result["tokens_per_pass"] > self.best["tokens_per_pass"]:

@@ -43,7 +43,7 @@ _KIND_BY_WEIGHT = {  # kinds by the names of their weights
 _SHIPPED = re.compile(rb'"mtp\.fc\.weight"|"model\.layers\.\d+\.eh_proj\.weight"')
 _NO_TEXT = re.compile("[\\0\\ud800-\\udfff]")  # no file name can have them
 Where = tuple[str | int, ...]
-Record = TypeVar("Record", bound=BaseModel)
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 class Catalogue(BaseModel):
@@ -167,7 +167,7 @@ class _Reader:
         """Return a relative path as an absolute one; other values stay and are refused later."""
         return str(resolved(value, self.file.parent)) if isinstance(value, str) else value
 
-    def checked(self, kind: type[Record], data: object, path: Where, label: str) -> Record:
+    def checked(self, kind: type[Checked], data: object, path: Where, label: str) -> Checked:
         """Return the record; raises the first error of pydantic, with its line."""
         try:
             return kind.model_validate(data)

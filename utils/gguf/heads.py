@@ -83,7 +83,7 @@ def write_head(header: GgufHeader, folder: Path) -> None:
             rows = order if name.rpartition(".")[0] in _BY_LIST else None
             if header.head == "assistant":
                 name = name if name.startswith(_PROJECTIONS) else f"model.{name}"
-                tensors[name] = torch.from_numpy(_floats(info))
+                tensors[name] = torch.from_numpy(_floats(info.read(), info.kind).reshape(info.shape))
             else:
                 tensors |= dict([stored(name, info, permuted, rows)])
     if header.head == "assistant":
@@ -128,18 +128,18 @@ def stored(name: str, info: TensorInfo, permuted: int = 0, order: np.ndarray | N
     the rows.
     """
     kept = info.kind in {*TYPES} - {*FLOATS} and len(info.shape) == 2 and name.endswith(".weight")
-    rows = info.read().reshape(info.shape[0], -1) if kept else _floats(info)
+    rows = info.read().reshape(info.shape[0], -1) if kept else _floats(info.read(), info.kind).reshape(info.shape)
     if permuted:
         rows = rows.reshape(permuted, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
     rows = np.ascontiguousarray(rows if order is None else rows[order])
     return f"{name}.{info.kind.lower()}" if kept else name, torch.from_numpy(rows)
 
 
-def _floats(info: TensorInfo) -> np.ndarray:
-    """Return the numbers of a tensor."""
+def _floats(data: np.ndarray, kind: str) -> np.ndarray:
+    """Return the numbers of a tensor's bytes: rows [N, bytes] as [N, K]."""
     from gguf import GGMLQuantizationType, dequantize
 
-    return dequantize(info.read(), GGMLQuantizationType[info.kind]).reshape(info.shape)
+    return dequantize(data, GGMLQuantizationType[kind])
 
 
 def unstored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, PackedWeight]]:
@@ -147,8 +147,6 @@ def unstored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
 
     A weight that is packed has no memory among the tensors; without kernels none is packed, and all are floats.
     """
-    from gguf import GGMLQuantizationType, dequantize
-
     floats, packed = dict[str, Tensor](), dict[str, PackedWeight]()
     for name, value in tensors.items():
         own, _, kind = name.rpartition(".")
@@ -158,7 +156,7 @@ def unstored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
             packed[own] = weight = PackedWeight.of(kind.upper(), value.numpy())
             floats[own] = torch.empty(weight.out_features, weight.in_features, device="meta")
         else:
-            floats[own] = torch.from_numpy(dequantize(value.numpy(), GGMLQuantizationType[kind.upper()]))
+            floats[own] = torch.from_numpy(_floats(value.numpy(), kind.upper()))
     return floats, packed
 
 

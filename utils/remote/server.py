@@ -106,7 +106,7 @@ class ServerProtocol(Protocol):
         token, None: none at all."""
 
     def post(self, path: str, body: Mapping[str, object]) -> Json:
-        """Return the JSON object that comes back for a body: how drafts are scored (sampling/models/remote.py)."""
+        """Return the JSON that comes back for a body: how drafts are scored (sampling/models/remote.py)."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Server:
         return ChatAnswer(self, messages, {**options_for(self, settings, bias), **wanted}, interrupt)
 
     def post(self, path: str, body: Mapping[str, object]) -> Json:
-        """Return the object that comes back for a body of JSON; a path with two slashes begins at the server's root."""
+        """Return the JSON that comes back for a body of JSON; a path with two slashes begins at the server's root."""
         path = self.arguments["base_url"].removesuffix("/v1") + path[1:] if path.startswith("//") else path
         named = {} if self.chosen is None else {"model": self.chosen}
         with self.reading():

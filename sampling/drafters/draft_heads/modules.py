@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
 from utils.errors import UserError
 
+# GLIDE: the target's keys and values [B, H_kv, S, D], the rotation of the queries, which keys [T, S] they see.
 CrossInputs = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]
-"""GLIDE: the target's keys and values [B, H_kv, S, D], the rotation of the queries, which keys [T, S] they see."""
 NONE, THEIRS, OWN = range(3)  # the state one position before a token: none, the target's, the head's own
 
 
@@ -455,9 +455,8 @@ class DraftHead(nn.Module):
                 mask[1:, 0] = False  # an EAGLE head's text begins with token 1: there is no state before token 0
             for layer, before, cross in zip(self.model.layers, earlier, crosses, strict=True):
                 x = layer(x, rotation, mask, before, cross)
-            own, x = x, self.model.norm(x)
-            own = x if self.config.norm_output else own
-            outputs.append(x)
+            outputs.append(self.model.norm(x))
+            own = outputs[-1] if self.config.norm_output else x
         return outputs
 
     def blocks(self, ids: Tensor, read: Tensor, anchors: Tensor) -> Tensor:
