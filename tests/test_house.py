@@ -57,14 +57,14 @@ def test_no_name_of_a_type_stands_for_two_things() -> None:
 
 
 def test_every_name_that_a_page_finds_in_a_file_is_there() -> None:
-    """As `file.py: name`, or as `name` in `file.py`; a file without its folder is any of that name."""
+    """As `file.py: name`, `name` in `file.py` or `name` (`file.py`); a file without its folder is any of that name."""
     code = [file for room in ("app", "sampling", "training", "utils", "tests") for file in (ROOT / room).rglob("*.*")]
     texts = {file.as_posix(): file.read_text("utf-8") for file in code if file.suffix in (".py", ".c", ".h", ".html")}
     found, missing = 0, list[tuple[str, str, str]]()
     for page in sorted((ROOT / "docs").glob("*.md")):
         text = " ".join(page.read_text(encoding="utf-8").split())
         named = [(name, file) for file, name in re.findall(r"`([\w/]+\.(?:py|c|h)): (?:\w+\.)?(\w+)`", text)]
-        named += re.findall(r"`(\w+)` (?:in|of) `([\w/]+\.(?:py|c|h|html))`", text)
+        named += re.findall(r"`(\w+)` (?:in |of |\()`([\w/]+\.(?:py|c|h|html))`", text)
         for name, file in named:
             holds = [text for path, text in texts.items() if path.endswith(f"/{file}")]
             found += 1

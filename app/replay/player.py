@@ -25,11 +25,12 @@ from app.screen.output import fitted
 from app.screen.rows import Lines, Row, plural
 from app.screen.terminal import Interrupts, await_enter, await_key, is_live, make_console, quiet_keys, view
 from app.screen.view import Canvas, Surface, heading, question
-from app.settings.table import Field, ModelOptions, Settings
+from app.settings.table import FORMS, Field, ModelOptions, Settings
 from app.settings.types import Whole
 from sampling.stats.summary import disturbed, speedup
 from utils.errors import UserError
 from utils.files import check_outputs, write_text
+from utils.logits_processors import ARGUMENTS
 from utils.progress import INTERRUPTED
 from utils.visible import to_stderr
 
@@ -167,8 +168,9 @@ class PlayedStep:
 
 BASE: Mapping[str, object] = {
     **{"compare": "ar,spec", "gamma": "auto", "expand": "auto", "verify": "token", "coupling": "rejection"},
-    **{"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "no_repeat_ngram": 0},
-    **{"max_new_tokens": 48, "seed": 42, "system": "", "chat": True, "view": "auto"},
+    **{name: rule.off for name, rule in ARGUMENTS.items()},
+    **{**dict.fromkeys(FORMS, ""), "logit_bias": (), "stop": (), "temperature": 0, "max_new_tokens": 48},
+    **{"seed": 42, "system": "", "chat": True, "view": "auto"},
 }
 """What every step sets before its own settings, so that it shows the same whatever the user has chosen."""
 

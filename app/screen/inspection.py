@@ -24,6 +24,7 @@ from app.screen.what_if import Bounds, Named, Shape, drafters_rest, overlap, res
 from app.settings.table import Settings
 from sampling.events import DELTA, EPSILON, Step
 from utils.growing_text import Decode, Window
+from utils.logits_processors import ARGUMENTS
 
 SIDE_FROM = 100  # columns from which the panel stands beside the text
 _PANEL = 60  # columns of such a panel
@@ -483,13 +484,8 @@ class Supposed:
         self.problem = (
             lossy if token.rest else "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"
         )
-        if (
-            settings.repetition_penalty != 1
-            or settings.no_repeat_ngram
-            or settings.typical_p != 1
-            or settings.form
-            or (settings.presence_penalty or settings.frequency_penalty or settings.logit_bias)
-        ):
+        others = ARGUMENTS.keys() - {"temperature", "top_k", "top_p", "min_p", "penalty_window"}
+        if settings.form or settings.logit_bias or any(getattr(settings, at) != ARGUMENTS[at].off for at in others):
             self.problem = "what if: biases, penalties, typical-p, grammars and bans of repeats cannot be taken back"
         if self.problem:
             return

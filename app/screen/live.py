@@ -34,6 +34,7 @@ from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
 from utils.errors import UsageError, UserError
 from utils.growing_text import Window
+from utils.logits_processors import ARGUMENTS
 from utils.objects import Json
 from utils.remote.server import OWN, ServerMessage, is_server
 
@@ -362,9 +363,8 @@ def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Tra
     lane, used = track.lane, track.lane.settings
     if lane.beams is not None:
         raise UserError("a beam search has no rounds")
-    shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
-    further = (used.presence_penalty, used.frequency_penalty, used.typical_p, used.form, used.logit_bias)
-    exact = used.temperature == 1 and (shaped, further) == ((0, 1.0, 0.0, 1.0, 0), (0.0, 0.0, 1.0, None, ()))
+    off = (getattr(used, name) == rule.off for name, rule in ARGUMENTS.items() if name != "penalty_window")
+    exact = not used.form and not used.logit_bias and all(off)
     steps = [*track.steps, *upcoming]
     return Trace(steps, track.decode, look, lane.terms.sources, rule=rule_of(lane), exact=exact)
 
