@@ -125,6 +125,13 @@ def own_width(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of the program, for this test alone."""
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(autouse=True)
 def _signals_again() -> Iterator[None]:
     """What leaves because of a signal ends a process; here it is the next test's turn."""

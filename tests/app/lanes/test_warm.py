@@ -23,12 +23,6 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> PairSpec:
     return choose_pair(tiny_pair(tmp_path_factory.mktemp("warm"), stop=False).options())
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def engine_of(spec: PairSpec) -> PairEngine:
     return PairEngine(load_pair(spec, LoadOptions(device="cpu")))
 

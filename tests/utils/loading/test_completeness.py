@@ -116,9 +116,7 @@ def contents_of(model: Any, family: str, kind: str = "F32") -> Contents:
     return Contents(metadata, tensors, kind)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def convert(file: Path, folder: Path, *, weights: bool, report: Callable[[float], None] = lambda _: None) -> None:

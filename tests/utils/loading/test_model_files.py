@@ -37,10 +37,7 @@ CONTENT = b"GGUF" + bytes(range(256)) * 4096
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(autouse=True)

@@ -25,12 +25,6 @@ REQUIREMENTS = [f"weights-part{number}==1.0" for number in (1, 2, 3)]
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def index(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is all pip may look at, with the three packages."""
     folder = only_index(tmp_path / "wheels", monkeypatch)

@@ -99,9 +99,8 @@ def test_a_folder_with_one_gguf_file_is_that_file(file: Path, tmp_path: Path) ->
 
 
 def test_a_conversion_without_room_is_refused_with_figures(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
     for begin in (
         lambda: converted(lambda: file, "a" * 64),
