@@ -120,4 +120,4 @@ def test_a_conversion_without_room_is_refused_with_figures(
         "a",
         match=r"^m.gguf needs 0.0 GB of memory, 0.0 GB are free: take a file of it with fewer",
     )
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
