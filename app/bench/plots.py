@@ -157,8 +157,7 @@ def _speedups(every: SummaryRows) -> Plot:
         _lines(figure, axes, [named(category) for category in (ALL, *categories)], words)
 
     height = max(1.2 + (1 + len(categories)) * max(0.32, 0.09 * len(rows)), 0.7 + _ROW * len(rows))
-    drawing = svg(draw, height, "speedups")
-    return Plot(title, about, (ALL, *categories), table, drawing, missing)
+    return Plot(title, about, (ALL, *categories), table, svg(draw, height, "speedups"), missing)
 
 
 # -- alpha by position --------------------------------------------------------------------------

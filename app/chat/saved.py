@@ -171,8 +171,7 @@ def _read(turn: Turn, record: Json, before: tuple[int, ...], decode: Decode, for
         for event in map(event_of, saved.events):
             views.feed(event)
         tracks.append(views.track)
-    models = {name: str(text) for name, text in decoding.models.items()}
-    return Answered(settings, turn, tracks, models)
+    return Answered(settings, turn, tracks, {name: str(text) for name, text in decoding.models.items()})
 
 
 WIDTH = 100

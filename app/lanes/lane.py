@@ -354,8 +354,7 @@ class PairEngine:
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
             return made(self.target, NoDrafter(), beams=beams)
         kept = self._drafting(name, settings)
-        pace = kept.pace if settings.gamma == "auto" else None
-        return made(self.target, kept.drafter, pace=pace)
+        return made(self.target, kept.drafter, pace=kept.pace if settings.gamma == "auto" else None)
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
         """UsageError for settings under which a server's likeliest token is not the one to say."""

@@ -256,8 +256,7 @@ class StatsLines(Drawn):
                 continue
             tokens, seconds, speed, first = (text.rjust(width) for text, width in zip(row, widths, strict=True))
             role = "strong" if pane.drafting and self.look.color else "plain"
-            figures = [chunk(text, role) for text in (tokens, seconds, speed, f"TTFT {first}")]
-            chunks = [name, *figures]
+            chunks = [name, *(chunk(text, role) for text in (tokens, seconds, speed, f"TTFT {first}"))]
             if not self.look.color:
                 chunks += details(pane, self.look, " | ")
             rows += flow(chunks, self.look, label + 2)

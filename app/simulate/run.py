@@ -306,8 +306,7 @@ class Simulation:
         """Return the limits of the original answer: its end is reached, not known before, so drafts may pass it."""
         most, end = len(answer), next((at for at, token in enumerate(answer) if token in self.stage.stop), None)
         if end is not None:
-            known = self.recorded.header.get("settings", {}).get("max_new_tokens", 1 << 30)
-            most = max(known, end + 1)
+            most = max(end + 1, self.recorded.header.get("settings", {}).get("max_new_tokens", 1 << 30))
         return Limits(most, self.stage.stop, self.stage.lm.context)
 
     def _play(self, variant: Variant, recorded: RecordedAnswer, most: int | None = None) -> Played | None:

@@ -69,8 +69,7 @@ def count_levels(passages: Iterable[Passage], max_n: int, most: int = 1) -> list
     at = np.concatenate([inside + begin for inside, begin in zip(reaches, begins, strict=False)])
     flat = np.concatenate(sequences)
     follows = flat[at]
-    unigrams = np.bincount(follows)
-    below = unigrams[follows] / len(follows)  # P of the shorter context, for each counted token
+    below = np.bincount(follows)[follows] / len(follows)  # P of the shorter context, for each counted token
     likely = np.full(len(at), -1)  # and that context's best token; the tables have no empty context
     states = np.zeros(len(at), dtype=np.uint64)
     levels: list[Level] = []

@@ -152,8 +152,7 @@ def weights_at(source: str) -> str:
     """
     path = Path(os.path.expanduser(source))
     known = [file for file in path.glob("*") if file.suffix in _WEIGHTS or file.name == "config.json"]
-    files = [file for file in sorted(known) or gguf_parts(path) if file.is_file()]
-    return hash_of(files, sampled=True)
+    return hash_of([file for file in sorted(known) or gguf_parts(path) if file.is_file()], sampled=True)
 
 
 def is_gguf(path: Path) -> bool:

@@ -88,8 +88,7 @@ def entry_of(spec: ModelSpec, config: HfConfig, options: LoadOptions, progress: 
     """
     facts_of(config)
     make_kernels(progress)
-    source = partial(gguf_file, spec, options, progress)
-    return packed_entry(source, digest_of(spec, progress), progress)
+    return packed_entry(partial(gguf_file, spec, options, progress), digest_of(spec, progress), progress)
 
 
 def make_kernels(progress: Progress) -> None:
@@ -142,8 +141,7 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
     tensors = []
     for info in header.parameters:
         name, part = module_name(info.name, architecture)
-        small = name.endswith(_SMALL)
-        vector = small or (info.kind == "F32" and len(info.shape) == 1)
+        vector = name.endswith(_SMALL) or (info.kind == "F32" and len(info.shape) == 1)
         sizes = 3 if _EXPERTS in name else 2
         if not vector and not (info.kind in TYPES and len(info.shape) == sizes and part == "weight"):
             raise UnfitError(f"no kernel for {info.kind}, the type of {info.name}")

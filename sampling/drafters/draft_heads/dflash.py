@@ -135,8 +135,7 @@ class DFlashSession(BlockCausalSession, FollowingSession):
     def _seen(self, positions: Tensor, mask: Tensor | None, new: int, before: int) -> dict[int, Tensor | None]:
         """Return by window the mask of the slots that a block's rows (`positions` from `new` on) see; None: all."""
         rows, count, config = len(positions), positions.shape[1] - new, self.network.config
-        slots = before + positions.shape[1]
-        open_ = torch.ones(rows, count, slots, dtype=torch.bool)
+        open_ = torch.ones(rows, count, before + positions.shape[1], dtype=torch.bool)
         if mask is not None:
             open_ = mask[:, 0, new:].cpu() == 0
         where = torch.cat((torch.arange(before).expand(rows, -1), positions), dim=1)
@@ -209,8 +208,7 @@ class DSparkNetwork(BlockNetwork):
 
     def __init__(self, student: DraftHead) -> None:
         super().__init__(student)
-        trunk = cast(Any, student.model)
-        self.markov = trunk.markov_head if self.config.markov else None
+        self.markov = cast(Any, student.model).markov_head if self.config.markov else None
         self._onto_ids = self._take(self.markov.markov_w2) if self.markov else None
         self._confidence = student.confidence if self.config.confidence else None
 

@@ -233,8 +233,7 @@ class MtpLM(FeatureLM):
             raise UserError("drafter mtp reads all states of its target: it goes with one process")
         folder = folder or Path(network.model.config.name_or_path)
         try:
-            layer = load_layer(network.model, folder, network.device, network.dtype)
-            own = MtpNetwork(layer, network)
+            own = MtpNetwork(load_layer(network.model, folder, network.device, network.dtype), network)
             token = torch.zeros(1, 2, dtype=torch.long, device=own.device)
             own.run(own.join_none(own.embed(token)), torch.arange(2)[None].to(own.device), None, own.new_cache(1))
         except UserError:

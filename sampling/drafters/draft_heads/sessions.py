@@ -140,5 +140,4 @@ class FollowingLM(CausalLM):
             previous.target = target
             return self.beside(previous.again(prompt), target)
         kept = hidden if self.keeps is None else self.keeps
-        session = self.following(self.network, prompt, self.vocab_size, kept, target)
-        return self.beside(session, target)
+        return self.beside(self.following(self.network, prompt, self.vocab_size, kept, target), target)
