@@ -352,7 +352,7 @@ class Inspection:
             head.append(chunk(f"entropy {token.entropy:.2f} bits", "faint"))
         supposed = None if self.shape is None else Supposed(token, self.shape, self.settings)
         lines = decided(token, look) if supposed is None else supposed.lines(look)
-        rows = [row for chunks in (head, *([chunk(line)] for line in lines)) for row in flow(chunks, look, 2)]
+        rows = [*flow(head, look, 2), *(row for line in lines for row in flow([chunk(line)], look, 2))]
         titles, *table = self._table(look, supposed.p if supposed else {})
         most = len(table) if look.height is None else max(1, look.height - len(rows) - 1)
         first = max(0, min(self.choice - most // 2, len(table) - most))
