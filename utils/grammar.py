@@ -138,11 +138,10 @@ class GrammarState:
         key = self._matcher.compute_bitmask() if self.forced is None else self.forced
         _check(self._matcher)
         if key not in self._masks:
-            bits = np.frombuffer(key, np.uint8) if isinstance(key, bytes) else None
             self._masks[key] = (
-                torch.arange(self._size) != key
-                if bits is None
-                else torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._size]) == 0
+                torch.from_numpy(np.unpackbits(np.frombuffer(key, np.uint8), bitorder="little")[: self._size]) == 0
+                if isinstance(key, bytes)
+                else torch.arange(self._size).ne(key)
             )
         return self._masks[key]
 

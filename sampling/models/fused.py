@@ -121,7 +121,7 @@ class PassRecord:
         weight = getattr(norm, "weight", None)
         return self.address(1 + weight if family.gain_above_one and weight is not None else weight)
 
-    def weight(self, linear: QuantizedLinear | Any) -> Structure:
+    def weight(self, linear: Any) -> Structure:
         """The record of a layer's weight and bias; a weight that is not packed is packed as floats."""
         packed = getattr(linear, "packed", None) or PackedWeight.floats(linear.weight.float())
         return self.packed(packed, self.address(getattr(linear, "bias", None)))

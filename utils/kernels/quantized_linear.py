@@ -250,7 +250,7 @@ class QuantizedEmbedding(_Quantized):
 
     def unpacked(self) -> nn.Embedding:
         """The plain layer with the same numbers."""
-        return cast(nn.Embedding, nn.Embedding.from_pretrained(self.weight * self.scale))
+        return cast(nn.Embedding, nn.Embedding.from_pretrained(self.dense() * self.scale))
 
 
 class QuantizedExperts(nn.Module):
