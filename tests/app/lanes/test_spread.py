@@ -16,7 +16,7 @@ from app.lanes.lane import PairEngine
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.models.cache import SlotCache, joined
-from sampling.models.causal import CausalLM, CausalSession
+from sampling.models.causal import CausalLM
 from sampling.models.network import TransformersNetwork
 from tests.app.lanes.test_draft_heads import KINDS, catalogue, write_student
 from tests.support.runs import answers, emitted, sampler
@@ -112,18 +112,21 @@ class Elsewhere(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, values and hidden states of every target lie where no drafter runs."""
-    layer, hidden = SlotCache.layer, CausalSession.hidden
+def elsewhere(target: Any, monkeypatch: pytest.MonkeyPatch) -> CausalLM:
+    """The target as an LM, whose keys, values and hidden states lie where no drafter runs."""
+    lm = CausalLM(target)
+    layer, forward = SlotCache.layer, lm.network.forward
 
     def far(self: SlotCache, index: int) -> Any:
         return tuple(part.as_subclass(Elsewhere) for part in layer(self, index))
 
-    def far_hidden(*given: Any) -> Any:
-        return hidden(*given).as_subclass(Elsewhere)
+    def ran(*given: Any) -> Any:
+        logits, hidden = forward(*given)
+        return logits, None if hidden is None else hidden.as_subclass(Elsewhere)
 
     monkeypatch.setattr(SlotCache, "layer", far)
-    monkeypatch.setattr(CausalSession, "hidden", far_hidden)
+    monkeypatch.setattr(lm.network, "forward", ran)
+    return lm
 
 
 @pytest.mark.parametrize("kind", ["glide", "feature"])
@@ -131,8 +134,8 @@ def test_draft_heads_get_what_lies_on_other_devices(kind: str, monkeypatch: pyte
     target = make_target(8, seed=10)
     make = functools.partial(make_drafter, make_student(kind, target, seed=2))
     plain = answers(CausalLM(target), [HEAD_PROMPT], make(), sampler(0.0), length=20)
-    elsewhere(monkeypatch)
-    assert answers(CausalLM(target), [HEAD_PROMPT], make(), sampler(0.0), length=20) == plain
+    far = elsewhere(target, monkeypatch)
+    assert answers(far, [HEAD_PROMPT], make(), sampler(0.0), length=20) == plain
 
 
 def test_states_of_several_layers_meet_where_the_first_lies() -> None:
@@ -146,7 +149,7 @@ def test_states_of_several_layers_meet_where_the_first_lies() -> None:
 def test_what_is_not_moved_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target(8, seed=10)
     made = make_drafter(make_student(kind, target, seed=2))
-    elsewhere(monkeypatch)
+    far = elsewhere(target, monkeypatch)
     monkeypatch.setattr(Elsewhere, "moves", False)
     with pytest.raises(RuntimeError, match="two devices"):
-        answers(CausalLM(target), [HEAD_PROMPT], made, sampler(0.0), length=20)
+        answers(far, [HEAD_PROMPT], made, sampler(0.0), length=20)
