@@ -152,7 +152,7 @@ def _section(track: Track, question: str) -> str:
     legend = ", ".join(f'<span class="{kind}">{_html(words)}</span>' for kind, words in kinds if pane.drafting)
     before = _html(track.decode(list(track.before))) if track.before and question else ""
     return (
-        f'<section class="lane"><h3>{_html(title_of(track.lane.name))}</h3>\n'
+        f'<section class="lane"><h3>{_html(title_of(track.lane))}</h3>\n'
         f'<p class="text"><span class="faint">{before}</span>{"".join(_spans(track))}</p>\n'
         f'<p class="figures">{_html(figures)}</p>\n<p class="faint legend">{legend}</p></section>'
     )
@@ -201,7 +201,7 @@ def _lane(track: Track, texts: dict[str, int]) -> Json:
     lane, window, rule = track.lane, Window(track.decode), rule_of(track.lane)
     return {
         "name": lane.name,
-        "title": title_of(lane.name),
+        "title": title_of(lane),
         "rule": RULES[rule],
         "figures": rounds_of(track, _LOOK).labels()[1:] if lane.terms.drafts and lane.beams is None else [],
         "sources": lane.terms.sources,

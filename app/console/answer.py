@@ -26,7 +26,6 @@ from app.settings.table import Settings
 from sampling.events import ENOUGH
 from utils.errors import UserError
 from utils.objects import Json
-from utils.remote.server import is_server
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
@@ -61,7 +60,7 @@ def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
     """Ask for all that may be refused, in this order: the pair, its lanes, the log. Takes the target's session."""
     engine, chat, settings = state.engine(), state.conversation(), _seeded(state.settings, plan)
     lanes = engine.lanes(settings)
-    if plan.answer and any(is_server(lane.name) for lane in lanes):
+    if plan.answer and any(lane.served for lane in lanes):
         raise UserError("a server answers whole messages: only the other lanes continue an answer (/compare)")
     for lane in lanes:
         lane.said = plan.answer

@@ -19,7 +19,7 @@ from sampling.stats.metrics import Meter
 from sampling.stats.summary import AS_FAST, Stats, disturbed, speedup
 from utils.objects import Json
 from utils.progress import INTERRUPTED
-from utils.remote.server import ServerMessage, is_server
+from utils.remote.server import ServerMessage
 
 if TYPE_CHECKING:
     from app.lanes.costs import LaneRecord
@@ -67,7 +67,7 @@ def rule_of(lane: Lane | LaneRecord) -> LaneRule:
 
 def may_differ(lane: Lane | LaneRecord) -> bool:
     """Return whether the lane's text may rightly differ from that of `ar` with the same seed."""
-    return lane.name in OTHER_TEXT or is_server(lane.name) or rule_of(lane) == "ratio"
+    return lane.name in OTHER_TEXT or lane.served or rule_of(lane) == "ratio"
 
 
 def chance(rule: LaneRule, q: float, p: float) -> float | None:
@@ -294,7 +294,7 @@ def parting(plain: Answer, other: Answer) -> Parting | None:
         return None
     gap = gap_between(plain.stats, other.stats, at)
     if other.may_differ:
-        another = other.method in OTHER_TEXT or is_server(other.method)
+        another = other.method in OTHER_TEXT or other.stats.served
         return Parting("other text" if another else "other draw", at, gap)
     tied = gap is not None and gap < near_tie(plain.terms.precision)
     return Parting("near tie" if tied else "beyond", at, gap)
@@ -307,7 +307,7 @@ def plain_answer(answers: Sequence[Answer]) -> Answer | None:
 
 def baseline(answers: Sequence[Answer]) -> Answer | None:
     """Return the answer to compare the others with: that of `ar`, or without it a first lane that is a server's."""
-    return plain_answer(answers) or next((answer for answer in answers[:1] if is_server(answer.method)), None)
+    return plain_answer(answers) or next((answer for answer in answers[:1] if answer.stats.served), None)
 
 
 def comparisons_of(answers: Sequence[Answer]) -> list[Comparison]:
@@ -332,7 +332,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
         return None
     stopped, precision = plain.interrupted or last.interrupted, plain.terms.precision
     lossy = "lossy: " * (last.method == LOSSY)
-    served = is_server(plain.method) or is_server(last.method)
+    served = plain.stats.served or last.stats.served
     invariant = plain.terms.invariant and last.terms.invariant
     speed, style = speed_of(plain.stats, last.stats)
     speed += " (simulated)" if speed and is_simulated(last.method) else ""

@@ -23,7 +23,7 @@ from sampling.stats.swi import MEASURED, SwiModel, every_swi
 from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UserError
 from utils.objects import Json
-from utils.remote.server import is_server
+from utils.remote.server import address_of, is_server, is_url
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -63,7 +63,7 @@ class Terms:
 
 def terms_of(lane: Lane, engine: PairEngine) -> Terms:
     """Return the terms of one of the engine's lanes with its present settings."""
-    if is_server(lane.name):
+    if lane.served:
         return Terms()
     names = tuple(lane.source_names) if lane.drafts else ()
     gamma = lane.settings.gamma if lane.takes_gamma else None
@@ -174,6 +174,16 @@ class LaneRecord:
     drawn_drafts: Annotated[bool, Field(validation_alias=AliasChoices("drawn_drafts", "law_drafts"))] = False
     beams: dict[str, JsonValue] | None = None
     settings: Settings = field(default_factory=Settings)
+
+    @property
+    def served(self) -> bool:
+        """Whether a server answers (:class:`app.lanes.lane.Lane`); read from the name, which is all that a file has."""
+        return is_server(self.name)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the server that the lane is named after; "" for any other lane."""
+        return address_of(self.name) if is_url(self.name) else ""
 
     def to_json(self) -> Json:
         """Return everything but the settings, as plain values."""

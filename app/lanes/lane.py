@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from app.lanes.drafters import DrafterKey, PairDrafters
 from app.settings.table import FORMS
@@ -44,7 +44,7 @@ from utils.ordinary_text import continued_ids
 from utils.processes import this_process
 from utils.progress import never
 from utils.remote.pieces import Pieces, PieceTokenizer
-from utils.remote.server import BAN, OWN, PENALTIES, Server, ServerMessage, ServerProtocol, is_server
+from utils.remote.server import BAN, OWN, PENALTIES, Server, ServerMessage, is_server, server_at
 
 if TYPE_CHECKING:
     from app.settings.table import Settings
@@ -59,6 +59,8 @@ LOCAL = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, "chat": Tr
 class Lane:
     """One way of answering a prompt. `shares_target`: it runs on a session of the target. `form`: the state at the
     beginning of an answer, of which `said` are the tokens that the prompt has already."""
+
+    served: ClassVar = False  # a server answers: no model of this pair runs, nothing pauses it, its text is its own
 
     name: str
     lm: LM
@@ -198,7 +200,9 @@ class Lane:
 class ServerLane(Lane):
     """A server's answers. `pieces` gives their texts ids."""
 
-    def __init__(self, name: str, server: ServerProtocol, settings: Settings, pieces: Pieces, bias: Bias) -> None:
+    served = True
+
+    def __init__(self, name: str, server: Server, settings: Settings, pieces: Pieces, bias: Bias) -> None:
         limits, lm = Limits(settings.max_new_tokens, context=NO_LIMIT), RemoteLM(None, context=NO_LIMIT)
         super().__init__(name, lm, NoDrafter(), settings, limits, shares_target=False, bias=bias)
         self.server, self.pieces = server, pieces
@@ -368,7 +372,7 @@ class PairEngine:
     def _server_lane(self, name: str, settings: Settings) -> ServerLane:
         """Return the lane of the pair's own server, or of the one at a URL. UsageError for a setting that
         none has."""
-        server = self.server if name == OWN else Server(name)
+        server = self.server if name == OWN else server_at(name)
         if server is None:
             raise UsageError(
                 f"lane {name}: the target is no server (--target http://HOST:PORT/v1, or a URL for a lane)"
@@ -423,6 +427,11 @@ class PairEngine:
         kept = [self._kept[name].pace for name in settings.compare if name in self._kept]
         paces = [pace for pace in kept if pace is not None]
         return paces[-1].mean_drafted if paces else None
+
+    def sampled_lane(self, settings: Settings) -> str:
+        """Return the lane that draws several answers: the last one if a server answers it, else plain decoding."""
+        last = settings.compare[-1]
+        return last if is_server(last) else OWN if self.server else "ar"
 
     def limits(self, settings: Settings) -> Limits:
         """Return the limits of an answer."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sampling.events import Event, Finished
 from utils.processes import broadcast
-from utils.remote.server import ServerMessage, is_server
+from utils.remote.server import ServerMessage
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -105,7 +105,7 @@ class Race:
             index = broadcast(min(running, key=lambda lane: (self.clocks[lane], lane)))
             for event in running[index]:
                 yield self._count(index, event)
-                if not is_server(self.lanes[index].name):
+                if not self.lanes[index].served:
                     break
             else:
                 del running[index]

@@ -242,6 +242,8 @@ def _models(loaded: LoadedPair) -> Table:
             "source": spec.source,
             "parameters": f"{model.parameters:,}",
             "memory": f"{model.bytes / 1e6:,.0f} MB",
+            "stored as": model.stored.removeprefix("torch."),
+            "converted": ", ".join(model.converts) or "no",
             "dtype": model.dtype_text,
             "quantization": model.quantization,
             "kernels": kernels_of(model),

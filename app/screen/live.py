@@ -36,7 +36,7 @@ from utils.errors import UsageError, UserError
 from utils.growing_text import Window
 from utils.logits_processors import ARGUMENTS
 from utils.objects import Json
-from utils.remote.server import OWN, ServerMessage, is_server
+from utils.remote.server import ServerMessage
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -222,8 +222,9 @@ def sampled(
     """
     if not settings.temperature:
         raise UsageError("at temperature 0 all answers are the same (--temperature 0.8, /temperature 0.8)")
-    if engine.server is not None or is_server(settings.compare[-1]):
-        name = settings.compare[-1] if is_server(settings.compare[-1]) else OWN
+    name = engine.sampled_lane(settings)
+    lane = engine.lane(name, settings)
+    if lane.served:
         lanes = [engine.lane(name, settings.changed(seed=settings.seed + number)) for number in range(count)]
         tracks = tracks_of(lanes, engine, prompt, decode)
         for lane, track in zip(lanes, tracks, strict=True):
@@ -231,7 +232,6 @@ def sampled(
             for event in lane.run(prompt, interrupt=interrupt, messages=messages):
                 track.feed(event)
         return tracks
-    lane = engine.lane("ar", settings)
     tracks = [track for _ in range(count) for track in tracks_of([lane], engine, prompt, decode)]
     for event in lane.run_rows([prompt] * count, interrupt=interrupt, alternatives=ENOUGH):
         for row, track in enumerate(tracks):

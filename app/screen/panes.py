@@ -40,7 +40,6 @@ from sampling.drafters.registry import LOSSY, ROWS, is_simulated
 from sampling.stats.summary import Stats
 from utils.growing_text import NO_TEXT
 from utils.remote.pieces import ServerFigures
-from utils.remote.server import address_of, is_url
 
 State = Literal["waiting", "prefill", "running", "done", "stopped"]
 
@@ -70,11 +69,11 @@ class Round(NamedTuple):
     accepted: int
 
 
-def title_of(lane: str) -> str:
+def title_of(lane: LaneRecord) -> str:
     """The words over a lane's pane."""
-    if is_url(lane):
-        return f"server {address_of(lane)}"
-    return f"{lane} (simulated)" if is_simulated(lane) else TITLES.get(lane, lane)
+    if lane.address:
+        return f"server {lane.address}"
+    return f"{lane.name} (simulated)" if is_simulated(lane.name) else TITLES.get(lane.name, lane.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +98,7 @@ class PaneData:
     @property
     def label(self) -> str:
         """The short name in front of the figures."""
-        name = self.lane.name
-        return address_of(name) if is_url(name) else LABELS.get(name, name)
+        return self.lane.address or LABELS.get(self.lane.name, self.lane.name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -232,6 +230,7 @@ def reported(report: ServerFigures | None) -> list[str]:
             passes = plural(int(report.passes), "pass", "es")
             texts.append(f"{1 + report.accepted / report.passes:.2f} tok/pass over {passes}")
     texts += [rate(report.rate)] if report.rate else []
+    texts += [f"{report.load_s:.1f} s for loading"] if round(report.load_s or 0, 1) else []
     return ["by the server:", *texts] if texts else []
 
 
@@ -452,7 +451,7 @@ class Pane(Drawn):
 
     def _heading(self, width: int) -> list[Piece]:
         """Title and status as far as they fit; a status is shown whole or not at all."""
-        title = fit(title_of(self.data.lane.name), width, self.look)
+        title = fit(title_of(self.data.lane), width, self.look)
         status = f" {self.data.status}"
         room = width - cell_len(title)
         return [(title, self._frame), *([(status, "faint")] if cell_len(status) <= room else [])]

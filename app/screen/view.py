@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from app.lanes.answers import Comparison
+from app.lanes.costs import LaneRecord
 from app.screen.palette import TINTS, Look, letters, tint
 from app.screen.panes import (
     RATES_NOTE,
@@ -110,7 +111,7 @@ def drafter_name(engine: PairEngine) -> str:
 
 def drafting(models: Models, lanes: Sequence[str]) -> Models:
     """The names of what runs in these lanes: the pair's drafter, or the lanes' own where it is in none of them."""
-    own = [title_of(name) for name in lanes if name != "ar"]
+    own = [title_of(LaneRecord(name)) for name in lanes if name != "ar"]
     return {**models, "drafter": ", ".join(own)} if own and "spec" not in lanes else models
 
 

@@ -20,7 +20,6 @@ from app.settings.types import one_of
 from sampling.drafters.registry import LANES
 from sampling.stats.summary import disturbed
 from sampling.stats.theory import efficiency
-from utils.remote.server import is_server
 
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
 GAIN = 1.05  # least expected speed-up, over the answer's own, of a change worth trying
@@ -120,11 +119,11 @@ class Why:
     def _time(self) -> Iterator[str]:
         """Where the time went, in seconds and in plainly decoded tokens."""
         stats, whole, lane, per_round = self.stats, self.stats.predicted_ms, self.lane, self.token_ms * len(self.rounds)
-        against, label = speed_of(self.plain, stats)[0] if self.plain else "", title_of(lane.name)
+        against, label = speed_of(self.plain, stats)[0] if self.plain else "", title_of(lane)
         against += {"r": " than plain decoding", "t": " as plain decoding"}.get(against[-1:], "")
         yield f"{label[:1].upper()}{label[1:]}: {counted(stats)}, {whole / 1000:.2f} s after the first"
         yield f"({against or ALONE.get(lane.name, 'without plain decoding beside it')})."
-        if is_server(lane.name):
+        if stats.served:
             yield f"It does not say where its time went; {' '.join(reported(stats.report)) or 'it reports no drafts'}."
         elif whole:
             parts = (stats.verify_ms, stats.draft_ms, stats.sample_ms + stats.overhead_ms)
@@ -179,7 +178,7 @@ class Why:
         length = max(128, 4 * stats.predicted_n)
         longer = "a question with a longer answer" if stats.stop_reason != "length" else f"/length {length}"
         cases = {
-            "python infer.py check TARGET DRAFTER --for vllm, which prints a server that drafts": is_server(name),
+            "python infer.py check TARGET DRAFTER --for vllm, which prints a server that drafts": stats.served,
             "/compare ar,spec: nothing was drafted here": not self.lane.terms.drafts,
             "another question: the timing was disturbed": self.plain and not self.token_ms,
             f"/compare ar,{name}: beside plain decoding it shows what drafts bring": not self.token_ms,

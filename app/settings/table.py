@@ -188,7 +188,7 @@ class ModelOptions(_Record):
     target: str | None = row(
         None,
         _name("ID|DIR|GGUF|URL", "a hub id, folder, GGUF file or a server's URL"),
-        "target instead of the pair's; http://HOST:PORT/v1 is a server that speaks OpenAI's protocol",
+        "target instead of the pair's; http://HOST:PORT/v1 is a server with OpenAI's protocol, …/api one with Ollama's",
         MODELS,
     )
     tokenizer: str | None = row(

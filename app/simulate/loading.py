@@ -175,10 +175,18 @@ def _alone(
         recorded = file.read("seq2seq")
     size = recorded.vocab_size or max([recorded.highest + 1, *(model.vocab_size for model in models.values())])
     lm = RecordedLM.of(recorded, file.args.end_id or 0, size)
-    cpu = torch.device("cpu")
     loaded = LoadedPair(
         spec=spec,
-        target=LoadedModel(None, lm.name, 0, 0, cpu, torch.float32, "none", lm.context, lm.vocab_size, 0.0, lm.encodes),
+        target=LoadedModel(
+            model=None,
+            name=lm.name,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            quantization="none",
+            context=lm.context,
+            vocab_size=lm.vocab_size,
+            encodes=lm.encodes,
+        ),
         drafter=next(iter(models.values())) if kind == "model" else None,
         drafter_kind=kind,
         tokenizer=tokenizer,

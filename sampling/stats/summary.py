@@ -90,6 +90,11 @@ class Stats:
     report: ServerFigures | None = None
 
     @property
+    def served(self) -> bool:
+        """Whether a server gave the answer."""
+        return self.pieces > 0 or self.report is not None
+
+    @property
     def counts_tokens(self) -> bool:
         """Whether `predicted_n` is a number of tokens."""
         return not self.pieces or (self.report is not None and self.report.tokens is not None)
@@ -215,7 +220,7 @@ def _summed(reports: Sequence[ServerFigures | None]) -> ServerFigures | None:
     counts: dict[str, list[Any]] = {
         name: [getattr(report, name) for report in known]
         for name in ServerFigures._fields
-        if name not in ("problem", "rate")
+        if name not in ("problem", "rate", "load_s")
     }
     summed: dict[str, Any] = {name: None if None in column else sum(column) for name, column in counts.items()}
     return ServerFigures(**summed)

@@ -67,12 +67,17 @@ class Reply(BaseHTTPRequestHandler):
         self.wfile.write(data)
         self.wfile.flush()
 
-    def events(self, chunks: Iterable[dict[str, Any]], done: bool = True) -> None:
-        """Send the chunks of a stream, and its end."""
+    def part(self, data: Any) -> None:
+        """Send a part of a stream in the server's protocol: data, JSON in bytes, or a piece of text."""
+        data = self.server.chunk(data) if isinstance(data, str) else data
+        self.raw(self.server.framed % (data if isinstance(data, bytes) else json.dumps(data).encode()))
+
+    def events(self, chunks: Iterable[Any], done: bool = True) -> None:
+        """Send the parts of a stream (:meth:`part`), and its end."""
         self.begin()
         for each in chunks:
-            self.raw(b"data: " + json.dumps(each).encode() + b"\n\n")
-        if done:
+            self.part(each)
+        if done and self.server.base == "v1":
             self.raw(b"data: [DONE]\n\n")
 
 
@@ -80,6 +85,7 @@ class ScriptedServer(ThreadingHTTPServer):
     """Answers each path by its act; `requests` are (path, headers, body), `left` is set when a client has gone."""
 
     daemon_threads = True
+    base, framed, chunk = "v1", b"data: %b\n\n", staticmethod(chunk)
 
     def __init__(
         self, chat: Act | list[dict[str, Any]], models: Iterable[str] = ("m",), owner: str = "x", **acts: Act
@@ -97,7 +103,7 @@ class ScriptedServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
+        return f"http://127.0.0.1:{self.server_port}/{self.base}"
 
     @property
     def address(self) -> str:
@@ -106,3 +112,22 @@ class ScriptedServer(ThreadingHTTPServer):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
         self.server_close()
+
+
+def line(text: str, **more: Any) -> dict[str, Any]:
+    """A line of a chat's stream in Ollama's own protocol (docs/api.md of ollama/ollama)."""
+    head = {"model": "llama3.2", "created_at": "2023-08-04T08:52:19.385406455-07:00", "done": False}
+    return {**head, "message": {"role": "assistant", "content": text, "images": None}, **more}
+
+
+class ScriptedOllama(ScriptedServer):
+    """The same with Ollama's own protocol."""
+
+    base, framed, chunk = "api", b"%b\n", staticmethod(line)
+
+    def __init__(
+        self, chat: Act | list[dict[str, Any]], models: Iterable[str] = ("llama3.2:latest",), **acts: Act
+    ) -> None:
+        listed = {"models": [{"name": name, "model": name, "size": 1} for name in models]}
+        super().__init__(chat, api__tags=lambda reply, _: reply.json(listed), **acts)
+        self.acts = {"/api/chat": self.acts["/v1/chat/completions"], **self.acts}

@@ -20,7 +20,7 @@ from utils.catalogue.templates import check_template
 from utils.errors import UsageError, UserError, did_you_mean, nearest, number, shown
 from utils.files import hash_of
 from utils.objects import Json
-from utils.remote.server import OWN, Server, is_url
+from utils.remote.server import OWN, is_url, server_at
 
 Quantization = Literal["none", "q4", "q8", "int8", "nf4", "fp4"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -74,7 +74,7 @@ class ModelSpec(BaseModel):
     sha256: str | None = None
     size: int | None = Field(default=None, ge=1)  # of the file, in bytes: for progress, and to check the disk before
     repository: str | None = None  # on the hub; `revision` is its
-    url: str | None = None  # of a server that speaks OpenAI's protocol, to /v1
+    url: str | None = None  # of a server: to /v1 for OpenAI's protocol, to /api for Ollama's
     model: str | None = None
     key_env: str | None = None
     tokenizer: ModelSpec | None = None  # the model that has the server's tokenizer, where drafts are made here
@@ -125,7 +125,7 @@ class ModelSpec(BaseModel):
 
     def _source_name(self) -> str:
         if self.url is not None:
-            return Server(self.url, self.model).name
+            return server_at(self.url, self.model).name
         if self.id is not None:
             return self.id.rsplit("/", 1)[-1]
         path = Path(self.path or self.gguf or self.file or "")

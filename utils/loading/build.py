@@ -23,7 +23,7 @@ from utils.kernels.build import why_not
 from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, QuantizedLinear, narrow_activations, pack, quantize
 from utils.loading.cache import check_memory
 from utils.loading.completeness import check_loaded, check_written
-from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
+from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, LoadPlan, context_of
 from utils.loading.packed_gguf import (
     ONE_AT_A_TIME,
     config_in,
@@ -48,13 +48,10 @@ LoadStep = tuple[str, Callable[[HfModel], object]]  # its stage, and its act on 
 
 
 @dataclass(frozen=True)
-class LoadPlan:
-    """How a model is loaded, decided before its weights are read."""
+class LoadWork:
+    """A plan and the work that carries it out."""
 
-    dtype: torch.dtype  # that it computes in
-    quantization: str
-    config: HfConfig
-    expanded: str  # why no compiled pass runs it
+    plan: LoadPlan
     build: Callable[[], HfModel]
     steps: Sequence[LoadStep] = ()  # after it is built
 
@@ -78,37 +75,30 @@ def load_model(
         raise UserError(f"--graphs replays passes on an NVIDIA GPU, {spec.name} runs on {chosen.type}")
     progress(f"loading {spec.name}")
     with quiet_warnings(), _in_one_line(spec.name, folder, chosen):
-        plan = plan_of(spec, folder, options, device, quantization, progress)
-        model = plan.build()
-        for stage, step in plan.steps:
+        work = work_of(spec, folder, options, device, quantization, progress)
+        model = work.build()
+        for stage, step in work.steps:
             progress(stage)
             step(model)
         progress.check()
-    model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if plan.quantization == "none" else None)
+    model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if work.plan.quantization == "none" else None)
     if options.activations == "q8":
         narrow_activations(model)
     return LoadedModel(
+        **vars(work.plan),
         model=model,
-        name=spec.name,
         parameters=model.counted,
         bytes=held_bytes(model) + sum(weight.data.nbytes for weight in packed_weights(model)),
-        device=chosen,
-        dtype=plan.dtype,
-        quantization=plan.quantization,
-        context=context_of(plan.config.get_text_config(decoder=True)),
-        vocab_size=plan.config.get_text_config().vocab_size,
         seconds=time.perf_counter() - started,
-        encodes=bool(plan.config.is_encoder_decoder),
-        expanded=plan.expanded,
         own_head=model.own_head,
     )
 
 
-def plan_of(
+def work_of(
     spec: ModelSpec, folder: Path, options: LoadOptions, device: str, quantization: str, progress: Progress
-) -> LoadPlan:
-    """Return how the model in `folder` is loaded. A GGUF file is packed or expanded for it: whether its bits can stay
-    is known only then. Raises as :func:`load_model`."""
+) -> LoadWork:
+    """Return how the model in `folder` is loaded, and the work. A GGUF file is packed or expanded for it: whether its
+    bits can stay is known only then. Raises as :func:`load_model`."""
     chosen, kind = pick_device(device), spec.quantization if quantization == "auto" else quantization
     wanted, why = options.dtype if options.dtype != "auto" else spec.dtype, ""
     attention = options.attn_implementation or spec.attn_implementation
@@ -122,7 +112,8 @@ def plan_of(
             try:
                 entry = entry_of(spec, own, options, progress)
                 build = partial(packed_model, own, entry, folder, spec.name)
-                return LoadPlan(torch.float32, str(read_object(entry / "index.json")["type"]), own, "", build)
+                bits = str(read_object(entry / "index.json")["type"])
+                return LoadWork(_planned(spec.name, own, chosen, torch.float32, bits, stored="GGUF"), build)
             except UnfitError as error:
                 why = str(error)
         folder = model_folder(spec, options, progress)
@@ -152,7 +143,44 @@ def plan_of(
     given = {name: value for name, value in arguments.items() if value is not None} | {"dtype": kept, "config": config}
     place = chosen if whole else None, options.graphs and chosen.type == "cuda" and spread is None
     build = partial(_built, spec.name, folder, options, family, given, *place, progress)
-    return LoadPlan(dtype, kind, config, why or unfit, build, _steps(spec.name, kind, packs, tables))
+    converts = {
+        f"expanded to {kept}": spec.of_gguf,
+        f"quantized to {kind}": quantized is not None,
+        f"rounded to {kind}": kind in KINDS,
+        "packed": packs,
+    }
+    plan = _planned(
+        *(spec.name, config, chosen, dtype, kind),
+        stored="GGUF" if spec.of_gguf else str(config.dtype or dtype),
+        converts=tuple(what.replace("torch.", "") for what, holds in converts.items() if holds),
+        expanded=why or unfit,
+    )
+    return LoadWork(plan, build, _steps(spec.name, kind, packs, tables))
+
+
+def _planned(
+    name: str,
+    config: HfConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str,
+    stored: str,
+    converts: tuple[str, ...] = (),
+    expanded: str = "",
+) -> LoadPlan:
+    """Return the plan of a model of this configuration."""
+    return LoadPlan(
+        name=name,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        context=context_of(config.get_text_config(decoder=True)),
+        vocab_size=config.get_text_config().vocab_size,
+        encodes=bool(config.is_encoder_decoder),
+        stored=stored,
+        converts=converts,
+        expanded=expanded,
+    )
 
 
 def _steps(name: str, kind: str, packs: bool, tables: bool) -> Sequence[LoadStep]:

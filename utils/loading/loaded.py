@@ -50,24 +50,20 @@ class LoadOptions:
         return replace(self, revision=None, tp_size=1)
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model ready to run. `bytes` in memory, `parameters` by its shapes, `seconds` to load it."""
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    """How a model is loaded, decided before its weights are read: what `check` prints of it."""
 
-    model: HfModel  # transformers', or of a GGUF file its parts (utils/loading/packed_gguf.py)
     name: str
-    parameters: int
-    bytes: int
+    stored: str = ""  # the format of its weights in files: a dtype, or GGUF
     device: torch.device
-    dtype: torch.dtype
+    dtype: torch.dtype  # that it computes in
     quantization: str
+    converts: tuple[str, ...] = ()  # what is done to the weights, in order
     context: int
     vocab_size: int  # the number of logits, padding included
-    seconds: float
     encodes: bool = False  # whether an encoder reads the prompt
-    vocabulary: Any = None  # the `TokenBytes` of a drafter whose tokens are not its target's
     expanded: str = ""  # why no compiled pass runs it, and a GGUF file was expanded
-    own_head: bool = False  # whether its file has another head than the embedding that its configuration says
 
     @property
     def dtype_text(self) -> str:
@@ -78,6 +74,18 @@ class LoadedModel:
     def precision(self) -> str:
         """The quantization, else the dtype."""
         return self.dtype_text if self.quantization == "none" else self.quantization
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel(LoadPlan):
+    """A model ready to run, as planned. `bytes` in memory, `parameters` by its shapes, `seconds` to load it."""
+
+    model: HfModel  # transformers', or of a GGUF file its parts (utils/loading/packed_gguf.py)
+    parameters: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    vocabulary: Any = None  # the `TokenBytes` of a drafter whose tokens are not its target's
+    own_head: bool = False  # whether its file has another head than the embedding that its configuration says
 
 
 def context_of(config: HfConfig) -> int:

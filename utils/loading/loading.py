@@ -28,7 +28,7 @@ from utils.objects import HfTokenizer
 from utils.processes import join
 from utils.progress import SILENT, Progress
 from utils.remote.pieces import Pieces, PieceTokenizer
-from utils.remote.server import Server
+from utils.remote.server import server_at
 
 ROUNDING = "the server's"  # the name of its number format
 NO_TABLES = (
@@ -253,7 +253,7 @@ def load_served(spec: PairSpec, options: LoadOptions, progress: Progress) -> Loa
     from utils.loading.build import load_tokenizer
 
     target, ends = spec.target, frozenset[int]()
-    server = Server(str(target.url), target.model, target.key_env)
+    server = server_at(str(target.url), target.model, target.key_env)
     progress(f"asking {server.address}")
     name, tokenizer, size, context = server.chosen or target.name, None, 0, server.context or NO_LIMIT
     if target.tokenizer is not None:
@@ -270,14 +270,11 @@ def load_served(spec: PairSpec, options: LoadOptions, progress: Progress) -> Loa
         target=LoadedModel(
             model=server,
             name=name,
-            parameters=0,
-            bytes=0,
             device=torch.device("cpu"),
             dtype=torch.float32,
             quantization=ROUNDING,
             context=context,
             vocab_size=size,
-            seconds=0.0,
         ),
         drafter=None,
         drafter_kind="none",

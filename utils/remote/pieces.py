@@ -77,7 +77,8 @@ class PieceTokenizer:
 class ServerFigures(NamedTuple):
     """A server's own figures of an answer; None where it gives none. `problem`: why the answer broke off, in a line.
 
-    `passes` are runs of its target that verified drafts, `rate` is tokens a second by its own clock and definition.
+    `passes` are runs of its target that verified drafts, `rate` is tokens a second by its own clock and definition,
+    `load_s` seconds for loading the model before the answer.
     """
 
     tokens: int | None = None
@@ -86,4 +87,5 @@ class ServerFigures(NamedTuple):
     accepted: int | None = None
     passes: int | None = None
     rate: float | None = None
+    load_s: float | None = None
     problem: str = ""

@@ -1,7 +1,7 @@
-"""A server that speaks OpenAI's protocol: its chat answers piece by piece, and what it reports of each.
+"""A server by its URL: its chat answers piece by piece, and what it reports of each, in OpenAI's protocol or Ollama's.
 
-The official client does the talking and is imported with the first request. Everything that can go wrong is a
-UserError in one line. Knows no lanes and no screen.
+The official client of OpenAI does the talking for every protocol and is imported with the first request. Everything
+that can go wrong is a UserError in one line. Knows no lanes and no screen.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import math
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from utils.errors import UsageError, UserError, shown
 from utils.objects import Json
@@ -31,41 +32,9 @@ if TYPE_CHECKING:
 OWN = "server"  # the lane of the pair's own server; other servers' lanes have their URLs for names
 SILENCE = 300.0  # seconds without a byte after which a server is given up: a large model may be loading
 _LOOK = 0.05  # seconds between two looks at the interrupt
-_COUNTERS = {  # of /metrics, by what they count; vLLM's, then SGLang's, which counts no drafts
-    "drafted": "vllm:spec_decode_num_draft_tokens_total",
-    "accepted": "vllm:spec_decode_num_accepted_tokens_total",
-    "passes": "vllm:spec_decode_num_drafts_total",
-    "verified": "sglang:spec_verify_calls_total",
-}
-_DRAFTS = {  # by its place in a chunk: an engine's own counts of an answer's drafts, accepted ones and passes
-    "timings": ("draft_n", "draft_n_accepted", ""),  # llama-server: tools/server/README.md
-    "metrics.speculative_decoding": ("num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"),  # vLLM 0.32:
-    # docs/features/speculative_decoding/acceptance_metrics.md; SGLang answers `return_spec_tokens_details` (its #33518)
-    "sglext.spec_tokens_details": ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct"),
-    "stats": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # LM Studio 0.3.10, release notes …
-    "usage": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # … or here
-}
-_COUNTED = ("drafted", "accepted", "passes")
-_RATES = {"timings": "predicted_per_second", "metrics": "tokens_per_second", "stats": "tokens_per_second"}
-_DONE = "[DONE]"  # the data of the event that ends a stream
-_KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
-
-SENT = ("temperature", "top_p", "seed")
-PENALTIES = ("presence_penalty", "frequency_penalty")
 BAN = -100.0  # a bias that makes a token impossible
-FURTHER = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Settings that the protocol has no field for, some engines have, and the value of each that is off."""
-
-ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
-"""Engines that take those fields, and the value of `top_k` that allows every token: a field that is left out has the
-engine's own default."""
-
-
-FORM_FIELDS = {  # of a form that is no JSON schema (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
-    **dict.fromkeys((("vLLM", "grammar"), ("vLLM", "regex")), "structured_outputs"),
-    **{("SGLang", "grammar"): "ebnf", ("SGLang", "regex"): "regex"},
-    **dict.fromkeys((("llama-server", "grammar"), ("llama-cpp-python", "grammar")), "grammar"),
-}
+SENT = ("temperature", "top_p", "seed")  # settings that every protocol has a field of the same name for
+PENALTIES = ("presence_penalty", "frequency_penalty")
 
 Result = TypeVar("Result")
 FieldType = TypeVar("FieldType")
@@ -87,31 +56,9 @@ def address_of(url: str) -> str:
     return re.sub(r"^\w+://|[/#].*$", "", url)
 
 
-class ServerProtocol(Protocol):
-    """What the program needs from a server, whatever its protocol; UserError, one line, for whatever goes wrong."""
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT."""
-
-    def stream(
-        self,
-        messages: Sequence[ServerMessage],
-        settings: Any,
-        bias: Bias,
-        interrupt: Callable[[], bool],
-        top_logprobs: int | None = None,
-    ) -> ChatAnswer:
-        """Return the answer to a chat, with what it reports when it is over; `top_logprobs` log-probabilities of each
-        token, None: none at all."""
-
-    def post(self, path: str, body: Mapping[str, object]) -> Json:
-        """Return the JSON that comes back for a body: how drafts are scored (sampling/models/remote.py)."""
-
-
 @dataclass(frozen=True)
-class Server:
-    """A server that speaks OpenAI's protocol (:class:`ServerProtocol`), by its URL, which ends in /v1.
+class Server(ABC):
+    """A server by its URL. A protocol is a subclass: the class variables and abstract methods, and what else it knows.
 
     Args:
         model: the name it knows the model by; None: its only one. A URL may end in #MODEL too.
@@ -124,8 +71,36 @@ class Server:
     key_env: str | None = None
     silence: float = SILENCE
 
+    protocol: ClassVar[str]  # whose it is
+    chat_at: ClassVar[str]  # path of the request for an answer
+    models_at: ClassVar[tuple[str, str, str]]  # the path of the list of models, its field, and the field of a name
+    between: ClassVar[bytes]  # the parts of a stream: a regular expression
+
+    @abstractmethod
+    def options(self, settings: Any, bias: Bias = MappingProxyType({})) -> Json:
+        """Return the settings and the bias of ids as fields of a request. UsageError for one that has none."""
+
+    @abstractmethod
+    def pieces(self, part: Json, answer: ChatAnswer) -> Iterator[tuple[str, float | None]]:
+        """Yield the pieces of text in a part of a stream, each with its log-probability if known; tell the answer what
+        the part says of the whole of it: `logprobs`, `report`, `ended`. ValueError for what the protocol lacks."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Which program it is; how it scores drafts follows from it (sampling/models/remote.py). "": unknown."""
+
+    def data(self, part: bytes) -> bytes:
+        """Return the JSON object in a part of a stream, which has `done` in the last one; empty where it has none."""
+        return part
+
+    def counting(self, answer: ChatAnswer, runner: asyncio.Runner, client: AsyncOpenAI) -> AbstractContextManager[object]:
+        """Count what the server does during an answer, where it has counters."""
+        return nullcontext()
+
     @property
     def address(self) -> str:
+        """HOST:PORT."""
         return address_of(self.url)
 
     @property
@@ -149,34 +124,30 @@ class Server:
         return OpenAI(**self.arguments)
 
     @cached_property
-    def _models(self) -> list[Mapping[str, object]]:
+    def models(self) -> list[Mapping[str, object]]:
         """The models that the server lists; none where it has no list (`transformers serve` answers 500 where the hub's
         cache is not there). UserError if it is absent or refuses."""
         from openai import InternalServerError, NotFoundError
 
+        path, models, name = self.models_at
         with self.reading():
             try:
-                listed = _in(self._client.get("/models", cast_to=object), "data", list) or []
+                listed = field_of(self._client.get(path, cast_to=object), models, list) or []
             except (NotFoundError, InternalServerError):
                 return []
-            return [model for model in listed if _in(model, "id", str)]
-
-    @property
-    def kind(self) -> str:
-        """Which program it is, by the owner that it names for its models; "" where that says nothing."""
-        return next((_KINDS.get(str(model.get("owned_by")), "") for model in self._models), "")
+            return [model for model in listed if field_of(model, name, str)]
 
     @property
     def context(self) -> int | None:
         """The most tokens that a text may have, where the server says so (vLLM does)."""
-        return next(filter(None, (_count_in(model, "max_model_len") for model in self._models)), None)
+        return next(filter(None, (count_of(model, "max_model_len") for model in self.models)), None)
 
     @property
     def chosen(self) -> str | None:
         """The model to ask for; None where the server names none. UsageError for several, UserError for no server."""
         if given := self.model or self.url.partition("#")[2]:
             return given
-        names = [str(model["id"]) for model in self._models]
+        names = [str(model[self.models_at[2]]) for model in self.models]
         if len(names) > 1:
             shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise UsageError(f"{self.address} has several models: --model names one of {shown}")
@@ -190,10 +161,10 @@ class Server:
         interrupt: Callable[[], bool],
         top_logprobs: int | None = None,
     ) -> ChatAnswer:
-        """Return the answer to a chat (:meth:`ServerProtocol.stream`). UsageError for a setting that it has no field
-        for."""
+        """Return the answer to a chat; `top_logprobs` log-probabilities of each token, None: none at all. UsageError as
+        :meth:`options`."""
         wanted = {} if top_logprobs is None else {"logprobs": True, "top_logprobs": top_logprobs}
-        return ChatAnswer(self, messages, {**options_for(self, settings, bias), **wanted}, interrupt)
+        return ChatAnswer(self, messages, {**self.options(settings, bias), **wanted}, interrupt)
 
     def post(self, path: str, body: Mapping[str, object]) -> Json:
         """Return the JSON that comes back for a body of JSON; a path with two slashes begins at the server's root."""
@@ -201,7 +172,7 @@ class Server:
         named = {} if self.chosen is None else {"model": self.chosen}
         with self.reading():
             answer: Json = self._client.post(path, body={**named, **body}, cast_to=object)
-            _in(answer, "error", object)  # refuses a web page
+            field_of(answer, "error", object)  # refuses a web page
             return answer
 
     @contextmanager
@@ -230,33 +201,28 @@ def problem_of(error: BaseException, server: Server) -> str:
         return f"no server answers at {at} ({why})" if refused else f"{at} closed the connection ({why})"
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
         where = f"the key in {server.key_env}" if server.key_env else "a request without a key (key_env in models.yaml)"
-        return f"{at} refuses {where}: {_said(error.body or error)}"
+        return f"{at} refuses {where}: {said_by(error.body or error)}"
     if isinstance(error, openai.APIStatusError):
-        return f"{at} answers {error.status_code}: {_said(error.body or error)}"
+        return f"{at} answers {error.status_code}: {said_by(error.body or error)}"
     if isinstance(error, openai.OpenAIError | ValueError | TypeError | AttributeError | LookupError):
-        return f"{at} sends no answer in OpenAI's protocol ({_line(error)})"
+        return f"{at} sends no answer in {server.protocol}'s protocol ({_line(error)})"
     return ""
 
 
-def _said(body: object) -> str:
+def said_by(body: object) -> str:
     """Return the server's own words for an error."""
     for key in ("error", "message", "detail"):
         body = body.get(key) or body if isinstance(body, Mapping) else body
-    return _PAGE if _is_page(body) else _line(body)
+    return _line(body)
 
 
-_PAGE = "a web page in place of an API: a URL ends in /v1"
-
-
-def _is_page(body: object) -> bool:
-    """Return whether a body is HTML or XML, which no JSON and no stream of events begins like."""
-    return isinstance(body, str) and body.lstrip().startswith("<")
+_PAGE = "a web page in place of an API: a URL ends in /v1, that of Ollama's own protocol in /api"
 
 
 def _line(error: object) -> str:
-    """At most 200 characters on one line."""
+    """At most 200 characters on one line; of HTML and XML only that it is some, for no JSON begins like it."""
     text = " ".join(str(error).split())
-    return (text or type(error).__name__)[:200]
+    return _PAGE if text.startswith("<") else (text or type(error).__name__)[:200]
 
 
 @dataclass
@@ -267,6 +233,9 @@ class ChatAnswer:
     tokens, if they were wanted, `log_prob` that of the latest piece, None where the server gives none. `reason` and
     `report` hold when it is over. UserError where the server fails before the first piece; later `report.problem` says
     why it ends.
+
+    Args:
+        options: the fields of the request beside the model and the messages.
     """
 
     server: Server
@@ -277,63 +246,67 @@ class ChatAnswer:
     logprobs: list[Json] = field(default_factory=list)
     report: ServerFigures = field(default_factory=ServerFigures)
     log_prob: float | None = None
+    ended: str = ""  # the server's word for why it ended
+    begun: bool = False
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        from openai import AsyncOpenAI, omit
+        from openai import AsyncOpenAI
 
-        request_fields = {"model": self.server.chosen or omit, "messages": list(self.messages), **self.options}
-        client, begun = AsyncOpenAI(**self.server.arguments), False
+        named = {} if self.server.chosen is None else {"model": self.server.chosen}
+        client, request = AsyncOpenAI(**self.server.arguments), {**named, "messages": list(self.messages)}
         try:
-            with self.server.reading(), asyncio.Runner() as runner:
-                before = self._wait(runner, _counters(client))
-                create, last = client.chat.completions.with_streaming_response.create, time.monotonic()
-                for text in self._texts(runner, create, request_fields):
+            with self.server.reading(), asyncio.Runner() as runner, self.server.counting(self, runner, client):
+                last = time.monotonic()
+                for text in self._texts(runner, client, {**request, **self.options, "stream": True}):
                     now = time.monotonic()
                     yield text, now - last
-                    last, begun = now, True
-                if before and self.reason != "interrupted" and self.report.accepted is None:
-                    self._count(before, self._wait(runner, _counters(client)) or {})
+                    last = now
         except UserError as error:
-            if not begun:
+            if not self.begun:
                 raise
             self.report = self.report._replace(problem=str(error))
 
-    def _texts(self, runner: asyncio.Runner, create: Any, request_fields: Json) -> Iterator[str]:
+    def _texts(self, runner: asyncio.Runner, client: AsyncOpenAI, request: Json) -> Iterator[str]:
         """Yield the pieces as they come."""
-        chunks, ended, said = asyncio.Queue[Any](), "", False
-        opening = create(stream=True, stream_options={"include_usage": True}, **request_fields)
-        reading = runner.get_loop().create_task(_read(opening, chunks))
-        while (chunk := self._wait(runner, chunks.get())) is not None:
-            if chunk == _DONE:
-                ended = ended or ("stop" if said else "")
-                continue
-            if error := _in(chunk, "error", object):
-                raise UserError(f"{self.server.address} broke off: {_said(error)}")
-            self._report(chunk)
-            for choice in _in(chunk, "choices", list) or ():
-                delta = _in(choice, "delta", dict)
-                content = _in(delta, "content", str) or ""
-                listed = _in(_in(choice, "logprobs", dict), "content", list) or []
-                self.logprobs += listed
-                if content or _in(delta, "reasoning_content", str) or _in(delta, "reasoning", str):
-                    said, tokens = True, [(each["token"], float(each["logprob"])) for each in listed]
-                    if not tokens or "".join(text for text, _ in tokens) != content:  # a character of several tokens
-                        tokens = [(content, sum(value for _, value in tokens))]
-                    for text, value in tokens:
-                        self.log_prob = value if listed else None
-                        yield _whole(text)
-                ended = _in(choice, "finish_reason", str) or ended
+        received = asyncio.Queue[Any]()
+        reading = runner.get_loop().create_task(self._read(client, request, received))
+        while (part := self.wait(runner, received.get())) is not None:
+            if error := field_of(part, "error", object):
+                raise UserError(f"{self.server.address} broke off: {said_by(error)}")
+            for text, log_prob in self.server.pieces(part, self):
+                self.begun, self.log_prob = True, log_prob
+                yield text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins pairs of surrogates
         if reading.done():
             reading.result()
-        if self.interrupt() and not ended:
+        if self.interrupt() and not self.ended:
             return
-        if not ended:
+        if not self.ended:
             raise UserError(f"{self.server.address} closed the connection before the answer's end")
-        self.reason = "length" if ended == "length" else "eos"
-        if ended not in ("length", "stop"):
-            self.report = self.report._replace(problem=f"{self.server.address} ended it: {_line(ended)}")
+        self.reason = "length" if self.ended == "length" else "eos"
+        if self.ended not in ("length", "stop"):
+            self.report = self.report._replace(problem=f"{self.server.address} ended it: {_line(self.ended)}")
 
-    def _wait(self, runner: asyncio.Runner, work: Awaitable[Result]) -> Result | None:
+    async def _read(self, client: AsyncOpenAI, request: Json, received: asyncio.Queue[Any]) -> None:
+        """Put a stream's parts into the queue, and None after them. One task reads them all: a stream that no task is
+        reading cannot be closed in order."""
+        from openai import AsyncStream
+
+        opening = client.post(
+            self.server.chat_at, cast_to=object, body=request, stream=True, stream_cls=AsyncStream[object]
+        )
+        try:
+            async with await opening as stream:
+                async for part in _split(stream.response.aiter_bytes(), self.server.between):
+                    if part.lstrip().startswith(b"<"):
+                        raise ValueError(_PAGE)
+                    record = json.loads(self.server.data(part).decode().strip() or "{}") or {}
+                    received.put_nowait(record)
+                    if isinstance(record, dict) and record.get("done"):
+                        break
+        finally:
+            received.put_nowait(None)
+
+    def wait(self, runner: asyncio.Runner, work: Awaitable[Result]) -> Result | None:
         """Return the result of some work, or None as soon as the answer is interrupted."""
 
         async def watched() -> Result | None:
@@ -347,44 +320,165 @@ class ChatAnswer:
 
         return runner.run(watched())
 
-    def _report(self, chunk: Json) -> None:
-        """Take over what a chunk says of the whole answer: `usage`, and what engines add of drafts and their rate."""
-        usage = chunk.get("usage")
-        found: Json = {
-            "tokens": _count_in(usage, "completion_tokens"),
-            "prompt_tokens": _count_in(usage, "prompt_tokens"),
-        }
-        for place, names in _DRAFTS.items():
-            counts = (_count_in(_at(chunk, place), name) for name in names)
-            found |= {key: count for key, count in zip(_COUNTED, counts, strict=True) if count is not None}
-        for place, name in _RATES.items():
-            rate = (_at(chunk, place) or {}).get(name)
-            if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
-                found["rate"] = float(rate)
-        self.report = self.report._replace(**{name: count for name, count in found.items() if count is not None})
 
-    def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """Report the growth of the server's counters during the answer. SGLang counts runs that verify: every one of
-        them yields one token from the target, so the other tokens after the first are accepted drafts."""
-        grown: Json = {name: round(after[name] - before[name]) for name in before if name in after}
-        verified, tokens = grown.pop("verified", 0), self.report.tokens
-        if verified and tokens is not None:
-            grown |= {"passes": verified, "accepted": max(0, tokens - 1 - verified)}
-        if grown.get("passes"):
-            self.report = self.report._replace(**grown)
+async def _split(stream: AsyncIterator[bytes], between: bytes) -> AsyncIterator[bytes]:
+    """Yield the parts of a stream, the last of which may lack its end."""
+    rest = b""
+    async for received in stream:
+        *parts, rest = re.split(between, rest + received)
+        for part in parts:
+            yield part
+    yield rest
 
 
-async def _read(opening: Any, chunks: asyncio.Queue[Any]) -> None:
-    """Put a stream's chunks into the queue, and None after them. One task reads them all: a stream that no task is
-    reading cannot be closed in order."""
-    try:
-        async with opening as response:
-            async for data in _events(response.iter_bytes()):
-                chunks.put_nowait(data if data == _DONE else json.loads(data or "{}") or {})
-                if data == _DONE:
-                    break
-    finally:
-        chunks.put_nowait(None)
+def token_pieces(text: str, entries: Sequence[Json]) -> list[tuple[str, float | None]]:
+    """Return a text's tokens with their log-probabilities, by the entries of its tokens: the text as one piece where
+    they do not spell it, as where a character has several tokens."""
+    tokens = [(str(each["token"]), float(each["logprob"])) for each in entries]
+    spelled = bool(tokens) and "".join(token for token, _ in tokens) == text
+    return [*tokens] if spelled else [(text, sum(value for _, value in tokens) if tokens else None)]
+
+
+def count_of(record: object, name: str) -> int | None:
+    """Return a count in part of an answer, whatever stands there."""
+    value = record.get(name) if isinstance(record, Mapping) else None
+    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
+
+
+def field_of(record: object, name: str, kind: type[FieldType]) -> FieldType | None:
+    """Return a field of part of an answer; None where it, or that part, is missing or null. ValueError for a value of
+    another type."""
+    if record is not None and not isinstance(record, Mapping):
+        raise ValueError(_PAGE if str(record).lstrip().startswith("<") else f"{shown(record)} in place of an object")
+    value = None if record is None else record.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name} is {shown(value)}")
+    return value
+
+
+# -- OpenAI's protocol, with what engines add to it -------------------------------------------------------
+
+_COUNTERS = {  # of /metrics, by what they count; vLLM's, then SGLang's, which counts no drafts
+    "drafted": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+    "passes": "vllm:spec_decode_num_drafts_total",
+    "verified": "sglang:spec_verify_calls_total",
+}
+_DRAFTS = {  # by its place in a chunk: an engine's own counts of an answer's drafts, accepted ones and passes
+    "timings": ("draft_n", "draft_n_accepted", ""),  # llama-server: tools/server/README.md
+    "metrics.speculative_decoding": ("num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"),  # vLLM 0.32:
+    # docs/features/speculative_decoding/acceptance_metrics.md; SGLang answers `return_spec_tokens_details` (its #33518)
+    "sglext.spec_tokens_details": ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct"),
+    "stats": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # LM Studio 0.3.10, release notes …
+    "usage": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # … or here
+}
+_COUNTED = ("drafted", "accepted", "passes")
+_RATES = {"timings": "predicted_per_second", "metrics": "tokens_per_second", "stats": "tokens_per_second"}
+_KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
+
+FURTHER = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Settings that the protocol has no field for, some engines have, and the value of each that is off."""
+
+ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
+"""Engines that take those fields, and the value of `top_k` that allows every token: a field that is left out has the
+engine's own default."""
+
+
+FORM_FIELDS = {  # of a form that is no JSON schema (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
+    **dict.fromkeys((("vLLM", "grammar"), ("vLLM", "regex")), "structured_outputs"),
+    **{("SGLang", "grammar"): "ebnf", ("SGLang", "regex"): "regex"},
+    **dict.fromkeys((("llama-server", "grammar"), ("llama-cpp-python", "grammar")), "grammar"),
+}
+
+
+class OpenAIServer(Server):
+    """A server that speaks OpenAI's protocol, by its URL, which ends in /v1."""
+
+    protocol = "OpenAI"
+    chat_at = "/chat/completions"
+    models_at = ("/models", "data", "id")
+    between = rb"\r?\n\r?\n"
+
+    @property
+    def kind(self) -> str:
+        """Which program it is, by the owner that it names for its models; "" where that says nothing."""
+        return next((_KINDS.get(str(model.get("owned_by")), "") for model in self.models), "")
+
+    def options(self, settings: Any, bias: Bias = MappingProxyType({})) -> Json:
+        """Return the settings and the bias (:meth:`Server.options`), with fields that its engine alone has."""
+        options = {name: getattr(settings, name) for name in SENT}
+        options |= {"max_tokens": settings.max_new_tokens, "stream_options": {"include_usage": True}}
+        options |= {"stop": list(settings.stop)} if settings.stop else {}
+        options |= {name: value for name in PENALTIES if (value := getattr(settings, name))}
+        options |= {"logit_bias": {str(token): max(BAN, amount) for (token,), amount in bias.items()}} if bias else {}
+        if self.kind in ALL:
+            fields = {name: getattr(settings, name) for name in FURTHER}
+            fields["top_k"] = fields["top_k"] or ALL[self.kind]
+            if self.kind.startswith("llama"):
+                fields["repeat_penalty"] = fields.pop("repetition_penalty")
+            if self.kind == "llama-server" and bias:  # its own form bans for certain
+                fields["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
+            if self.kind == "SGLang":
+                fields["return_spec_tokens_details"] = True
+            return {**options, **fields, **form_for(self, settings)}
+        options |= form_for(self, settings)
+        if wrong := next((name for name, off in FURTHER.items() if getattr(settings, name) != off), ""):
+            raise UsageError(f"{self.address} has no field for {wrong} (now {settings.show(wrong)})")
+        return options
+
+    def data(self, part: bytes) -> bytes:
+        """Return an event's data, by the HTML Living Standard, 9.2.6; empty for comments and other fields alone."""
+        lines = (line[5:].removeprefix(b" ") for line in part.splitlines() if line.startswith(b"data:"))
+        data = b"\n".join(lines)
+        return b'{"done": true}' if data.strip() == b"[DONE]" else data
+
+    def pieces(self, part: Json, answer: ChatAnswer) -> Iterator[tuple[str, float | None]]:
+        """Yield the texts of a chunk."""
+        if part == {"done": True}:
+            answer.ended = answer.ended or ("stop" if answer.begun else "")
+        answer.report = answer.report._replace(**_reported(part))
+        for choice in field_of(part, "choices", list) or ():
+            delta = field_of(choice, "delta", dict)
+            text = field_of(delta, "content", str) or ""
+            entries = field_of(field_of(choice, "logprobs", dict), "content", list) or []
+            answer.logprobs += entries
+            if text or field_of(delta, "reasoning_content", str) or field_of(delta, "reasoning", str):
+                yield from token_pieces(text, entries)
+            answer.ended = field_of(choice, "finish_reason", str) or answer.ended
+
+    @contextmanager
+    def counting(self, answer: ChatAnswer, runner: asyncio.Runner, client: AsyncOpenAI) -> Iterator[None]:
+        """Report the growth of the server's counters where its chunks say nothing of drafts."""
+        before = answer.wait(runner, _counters(client))
+        yield
+        if before and answer.reason != "interrupted" and answer.report.accepted is None:
+            after = answer.wait(runner, _counters(client)) or {}
+            answer.report = answer.report._replace(**_growth(before, after, answer.report.tokens))
+
+
+def _reported(chunk: Json) -> Json:
+    """Return what a chunk says of the whole answer: `usage`, and what engines add of drafts and their rate."""
+    usage = chunk.get("usage")
+    found: Json = {"tokens": count_of(usage, "completion_tokens"), "prompt_tokens": count_of(usage, "prompt_tokens")}
+    for place, names in _DRAFTS.items():
+        counts = (count_of(_at(chunk, place), name) for name in names)
+        found |= {key: count for key, count in zip(_COUNTED, counts, strict=True) if count is not None}
+    for place, name in _RATES.items():
+        rate = (_at(chunk, place) or {}).get(name)
+        if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
+            found["rate"] = float(rate)
+    return {name: count for name, count in found.items() if count is not None}
+
+
+def _growth(before: Mapping[str, float], after: Mapping[str, float], tokens: int | None) -> Json:
+    """Return the growth of the server's counters during an answer, {} if it did not draft. SGLang counts runs that
+    verify: every one of them yields one token from the target, so the other tokens after the first are accepted
+    drafts."""
+    grown: Json = {name: round(after[name] - before[name]) for name in before if name in after}
+    verified = grown.pop("verified", 0)
+    if verified and tokens is not None:
+        grown |= {"passes": verified, "accepted": max(0, tokens - 1 - verified)}
+    return grown if grown.get("passes") else {}
 
 
 async def _counters(client: AsyncOpenAI) -> dict[str, float]:
@@ -396,17 +490,9 @@ async def _counters(client: AsyncOpenAI) -> dict[str, float]:
         text = str(await client.get(f"{root}/metrics", cast_to=str, options={"timeout": 5.0}))
     except (OpenAIError, ValueError):
         return {}
-    counts = {}
-    for name, series in _COUNTERS.items():
-        values = re.findall(rf"^{series}(?:\{{.*\}})? ([0-9.eE+]+)\s*$", text, re.MULTILINE)
-        if values:
-            counts[name] = sum(map(float, values))
-    return counts
-
-
-def _whole(text: str) -> str:
-    """Return the text with surrogate pairs joined and lone ones replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    line = r"^{}(?:\{{.*\}})? ([0-9.eE+]+)\s*$"
+    values = {name: re.findall(line.format(series), text, re.MULTILINE) for name, series in _COUNTERS.items()}
+    return {name: sum(map(float, each)) for name, each in values.items() if each}
 
 
 def _at(chunk: Mapping[str, object], place: str) -> Mapping[str, object] | None:
@@ -415,68 +501,6 @@ def _at(chunk: Mapping[str, object], place: str) -> Mapping[str, object] | None:
     for name in place.split("."):
         record = record.get(name) if isinstance(record, Mapping) else None
     return record if isinstance(record, Mapping) else None
-
-
-def _count_in(record: object, name: str) -> int | None:
-    """Return a count in part of an answer, whatever stands there."""
-    value = record.get(name) if isinstance(record, Mapping) else None
-    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
-
-
-def _in(record: object, name: str, kind: type[FieldType]) -> FieldType | None:
-    """Return a field of part of an answer; None where it, or that part, is missing or null. ValueError for a value of
-    another type."""
-    if record is not None and not isinstance(record, Mapping):
-        raise ValueError(_PAGE if _is_page(record) else f"{shown(record)} in place of an object")
-    value = None if record is None else record.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise ValueError(f"{name} is {shown(value)}")
-    return value
-
-
-async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """Yield the data of a stream's events, the last of which may lack its end."""
-    rest = b""
-    async for part in parts:
-        *events, rest = re.split(rb"\r?\n\r?\n", rest + part)
-        for event in events:
-            yield _data_of(event)
-    yield _data_of(rest)
-
-
-def _data_of(event: bytes) -> str:
-    """Return an event's data, by the HTML Living Standard, 9.2.6; "" for comments and other fields alone. ValueError
-    for a web page."""
-    if event.lstrip().startswith(b"<"):
-        raise ValueError(_PAGE)
-    lines = (line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:"))
-    return b"\n".join(lines).decode().strip()
-
-
-# -- the settings as fields of a request --------------------------------------------------------------------
-
-
-def options_for(server: Server, settings: Any, bias: Bias = MappingProxyType({})) -> Json:
-    """The settings as a request has them, and the bias of ids. UsageError for one that the server has no field for."""
-    options = {name: getattr(settings, name) for name in SENT} | {"max_tokens": settings.max_new_tokens}
-    options |= {"stop": list(settings.stop)} if settings.stop else {}
-    options |= {name: value for name in PENALTIES if (value := getattr(settings, name))}
-    options |= {"logit_bias": {str(token): max(BAN, amount) for (token,), amount in bias.items()}} if bias else {}
-    if server.kind in ALL:
-        fields = {name: getattr(settings, name) for name in FURTHER}
-        fields["top_k"] = fields["top_k"] or ALL[server.kind]
-        if server.kind.startswith("llama"):
-            fields["repeat_penalty"] = fields.pop("repetition_penalty")
-        if server.kind == "llama-server" and bias:  # its own form bans for certain
-            fields["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
-        if server.kind == "SGLang":
-            fields["return_spec_tokens_details"] = True
-        return {**options, "extra_body": {**fields, **form_for(server, settings)}}
-    options |= form_for(server, settings)
-    for name, off in FURTHER.items():
-        if getattr(settings, name) != off:
-            raise UsageError(f"{server.address} has no field for {name} (now {settings.show(name)})")
-    return options
 
 
 def form_for(server: Server, settings: Any) -> Json:
@@ -496,3 +520,55 @@ def form_for(server: Server, settings: Any) -> Json:
         why = f"has no field for {name}" if field is None else "reads grammars in GBNF, not in Lark"
         raise UsageError(f"{server.address} {why} (now {settings.show(name)})")
     return {field: {name: text} if server.kind == "vLLM" else text}
+
+
+# -- Ollama's own, by docs/api.md, docs/openapi.yaml, docs/api/errors.mdx and docs/modelfile.mdx of ollama/ollama -----
+
+
+class OllamaServer(Server):
+    """A server that speaks Ollama's own protocol, by its URL, which ends in /api."""
+
+    protocol = kind = "Ollama"
+    chat_at = "/chat"
+    models_at = ("/tags", "models", "name")
+    between = rb"\n"
+
+    def options(self, settings: Any, bias: Bias = MappingProxyType({})) -> Json:
+        """Return the settings (:meth:`Server.options`); UsageError for a bias, and a form that is no JSON schema."""
+        form = settings.form[0] if settings.form else ""
+        if wrong := "logit_bias" if bias else form.replace("json_schema", ""):
+            raise UsageError(f"{self.address} has no field for {wrong} (now {settings.show(wrong)})")
+        options = {name: getattr(settings, name) for name in (*SENT, *PENALTIES, "top_k", "min_p")} | {
+            "num_predict": settings.max_new_tokens,
+            "repeat_penalty": settings.repetition_penalty,
+            "repeat_last_n": -1,  # over all tokens
+            **({"stop": list(settings.stop)} if settings.stop else {}),
+        }
+        if not form:
+            return {"options": options}
+        from utils.grammar import form_text, schema_of
+
+        return {"options": options, "format": schema_of(form_text(*settings.form))}
+
+    def pieces(self, part: Json, answer: ChatAnswer) -> Iterator[tuple[str, float | None]]:
+        """Yield the text of a line."""
+        message, entries = field_of(part, "message", dict), field_of(part, "logprobs", list) or []
+        text = field_of(message, "content", str) or ""
+        answer.logprobs += entries
+        if text or field_of(message, "thinking", str):
+            yield from token_pieces(text, entries)
+        if field_of(part, "done", bool):
+            answer.ended = field_of(part, "done_reason", str) or "stop"
+            tokens, spent, loading = (count_of(part, name) for name in ("eval_count", "eval_duration", "load_duration"))
+            answer.report = answer.report._replace(
+                tokens=tokens,
+                prompt_tokens=count_of(part, "prompt_eval_count"),
+                rate=1e9 * tokens / spent if tokens and spent else None,
+                load_s=None if loading is None else loading / 1e9,
+            )
+
+
+def server_at(url: str, model: str | None = None, key_env: str | None = None) -> Server:
+    """Return the server at a URL: one whose path ends in /api speaks Ollama's own protocol, any other OpenAI's."""
+    speaks = OllamaServer if url.partition("#")[0].rstrip("/").endswith("/api") else OpenAIServer
+    return speaks(url, model, key_env)

@@ -11,7 +11,7 @@ from app.lanes.lane import PairEngine
 from app.settings.table import Settings
 from tests.support.refusals import refused
 from utils.progress import never
-from utils.remote.server import options_for
+from utils.remote.server import OpenAIServer
 
 
 def token_of(engine: PairEngine, text: str) -> int:
@@ -60,9 +60,9 @@ def test_every_lane_leaves_a_banned_token_out(engine: PairEngine, lane: str) -> 
 def test_servers_get_it_by_their_schema(engine: PairEngine) -> None:
     bias = {(12,): -math.inf, (7,): 1.5}
     plain, llama = (SimpleNamespace(kind=kind, address="localhost") for kind in ("", "llama-server"))
-    assert options_for(plain, Settings(), bias)["logit_bias"] == {"12": -100.0, "7": 1.5}  # type: ignore[arg-type]
-    assert options_for(llama, Settings(), bias)["extra_body"]["logit_bias"] == [[12, False], [7, 1.5]]  # type: ignore[arg-type]
-    assert "logit_bias" not in options_for(plain, Settings())  # type: ignore[arg-type]
+    assert OpenAIServer.options(plain, Settings(), bias)["logit_bias"] == {"12": -100.0, "7": 1.5}  # type: ignore[arg-type]
+    assert OpenAIServer.options(llama, Settings(), bias)["logit_bias"] == [[12, False], [7, 1.5]]  # type: ignore[arg-type]
+    assert "logit_bias" not in OpenAIServer.options(plain, Settings())  # type: ignore[arg-type]
     lane = engine.lane("http://localhost:9/v1", Settings(logit_bias="12=-100"))
     assert {**lane.bias} == {(12,): -math.inf}
     assert refused(lambda: engine.lane("http://localhost:9/v1", Settings(logit_bias="' a'=1"))) == (

@@ -13,7 +13,7 @@ from app.settings.table import Layers, Settings
 from tests.support.refusals import refused
 from utils.errors import UsageError
 from utils.progress import never
-from utils.remote.server import options_for
+from utils.remote.server import OpenAIServer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -123,9 +123,8 @@ def test_a_request_has_the_servers_own_field(kind: str, form: dict[str, str], se
         value = str(tmp_path / "form")
     settings = Settings(**{name: value})
     if isinstance(sent, str) and sent.startswith("host"):
-        assert refused(options_for, server(kind), settings).startswith(sent)
+        assert refused(OpenAIServer.options, server(kind), settings).startswith(sent)
         return
-    options = options_for(server(kind), settings)
-    fields = {**options, **options.get("extra_body", {})}
+    fields = OpenAIServer.options(server(kind), settings)
     field = FIELDS.get(name) or ("regex" if (kind, name) == ("SGLang", "regex") else FIELDS[kind])
     assert fields[field] == sent

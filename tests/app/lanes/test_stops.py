@@ -21,7 +21,7 @@ from sampling.events import Event, Finished, Step
 from sampling.stops import StopStrings
 from tests.support.refusals import refused
 from utils.progress import never
-from utils.remote.server import options_for
+from utils.remote.server import OpenAIServer
 
 PIECES = ["a", "b", "ab", "ba", "aab", "c", "\n"]
 TEXTS = st.text("abc\n", min_size=1, max_size=3)
@@ -129,8 +129,8 @@ def test_texts_are_read_and_shown() -> None:
 
 def test_servers_get_them() -> None:
     server: Any = SimpleNamespace(kind="", address="localhost")
-    assert options_for(server, Settings(stop=("a", "b")))["stop"] == ["a", "b"]
-    assert "stop" not in options_for(server, Settings())
+    assert OpenAIServer.options(server, Settings(stop=("a", "b")))["stop"] == ["a", "b"]
+    assert "stop" not in OpenAIServer.options(server, Settings())
 
 
 def test_a_beam_search_refuses_them(engine: PairEngine) -> None:

@@ -7,25 +7,35 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.command_line.main import main
+from app.settings.table import Settings
 from tests.support.refusals import refused
-from tests.support.scripted_server import Act, Reply, ScriptedServer, chunk, said, usage
-from utils.remote.server import ChatAnswer, Server, ServerFigures
+from tests.support.scripted import run_lines
+from tests.support.scripted_server import Act, Reply, ScriptedOllama, ScriptedServer, chunk, line, said, usage
+from tests.support.tiny import tiny_tokenizer
+from utils.remote.pieces import ServerFigures
+from utils.remote.server import ChatAnswer, OpenAIServer, Server, server_at
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+protocols = pytest.mark.parametrize("speaks", [ScriptedServer, ScriptedOllama])
 
 
 def asked(server: Server, interrupt: Callable[[], bool] = lambda: False) -> ChatAnswer:
     return ChatAnswer(server, MESSAGES, {"temperature": 0.0, "max_tokens": 5}, interrupt)
 
 
-def heard(chat: Act | list[dict[str, Any]], **more: Any) -> tuple[list[str], ChatAnswer]:
+def heard(
+    chat: Act | list[dict[str, Any]], speaks: type[ScriptedServer] = ScriptedServer, **more: Any
+) -> tuple[list[str], ChatAnswer]:
     """The pieces of a scripted answer, and the answer."""
-    with ScriptedServer(chat, **more) as scripted:
-        answer = asked(Server(scripted.url, silence=0.5))
+    with speaks(chat, **more) as scripted:
+        answer = asked(replace(server_at(scripted.url), silence=0.5))
         return [text for text, _ in answer], answer
 
 
@@ -43,13 +53,13 @@ def test_the_seconds_of_the_pieces_are_those_since_the_request() -> None:
             reply.raw(b"data: " + json.dumps(each).encode() + b"\n\n")
 
     with ScriptedServer(slow) as scripted:
-        assert sum(spent for _, spent in asked(Server(scripted.url))) >= 0.4
+        assert sum(spent for _, spent in asked(OpenAIServer(scripted.url))) >= 0.4
 
 
 def test_the_request_has_messages_options_model_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "secret")
     with ScriptedServer(said("x"), models=["the model"]) as scripted:
-        list(asked(Server(scripted.url, key_env="A_KEY")))
+        list(asked(OpenAIServer(scripted.url, key_env="A_KEY")))
         headers, body = next(request[1:] for request in scripted.requests if request[0] == "/v1/chat/completions")
     assert headers["authorization"] == "Bearer secret"
     wanted = {"model": "the model", "messages": MESSAGES, "temperature": 0.0, "max_tokens": 5, "stream": True}
@@ -59,7 +69,7 @@ def test_the_request_has_messages_options_model_and_key(monkeypatch: pytest.Monk
 def test_no_other_programs_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "of another server")
     with ScriptedServer(said("x")) as scripted:
-        list(asked(Server(scripted.url)))
+        list(asked(OpenAIServer(scripted.url)))
         assert not any("another" in str(headers) for _, headers, _ in scripted.requests)
 
 
@@ -188,11 +198,11 @@ def closed_port() -> int:
 
 def test_an_absent_server_is_one_line() -> None:
     address = f"127.0.0.1:{closed_port()}"
-    refused(list, asked(Server(f"http://{address}/v1")), match=f"^no server answers at {address} ")
+    refused(list, asked(OpenAIServer(f"http://{address}/v1")), match=f"^no server answers at {address} ")
 
 
 def cut(reply: Reply, _: dict[str, Any]) -> None:
-    reply.events([chunk("so far")], done=False)
+    reply.events(["so far"], done=False)
 
 
 def silent(reply: Reply, _: dict[str, Any]) -> None:
@@ -201,16 +211,12 @@ def silent(reply: Reply, _: dict[str, Any]) -> None:
 
 
 def stalled(reply: Reply, _: dict[str, Any]) -> None:
-    reply.events([chunk("so far")], done=False)
+    reply.events(["so far"], done=False)
     time.sleep(2)
 
 
-def broken(line: bytes) -> Act:
-    def act(reply: Reply, _: dict[str, Any]) -> None:
-        reply.events([chunk("so far")], done=False)
-        reply.raw(b"data: " + line + b"\n\n")
-
-    return act
+def broken(data: bytes) -> Act:
+    return lambda reply, _: reply.events(["so far", data], done=False)
 
 
 def refusal(status: int, error: Any) -> Act:
@@ -231,21 +237,34 @@ def page(status: int) -> Act:
         (refusal(401, {"error": {"message": "bad key"}}), "refuses a request without a key .*: bad key"),
         (refusal(403, {"detail": "not you"}), "refuses a request without a key .*: not you"),
         (refusal(404, {"error": {"message": "no such model"}}), "answers 404: no such model"),
+        (refusal(404, {"error": "model 'x' not found"}), "answers 404: model 'x' not found"),
         (refusal(429, {"message": "too\nmany"}), "answers 429: too many"),
         (refusal(500, "it broke"), "answers 500: it broke"),
         (silent, "sent nothing for 0.5 s"),
         (refusal(200, {"hello": 1}), "closed the connection before the answer's end"),
+        (lambda reply, _: reply.events([], done=False), "closed the connection before the answer's end"),
+        (lambda reply, _: reply.events([7], done=False), "no answer in .*'s protocol .7 in place of an object"),
+        (page(200), "sends no answer in .*'s protocol .a web page in place of an API"),
+        (page(403), "refuses a request without a key .*: a web page in place of an API"),
+        (page(502), "answers 502: a web page in place of an API"),
+    ],
+)
+@protocols
+def test_a_failure_before_the_first_piece_is_one_line(speaks: type[ScriptedServer], act: Act, line: str) -> None:
+    refused(heard, act, speaks, match=line)
+
+
+@pytest.mark.parametrize(
+    ("act", "line"),
+    [
         (lambda reply, _: reply.events([]), "closed the connection before the answer's end"),
         (lambda reply, _: reply.events([{"choices": 7}]), "no answer in OpenAI's protocol"),
         (lambda reply, _: reply.events([chunk(7)]), "no answer in OpenAI's protocol"),  # type: ignore[arg-type]
         (lambda reply, _: reply.events([{"choices": [{"delta": None}]}]), "closed the connection before"),
         (lambda reply, _: reply.events([{"choices": [{"delta": "x"}]}]), "no answer in OpenAI's protocol"),
-        (page(200), "sends no answer in OpenAI's protocol .a web page in place of an API"),
-        (page(403), "refuses a request without a key .*: a web page in place of an API"),
-        (page(502), "answers 502: a web page in place of an API"),
     ],
 )
-def test_a_failure_before_the_first_piece_is_one_line(act: Act, line: str) -> None:
+def test_chunks_of_another_shape_are_refused_in_a_line(act: Act, line: str) -> None:
     refused(heard, act, match=line)
 
 
@@ -254,29 +273,33 @@ def test_a_failure_before_the_first_piece_is_one_line(act: Act, line: str) -> No
     [
         (cut, "closed the connection"),
         (stalled, "sent nothing for 0.5 s"),
-        (broken(b'{"choices": [{"del'), "no answer in OpenAI's protocol"),
-        (broken(b"[1, 2]"), "no answer in OpenAI's protocol"),
-        (broken('{"choices": [{"index": 0, "delta": {"content": "é'.encode()[:-1] + b'"}}]}'), "no answer in OpenAI's"),
+        (broken(b'{"choices": [{"del'), "no answer in {}'s protocol"),
+        (broken(b"[1, 2]"), "no answer in {}'s protocol"),
+        (broken('{"choices": [{"index": 0, "delta": {"content": "é'.encode()[:-1] + b'"}}]}'), "no answer in {}'s"),
         (broken(b'{"error": {"message": "out of memory"}}'), "broke off: out of memory"),
-        (broken(b'{"error": "worker died"}'), "broke off"),
+        (broken(b'{"error": "worker died"}'), "broke off: worker died"),
     ],
 )
-def test_a_failure_in_mid_answer_keeps_what_came(act: Act, line: str) -> None:
-    texts, answer = heard(act)
+@protocols
+def test_a_failure_in_mid_answer_keeps_what_came(
+    speaks: type[ScriptedServer], act: Act, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts, answer = heard(act, speaks)
     assert (texts, answer.reason) == (["so far"], "interrupted")
-    assert line in answer.report.problem
+    assert line.format(answer.server.protocol) in answer.report.problem
     assert "\n" not in answer.report.problem
+    assert not caplog.records
 
 
-@pytest.fixture
-def endless() -> Iterator[ScriptedServer]:
+@pytest.fixture(params=[ScriptedServer, ScriptedOllama])
+def endless(request: pytest.FixtureRequest) -> Iterator[ScriptedServer]:
     def act(reply: Reply, _: dict[str, Any]) -> None:
         reply.begin()
         while True:
-            reply.raw(b"data: " + json.dumps(chunk("on ")).encode() + b"\n\n")
+            reply.part("on ")
             time.sleep(0.01)
 
-    with ScriptedServer(act) as scripted:
+    with request.param(act) as scripted:
         yield scripted
 
 
@@ -285,7 +308,7 @@ def test_an_interrupt_closes_the_stream_and_keeps_what_came(
     endless: ScriptedServer, looks: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     looked = itertools.count()
-    answer = asked(Server(endless.url), lambda: next(looked) >= looks)
+    answer = asked(server_at(endless.url), lambda: next(looked) >= looks)
     texts = [text for text, _ in answer]
     assert (set(texts) <= {"on "}, answer.reason, answer.report.problem) == (True, "interrupted", "")
     assert looks < 20 or texts
@@ -296,17 +319,18 @@ def test_an_interrupt_closes_the_stream_and_keeps_what_came(
 def test_an_answer_that_nobody_reads_on_closes_the_stream(
     endless: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pieces = iter(asked(Server(endless.url)))
+    pieces = iter(asked(server_at(endless.url)))
     assert next(pieces)[0] == "on "
     pieces.close()
     assert endless.left.wait(10)
     assert not caplog.records
 
 
-def test_an_interrupt_does_not_wait_for_a_server_that_is_silent() -> None:
+@protocols
+def test_an_interrupt_does_not_wait_for_a_server_that_is_silent(speaks: type[ScriptedServer]) -> None:
     stop = threading.Event()
-    with ScriptedServer(silent) as scripted:
-        answer = asked(Server(scripted.url), stop.is_set)
+    with speaks(silent) as scripted:
+        answer = asked(server_at(scripted.url), stop.is_set)
         threading.Timer(0.2, stop.set).start()
         assert [*answer] == []
     assert answer.reason == "interrupted"
@@ -334,8 +358,8 @@ END = HEAD + '"delta": {}, "finish_reason": "stop"}], "usage": {"completion_toke
 def test_a_stream_is_read_whatever_stands_between_its_pieces(lines: list[str], end: str) -> None:
     def act(reply: Reply, _: dict[str, Any]) -> None:
         reply.begin()
-        for line in lines:
-            reply.raw(f"{line}{end}".encode())
+        for each in lines:
+            reply.raw(f"{each}{end}".encode())
 
     texts, answer = heard(act)
     assert (texts, answer.reason, answer.report) == (["far"], "eos", ServerFigures(2, 7))
@@ -391,7 +415,7 @@ def test_a_field_that_is_missing_null_or_new_changes_only_what_it_says(engine: s
     whole, first = heard(chunks)
     sent: list[dict[str, Any]] = []
     with ScriptedServer(lambda reply, _: reply.events(sent)) as scripted:
-        server = Server(scripted.url)
+        server = OpenAIServer(scripted.url)
         for place in places_of(chunks):
             for change in ("drop", "null", "new"):
                 sent[:] = json.loads(json.dumps(chunks))
@@ -418,34 +442,98 @@ def test_a_field_that_is_missing_null_or_new_changes_only_what_it_says(engine: s
 
 def test_several_models_are_named_and_none_is_chosen() -> None:
     with ScriptedServer(said("x"), models=["one", "two"]) as scripted:
-        refused(list, asked(Server(scripted.url)), match="has several models: --model names one of one, two")
-        assert [text for text, _ in asked(Server(f"{scripted.url}#two"))] == ["x"]
+        refused(list, asked(OpenAIServer(scripted.url)), match="has several models: --model names one of one, two")
+        assert [text for text, _ in asked(OpenAIServer(f"{scripted.url}#two"))] == ["x"]
         assert [body["model"] for path, _, body in scripted.requests if "chat" in path] == ["two"]
 
 
 def test_a_server_without_a_list_of_models_is_asked_for_none() -> None:
     # `transformers serve` answers 500 where the hub's cache folder is not there
     with ScriptedServer(said("x"), v1__models=refusal(500, "Internal Server Error")) as scripted:
-        assert [text for text, _ in asked(Server(scripted.url))] == ["x"]
+        assert [text for text, _ in asked(OpenAIServer(scripted.url))] == ["x"]
         assert "model" not in next(body for path, _, body in scripted.requests if "chat" in path)
 
 
 @pytest.mark.parametrize("listed", [{}, {"data": None}, {"data": [None, {"id": None}, {"x": 1}]}])
 def test_a_list_of_models_without_a_name_asks_for_none(listed: Any) -> None:
     with ScriptedServer(said("x"), v1__models=refusal(200, listed)) as scripted:
-        assert [text for text, _ in asked(Server(scripted.url))] == ["x"]
-        assert (Server(scripted.url).kind, Server(scripted.url).context) == ("", None)
+        assert [text for text, _ in asked(OpenAIServer(scripted.url))] == ["x"]
+        assert (OpenAIServer(scripted.url).kind, OpenAIServer(scripted.url).context) == ("", None)
 
 
 def test_a_web_page_in_place_of_the_models_is_called_one() -> None:
     with ScriptedServer(said("x"), v1__models=page(200)) as scripted:
-        refused(list, asked(Server(scripted.url)), match=r"a web page in place of an API: a URL ends in /v1")
+        refused(list, asked(OpenAIServer(scripted.url)), match=r"a web page in place of an API: a URL ends in /v1")
 
 
 def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("A_KEY", raising=False)
     refused(
         list,
-        asked(Server("http://127.0.0.1:1/v1", key_env="A_KEY")),
+        asked(OpenAIServer("http://127.0.0.1:1/v1", key_env="A_KEY")),
         match="needs a key in the environment variable A_KEY",
     )
+
+
+# -- Ollama's own protocol: docs/api.md, docs/openapi.yaml and docs/modelfile.mdx of ollama/ollama -------------------
+
+LAST = {  # "Chat Request (Streaming)": durations are nanoseconds
+    **{"model": "llama3.2", "created_at": "2023-08-04T19:22:45.499127Z", "done": True, "done_reason": "stop"},
+    **{"total_duration": 4883583458, "load_duration": 1334875000, "prompt_eval_count": 26},
+    **{"prompt_eval_duration": 342546000, "eval_count": 282, "eval_duration": 4535599000},
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "ending"), [("stop", "eos"), ("length", "length"), (None, "eos"), ("unload", "eos")]
+)
+def test_ollama_answers_in_lines_with_its_figures_in_the_last(reason: str | None, ending: str) -> None:
+    thought = line("", message={"role": "assistant", "content": "", "thinking": "hm"})
+    lines = [thought, line("The "), line("sk\ud83d"), line("y"), {**LAST, "done_reason": reason}, line("no more")]
+    texts, answer = heard(lines, ScriptedOllama)
+    problem = f"{answer.server.address} ended it: unload" * (reason == "unload")
+    figures = ServerFigures(282, 26, rate=1e9 * 282 / 4535599000, load_s=1.334875, problem=problem)
+    assert (texts, answer.reason, answer.report) == (["", "The ", "sk\ufffd", "y"], ending, figures)
+
+
+def test_lines_of_another_shape_are_refused_in_a_line() -> None:
+    refused(heard, [line(7)], ScriptedOllama, match="no answer in Ollama's protocol .content is 7")  # type: ignore[arg-type]
+    refused(heard, [line("x")], ScriptedOllama, api__tags=page(200), match="a web page in place of an API")
+
+
+def test_ollama_gets_settings_as_options_and_refuses_others_in_a_line() -> None:
+    server, schema = server_at("http://host:1/api#m"), {"type": "object", "properties": {"a": {"enum": ["b"]}}}
+    settings = Settings(temperature=0.5, top_k=7, min_p=0.1, seed=3, max_new_tokens=9, stop=("a",))
+    options = {"temperature": 0.5, "top_p": 1.0, "top_k": 7, "min_p": 0.1, "seed": 3, "num_predict": 9, "stop": ["a"]}
+    options |= {"repeat_penalty": 1.0, "repeat_last_n": -1, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    assert server.options(settings) == {"options": options}
+    assert server.options(Settings(json_schema=json.dumps(schema)))["format"] == schema
+    assert refused(server.options, Settings(regex="a+")) == "host:1 has no field for regex (now a+)"
+    bias = {(12,): 1.0}
+    assert refused(server.options, Settings(logit_bias="12=1"), bias).startswith("host:1 has no field for logit_bias")
+
+
+def test_ollama_in_run_gives_log_probabilities_and_cannot_verify_drafts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with ScriptedOllama([line("x", logprobs=[entry]), LAST]) as scripted:
+        assert main(["run", "hi", "--target", scripted.url, "--json", "--logprobs", "2"]) == 0
+        (result,), body = json.loads(capsys.readouterr().out)["results"], scripted.requests[-1][2]
+        assert main(["run", "x", "--target", scripted.url, "--tokenizer", str(tmp_path)]) == 2
+    assert (result["logprobs"]["content"], result["report"]["load_s"]) == ([entry], 1.334875)
+    assert (body["model"], body["top_logprobs"]) == ("llama3.2:latest", 2)
+    assert f"{scripted.address} (Ollama) gives no log-probabilities of a prompt's tokens" in capsys.readouterr().err
+
+
+def test_ollama_chats_beside_a_server_with_openais_protocol(tmp_path: Path) -> None:
+    file, settings = tmp_path / "models.yaml", {"compare": ("server",), "max_new_tokens": 6}
+    with ScriptedOllama([line("x "), line("y"), LAST]) as ollama, ScriptedServer(said("x", "z")) as other:
+        file.write_text(f"pairs:\n  a: {{target: {{url: '{ollama.url}'}}}}\n", encoding="utf-8")
+        compare = f"/compare {other.url},server"
+        ran = run_lines(file, "one", "/why", compare, "two", "/set top_k=5", "three", settings=settings)
+    assert "by the server:  62.2 tok/s  1.3 s for loading" in ran.after("one")
+    assert "It does not say where its time went; by the server: 62.2 tok/s" in ran.after("/why")
+    assert "the texts part at character 2" in ran.after("two")
+    assert ran.errors == [f"error: {other.address} has no field for top_k (now 5)"]  # Ollama's protocol has one
