@@ -84,7 +84,16 @@ def test_a_servers_figures_of_its_drafts_are_shown_as_its_own(
     assert main(["run", "hi", "--target", drafting.url, "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["report"] == {
-        **{"tokens": 10, "prompt_tokens": 7, "drafted": 12, "accepted": 6, "passes": 3, "rate": None, "problem": ""}
+        **{
+            "tokens": 10,
+            "prompt_tokens": 7,
+            "drafted": 12,
+            "accepted": 6,
+            "passes": 3,
+            "rate": None,
+            "load_s": None,
+            "problem": "",
+        }
     }
     assert (result["draft_n"], result["acceptance_rate"]) == (0, None)  # ours: nothing was drafted here
     asked = [body for path, _, body in drafting.requests if "chat" in path]
