@@ -120,6 +120,13 @@ def line(text: str, **more: Any) -> dict[str, Any]:
     return {**head, "message": {"role": "assistant", "content": text, "images": None}, **more}
 
 
+LAST = {  # the end of a stream, by "Chat Request (Streaming)" there: durations are nanoseconds
+    **{"model": "llama3.2", "created_at": "2023-08-04T19:22:45.499127Z", "done": True, "done_reason": "stop"},
+    **{"total_duration": 4883583458, "load_duration": 1334875000, "prompt_eval_count": 26},
+    **{"prompt_eval_duration": 342546000, "eval_count": 282, "eval_duration": 4535599000},
+}
+
+
 class ScriptedOllama(ScriptedServer):
     """The same with Ollama's own protocol."""
 
@@ -129,5 +136,5 @@ class ScriptedOllama(ScriptedServer):
         self, chat: Act | list[dict[str, Any]], models: Iterable[str] = ("llama3.2:latest",), **acts: Act
     ) -> None:
         listed = {"models": [{"name": name, "model": name, "size": 1} for name in models]}
-        super().__init__(chat, api__tags=lambda reply, _: reply.json(listed), **acts)
+        super().__init__(chat, **{"api__tags": lambda reply, _: reply.json(listed), **acts})
         self.acts = {"/api/chat": self.acts["/v1/chat/completions"], **self.acts}

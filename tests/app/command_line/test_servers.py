@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.command_line.main import main
-from tests.support.scripted_server import Reply, ScriptedServer, chunk, said
+from tests.support.scripted_server import LAST, Reply, ScriptedOllama, ScriptedServer, chunk, line, said
 from tests.support.tiny import TinyPair, write_prompts
 
 SHAPE = {"context": 300}
@@ -122,3 +122,16 @@ def test_a_server_that_breaks_off_ends_bench_with_1_and_keeps_what_was_measured(
     assert "before the answer's end after 2 answers: the same command resumes the run" in capsys.readouterr().err
     data = json.loads(out.read_text())
     assert (data["complete"], len(data["prompts"])) == (False, 1)
+
+
+def test_ollama_in_run_gives_log_probabilities_and_cannot_verify_drafts(
+    pair: TinyPair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}
+    with ScriptedOllama([line("x", logprobs=[entry]), LAST]) as scripted:
+        assert main(["run", "hi", "--target", scripted.url, "--json", "--logprobs", "2"]) == 0
+        (result,), body = json.loads(capsys.readouterr().out)["results"], scripted.requests[-1][2]
+        assert main(["run", "x", "--target", scripted.url, "--tokenizer", str(pair.target)]) == 2
+    assert (result["logprobs"]["content"], result["report"]["load_s"]) == ([entry], 1.334875)
+    assert (body["model"], body["top_logprobs"]) == ("llama3.2:latest", 2)
+    assert f"{scripted.address} (Ollama) gives no log-probabilities of a prompt's tokens" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from app.lanes.pairing import choose_pair
 from app.replay.session_log import read_log
 from app.settings.table import ModelOptions
 from tests.support.scripted import Ran, run_lines
-from tests.support.scripted_server import Reply, ScriptedServer, chunk, said
+from tests.support.scripted_server import LAST, Reply, ScriptedOllama, ScriptedServer, chunk, line, said
 from tests.support.tiny import tiny_pair
 from utils.errors import UsageError
 
@@ -163,3 +163,15 @@ def test_a_server_is_named_on_the_command_line_with_its_model() -> None:
     assert (pair.target.url, pair.target.model, pair.defaults["compare"]) == ("http://127.0.0.1:8000/v1", "m", "server")
     with pytest.raises(UsageError, match="--model is a server"):
         choose_pair(ModelOptions(model="m"))
+
+
+def test_ollama_chats_beside_a_server_with_openais_protocol(tmp_path: Path) -> None:
+    file, settings = tmp_path / "models.yaml", {"compare": ("server",), "max_new_tokens": 6}
+    with ScriptedOllama([line("x "), line("y"), LAST]) as ollama, ScriptedServer(said("x", "z")) as other:
+        file.write_text(f"pairs:\n  a: {{target: {{url: '{ollama.url}'}}}}\n", encoding="utf-8")
+        compare = f"/compare {other.url},server"
+        ran = run_lines(file, "one", "/why", compare, "two", "/set top_k=5", "three", settings=settings)
+    assert "by the server:  62.2 tok/s  1.3 s for loading" in ran.after("one")
+    assert "where its time went; by the server: 62.2 tok/s 1.3 s" in " ".join(ran.after("/why").split())
+    assert "the texts part at character 2" in ran.after("two")
+    assert ran.errors == [f"error: {other.address} has no field for top_k (now 5)"]  # Ollama's protocol has one

@@ -8,17 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.command_line.main import main
 from app.settings.table import Settings
 from tests.support.refusals import refused
-from tests.support.scripted import run_lines
-from tests.support.scripted_server import Act, Reply, ScriptedOllama, ScriptedServer, chunk, line, said, usage
-from tests.support.tiny import tiny_tokenizer
+from tests.support.scripted_server import LAST, Act, Reply, ScriptedOllama, ScriptedServer, chunk, line, said, usage
 from utils.remote.pieces import ServerFigures
 from utils.remote.server import ChatAnswer, OpenAIServer, Server, server_at
 
@@ -477,12 +473,6 @@ def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 # -- Ollama's own protocol: docs/api.md, docs/openapi.yaml and docs/modelfile.mdx of ollama/ollama -------------------
 
-LAST = {  # "Chat Request (Streaming)": durations are nanoseconds
-    **{"model": "llama3.2", "created_at": "2023-08-04T19:22:45.499127Z", "done": True, "done_reason": "stop"},
-    **{"total_duration": 4883583458, "load_duration": 1334875000, "prompt_eval_count": 26},
-    **{"prompt_eval_duration": 342546000, "eval_count": 282, "eval_duration": 4535599000},
-}
-
 
 @pytest.mark.parametrize(
     ("reason", "ending"), [("stop", "eos"), ("length", "length"), (None, "eos"), ("unload", "eos")]
@@ -511,29 +501,3 @@ def test_ollama_gets_settings_as_options_and_refuses_others_in_a_line() -> None:
     assert refused(server.options, Settings(regex="a+")) == "host:1 has no field for regex (now a+)"
     bias = {(12,): 1.0}
     assert refused(server.options, Settings(logit_bias="12=1"), bias).startswith("host:1 has no field for logit_bias")
-
-
-def test_ollama_in_run_gives_log_probabilities_and_cannot_verify_drafts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entry = {"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}
-    tiny_tokenizer().save_pretrained(tmp_path)
-    with ScriptedOllama([line("x", logprobs=[entry]), LAST]) as scripted:
-        assert main(["run", "hi", "--target", scripted.url, "--json", "--logprobs", "2"]) == 0
-        (result,), body = json.loads(capsys.readouterr().out)["results"], scripted.requests[-1][2]
-        assert main(["run", "x", "--target", scripted.url, "--tokenizer", str(tmp_path)]) == 2
-    assert (result["logprobs"]["content"], result["report"]["load_s"]) == ([entry], 1.334875)
-    assert (body["model"], body["top_logprobs"]) == ("llama3.2:latest", 2)
-    assert f"{scripted.address} (Ollama) gives no log-probabilities of a prompt's tokens" in capsys.readouterr().err
-
-
-def test_ollama_chats_beside_a_server_with_openais_protocol(tmp_path: Path) -> None:
-    file, settings = tmp_path / "models.yaml", {"compare": ("server",), "max_new_tokens": 6}
-    with ScriptedOllama([line("x "), line("y"), LAST]) as ollama, ScriptedServer(said("x", "z")) as other:
-        file.write_text(f"pairs:\n  a: {{target: {{url: '{ollama.url}'}}}}\n", encoding="utf-8")
-        compare = f"/compare {other.url},server"
-        ran = run_lines(file, "one", "/why", compare, "two", "/set top_k=5", "three", settings=settings)
-    assert "by the server:  62.2 tok/s  1.3 s for loading" in ran.after("one")
-    assert "It does not say where its time went; by the server: 62.2 tok/s" in ran.after("/why")
-    assert "the texts part at character 2" in ran.after("two")
-    assert ran.errors == [f"error: {other.address} has no field for top_k (now 5)"]  # Ollama's protocol has one
