@@ -35,6 +35,12 @@ def test_every_file_that_a_page_names_is_there() -> None:
     assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []
 
 
+def test_a_servers_name_is_read_in_three_places_only() -> None:
+    """Where names are checked, lanes made and records read; whatever differs for a server asks them."""
+    readers = [file.name for file in CHAPTERS if "is_server(" in file.read_text(encoding="utf-8")]
+    assert sorted(readers) == ["costs.py", "lane.py", "server.py", "types.py"]
+
+
 def test_the_round_on_the_page_is_the_code() -> None:
     """Line by line, of the functions that it says; on one screen."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -58,6 +58,8 @@ def test_check_shows_both_models_and_that_they_fit(tiny, capsys):
         "target target drafter",
         "model target drafter",
         f"parameters {parameters:,} {parameters:,}",
+        "stored as float32 float32",
+        "converted packed packed",
         "dtype float32 float32",
         "device cpu cpu",
         "context 256 tokens 256 tokens",
@@ -86,7 +88,7 @@ def test_check_of_the_default_pair_states_its_figures():
     assert done.returncode == 0, done.stderr
     said = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "parameters 134,515,008" in said
-    assert "context 8,192 tokens" in said
+    assert {"context 8,192 tokens", "stored as GGUF", "converted no"} <= {*said}
     assert "stops at: <|endoftext|> (0), <|im_end|> (2)" in said
     assert "drafter: tables+feature" in said
 
