@@ -94,7 +94,9 @@ class Server(ABC):
         """Return the JSON object in a part of a stream, which has `done` in the last one; empty where it has none."""
         return part
 
-    def counting(self, answer: ChatAnswer, runner: asyncio.Runner, client: AsyncOpenAI) -> AbstractContextManager[object]:
+    def counting(
+        self, answer: ChatAnswer, runner: asyncio.Runner, client: AsyncOpenAI
+    ) -> AbstractContextManager[object]:
         """Count what the server does during an answer, where it has counters."""
         return nullcontext()
 
