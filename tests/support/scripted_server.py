@@ -124,6 +124,7 @@ LAST = {  # the end of a stream, by "Chat Request (Streaming)" there: durations 
     **{"model": "llama3.2", "created_at": "2023-08-04T19:22:45.499127Z", "done": True, "done_reason": "stop"},
     **{"total_duration": 4883583458, "load_duration": 1334875000, "prompt_eval_count": 26},
     **{"prompt_eval_duration": 342546000, "eval_count": 282, "eval_duration": 4535599000},
+    "message": {"role": "assistant", "content": ""},  # not in that example; the official client demands it
 }
 
 

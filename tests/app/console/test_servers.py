@@ -166,11 +166,11 @@ def test_a_server_is_named_on_the_command_line_with_its_model() -> None:
 
 
 def test_ollama_chats_beside_a_server_with_openais_protocol(tmp_path: Path) -> None:
-    file, settings = tmp_path / "models.yaml", {"compare": ("server",), "max_new_tokens": 6}
+    file = tmp_path / "models.yaml"
     with ScriptedOllama([line("x "), line("y"), LAST]) as ollama, ScriptedServer(said("x", "z")) as other:
         file.write_text(f"pairs:\n  a: {{target: {{url: '{ollama.url}'}}}}\n", encoding="utf-8")
-        compare = f"/compare {other.url},server"
-        ran = run_lines(file, "one", "/why", compare, "two", "/set top_k=5", "three", settings=settings)
+        lines = ("one", "/why", f"/compare {other.url},server", "two", "/set top_k=5", "three")
+        ran = run_lines(file, *lines, settings={"compare": ("server",)})
     assert "by the server:  62.2 tok/s  1.3 s for loading" in ran.after("one")
     assert "where its time went; by the server: 62.2 tok/s 1.3 s" in " ".join(ran.after("/why").split())
     assert "the texts part at character 2" in ran.after("two")
