@@ -251,17 +251,18 @@ def test_a_failure_before_the_first_piece_is_one_line(speaks: type[ScriptedServe
 
 
 @pytest.mark.parametrize(
-    ("act", "line"),
+    ("parts", "line"),
     [
-        (lambda reply, _: reply.events([]), "closed the connection before the answer's end"),
-        (lambda reply, _: reply.events([{"choices": 7}]), "no answer in OpenAI's protocol"),
-        (lambda reply, _: reply.events([chunk(7)]), "no answer in OpenAI's protocol"),  # type: ignore[arg-type]
-        (lambda reply, _: reply.events([{"choices": [{"delta": None}]}]), "closed the connection before"),
-        (lambda reply, _: reply.events([{"choices": [{"delta": "x"}]}]), "no answer in OpenAI's protocol"),
+        ([], "closed the connection before the answer's end"),
+        ([{"choices": 7}], "no answer in OpenAI's protocol"),
+        ([chunk(7)], "no answer in OpenAI's protocol"),  # type: ignore[arg-type]
+        ([{"choices": [{"delta": None}]}], "closed the connection before"),
+        ([{"choices": [{"delta": "x"}]}], "no answer in OpenAI's protocol"),
+        ([line(7)], "no answer in Ollama's protocol .content is 7"),  # type: ignore[arg-type]
     ],
 )
-def test_chunks_of_another_shape_are_refused_in_a_line(act: Act, line: str) -> None:
-    refused(heard, act, match=line)
+def test_parts_of_another_shape_are_refused_in_a_line(parts: list[dict[str, Any]], line: str) -> None:
+    refused(heard, parts, ScriptedOllama if "Ollama" in line else ScriptedServer, match=line)
 
 
 @pytest.mark.parametrize(
@@ -457,9 +458,10 @@ def test_a_list_of_models_without_a_name_asks_for_none(listed: Any) -> None:
         assert (OpenAIServer(scripted.url).kind, OpenAIServer(scripted.url).context) == ("", None)
 
 
-def test_a_web_page_in_place_of_the_models_is_called_one() -> None:
-    with ScriptedServer(said("x"), v1__models=page(200)) as scripted:
-        refused(list, asked(OpenAIServer(scripted.url)), match=r"a web page in place of an API: a URL ends in /v1")
+@protocols
+def test_a_web_page_in_place_of_the_models_is_called_one(speaks: type[ScriptedServer]) -> None:
+    with speaks(said("x"), v1__models=page(200), api__tags=page(200)) as scripted:
+        refused(list, asked(server_at(scripted.url)), match=r"a web page in place of an API: a URL ends in /v1")
 
 
 def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,11 +486,6 @@ def test_ollama_answers_in_lines_with_its_figures_in_the_last(reason: str | None
     problem = f"{answer.server.address} ended it: unload" * (reason == "unload")
     figures = ServerFigures(282, 26, rate=1e9 * 282 / 4535599000, load_s=1.334875, problem=problem)
     assert (texts, answer.reason, answer.report) == (["", "The ", "sk\ufffd", "y"], ending, figures)
-
-
-def test_lines_of_another_shape_are_refused_in_a_line() -> None:
-    refused(heard, [line(7)], ScriptedOllama, match="no answer in Ollama's protocol .content is 7")  # type: ignore[arg-type]
-    refused(heard, [line("x")], ScriptedOllama, api__tags=page(200), match="a web page in place of an API")
 
 
 def test_ollama_gets_settings_as_options_and_refuses_others_in_a_line() -> None:
