@@ -1,9 +1,10 @@
-"""A round beside its compiled passes: milliseconds of Python in a drafted and in a plain round of the default pair.
+"""A round beside its compiled passes: milliseconds of Python in a drafted and in a plain round of the default pair, on
+the lane's own clock, which its figures on the screen count, and in all.
 
     python benchmarks/rounds.py [--repeat 5] [--tokens 128] [--temperature 0.7] [--steps] [--other FOLDER]
 
-Decodes after a prompt of 256 tokens under `gamma auto`, both lanes in turns, and takes from the time between two Steps
-that of the compiled passes (the target's and the draft head's). `--steps` also prints where the time goes, by function,
+Decodes after a prompt of 256 tokens under `gamma auto`, both lanes in turns, and takes from the seconds of a Step, and
+from the time between two Steps, those of the compiled passes (the target's and the draft head's). `--steps` also prints where the time goes, by function,
 each with its callees left out. `--other`: another checkout, whose figures are taken in turns with these.
 """
 
@@ -56,7 +57,8 @@ def profile_of(act: Any, count: int) -> None:
 
 
 def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[str, list[float]]:
-    """Return milliseconds of each round beside its passes, by kind, after a first run that is not counted."""
+    """Return milliseconds of each round beside its passes, by kind (and " in all": what follows the clock, too), after
+    a first run that is not counted."""
     from app.command_line.arguments import read_request
     from app.command_line.main import layers_of
     from app.lanes.lane import PairEngine
@@ -73,27 +75,27 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
     engine.measured = Measured({n: 0.002 * (1 + 0.12 * (n - 1)) for n in range(1, 17)}, 0.0005)
     passes = bindings._library = Passes(bindings.kernels())
     prompt = engine.tokenizer("\n".join(question.turns[0] for question in BUILT_IN))["input_ids"][:256]
-    rounds: dict[str, list[float]] = {"plain": [], "drafted": []}
+    rounds: dict[str, list[float]] = {kind: [] for kind in ("plain", "drafted", "plain in all", "drafted in all")}
     parts, plain_parts = list[list[float]](), list[list[float]]()
 
-    def once(name: str, kept: list[float] | None) -> int:
+    def once(name: str, kept: str | None) -> int:
         lane, count, began, spent = engine.lane(name, settings), 0, time.perf_counter(), passes.seconds
         lane.limits = replace(lane.limits, stop=frozenset())
         for event in lane.run(prompt):
             now, then = time.perf_counter(), passes.seconds
             count += 1
-            if kept is not None and isinstance(event, Step) and bool(event.drafted) == (kept is rounds["drafted"]):
-                kept.append(1000 * (now - began - (then - spent)))
+            if kept is not None and isinstance(event, Step) and bool(event.drafted) == (kept == "drafted"):
                 target, own = passes.last, then - spent - passes.last
                 named = (event.draft_s - own, event.verify_s - target, event.sample_s, event.overhead_s)
-                drafting = parts if kept is rounds["drafted"] else plain_parts
-                drafting.append([*named, now - began - (then - spent) - sum(named)])
+                rounds[kept].append(1000 * sum(named))
+                rounds[f"{kept} in all"].append(1000 * (now - began - (then - spent)))
+                (parts if kept == "drafted" else plain_parts).append([*named, now - began - (then - spent) - sum(named)])
             began, spent = time.perf_counter(), passes.seconds
         return count
 
     for turn in range(repeat + 1):
         for name, kind in (("ar", "plain"), ("spec", "drafted")):
-            once(name, rounds[kind] if turn else None)
+            once(name, kind if turn else None)
     if steps:
         for kind, rows in (("drafted", parts), ("plain", plain_parts)):
             each = [1000 * statistics.median(column) for column in zip(*rows, strict=True)]
@@ -125,7 +127,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--json", *flags]
             ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
             found[name].append(json.loads(ran.stdout.splitlines()[-1]))
-    for kind in ("plain", "drafted"):
+    for kind in found["here"][0]:
         here, other = ([run[kind] for run in found[name]] for name in ("here", "other"))
         ours, theirs = statistics.median(here), statistics.median(other)
         console.print(f"{kind}: {ours:.3f} ms here, {theirs:.3f} there, ratio {ours / theirs:.2f}; all {here} {other}")

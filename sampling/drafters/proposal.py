@@ -167,7 +167,8 @@ class Growth:
         if not self.wide:
             candidates = sorted(candidates, key=itemgetter(2), reverse=True)[:1]
         for token, source, p, prob in candidates:
-            path = parent.path * min(1.0, share * p)
+            part = share * p
+            path = parent.path * part if part < 1.0 else parent.path
             if path < self.least:
                 continue
             index = bisect(self._order, -path)
@@ -184,7 +185,8 @@ class Growth:
     def _insert(self, index: int, node: Node) -> None:
         self.kept.insert(index, node)
         self._order.insert(index, -node.path)
-        del self.kept[self.most :], self._order[self.most :]
+        if len(self.kept) > self.most:
+            del self.kept[-1], self._order[-1]
 
     def level(self, depth: int) -> list[Node]:
         """Return the nodes of this depth after which a further token may pay."""
@@ -196,7 +198,7 @@ class Growth:
             if node.depth == depth
             and node.path >= self.least
             and (count < self.most or not self.wide)
-            and node.path * NEXT_PROB > self.floors[min(count, self.most)]
+            and node.path * NEXT_PROB > self.floors[count]
         ]
 
 

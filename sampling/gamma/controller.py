@@ -17,6 +17,7 @@ distribution (`coupling rejection`) the *distribution* is unchanged, but clocks 
 another text next time.
 """
 
+from bisect import bisect
 from collections.abc import Sequence
 
 from sampling.events import Step
@@ -163,7 +164,7 @@ class Controller:
         for nodes, rounds in self._probes.items():
             due = rounds > 0 and doubted and not self.costs.timed(nodes + 1)
             due = due or (nodes <= PROBES[0] and self._rounds_without_draft >= RETRY)
-            if due and nodes <= self.most and self._losses(nodes)[-1] <= self.left + PROBE_ALLOWANCE:
+            if due and nodes <= self.most and self._loss(nodes) <= self.left + PROBE_ALLOWANCE:
                 self._probes[nodes] -= 1
                 return nodes
         return 0
@@ -215,18 +216,16 @@ class Controller:
         """The passes that a drafted token costs in the coming round."""
         return self.costs.waking if self._rounds_since_model > 1 else self.costs.c
 
-    def _losses(self, most: int) -> list[float]:
-        """Return the passes lost if a whole draft of 0 … `most` nodes is rejected."""
-        c, v = self._draft_cost, self.costs.v(most + 1)
-        return [self._tokens_paid_for(nodes) * c + width - 1 for nodes, width in enumerate(v)]
+    def _loss(self, nodes: int) -> float:
+        """Return the passes lost if a whole draft of this many nodes is rejected."""
+        return self._tokens_paid_for(nodes) * self._draft_cost + self.costs.v(nodes + 1)[-1] - 1
 
     def _affordable(self, wanted: int) -> int:
         """Return the most of `wanted` tokens whose loss the account allows."""
         left = self.left + MARGIN
         if self.whole:  # one may cost more than the account holds: it is allowed while the account is positive
             return wanted if left > 0 else 0
-        losses = self._losses(wanted)
-        return next((nodes for nodes in range(wanted, 0, -1) if losses[nodes] <= left), 0)
+        return bisect(range(1, wanted + 1), left, key=self._loss)  # the loss never falls with the nodes
 
     def _tokens_paid_for(self, drafted: int) -> int:
         """Return how many of the drafted tokens cost c; a best-first tree costs c once."""
@@ -284,7 +283,7 @@ class Controller:
             cost += further_s / plain
             if draft_s and not paid:  # without its model the drafter still looks tokens up
                 cost += min(self.costs.c, draft_s / plain)
-        stake = max(1.0, self._losses(self._smallest)[-1]) if self.whole else 1.0
+        stake = max(1.0, self._loss(self._smallest)) if self.whole else 1.0
         self.left = min(self.left + (1 + MARGIN) * expected - cost, CREDIT * stake)
         self._rate.learn(tokens, cost)
 

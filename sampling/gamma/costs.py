@@ -9,10 +9,9 @@ no tokens and no acceptance.
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import exp, log
 
 from sampling.gamma.constants import (
@@ -200,7 +199,8 @@ class Costs:
 
     def _least(self) -> float:
         own = self._passes[1].median
-        wider = [s.median / (1.0 if own else self._prior(n)) for n, s in self._passes.items() if s.count >= MEASURED]
+        timed = {n: samples.median for n, samples in self._passes.items() if samples.count >= MEASURED}
+        wider = [median / (1.0 if own else self._prior.values(n)[-1]) for n, median in timed.items()]
         least = min(wider, default=own)
         return own if own and own <= DISTURBED * least else least
 
@@ -254,7 +254,7 @@ class Costs:
         curve = _Curve(points, self._prior)
         self._tabled = {n: samples.median for n, samples in self._passes.items()}
         widest = max(limit, NODES_MAX + 1, *points)
-        return list(accumulate((curve(n) for n in range(widest, 0, -1)), min))[::-1]
+        return list(accumulate(reversed(curve.values(widest)), min))[::-1]
 
 
 def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
@@ -277,23 +277,23 @@ class _Curve:
     steeper)."""
 
     def __init__(self, points: Mapping[int, float], shape: _Curve | None = None) -> None:
-        self.points, self.shape = dict(sorted(points.items())), shape
-        self._known = list(self.points)
+        self.points, self.shape, self.last = sorted(points.items()), shape, max(points)
 
-    def __call__(self, n: int) -> float:
-        if n in self.points:
-            return self.points[n]
-        index = bisect(self._known, n)
-        left = self._known[index - 1]
-        if index < len(self._known):
-            right = self._known[index]
-            share = (n - left) / (right - left)
-            return self.points[left] * (1 - share) + self.points[right] * share
+    def values(self, count: int) -> list[float]:
+        """Return the curve at 1 … `count`; the first point is at 1."""
+        values = list[float]()
+        for (left, low), (right, high) in pairwise(self.points):
+            shares = [(n - left) / (right - left) for n in range(left, right)]
+            values += [low * (1 - share) + high * share for share in shares]
+        (last, top), further = self.points[-1], range(self.last, count + 1)
         if self.shape is None:
-            return self.points[left] + SLOPE * (n - left)
-        shaped = self.shape(n) - self.shape(left)
-        if n <= self.shape._known[-1]:
-            return self.points[left] + shaped
+            return (values + [top + SLOPE * (n - last) for n in further])[:count]
+        shape = self.shape.values(max(count, last))
         # Measured curves bend down, if at all, so the mean slope overestimates the cost.
-        chord = (n - left) * (self.points[left] - 1) / (left - 1) if left > 1 else 0.0
-        return self.points[left] + (chord if left >= SLOPE_MEASURED else max(shaped, chord))
+        slope = (top - 1) / (last - 1) if last > 1 else 0.0
+        for n in further:
+            rise, chord = shape[n - 1] - shape[last - 1], slope * (n - last)
+            if n > self.shape.last:
+                rise = chord if last >= SLOPE_MEASURED else max(rise, chord)
+            values.append(top + rise)
+        return values[:count]

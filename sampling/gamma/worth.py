@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from sampling.gamma.constants import DEFAULT_PRICE, MAX_PROB, MODEL_GAIN_WORTH, MODEL_GAINS, RETRY
 from sampling.gamma.ratios import Ratios, RunningRatio
@@ -27,20 +26,13 @@ def worthwhile(paths: Sequence[float], costs: NodeCosts | None) -> int:
 
 
 def floors_of(costs: NodeCosts, most: int) -> list[float]:
-    """Return, by the number of likelier nodes, the path probability below which :func:`worthwhile` keeps no node."""
+    """Return, by the number of likelier nodes, the path probability below which :func:`worthwhile` keeps no node.
+
+    No number of further nodes costs less a node than the cheapest one of them does.
+    """
     believed = costs.rate / costs.calibration if costs.calibration > 0 else math.inf
-    slopes = _least_slopes(tuple(costs.v))
-    floors = [*(believed * slope for slope in slopes), *[math.inf] * (most + 1 - len(slopes))][: most + 1]
-    return [*accumulate(reversed(floors), min)][::-1]
-
-
-@lru_cache(maxsize=8)
-def _least_slopes(v: tuple[float, ...]) -> list[float]:
-    """Return, by the nodes of a pass, the least mean cost of any number of further nodes; ∞ after the last."""
-    return [
-        min([(v[n] - now) / (n - taken) for n in range(taken + 1, len(v))], default=math.inf)
-        for taken, now in enumerate(v)
-    ]
+    steps = [believed * (wider - width) for width, wider in pairwise(costs.v)]
+    return [*[*accumulate(reversed(steps), min)][::-1], *[math.inf] * (most + 1)][: most + 1]
 
 
 class ModelWorth:

@@ -102,11 +102,11 @@ class PassRecord:
 
         `sizes`: B sequences, rows fed of each, rows of each that get logits. `logits` [B, keep, n] are written.
         """
-        record, skipped = self.record, begin * cache.size * cache.keys.element_size()
+        record, skipped = self.record, begin * cache.size * cache.dtype.itemsize
         count, record.fed, record.kept = sizes
         record.rows, record.row, record.logits = count * record.fed, rows, logits.data_ptr()
-        record.batch, record.slots = cache.keys.shape[1], cache.slots
-        record.keys, record.values = cache.keys.data_ptr() + skipped, cache.values.data_ptr() + skipped
+        record.batch, record.slots = cache.room
+        record.keys, record.values = cache.addresses[0] + skipped, cache.addresses[1] + skipped
         run(self._work, record, torch.get_num_threads())
 
     def address(self, tensor: Tensor | None) -> int | None:
@@ -283,17 +283,16 @@ class FusedCache:
         self.layers, self.heads, self.size, self.dtype = layers, heads, size, dtype
         self.length, self.rows = 0, rows
         self.moves: list[list[int]] = []
-        self.keys = self._empty(0, 0, (size, BLOCK))
-        self.values = self._empty(0, 0, (BLOCK, size))
+        self._hold(self._empty(0, 0, (size, BLOCK)), self._empty(0, 0, (BLOCK, size)))
 
     @outside_inference_mode
     def _empty(self, rows: int, blocks: int, block: tuple[int, int]) -> Tensor:
         return torch.zeros((self.layers, rows, self.heads, blocks, *block), dtype=self.dtype)
 
-    @property
-    def slots(self) -> int:
-        """The number of tokens that fit in a row."""
-        return self.keys.shape[3] * BLOCK
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        """Keep these tensors; `room`: the rows that fit, and the tokens that fit in a row; `slots`: the latter."""
+        self.keys, self.values, self.slots = keys, values, keys.shape[3] * BLOCK
+        self.room, self.addresses = (keys.shape[1], self.slots), (keys.data_ptr(), values.data_ptr())
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for `length` slots of each of `rows` rows."""
@@ -306,7 +305,8 @@ class FusedCache:
         if filled:
             keys[:, :, :, :filled] = self.keys[:, : self.rows, :, :filled]
             values[:, :, :, :filled] = self.values[:, : self.rows, :, :filled]
-        self.keys, self.values, self.rows = keys, values, rows
+        self._hold(keys, values)
+        self.rows = rows
 
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
@@ -335,13 +335,13 @@ class FusedCache:
         self.settle()
         self.rows = len(rows)
         if self.slots:
-            self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
+            self._hold(self.keys.index_select(1, rows), self.values.index_select(1, rows))
 
     @outside_inference_mode
     def fork(self) -> FusedCache:
         self.settle()
         twin = FusedCache(self.layers, self.heads, self.size, self.dtype)
-        twin.keys, twin.values = self.keys[:, : self.rows].clone(), self.values[:, : self.rows].clone()
+        twin._hold(self.keys[:, : self.rows].clone(), self.values[:, : self.rows].clone())
         twin.length, twin.rows = self.length, self.rows
         return twin
 

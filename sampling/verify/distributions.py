@@ -34,7 +34,7 @@ def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler
 def at_once(tensor: Tensor, sampler: Sampler) -> bool:
     """Return whether all places are decided together: on an accelerator, but not where coins are noted, since every
     noted coin must decide something. Only the device of `tensor` counts."""
-    return tensor.device.type != "cpu" and not sampler.notes
+    return not tensor.is_cpu and not sampler.notes
 
 
 class HostDistributions(Distributions):

@@ -10,6 +10,7 @@ keeps only the drawn token (token recycling, Luo et al., arXiv 2408.08696). None
 
 from array import array
 from collections.abc import Callable, Sequence
+from ctypes import addressof
 from itertools import repeat
 from typing import Any
 
@@ -177,6 +178,8 @@ class CompiledLookUps:
     def __init__(self, matches: Matches | None, tables: Tables | None, number: Callable[[Source], int]) -> None:
         self._matches, self._record = matches, Offers()
         record = self._record
+        self._address, self._tail = addressof(record), record.tail
+        self._found = record.tokens, record.sources, record.p, record.probs
         if matches is not None:
             self._chance = array("d", CHANCE)
             record.longest, record.chance, record.match_source = (
@@ -191,20 +194,20 @@ class CompiledLookUps:
 
     def candidates(self, node: Node, others: Sequence[tuple[int, Source]]) -> list[Candidate]:
         """Return the candidates after a node, the likeliest first."""
-        record, tail = self._record, node.tail
+        record, tail, (tokens, sources, p, probs) = self._record, node.tail, self._found
         if self._matches is not None:
             record.row, record.length = self._matches.texts[node.row].tokens.buffer_info()
         record.size = len(tail)
-        record.tail[: len(tail)] = tail
+        self._tail[: len(tail)] = tail
         count = 0
         for index, source in others:
             for token, prob in source.offers(node)[: OFFERED // 4]:
-                record.tokens[count], record.probs[count], record.sources[count] = token, prob, index
+                tokens[count], probs[count], sources[count] = token, prob, index
                 count += 1
         record.found = count
-        find_offers(record)
+        find_offers(self._address)
         count = record.found
-        each = zip(record.tokens[:count], record.sources[:count], record.p[:count], record.probs[:count], strict=True)
+        each = zip(tokens[:count], sources[:count], p[:count], probs[:count], strict=True)
         return list(map(tuple.__new__, repeat(Candidate), each))  # as Candidate._make, in C
 
 
