@@ -89,7 +89,9 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
                 named = (event.draft_s - own, event.verify_s - target, event.sample_s, event.overhead_s)
                 rounds[kept].append(1000 * sum(named))
                 rounds[f"{kept} in all"].append(1000 * (now - began - (then - spent)))
-                (parts if kept == "drafted" else plain_parts).append([*named, now - began - (then - spent) - sum(named)])
+                (parts if kept == "drafted" else plain_parts).append(
+                    [*named, now - began - (then - spent) - sum(named)]
+                )
             began, spent = time.perf_counter(), passes.seconds
         return count
 

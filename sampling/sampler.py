@@ -141,7 +141,7 @@ class KeyedSampler(Sampler):
         self._shaped = processor.shaped if self._biases else processor
         self.coupling, self.draft_sampling, self.constraint = coupling, draft_sampling, constraint
 
-    @property
+    @cached_property
     def needs_prefixes(self) -> bool:
         return self.processor.needs_prefixes or self.constraint is not None
 
@@ -149,7 +149,7 @@ class KeyedSampler(Sampler):
     def point_mass(self) -> bool:
         return self.processor.greedy or self.coupling == "gumbel" or self.draft_sampling == "greedy"
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         return self.processor.greedy and not self.needs_prefixes
 
@@ -271,6 +271,7 @@ class DraftingSampler(SamplerView):
     ) -> None:
         super().__init__(sampler)
         self._starts, self._outer = starts, outer
+        self.greedy, self.constraint, self.biased = sampler.greedy, sampler.constraint, sampler.biased
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         """Draw ids [M] as the sampler's `draw` does: the argmax for greedy drafts, with the target's noise under Gumbel

@@ -225,7 +225,9 @@ class Controller:
         left = self.left + MARGIN
         if self.whole:  # one may cost more than the account holds: it is allowed while the account is positive
             return wanted if left > 0 else 0
-        return bisect(range(1, wanted + 1), left, key=self._loss)  # the loss never falls with the nodes
+        if self._loss(wanted) <= left:
+            return wanted
+        return bisect(range(1, wanted), left, key=self._loss)  # the loss never falls with the nodes
 
     def _tokens_paid_for(self, drafted: int) -> int:
         """Return how many of the drafted tokens cost c; a best-first tree costs c once."""

@@ -278,17 +278,23 @@ class _Curve:
 
     def __init__(self, points: Mapping[int, float], shape: _Curve | None = None) -> None:
         self.points, self.shape, self.last = sorted(points.items()), shape, max(points)
+        self._values: list[float] = []
 
     def values(self, count: int) -> list[float]:
         """Return the curve at 1 … `count`; the first point is at 1."""
+        if len(self._values) < count:
+            self._values = self._worked_out(max(count, self.last))
+        return self._values[:count]
+
+    def _worked_out(self, count: int) -> list[float]:
         values = list[float]()
         for (left, low), (right, high) in pairwise(self.points):
             shares = [(n - left) / (right - left) for n in range(left, right)]
             values += [low * (1 - share) + high * share for share in shares]
         (last, top), further = self.points[-1], range(self.last, count + 1)
         if self.shape is None:
-            return (values + [top + SLOPE * (n - last) for n in further])[:count]
-        shape = self.shape.values(max(count, last))
+            return values + [top + SLOPE * (n - last) for n in further]
+        shape = self.shape.values(count)
         # Measured curves bend down, if at all, so the mean slope overestimates the cost.
         slope = (top - 1) / (last - 1) if last > 1 else 0.0
         for n in further:
@@ -296,4 +302,4 @@ class _Curve:
             if n > self.shape.last:
                 rise = chord if last >= SLOPE_MEASURED else max(rise, chord)
             values.append(top + rise)
-        return values[:count]
+        return values
