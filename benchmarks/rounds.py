@@ -4,8 +4,9 @@ the lane's own clock, which its figures on the screen count, and in all.
     python benchmarks/rounds.py [--repeat 5] [--tokens 128] [--temperature 0.7] [--steps] [--other FOLDER]
 
 Decodes after a prompt of 256 tokens under `gamma auto`, both lanes in turns, and takes from the seconds of a Step, and
-from the time between two Steps, those of the compiled passes (the target's and the draft head's). `--steps` also prints where the time goes, by function,
-each with its callees left out. `--other`: another checkout, whose figures are taken in turns with these.
+from the time between two Steps, those of the compiled passes (the target's and the draft head's). `--steps` also prints
+where the time goes, by function, each with its callees left out. `--other`: another checkout, whose figures are taken
+in turns with these.
 """
 
 import argparse
@@ -73,7 +74,8 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
     engine = load_engine(settings, request.options, lambda: False)
     assert isinstance(engine, PairEngine)
     engine.measured = Measured({n: 0.002 * (1 + 0.12 * (n - 1)) for n in range(1, 17)}, 0.0005)
-    passes = bindings._library = Passes(bindings.kernels())
+    passes = Passes(bindings.kernels())
+    vars(bindings)["kernels"] = lambda: passes
     prompt = engine.tokenizer("\n".join(question.turns[0] for question in BUILT_IN))["input_ids"][:256]
     rounds: dict[str, list[float]] = {kind: [] for kind in ("plain", "drafted", "plain in all", "drafted in all")}
     parts, plain_parts = list[list[float]](), list[list[float]]()

@@ -115,7 +115,7 @@ def run(work: int, record: Structure, threads: int) -> None:
     """Do `work`, one of the kinds above, on up to `threads` threads, without the interpreter's lock."""
     began = time.perf_counter()
     threads = _pace.threads(threads, began)
-    slept = (_library or kernels()).run(work, ctypes.addressof(record), threads)
+    slept = kernels().run(work, ctypes.addressof(record), threads)
     if threads > 1:
         ended = time.perf_counter()
         _pace.ran(slept * 1e-9, ended - began, ended)
@@ -184,13 +184,13 @@ def descend(
         address + 16 * count,
         ctypes.addressof(walks),
     )
-    (_library or kernels()).descend(ctypes.addressof(descent))
+    kernels().descend(ctypes.addressof(descent))
     return numbers[2 * count : 2 * count + descent.stood].tolist(), walks
 
 
 def find_offers(offers: int) -> None:
     """Fill the record at an address with the offers of look-ups after the tail in it."""
-    (_library or kernels()).find_offers(offers)
+    kernels().find_offers(offers)
 
 
 def over_noise(state: int, probs: Tensor) -> np.ndarray:
