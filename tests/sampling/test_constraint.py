@@ -104,16 +104,19 @@ def after_four(self: FormConstraint, logits: Tensor, prefixes: Rows, ids: Tensor
     return real_masked(self, logits, kept, ids)
 
 
-@pytest.mark.parametrize("mutant", [all_but_the_last, after_four])
-def test_a_mask_that_is_missing_at_a_node_is_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FormConstraint, "masked", mutant)
-    with pytest.raises(AssertionError):
-        assert error_of(MAKERS["model"]) < CAUGHT
-
-
-@pytest.mark.parametrize("name", ["model", "always 3"])
-def test_a_mask_of_another_node_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sampling.verify.distributions.prefixes_of", committed_only)
+@pytest.mark.parametrize(
+    ("place", "mutant", "name"),
+    [
+        ("sampling.constraint.FormConstraint.masked", all_but_the_last, "model"),
+        ("sampling.constraint.FormConstraint.masked", after_four, "model"),
+        ("sampling.verify.distributions.prefixes_of", committed_only, "model"),
+        ("sampling.verify.distributions.prefixes_of", committed_only, "always 3"),
+    ],
+)
+def test_a_mask_that_is_missing_at_a_node_or_of_another_one_is_caught(
+    place: str, mutant: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, mutant)
     with pytest.raises(AssertionError):
         assert error_of(MAKERS[name]) < CAUGHT
 

@@ -17,22 +17,21 @@ def drawn(text: str, *, render: bool = True, width: int = 40) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def test_code_and_lists_are_drawn() -> None:
-    assert drawn(CODE) == "So:\n\n\n def f(n):\n     return n\n\n\n 1 one\n 2 two"
-
-
-def test_without_rendering_the_text_is_as_it_was_written() -> None:
-    assert drawn(CODE, render=False) == CODE
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (CODE, "So:\n\n\n def f(n):\n     return n\n\n\n 1 one\n 2 two"),
+        ("**Name**: Ann\n**Age**: 7", "Name: Ann\nAge: 7"),
+    ],
+)
+def test_code_and_lists_are_drawn_with_the_models_line_breaks_unless_rendering_is_off(text: str, wanted: str) -> None:
+    assert (drawn(text), drawn(text, render=False)) == (wanted, text)
 
 
 @pytest.mark.parametrize("text", ["", "A river is water.", "two\nlines\n\nand 3 * 4 * 5", "a_b_c", "x < y > z"])
 def test_a_text_without_markdown_stays_as_it_is(text: str) -> None:
     assert rendered(text) is None
     assert drawn(text) == text
-
-
-def test_line_breaks_stay_where_the_model_put_them() -> None:
-    assert drawn("**Name**: Ann\n**Age**: 7") == "Name: Ann\nAge: 7"
 
 
 def test_what_looks_like_html_is_text() -> None:

@@ -53,8 +53,14 @@ SEEDED = Costs(0.08, {n: packed(n) for n in range(2, 17)}, PLAIN)
 
 
 @pytest.mark.parametrize("costs", [Costs(), SEEDED])
-def test_first_calls_fifty_times_as_slow_are_forgotten_within_24_rounds(costs: Costs) -> None:
-    taken, most = rates_after(lambda world: setattr(world, "slow_calls", 1), costs, before=0)
+@pytest.mark.parametrize(
+    ("name", "value", "more"),
+    [("slow_calls", 1, {"before": 0}), ("interrupted", True, {}), ("speed", 3.0, {}), ("speed", 1 / 3, {})],
+)
+def test_a_first_call_fifty_times_as_slow_an_interrupted_pass_or_another_speed_is_learned_within_24_rounds(
+    name: str, value: float, more: dict[str, int], costs: Costs
+) -> None:
+    taken, most = rates_after(lambda world: setattr(world, name, value), costs, **more)
     assert taken > 0.97 * most
 
 
@@ -64,19 +70,6 @@ def test_slow_first_calls_are_not_charged_to_drafts() -> None:
     world.slow_calls = 5
     run = simulate(pace, world, 200)
     assert sum(map(bool, run.gammas)) > 0.8 * len(run.gammas)
-
-
-@pytest.mark.parametrize("costs", [Costs(), SEEDED])
-def test_an_interrupted_pass_is_forgotten_within_24_rounds(costs: Costs) -> None:
-    taken, most = rates_after(lambda world: setattr(world, "interrupted", True), costs)
-    assert taken > 0.97 * most
-
-
-@pytest.mark.parametrize("costs", [Costs(), SEEDED])
-@pytest.mark.parametrize("speed", [3.0, 1 / 3])
-def test_a_machine_of_another_speed_is_followed_within_24_rounds(costs: Costs, speed: float) -> None:
-    taken, most = rates_after(lambda world: setattr(world, "speed", speed), costs)
-    assert taken > 0.97 * most
 
 
 @pytest.mark.parametrize("costs", [Costs(), SEEDED])

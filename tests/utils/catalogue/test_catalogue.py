@@ -350,17 +350,15 @@ def test_a_changed_catalogue_is_read_or_refused_in_one_line(tmp_path_factory, te
     assert isinstance(told, Catalogue) or (told.startswith(f"{file}:") and told.isprintable())
 
 
-def test_a_missing_file_is_named(tmp_path):
-    refused(
-        catalogue_in,
-        tmp_path / "nowhere.yaml",
-        match=r"no catalogue .*nowhere\.yaml: name an existing file with --models",
-        kind=UsageError,
-    )
-
-
-def test_a_folder_is_no_catalogue(tmp_path):
-    refused(catalogue_in, tmp_path, match="cannot read the catalogue", kind=UsageError)
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere.yaml", r"no catalogue .*nowhere\.yaml: name an existing file with --models"),
+        ("", "cannot read the catalogue"),
+    ],
+)
+def test_a_missing_file_and_a_folder_are_no_catalogue(name, why, tmp_path):
+    refused(catalogue_in, tmp_path / name, match=why, kind=UsageError)
 
 
 def test_an_alias_to_its_own_parent_ends_in_an_error(write):

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from tests.support.refusals import refused
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from utils.catalogue.specs import PairSpec, spec_from_argument
@@ -16,11 +18,6 @@ def model(name: str, vocab_size: int, context: int = 100):
 
 def tokenizer(*tokens: str):
     return SimpleNamespace(get_vocab=lambda: {token: i for i, token in enumerate(tokens) if token})
-
-
-def test_the_same_tokens_under_the_same_ids_fit():
-    pair = model("big", 4), model("small", 4)
-    assert check_fit(*pair, (tokenizer("a", "b", "c"), tokenizer("a", "b", "c"))) == []
 
 
 def test_a_token_of_spaces_is_the_same_however_a_tokenizer_spells_it():
@@ -47,14 +44,17 @@ def test_names_that_a_converter_gives_to_padding_are_no_tokens():
     assert fingerprint(named) == fingerprint(bare)
 
 
-def test_the_first_differing_id_is_named_with_both_tokens():
-    problems = check_fit(model("big", 4), model("small", 4), (tokenizer("a", "b", "c"), tokenizer("a", "x", "y")))
-    assert problems == ["the vocabularies of big and small differ: id 1 is 'b' and 'x'"]
-
-
-def test_a_special_token_that_only_one_side_has_does_not_fit():
-    problems = check_fit(model("big", 4), model("small", 4), (tokenizer("a", "b"), tokenizer("a", "b", "<tool>")))
-    assert problems == ["the vocabularies of big and small differ: id 2 is no token and '<tool>'"]
+@pytest.mark.parametrize(
+    ("ours", "theirs", "differ"),
+    [
+        (("a", "b", "c"), ("a", "b", "c"), []),
+        (("a", "b", "c"), ("a", "x", "y"), ["id 1 is 'b' and 'x'"]),
+        (("a", "b"), ("a", "b", "<tool>"), ["id 2 is no token and '<tool>'"]),
+    ],
+)
+def test_the_same_tokens_fit_and_the_first_differing_id_is_named_with_both_tokens(ours, theirs, differ):
+    problems = check_fit(model("big", 4), model("small", 4), (tokenizer(*ours), tokenizer(*theirs)))
+    assert problems == [f"the vocabularies of big and small differ: {each}" for each in differ]
 
 
 def test_a_token_that_the_drafter_has_no_row_for_fits():

@@ -151,28 +151,33 @@ def counters(*texts: str) -> Act:
     return act
 
 
-def test_vllms_counters_before_and_after_the_answer_are_its_drafts() -> None:
-    page = (
-        '# HELP vllm:spec_decode_num_drafts_total Drafts\nvllm:spec_decode_num_drafts_total{{engine="0"}} {}\n'
-        'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {}\n'
-        'vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="m"}} {}\n'
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} 1.0\n'
-    )
-    metrics = counters(page.format("10.0", "40.0", "30.0"), page.format("13.0", "52.0", "36.0"))
-    _, answer = heard(said("x", tokens=10), metrics=metrics)
-    assert answer.report == ServerFigures(10, 7, drafted=12, accepted=6, passes=3)
+VLLM = (
+    '# HELP vllm:spec_decode_num_drafts_total Drafts\nvllm:spec_decode_num_drafts_total{{engine="0"}} {}\n'
+    'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {}\n'
+    'vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="m"}} {}\n'
+    'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} 1.0\n'
+)
+SGLANG = 'sglang:spec_verify_calls_total{{engine_type="unified"}} {}\nsglang:spec_accept_length 2.5\n'
+SILENT = "vllm:spec_decode_num_drafts_total 0\nvllm:spec_decode_num_draft_tokens_total 0\n"
 
 
-def test_sglangs_verify_calls_say_how_many_tokens_were_accepted() -> None:
-    page = 'sglang:spec_verify_calls_total{{engine_type="unified"}} {}\nsglang:spec_accept_length 2.5\n'
-    _, answer = heard(said("x", tokens=10), metrics=counters(page.format("40"), page.format("43.0")))
-    assert answer.report == ServerFigures(10, 7, accepted=6, passes=3)
-
-
-def test_a_server_that_does_not_draft_has_no_figures_of_drafts() -> None:
-    page = "vllm:spec_decode_num_drafts_total 0\nvllm:spec_decode_num_draft_tokens_total 0\n"
-    _, answer = heard(said("x"), metrics=counters(page))
-    assert answer.report == ServerFigures(1, 7)
+@pytest.mark.parametrize(
+    ("pages", "drafts"),
+    [
+        (
+            [VLLM.format("10.0", "40.0", "30.0"), VLLM.format("13.0", "52.0", "36.0")],
+            {"drafted": 12, "accepted": 6, "passes": 3},
+        ),
+        ([SGLANG.format("40"), SGLANG.format("43.0")], {"accepted": 6, "passes": 3}),  # by its verify calls
+        ([SILENT], {}),
+    ],
+    ids=["vLLM", "SGLang", "without drafts"],
+)
+def test_an_engines_counters_before_and_after_the_answer_are_its_drafts(
+    pages: list[str], drafts: dict[str, int]
+) -> None:
+    _, answer = heard(said("x", tokens=10), metrics=counters(*pages))
+    assert answer.report == ServerFigures(10, 7, **drafts)
 
 
 def test_reasoning_that_is_sent_apart_is_timed_and_not_shown() -> None:
