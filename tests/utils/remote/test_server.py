@@ -151,25 +151,25 @@ def counters(*texts: str) -> Act:
     return act
 
 
-VLLM = (
+VLLM_PAGE = (
     '# HELP vllm:spec_decode_num_drafts_total Drafts\nvllm:spec_decode_num_drafts_total{{engine="0"}} {}\n'
     'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {}\n'
     'vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="m"}} {}\n'
     'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} 1.0\n'
 )
-SGLANG = 'sglang:spec_verify_calls_total{{engine_type="unified"}} {}\nsglang:spec_accept_length 2.5\n'
-SILENT = "vllm:spec_decode_num_drafts_total 0\nvllm:spec_decode_num_draft_tokens_total 0\n"
+SGLANG_PAGE = 'sglang:spec_verify_calls_total{{engine_type="unified"}} {}\nsglang:spec_accept_length 2.5\n'
+NO_DRAFTS_PAGE = "vllm:spec_decode_num_drafts_total 0\nvllm:spec_decode_num_draft_tokens_total 0\n"
 
 
 @pytest.mark.parametrize(
     ("pages", "drafts"),
     [
         (
-            [VLLM.format("10.0", "40.0", "30.0"), VLLM.format("13.0", "52.0", "36.0")],
+            [VLLM_PAGE.format("10.0", "40.0", "30.0"), VLLM_PAGE.format("13.0", "52.0", "36.0")],
             {"drafted": 12, "accepted": 6, "passes": 3},
         ),
-        ([SGLANG.format("40"), SGLANG.format("43.0")], {"accepted": 6, "passes": 3}),  # by its verify calls
-        ([SILENT], {}),
+        ([SGLANG_PAGE.format("40"), SGLANG_PAGE.format("43.0")], {"accepted": 6, "passes": 3}),  # by its verify calls
+        ([NO_DRAFTS_PAGE], {}),
     ],
     ids=["vLLM", "SGLang", "without drafts"],
 )
