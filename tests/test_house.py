@@ -1,6 +1,7 @@
 """docs/architecture.md and the folders agree: every room is on the page, and every file that a page names exists. Tests
-read nothing private."""
+read nothing private; docstrings name errors."""
 
+import ast
 import inspect
 import re
 import textwrap
@@ -90,3 +91,20 @@ def test_tests_read_nothing_that_is_private() -> None:
     read = {(file, each) for file, text in tests for names in reading.findall(text) for each in names}
     assert len(own) > 1000
     assert {(file, each) for file, each in read if each in own} == set()
+
+
+def test_docstrings_of_public_functions_name_the_errors_that_they_raise() -> None:
+    """Of functions, methods and classes (for their constructors) below `app`."""
+    errors, found, missing = {"UserError", "UsageError", "ValueError", "KeyError"}, 0, list[tuple[str, str, str]]()
+    for file in (file for file in CHAPTERS if file.relative_to(ROOT).parts[0] != "app"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        scopes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")]
+        for scope, node in [(each, node) for each in scopes for node in each.body]:
+            if isinstance(node, ast.FunctionDef) and (node.name[0] != "_" or node.name == "__init__"):
+                words = f"{ast.get_docstring(node)} {ast.get_docstring(scope) if node.name == '__init__' else ''}"
+                raised = [each.exc for each in ast.walk(node) if isinstance(each, ast.Raise)]
+                names = errors & {ast.unparse(each.func) for each in raised if isinstance(each, ast.Call)}
+                found += len(names)
+                missing += [(file.name, node.name, name) for name in names if name not in words]
+    assert found > 100
+    assert missing == []
