@@ -407,7 +407,7 @@ class OpenAIServer(Server):
         return next((_KINDS.get(str(model.get("owned_by")), "") for model in self.models), "")
 
     def options(self, settings: Any, bias: Bias = MappingProxyType({})) -> Json:
-        """Return the settings and the bias, with fields that its engine alone has; UsageError as :meth:`Server.options`."""
+        """Return settings and bias, with fields that its engine alone has; UsageError as :meth:`Server.options`."""
         options = {name: getattr(settings, name) for name in SENT}
         options |= {"max_tokens": settings.max_new_tokens, "stream_options": {"include_usage": True}}
         options |= {"stop": list(settings.stop)} if settings.stop else {}
