@@ -137,8 +137,8 @@ class KeyedSampler(Sampler):
         if draft_sampling not in ("law", "greedy"):
             raise UserError(f"draft_sampling must be law or greedy, got {draft_sampling!r}")
         self.processor, self.seed = processor, seed
-        self._biases = bool(getattr(processor, "logit_bias", None))
-        self._shaped = processor.shaped if self._biases else processor
+        self.biases = bool(getattr(processor, "logit_bias", None))
+        self._shaped = processor.shaped if self.biases else processor
         self.coupling, self.draft_sampling, self.constraint = coupling, draft_sampling, constraint
 
     @cached_property
@@ -165,10 +165,10 @@ class KeyedSampler(Sampler):
 
     @property
     def banned(self) -> frozenset[int]:
-        return self.processor.banned if self._biases else super().banned
+        return self.processor.banned if self.biases else super().banned
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
-        return self.processor.biased(logits, ids) if self._biases else logits
+        return self.processor.biased(logits, ids) if self.biases else logits
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """Map [..., V] biased logits to [..., V] probabilities after every processor."""
@@ -271,7 +271,8 @@ class DraftingSampler(SamplerView):
     ) -> None:
         super().__init__(sampler)
         self._starts, self._outer = starts, outer
-        self.greedy, self.constraint, self.biased = sampler.greedy, sampler.constraint, sampler.biased
+        self.greedy, self.constraint = sampler.greedy, sampler.constraint
+        self.biases, self.biased = sampler.biases, sampler.biased
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         """Draw ids [M] as the sampler's `draw` does: the argmax for greedy drafts, with the target's noise under Gumbel

@@ -331,6 +331,11 @@ class Session(Protocol):
         """Return [B, N+1, n] logits of the ids in `reduced_ids`."""
         return self.score(rows, draft)
 
+    def likeliest(self, row: list[int], count: int) -> dict[int, float] | None:
+        """Return the `count` likeliest columns of `score_reduced` after a single row, the likeliest first, with their
+        softmax; None where this is no quicker than to score. LogitsError for NaN or +inf among the logits."""
+        return None
+
     # What a source of drafts may ask beyond that. Reduced ids as above.
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -415,6 +420,7 @@ class Sampler(Protocol):
     """The only source of randomness: all noise is a function of its seed and its key, and nothing is counted."""
 
     constraint: Constraint | None = None  # which ids can follow a text
+    biases: bool = False  # whether `biased` changes logits
 
     @property
     def needs_prefixes(self) -> bool: ...  # the distribution depends on the tokens before, or on which id a logit is of

@@ -43,7 +43,7 @@ def likeliest_of_each(logits: Tensor, count: int) -> list[dict[int, float]]:
     rows, size = logits.shape
     if size >= _FEW and at_hand() and walkable(logits):
         address, step = logits.data_ptr(), 4 * logits.stride(0)
-        return [_walked(address + step * row, size, count) for row in range(rows)]
+        return [likeliest_at(address + step * row, size, count) for row in range(rows)]
     logits = logits.float()
     values, places = logits.topk(min(count, size), dim=-1)
     chances, where = fetched((values - logits.logsumexp(dim=-1, keepdim=True)).exp(), places)
@@ -51,8 +51,8 @@ def likeliest_of_each(logits: Tensor, count: int) -> list[dict[int, float]]:
     return [dict(zip(*row, strict=True)) for row in zip(where.long().tolist(), chances.tolist(), strict=True)]
 
 
-def _walked(address: int, size: int, count: int) -> dict[int, float]:
-    """:func:`likeliest_of_each` of the logits at an address."""
+def likeliest_at(address: int, size: int, count: int) -> dict[int, float]:
+    """:func:`likeliest_of_each` of `size` logits at an address, a multiple of 16."""
     seen = walk(address, size, count)
     check_number(seen.mass)
     ids, values = seen.ids[:count], seen.values[:count]

@@ -88,7 +88,7 @@ class ModelSource(Source):
         self._depths = self._reaches = self.fitting(rows, depths)
         if (constraint := sampler.constraint) is not None:
             self._reaches = self.fitting(rows, [self.lm.context] * len(rows))
-        self._constraint = constraint
+        self._constraint, self._unchanged = constraint, constraint is None and not sampler.biases
         self._passes, self._seconds, self.columns = 0, 0.0, []
         self._expanded, self._expanded_tokens, self._expanded_parents = {}, [], []
         self._count, self._biased = FEW if sampler.greedy else MANY, sampler.biased
@@ -129,11 +129,15 @@ class ModelSource(Source):
             self.ids = [self.ids[row] for row in rows]
             self.session.select(torch.tensor(rows))
 
+    def _row_to(self, node: Node) -> list[int]:
+        """Return a node's row and its path."""
+        base = self._base[node.row]
+        return [*base, *node.tokens] if node.depth else base
+
     def _logits(self, nodes: list[Node]) -> Tensor:
         """Return logits [B, n] after each row; for the rows of these nodes, after the nodes."""
         for node in nodes:
-            base = self._base[node.row]
-            self._active[node.row] = [*base, *node.tokens] if node.depth else base
+            self._active[node.row] = self._row_to(node)
         self._passes += 1
         return self._score(self._active, Draft.empty(len(self._active)))[:, 0]
 
@@ -191,9 +195,14 @@ class ModelSource(Source):
     def _ranked(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Return the likeliest tokens after the likeliest node of each row."""
         best = {node.row: node for node in sorted(nodes, key=lambda node: node.path)}
-        logits = self._logits([*best.values()])
         if not self._expanded and len(best) == 1:
             self._expanded = dict.fromkeys(best.values(), -1)
+        if self._unchanged and len(self._active) == 1 and self.session is not None:
+            probs = self.session.likeliest(self._row_to(best[0]), self._count)
+            if probs is not None:
+                self._passes += 1
+                return {best[0]: self._named(probs)}
+        logits = self._logits([*best.values()])
         rows = sorted(best)
         chosen = logits if len(rows) == len(logits) else logits[put(rows, logits.device)]
         return self._likeliest(chosen, [best[row] for row in rows])
@@ -220,9 +229,12 @@ class ModelSource(Source):
         if self._constraint is not None:
             prefixes = [[*self._base[node.row], *node.tokens] for node in nodes]
             logits = self._constraint.masked(logits, prefixes, self._short)
-        each, ids = likeliest_of_each(logits, self._count), self._short_ids
-        offers = [[(index if ids is None else ids[index], p) for index, p in probs.items() if p] for probs in each]
-        return dict(zip(nodes, offers, strict=True))
+        return dict(zip(nodes, map(self._named, likeliest_of_each(logits, self._count)), strict=True))
+
+    def _named(self, probs: dict[int, float]) -> list[Offer]:
+        """Return the ids of columns that have a probability, with it."""
+        ids = self._short_ids
+        return [(index if ids is None else ids[index], p) for index, p in probs.items() if p]
 
 
 class BlockSource(ModelSource):

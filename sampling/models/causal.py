@@ -65,6 +65,7 @@ class CausalSession(Session):
             ids = torch.arange(own, device=self.device)
         self.vocab_size = size
         self.reduced_ids = None if ids is None else ids[: int((ids < known).sum())]
+        self.columns = size if self.reduced_ids is None else len(self.reduced_ids)
 
     def _reset(self, rows: int) -> None:
         self._cache: KVCache = self.network.new_cache(rows)
@@ -140,8 +141,7 @@ class CausalSession(Session):
 
     def cut(self, logits: Tensor) -> Tensor:
         """The columns of the session's ids in the model's logits [..., n or V]."""
-        count = self.vocab_size if self.reduced_ids is None else len(self.reduced_ids)
-        return logits if logits.shape[-1] == count else logits[..., :count]
+        return logits if logits.shape[-1] == self.columns else logits[..., : self.columns]
 
     def _forward(self, feed: Rows, trees: Sequence[DraftTree]) -> Tensor:
         if len(feed) > 1 or (network := self.network.ragged) is None:

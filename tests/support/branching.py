@@ -82,7 +82,7 @@ class BranchingSampler(Sampler):
         self._single = {ids[0]: amount for ids, amount in bias if len(ids) == 1}
         several = tuple((ids, amount) for ids, amount in bias if len(ids) > 1)
         self._law: Any = replace(law, logit_bias=several) if bias else law
-        self.constraint = getattr(law, "constraint", None)
+        self.constraint, self.biases = getattr(law, "constraint", None), bool(self._single)
 
     @property
     def needs_prefixes(self) -> bool:

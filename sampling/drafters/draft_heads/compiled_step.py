@@ -103,8 +103,10 @@ class CompiledStep:
         valid: int,
         own: Buffer,
         cache: FusedCache,
+        into: Tensor | None = None,
     ) -> Tensor:
-        """Feed one row's tokens from position `first` on: logits [1, 1, n] of the last; their states go to `own`.
+        """Feed one row's tokens from position `first` on: logits [1, 1, n] of the last, which an earlier call's memory
+        `into` may take; their states go to `own`.
 
         `theirs` are the target's states [S, G], of which the first `valid` are known; after them the head's `own`
         [S, H] serve, of which `first` are known.
@@ -126,7 +128,8 @@ class CompiledStep:
             cache.settle()
             cache.reserve(1, first + fed)
             self._prepare(fed, 1, first + fed, first + fed - begin)
-            logits, record = torch.empty(1, 1, self._width), self._record.record
+            logits = torch.empty(1, 1, self._width) if into is None else into
+            record = self._record.record
             record.kinds, record.states_before, record.states = kinds, kinds + 8 * fed, states
             record.any_theirs, record.any_own = first + fed - 1 > 0 and first <= valid, first > valid
             self._record.run_over(cache, (1, fed, 1), rows, logits, begin)

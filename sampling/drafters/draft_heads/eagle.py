@@ -26,10 +26,14 @@ from sampling.models.cache import RowStates, additive, places
 from sampling.models.causal import Pending
 from sampling.rows import common_prefix, put
 from sampling.types import Draft, DraftTree, Hidden, Rows
+from sampling.vocabulary import likeliest_at
+from utils.kernels.bindings import WALKED
 
 
 class FeatureSession(FollowingSession):
     """B rows of an EAGLE head. The states it keeps are its own, as the network returns them."""
+
+    _logits: Tensor | None = None  # memory for those of `likeliest`
 
     def settled(self, view: int) -> int:
         """Position p reads state p − 1, which the target has if p ≤ view."""
@@ -39,7 +43,7 @@ class FeatureSession(FollowingSession):
         """Return [B, 1, n] logits after each row, in several passes if a row is more than a token ahead of its target;
         `draft` is empty."""
         if len(rows) == 1 and self.network.compiled is not None:
-            return self._score_row(rows[0])
+            return self.cut(self._score_row(rows[0]))
         cached, valid = self.rollback(rows), self.target.held()
         # A pass may read only own states of earlier passes.
         done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
@@ -50,8 +54,15 @@ class FeatureSession(FollowingSession):
                 return logits
             ends = [end + 1 for end in ends]
 
-    def _score_row(self, row: list[int]) -> Tensor:
-        """Do :meth:`score_reduced` of one row by the compiled step, without tensors of a few elements."""
+    def likeliest(self, row: list[int], count: int) -> dict[int, float] | None:
+        if self.network.compiled is None or self.columns % WALKED:
+            return None
+        self._logits = self._score_row(row, self._logits)
+        return likeliest_at(self._logits.data_ptr(), self.columns, count)
+
+    def _score_row(self, row: list[int], into: Tensor | None = None) -> Tensor:
+        """Do :meth:`score_reduced` of one row by the compiled step, without tensors of a few elements; all its logits
+        [1, 1, n], in the memory `into` where that is given."""
         self._settle()
         (valid,), (tokens,), hidden = self.target.held(), self._tokens, self._hidden
         assert hidden is not None
@@ -64,14 +75,14 @@ class FeatureSession(FollowingSession):
             while done < len(row):
                 end = min(len(row), max(done, valid) + 1)
                 new = row[done:end]
-                logits = self.network.compiled.of_one_row(new, done, theirs, valid, hidden, self._cache)
+                logits: Tensor = self.network.compiled.of_one_row(new, done, theirs, valid, hidden, self._cache, into)
                 tokens += new
                 done = end
         except BaseException:
             self._reset(1)
             raise
         self._pending, self._views = None, [valid]
-        return self.cut(logits)
+        return logits
 
     can_grow = True
 
