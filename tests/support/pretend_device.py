@@ -67,8 +67,8 @@ class _Mode(TorchFunctionMode):
         name = func.__name__
         if name == "__get__":
             name = func.__self__.__name__
-            if name == "device":
-                return args[0].where
+            if name in ("device", "is_cpu"):
+                return args[0].where if name == "device" else False
         if name in HOST:
             raise TypeError(f"can't convert {mine[0].where} device type tensor to numpy: {name}")
         self._refuse(name, tensors)
