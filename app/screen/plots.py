@@ -68,8 +68,7 @@ class Bars(Drawn):
         return rows
 
     def _bar(self, bar: Bar, name: int, figure: int, room: int) -> Row:
-        glyph = self.look.glyph("bar" if bar.solid else "rest")
-        drawn = glyph * round(bar.share * room)
+        drawn = self.look.glyph("bar" if bar.solid else "rest") * round(bar.share * room)
         after = f"  {bar.note}" if bar.note else ""
         role = "strong" if bar.marked else "plain"
         pieces = [

@@ -40,7 +40,7 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Step
 from sampling.gamma.costs import pass_times
 from sampling.recorded import RecordedAnswer, RecordedAnswers, read_answers
-from sampling.stats.summary import Stats, merge, ratio
+from sampling.stats.summary import Stats, merge, ratio, rounded
 from sampling.types import Draft, Limits, Rows, Verdict
 from utils.errors import UsageError, UserError
 from utils.files import append, check_outputs, drop_half_line, first_difference, writable, write_result
@@ -418,22 +418,22 @@ def figures(method: str, gamma: int | str | None, played: Sequence[Played], cost
     return {
         "method": method,
         "gamma": gamma,
-        "tokens_per_pass": _short(stats.tokens_per_pass),
-        "acceptance_rate": _short(stats.acceptance_rate),
-        "alpha": _short(stats.alpha),
-        "alpha_per_position": [_short(alpha) for alpha in stats.alpha_per_position],
+        "tokens_per_pass": rounded(stats.tokens_per_pass),
+        "acceptance_rate": rounded(stats.acceptance_rate),
+        "alpha": rounded(stats.alpha),
+        "alpha_per_position": [rounded(alpha) for alpha in stats.alpha_per_position],
         "predicted_n": stats.predicted_n,
         "target_passes": stats.target_passes,
         "draft_n": stats.draft_n,
         "draft_n_accepted": stats.draft_n_accepted,
-        "t_draft": _short(drafting, 7),
+        "t_draft": rounded(drafting, 7),
         **_speeds(stats, gamma, rounds, drafting or 0.0, costs),
         "prompts": [
             {
                 "prompt_n": answer.stats.prompt_n,
                 "predicted_n": answer.stats.predicted_n,
                 "target_passes": answer.stats.target_passes,
-                "tokens_per_pass": _short(answer.stats.tokens_per_pass),
+                "tokens_per_pass": rounded(answer.stats.tokens_per_pass),
             }
             for answer in played
         ],
@@ -457,12 +457,8 @@ def _speeds(
     if isinstance(gamma, int) and tar is not None:  # as printed: every round drafts gamma tokens
         formula = tar / (gamma * drafting + verify(gamma + 1))
     speedup = None if throughput is None else throughput / plain
-    speeds = (_short(ratio(spent, len(rounds)), 7), *map(_short, (throughput, formula, plain, speedup)))
+    speeds = (rounded(ratio(spent, len(rounds)), 7), *map(rounded, (throughput, formula, plain, speedup)))
     return dict(zip(names, speeds, strict=True))
-
-
-def _short(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None else round(value, digits)
 
 
 # -- tables -----------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ def least(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _round(value: float | None, digits: int) -> float | None:
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """Return a figure with `digits` digits after the point; None stays."""
     return None if value is None else round(value, digits)
 
 
@@ -138,18 +139,18 @@ class Stats:
             "stop_reason": self.stop_reason,
             "prompt_n": self.prompt_n,
             "prompt_ms": round(self.prompt_ms, 3),
-            "ttft_ms": _round(self.ttft_ms, 3),
+            "ttft_ms": rounded(self.ttft_ms, 3),
             "predicted_n": self.predicted_n,
             "predicted_ms": round(self.predicted_ms, 3),
-            "predicted_per_second": _round(self.predicted_per_second, 3),
+            "predicted_per_second": rounded(self.predicted_per_second, 3),
             "draft_n": self.draft_n,
             "draft_n_accepted": self.draft_n_accepted,
             "draft_n_rejected": self.draft_n_rejected,
             "target_passes": self.target_passes,
-            "tokens_per_pass": _round(self.tokens_per_pass, 4),
-            "acceptance_rate": _round(self.acceptance_rate, 4),
-            "alpha": _round(self.alpha, 4),
-            "alpha_per_position": [_round(alpha, 4) for alpha in self.alpha_per_position],
+            "tokens_per_pass": rounded(self.tokens_per_pass, 4),
+            "acceptance_rate": rounded(self.acceptance_rate, 4),
+            "alpha": rounded(self.alpha, 4),
+            "alpha_per_position": [rounded(alpha, 4) for alpha in self.alpha_per_position],
             "acceptance_histogram": list(self.acceptance_histogram),
             "draft_ms": round(self.draft_ms, 3),
             "verify_ms": round(self.verify_ms, 3),

@@ -103,8 +103,7 @@ class TextWriter:
                 return
             ids = [row.ids for row in active]
             session = session or self.lm.open(ids)
-            logits = session.score(ids, Draft.empty(len(ids)))[:, 0]
-            self._draw(logits, active)
+            self._draw(session.score(ids, Draft.empty(len(ids)))[:, 0], active)
             rows = [
                 following(row, row.ids[len(row.ask.prompt) :]) if self._ended(row, capacity) else row for row in active
             ]
@@ -124,8 +123,7 @@ class TextWriter:
     def _ended(self, row: _Row, capacity: int) -> bool:
         """Return whether the row's answer has its last token."""
         written = len(row.ids) - len(row.ask.prompt)
-        full = written >= row.ask.limit or len(row.ids) >= capacity
-        return full or row.ids[-1] in self.stop_ids
+        return written >= row.ask.limit or len(row.ids) >= capacity or row.ids[-1] in self.stop_ids
 
     def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> None:
         """Append a token to each row."""
