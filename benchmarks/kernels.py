@@ -3,8 +3,7 @@
     python benchmarks/kernels.py REVISION [--types Q4_K,Q8_0] [--rows 1,8] [--file FILE.gguf] [--repeat 20]
 
 SPEC_KERNELS chooses the instruction set (utils/kernels/build.py). Ratios are of minimums. A tile is 16 columns of a
-product 1,536 wide, its time that of one group of 32 codes. Passes are those of the default target or of a GGUF file,
-after 200 tokens.
+product 1,536 wide, its time that of one group of 32 codes. Passes are those of the GGUF file, after 200 tokens.
 """
 
 import sys
@@ -81,7 +80,8 @@ def compiled_timer(scratch: Path) -> ctypes.CDLL:
 def tile_table(both: list[ctypes.CDLL], timer: ctypes.CDLL, kinds: list[str], rows: list[int], repeat: int) -> Table:
     """Nanoseconds of a group of 16 columns and 32 codes, by type, width of activations and rows."""
     chance = np.random.default_rng(0)
-    table = Table("type", "bits", *(f"{count} rows" for count in rows))
+    row = build.instruction_set()
+    table = Table("type", "bits", *(f"{count} rows" for count in rows), title=row.name if row else "")
     x = chance.integers(0, 256, GROUPS * bindings.TILE * bindings.CODES, dtype=np.uint8)
     x.reshape(-1, bindings.CODES)[:, 64:72].view(np.float32)[:] = 0.01
     y, address = np.empty((bindings.TILE, 16), np.float32), ctypes.c_void_p
@@ -146,7 +146,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = [int(count) for count in args.rows.split(",")]
     torch.set_num_threads(2)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:  # Windows deletes no loaded library
         archive = subprocess.run(
             ["git", "-C", str(ROOT), "archive", args.revision, "utils"], check=True, capture_output=True
         ).stdout

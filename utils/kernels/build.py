@@ -130,7 +130,8 @@ def library(
             return ctypes.CDLL(str(kept))
     report()
     try:
-        with tempfile.TemporaryDirectory(prefix="kernels-") as scratch:
+        # Windows deletes no library that is loaded.
+        with tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True) as scratch:
             return ctypes.CDLL(str(compile_library(Path(scratch) / "kernels.so", row.cpu)))
     except OSError as error:
         raise BuildError(f"the kernels cannot be loaded: {error}") from error

@@ -55,7 +55,9 @@ void read_row(const Weight *weight, int64_t index, float *y);
 
 /* -- what enters a product -- */
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define WORDS 0
+#elif defined(__AVX2__)
 #define WORDS 1 /* 16-bit codes are kept as words, of each four the first and third beside each other */
 #else
 #define WORDS 0

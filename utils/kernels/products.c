@@ -6,15 +6,9 @@
    on every processor. */
 #include "internal.h"
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if WORDS || defined(__AVX512VNNI__) /* words: two registers, which share what is read of a row */
 #include <immintrin.h>
 #define LANES 16
-#elif WORDS /* two registers, which share what is read of a row */
-#include <immintrin.h>
-#define LANES 16
-#elif defined(__AVX2__)
-#include <immintrin.h>
-#define LANES 8
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
 #define LANES 4
@@ -63,11 +57,6 @@ typedef int Kept;
 INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
     (void)bits;
     return (Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(four));
-}
-#elif LANES == 8 && defined(__AVXVNNI__)
-INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
-    (void)bits;
-    return (Sums)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, _mm256_set1_epi32(four));
 }
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
@@ -123,9 +112,6 @@ INLINE Octets nonlinear(Octets codes) {
 #elif LANES == 16
     const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)NONLINEAR));
     return (Octets)_mm512_shuffle_epi8(table, (__m512i)codes) + 128;
-#elif LANES == 8
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)NONLINEAR));
-    return (Octets)_mm256_shuffle_epi8(table, (__m256i)codes) + 128;
 #elif defined(__ARM_NEON)
     return (Octets)vqtbl1q_s8(vld1q_s8(NONLINEAR), (uint8x16_t)codes) + 128;
 #else
@@ -203,28 +189,43 @@ INLINE __m256i four_of(const void *codes, int at) {
     return _mm256_set1_epi32(four);
 }
 
-/* Sums += products, in registers and at this place: else the compiler reorders all rows and leaves no registers to sums. */
-INLINE void add_in_order(Both *sums, Both products, int words) {
-    if (words) sums->sums += products.sums;
-    else sums->pairs += products.pairs;
-    __asm__ volatile("" : "+x"(sums->halves[0]), "+x"(sums->halves[1]));
+/* In registers and at this place: else the compiler reorders all rows and leaves no registers to sums. */
+INLINE void in_order(Both *sums) { __asm__ volatile("" : "+x"(sums->halves[0]), "+x"(sums->halves[1])); }
+
+/* Sums += two words of each column times two of a row. */
+INLINE void add_words(Both *sums, Both codes, __m256i two) {
+    for (int half = 0; half < 2; half++)
+#if defined(__AVXVNNI__)
+        sums->halves[half] = _mm256_dpwssd_avx_epi32(sums->halves[half], codes.halves[half], two);
+#else
+        sums->halves[half] = _mm256_add_epi32(sums->halves[half], _mm256_madd_epi16(codes.halves[half], two));
+#endif
+    in_order(sums);
 }
 
-/* Two words of each column times two of a row, added. */
-INLINE Both times_words(Both codes, __m256i two) {
-    for (int half = 0; half < 2; half++) codes.halves[half] = _mm256_madd_epi16(codes.halves[half], two);
-    return codes;
+/* Sums += four bytes of each column times four of a row. Without an instruction for that products are added in 16 bits, in
+   `pairs`, from a quad that is `first` to one that is `last`; with `signs` they are of the codes less their bias. */
+#if defined(__AVXVNNI__)
+enum { VNNI = 1 };
+INLINE void add_bytes(Both *sums, Both *pairs, Both codes, __m256i four, int signs, int bias, int first, int last) {
+    (void)pairs, (void)signs, (void)bias, (void)first, (void)last;
+    for (int half = 0; half < 2; half++)
+        sums->halves[half] = _mm256_dpbusd_avx_epi32(sums->halves[half], codes.halves[half], four);
+    in_order(sums);
 }
-
-/* Four bytes of each column times four of a row, added in pairs. `signs`: the codes less their bias. */
-INLINE Both times_bytes(Both codes, __m256i four, int signs, int bias) {
+#else
+enum { VNNI = 0 };
+INLINE void add_bytes(Both *sums, Both *pairs, Both codes, __m256i four, int signs, int bias, int first, int last) {
     for (int half = 0; half < 2; half++) {
         const __m256i code = codes.halves[half], offset = _mm256_sub_epi8(code, _mm256_set1_epi8((char)bias));
-        codes.halves[half] = signs ? _mm256_maddubs_epi16(_mm256_abs_epi8(offset), _mm256_sign_epi8(four, offset))
-                                   : _mm256_maddubs_epi16(code, four);
+        const __m256i two = signs ? _mm256_maddubs_epi16(_mm256_abs_epi8(offset), _mm256_sign_epi8(four, offset))
+                                  : _mm256_maddubs_epi16(code, four);
+        pairs->halves[half] = first ? two : _mm256_add_epi16(pairs->halves[half], two);
     }
-    return codes;
+    if (!first) in_order(pairs);
+    if (last) add_words(sums, *pairs, _mm256_set1_epi16(1));
 }
+#endif
 
 /* Every second code of a quad in words, from code `word` on, less `bias`. */
 INLINE Both word_of(Octets codes, int word, int bias) {
@@ -236,7 +237,7 @@ INLINE Both word_of(Octets codes, int word, int bias) {
    where `kept` is an address, or were kept: `again`. */
 INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *kept, int again, const Codes *x, int from,
                   int to, int rows, Sums whole[TILE]) {
-    const int signs = narrow ? shape->bits == 8 : (again || rows > 2) && shape->bias; /* codes without their bias */
+    const int signs = narrow ? shape->bits == 8 && !VNNI : (again || rows > 2) && shape->bias; /* codes without their bias */
     const int most = shape->bits <= 4 ? 8 : shape->bits == 5 ? 4 : shape->bits == 6 ? 2 : 1;
     const int32_t bias = signs ? 0 : shape->bias;
     Both sums[TILE], pairs[TILE];
@@ -249,15 +250,11 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *ke
             const Both two = again ? (*kept)[2 * q + word] : word_of(codes, word, signs ? shape->bias : 0);
             if (kept) (*kept)[2 * q + word] = two;
             UNROLLED for (int row = 0; row < rows; row++)
-                add_in_order(&sums[row], times_words(two, four_of(x[row].high, 2 * q + word)), 1);
+                add_words(&sums[row], two, four_of(x[row].high, 2 * q + word));
         }
-        UNROLLED for (int row = 0; row < rows && narrow; row++) {
-            const Both two = times_bytes((Both){codes}, four_of(x[row].high, q), signs, shape->bias);
-            if ((q - from) % most) add_in_order(&pairs[row], two, 0);
-            else pairs[row] = two;
-            if ((q - from) % most == most - 1 || q == to - 1)
-                add_in_order(&sums[row], times_words(pairs[row], _mm256_set1_epi16(1)), 1);
-        }
+        UNROLLED for (int row = 0; row < rows && narrow; row++)
+            add_bytes(&sums[row], &pairs[row], (Both){codes}, four_of(x[row].high, q), signs, shape->bias,
+                      (q - from) % most == 0, (q - from) % most == most - 1 || q == to - 1);
     }
     for (int row = 0; row < rows; row++) {
         whole[row] = sums[row].sums;
