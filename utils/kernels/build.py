@@ -50,7 +50,7 @@ _WIDE = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _WIDE | {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}
 INSTRUCTION_SETS = (  # the first that fits is taken
     InstructionSet("avx512vnni", "x86_64", _AVX512, "x86_64_v4+avx512vnni"),
-    InstructionSet("avxvnni", "x86_64", _WIDE | {"avx_vnni"}, "x86_64_v3+avxvnni"),
+    InstructionSet("avxvnni", "x86_64", _WIDE | {"avx_vnni"}, "x86_64_v3+avxvnni+fast_dpwssd"),
     InstructionSet("avx2", "x86_64", _WIDE, "x86_64_v3"),
     InstructionSet("i8mm", "aarch64", frozenset({"asimddp", "i8mm"}), "generic+dotprod+i8mm"),
     InstructionSet("dotprod", "aarch64", frozenset({"asimddp"}), "generic+dotprod"),

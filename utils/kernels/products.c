@@ -49,45 +49,48 @@ typedef int Kept;
 #define HINT 0
 #endif /* bytes that weights are fetched ahead of their use */
 
-/* The `at`th four bytes of a row. On arm64 a product takes them from a register that was read once for four quads. */
-INLINE int32_t four_of(const int8_t *bytes, int at) {
-#if defined(__ARM_NEON)
-    Sums sixteen;
-    memcpy(&sixteen, bytes + at / 4 * 16, sizeof sixteen);
-    return sixteen[at % 4];
-#else
-    int32_t four;
-    memcpy(&four, bytes + 4 * at, sizeof four);
-    return four;
+#if LANES == 16
+/* The `at`th four bytes of a row. */
+INLINE int32_t four_of(const int8_t *row, int at) { int32_t four; memcpy(&four, row + 4 * at, sizeof four); return four; }
 #endif
-}
 
 #if !WORDS
 /* -- the innermost products, for each kind of processor ------------------------------------------------------ */
 
-/* Each column's four codes times four bytes, added. `bits` of a code: 8-bit ones are biased by 128. */
+/* What is held of a row for quad `q`, and each column's four codes times the row's four bytes, added. `bits` of a code:
+   8-bit ones are biased by 128. */
 #if LANES == 16
-INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
-    (void)bits;
-    return (Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(four));
-}
-#elif defined(__ARM_FEATURE_MATMUL_INT8)
-INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
-    (void)bits;
-    return (Sums)vusdotq_s32((int32x4_t)sums, (uint8x16_t)codes, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+typedef int32_t Held;
+INLINE void hold(Held *held, const int8_t *row, int q) { *held = four_of(row, q); }
+INLINE Sums dot(Sums sums, Octets codes, Held held, int q, int bits) {
+    (void)q, (void)bits;
+    return (Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(held));
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
-INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
+typedef int8x16_t Held; /* for four quads */
+INLINE void hold(Held *held, const int8_t *row, int q) {
+    if (q % 4) return;
+    *held = vld1q_s8(row + 4 * q);
+    __asm__("" : "+w"(*held)); /* else the compiler reads each four bytes again */
+}
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define BY_LANE(lane) (Sums)vusdotq_laneq_s32((int32x4_t)sums, (uint8x16_t)codes, held, lane)
+#else
+#define BY_LANE(lane) (Sums)vdotq_laneq_s32((int32x4_t)sums, (int8x16_t)codes, held, lane)
+#endif
+INLINE Sums dot(Sums sums, Octets codes, Held held, int q, int bits) {
+#if !defined(__ARM_FEATURE_MATMUL_INT8)
     if (bits == 8) codes ^= 128; /* signed, see bias_of */
-    return (Sums)vdotq_s32((int32x4_t)sums, (int8x16_t)codes, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+#endif
+    return q % 4 == 0 ? BY_LANE(0) : q % 4 == 1 ? BY_LANE(1) : q % 4 == 2 ? BY_LANE(2) : BY_LANE(3);
 }
 #else
-INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
-    int8_t bytes[4];
-    (void)bits;
-    memcpy(bytes, &four, sizeof bytes);
+typedef const int8_t *Held;
+INLINE void hold(Held *held, const int8_t *row, int q) { *held = row + 4 * q; }
+INLINE Sums dot(Sums sums, Octets codes, Held held, int q, int bits) {
+    (void)q, (void)bits;
     for (int lane = 0; lane < LANES; lane++)
-        for (int at = 0; at < 4; at++) sums[lane] += (int32_t)codes[4 * lane + at] * bytes[at];
+        for (int at = 0; at < 4; at++) sums[lane] += (int32_t)codes[4 * lane + at] * held[at];
     return sums;
 }
 #endif
@@ -249,8 +252,9 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *ke
     const int signs = narrow ? shape->bits == 8 && !VNNI : (again || rows > 2) && shape->bias; /* codes without their bias */
     const int most = shape->bits <= 4 ? 8 : shape->bits == 5 ? 4 : shape->bits == 6 ? 2 : 1;
     const int32_t bias = signs ? 0 : shape->bias;
-    Both sums[TILE], pairs[TILE];
-    for (int row = 0; row < rows; row++) sums[row].sums = (Sums){0};
+    const int chains = VNNI && rows <= 2 && !narrow && to - from == 8 ? 2 : 1; /* of sums that wait for each other */
+    Both sums[TILE][2], pairs[TILE];
+    for (int row = 0; row < rows; row++) sums[row][0].sums = sums[row][1].sums = (Sums){0};
     UNROLLED for (int q = from; q < to; q++) {
         __asm__ volatile("" : "+r"(lines)); /* else all quads are unpacked first */
         const Octets codes = again ? (*kept)[q].octets : quad(shape, lines, q);
@@ -259,14 +263,14 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *ke
             const Both two = again ? (*kept)[2 * q + word] : word_of(codes, word, signs ? shape->bias : 0);
             if (kept) (*kept)[2 * q + word] = two;
             UNROLLED for (int row = 0; row < rows; row++)
-                add_words(&sums[row], two, four_of(x[row].high, 2 * q + word));
+                add_words(&sums[row][word % chains], two, four_of(x[row].high, 2 * q + word));
         }
         UNROLLED for (int row = 0; row < rows && narrow; row++)
-            add_bytes(&sums[row], &pairs[row], (Both){codes}, four_of(x[row].high, q), signs, shape->bias,
+            add_bytes(&sums[row][0], &pairs[row], (Both){codes}, four_of(x[row].high, q), signs, shape->bias,
                       (q - from) % most == 0, (q - from) % most == most - 1 || q == to - 1);
     }
     for (int row = 0; row < rows; row++) {
-        whole[row] = sums[row].sums;
+        whole[row] = sums[row][0].sums + sums[row][1].sums;
         if (bias) whole[row] -= bias * ((from == 0 ? x[row].count[0] : 0) + (to == 8 ? x[row].count[1] : 0));
     }
 }
@@ -280,6 +284,7 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *ke
     Octets quads[8];
     for (int q = from; q < to; q++) quads[q] = quad(shape, lines, q);
     Sums low[TILE];
+    Held held[TILE], held_low[TILE];
     int first = 0; /* the first row that is multiplied by itself */
 #if defined(__ARM_FEATURE_MATMUL_INT8)
     for (; first + 1 < rows; first += 2) {
@@ -292,13 +297,16 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *ke
     for (int row = first; row < rows; row++) whole[row] = low[row] = (Sums){0};
     UNROLLED for (int q = from; q < to; q++)
         UNROLLED for (int row = first; row < rows; row++) {
-            whole[row] = dot(whole[row], quads[q], four_of(x[row].high, q), shape->bits);
-            if (two) low[row] = dot(low[row], quads[q], four_of(x[row].low, q), shape->bits);
+            hold(&held[row], x[row].high, q), hold(&held_low[row], x[row].low, q);
+            whole[row] = dot(whole[row], quads[q], held[row], q, shape->bits);
+            if (two) low[row] = dot(low[row], quads[q], held_low[row], q, shape->bits);
         }
     for (int row = first; row < rows && !narrow; row++) whole[row] = two ? (whole[row] << 8) + low[row] : whole[row] << 8;
     UNROLLED for (int q = from; q < to && !two && !narrow; q++)
-        UNROLLED for (int row = first; row < rows; row++)
-            whole[row] = dot(whole[row], quads[q], four_of(x[row].low, q), shape->bits);
+        UNROLLED for (int row = first; row < rows; row++) {
+            hold(&held[row], x[row].low, q);
+            whole[row] = dot(whole[row], quads[q], held[row], q, shape->bits);
+        }
     for (int row = 0; row < rows && bias; row++)
         whole[row] -= bias * ((from == 0 ? x[row].count[0] : 0) + (to == 8 ? x[row].count[1] : 0));
 }

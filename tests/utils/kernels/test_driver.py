@@ -88,10 +88,10 @@ def built(compiler: list[str], folder: Path) -> Path:
 @pytest.mark.parametrize("row", build.INSTRUCTION_SETS, ids=lambda row: row.name)
 def test_the_kernels_compile_without_a_warning(row: InstructionSet, system: str, tmp_path: Path) -> None:
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
-    flags = [*build.FLAGS, "-O1", "-Werror", "-target", f"{row.machine}-{system}", f"-mcpu={row.cpu}", "-c"]
-    for narrow, files in enumerate((sorted(SOURCES.glob("*.c")), [SOURCES / "products.c"])):
-        command = [*ZIG, *flags, f"-DNARROW={narrow}", *map(str, files)]
-        subprocess.run(command, check=True, cwd=tmp_path, env=environment, timeout=300)
+    flags = [*build.FLAGS, "-O1", "-Werror", "-target", f"{row.machine}-{system}", f"-mcpu={row.cpu}"]
+    for narrow, file in [*((0, file) for file in SOURCES.glob("*.c")), (1, SOURCES / "products.c")]:
+        files = ["-c", "-o", str(tmp_path / f"{file.stem}.o"), str(file)]
+        subprocess.run([*ZIG, *flags, f"-DNARROW={narrow}", *files], check=True, env=environment, timeout=300)
 
 
 @pytest.fixture(scope="module", params=BUILDS)
