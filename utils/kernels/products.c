@@ -79,7 +79,9 @@ INLINE void hold(Held *held, const int8_t *row, int q) {
 #define BY_LANE(lane) (Sums)vdotq_laneq_s32((int32x4_t)sums, (int8x16_t)codes, held, lane)
 #endif
 INLINE Sums dot(Sums sums, Octets codes, Held held, int q, int bits) {
-#if !defined(__ARM_FEATURE_MATMUL_INT8)
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    (void)bits;
+#else
     if (bits == 8) codes ^= 128; /* signed, see bias_of */
 #endif
     return q % 4 == 0 ? BY_LANE(0) : q % 4 == 1 ? BY_LANE(1) : q % 4 == 2 ? BY_LANE(2) : BY_LANE(3);
@@ -185,13 +187,17 @@ INLINE void scales_of(const Shape *shape, const uint8_t *header, const uint8_t *
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 /* The sums of two rows in one: a matrix of two columns by eight codes times one of eight bytes by two rows. */
-INLINE void two_rows(const Octets quads[8], const int8_t *first, const int8_t *second, int from, int to, Sums sums[2]) {
+INLINE void two_rows(const Octets quads[8], int narrow, const Codes *x, int from, int to, Sums sums[2]) {
     int32x4_t left = vdupq_n_s32(0), right = left; /* columns 0 and 1, columns 2 and 3 */
-    UNROLLED for (int q = from; q < to; q += 2) {
-        const uint32x4_t codes = (uint32x4_t)quads[q], next = (uint32x4_t)quads[q + 1];
-        const int8x16_t bytes = vcombine_s8(vld1_s8(first + 4 * q), vld1_s8(second + 4 * q));
-        left = vusmmlaq_s32(left, vreinterpretq_u8_u32(vzip1q_u32(codes, next)), bytes);
-        right = vusmmlaq_s32(right, vreinterpretq_u8_u32(vzip2q_u32(codes, next)), bytes);
+    for (int low = 0; low < 2 - narrow; low++) {
+        left = vshlq_n_s32(left, 8), right = vshlq_n_s32(right, 8);
+        UNROLLED for (int q = from; q < to; q += 2) {
+            const uint32x4_t codes = (uint32x4_t)quads[q], next = (uint32x4_t)quads[q + 1];
+            const int8x16_t bytes = vcombine_s8(vld1_s8((low ? x[0].low : x[0].high) + 4 * q),
+                                                vld1_s8((low ? x[1].low : x[1].high) + 4 * q));
+            left = vusmmlaq_s32(left, vreinterpretq_u8_u32(vzip1q_u32(codes, next)), bytes);
+            right = vusmmlaq_s32(right, vreinterpretq_u8_u32(vzip2q_u32(codes, next)), bytes);
+        }
     }
     sums[0] = (Sums)vuzp1q_s32(left, right);
     sums[1] = (Sums)vuzp2q_s32(left, right);
@@ -287,12 +293,7 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *ke
     Held held[TILE], held_low[TILE];
     int first = 0; /* the first row that is multiplied by itself */
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-    for (; first + 1 < rows; first += 2) {
-        two_rows(quads, x[first].high, x[first + 1].high, from, to, whole + first);
-        if (narrow) continue;
-        two_rows(quads, x[first].low, x[first + 1].low, from, to, low + first);
-        for (int row = first; row < first + 2; row++) whole[row] = (whole[row] << 8) + low[row];
-    }
+    for (; first + 1 < rows; first += 2) two_rows(quads, narrow, x + first, from, to, whole + first);
 #endif
     for (int row = first; row < rows; row++) whole[row] = low[row] = (Sums){0};
     UNROLLED for (int q = from; q < to; q++)
