@@ -36,13 +36,9 @@ _TABLES = (
     Field("max_mb", Number(0, 4000, without_low=True), 10.0, "the tables' largest file, in million bytes"),
     Field("choices", Whole(1, 8), 3, "most next tokens of a context in the tables"),
 )
+_STUDENTS = "plain", "glide", "feature", "eagle3", *_BLOCKS
 _SHAPE = (
-    Field(
-        "student",
-        Choice(("plain", "glide", "feature", "eagle3", *_BLOCKS)),
-        "plain",
-        "the kind of drafter",
-    ),
+    Field("student", Choice(_STUDENTS), "plain", f"the kind of drafter: {', '.join(_STUDENTS)}"),
     Field("layers", Whole(1, 100), 1, "its layers"),
     Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)"),
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)"),

@@ -172,6 +172,6 @@ def test_ollama_chats_beside_a_server_with_openais_protocol(tmp_path: Path) -> N
         lines = ("one", "/why", f"/compare {other.url},server", "two", "/set top_k=5", "three")
         ran = run_lines(file, *lines, settings={"compare": ("server",)})
     assert "by the server:  62.2 tok/s  1.3 s for loading" in ran.after("one")
-    assert "where its time went; by the server: 62.2 tok/s 1.3 s" in " ".join(ran.after("/why").split())
+    assert "where its time went; by the server: 62.2 tok/s, 1.3 s" in " ".join(ran.after("/why").split())
     assert "the texts part at character 2" in ran.after("two")
     assert ran.errors == [f"error: {other.address} has no field for top_k (now 5)"]  # Ollama's protocol has one
