@@ -127,7 +127,7 @@ class Cut(TableTarget):
 
     def open(self, *given: Any, **more: Any) -> Any:
         session = super().open(*given, **more)
-        session.vocab_size = 6
+        session.cover(6, 6)
         return session
 
 
