@@ -41,6 +41,7 @@ from app.lanes.answers import (
     gap_between,
     may_differ,
     order,
+    other_processors,
     parting,
     run_lane,
     shown_settings,
@@ -363,6 +364,9 @@ class BenchReport:
         return f"identity: {self.prompts} prompts × {self.tokens} tokens × {self.lanes} lanes: {differing}"
 
 
+_THEIRS = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram"  # transformers has them
+
+
 def check_identity(bench: Bench, options: ModelOptions) -> int:
     """Compare the first turn of every question; print each difference and a summary; return 1 if the rule is broken.
 
@@ -370,7 +374,8 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
     """
     greedy, settings = bench.settings.temperature == 0, bench.settings
     variants = comparable(bench, greedy)
-    reference = transformers_reference(bench.engine, options) if greedy and settings.form is None else None
+    theirs = not other_processors(settings, *_THEIRS)
+    reference = transformers_reference(bench.engine, options) if greedy and theirs else None
     lanes, tolerated = len(variants) + (reference is not None), 3 if bench.engine.invariant else 1
     report = BenchReport(lanes, settings.max_new_tokens, tolerated)
     with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:
@@ -389,7 +394,7 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
                 bar.write(visible(str(each)), file=sys.stdout)
     if not report.prompts and not bench.interrupted:
         raise UserError(f"nothing was compared: none of the {len(bench.questions)} prompts fits into the context")
-    why = "" if reference else f" (transformers not compared: {'a form' if greedy else 'sampled'})"
+    why = "" if reference else f" (transformers not compared: {'settings that it lacks' if greedy else 'sampled'})"
     sys.stdout.write(f"{report}{why}\n")
     if bench.interrupted:
         to_stderr("interrupted: the prompts after this were not compared")

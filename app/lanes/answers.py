@@ -17,6 +17,7 @@ from sampling.drafters.registry import LOSSY, is_simulated
 from sampling.events import DELTA, EPSILON
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import AS_FAST, Stats, disturbed, speedup
+from utils.logits_processors import ARGUMENTS
 from utils.objects import Json
 from utils.progress import INTERRUPTED
 from utils.remote.server import ServerMessage
@@ -371,6 +372,14 @@ def compared(answers: Sequence[Answer]) -> Json:
     same = {agrees(plain, answer) for answer in answers if answer is not plain}
     rounded = None if ratio is None else round(ratio, 4)
     return {"speedup": rounded, "disturbed": wrong, "same_output": False if False in same else True in same or None}
+
+
+def other_processors(settings: Settings, *known: str) -> bool:
+    """Return whether a form, a bias or a processor other than the `known` ones shapes what is said."""
+    others = ARGUMENTS.keys() - {*known}
+    return bool(settings.form or settings.logit_bias) or any(
+        getattr(settings, at) != ARGUMENTS[at].off for at in others
+    )
 
 
 def shown_settings(settings: Settings) -> Json:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from app.lanes.answers import LaneRule
+from app.lanes.answers import LaneRule, other_processors
 from app.screen.palette import Look
 from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, plural, precise, quoted, row_of, share, wrap
 from app.screen.terminal import Action
@@ -24,7 +24,6 @@ from app.screen.what_if import Bounds, Named, Shape, drafters_rest, overlap, res
 from app.settings.table import Settings
 from sampling.events import DELTA, EPSILON, Step
 from utils.growing_text import Decode, Window
-from utils.logits_processors import ARGUMENTS
 
 SIDE_FROM = 100  # columns from which the panel stands beside the text
 _PANEL = 60  # columns of such a panel
@@ -473,6 +472,13 @@ def _tossed(token: SaidToken, draft: SaidToken | Refused, sign: str) -> str:
     return f"{compared} = {f'min(1, {quotient})' if p > q else quotient}, {after}"
 
 
+def fixed_by(settings: Settings) -> str:
+    """Return why one token cannot be tried with other settings; "" where it can."""
+    if other_processors(settings, "temperature", "top_k", "top_p", "min_p", "penalty_window"):
+        return "what if: biases, penalties, typical-p, grammars and bans of repeats cannot be taken back"
+    return ""
+
+
 class Supposed:
     """A token under another shape: bounds by token of `p` and, of drawn drafts, `q`; `problem` says why there are
     none."""
@@ -483,9 +489,7 @@ class Supposed:
         self.problem = (
             lossy if token.rest else "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"
         )
-        others = ARGUMENTS.keys() - {"temperature", "top_k", "top_p", "min_p", "penalty_window"}
-        if settings.form or settings.logit_bias or any(getattr(settings, at) != ARGUMENTS[at].off for at in others):
-            self.problem = "what if: biases, penalties, typical-p, grammars and bans of repeats cannot be taken back"
+        self.problem = fixed_by(settings) or self.problem
         if self.problem:
             return
         beta = 1 / (shape.temperature or 1)

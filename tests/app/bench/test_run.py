@@ -320,6 +320,14 @@ def test_plain_decoding_that_leaves_transformers_is_found(
     assert "prompt 1: ar differs from transformers at token 12" in capsys.readouterr().out
 
 
+def test_transformers_is_not_compared_under_settings_that_it_lacks(
+    options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = bench_with(prompts, methods=("ngram",), gammas=(2,), check_identity=True)
+    assert run_bench(SETTINGS.changed(presence_penalty=1.0), options, args) == 0
+    assert "0 differ (transformers not compared: settings that it lacks)" in capsys.readouterr().out
+
+
 def test_sampled_lanes_are_compared_with_the_seeds_own_text(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -293,6 +293,14 @@ def test_a_beam_search_is_its_text_and_another_lane_is_played(pair: TinyPair, tm
     assert text.count(answer["text"].split("\ufffd")[0]) >= 1
 
 
+def test_only_answers_without_other_processors_can_be_tried_otherwise(pair: TinyPair, tmp_path: Path) -> None:
+    settings = {"record": str(tmp_path / "log.jsonl")}
+    lines = "one", "/set typical_p=0.9", "two"
+    assert not run_lines(catalogue_of(tmp_path, {"tiny": pair}), *lines, settings=settings).errors
+    _, data = page_of(tmp_path / "log.jsonl", tmp_path / "page.html")
+    assert [bool(answer["fixed"]) for answer in data["answers"]] == [False, True]
+
+
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log.jsonl"
     log.write_bytes(CLASS.read_bytes())
