@@ -94,7 +94,8 @@ class Position(NamedTuple):
         """Return it with `count` alternatives, and those of `needed`, of target and drafter."""
         target = (each for at, each in enumerate(self.target) if at < count or each.token in needed)
         drafter = (each for at, each in enumerate(self.drafter) if at < count or each.token in needed)
-        return Position(tuple(target), tuple(drafter), self.entropy, self.rest if count >= ENOUGH else ())
+        rest = self.rest if count >= ENOUGH else ()
+        return self._replace(target=tuple(target), drafter=tuple(drafter), rest=rest)
 
 
 class Odds(NamedTuple):
