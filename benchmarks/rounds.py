@@ -59,7 +59,7 @@ def profile_of(act: Any, count: int) -> None:
 
 def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[str, list[float]]:
     """Return milliseconds of each round beside its passes, by kind (and " in all": what follows the clock, too), after
-    a first run that is not counted."""
+    a first run that is not counted. A head's rounds take longer, and which rounds ask it is decided by the clock."""
     from app.command_line.arguments import read_request
     from app.command_line.main import layers_of
     from app.lanes.lane import PairEngine
@@ -77,7 +77,8 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
     passes = Passes(bindings.kernels())
     vars(bindings)["kernels"] = lambda: passes
     prompt = engine.tokenizer("\n".join(question.turns[0] for question in BUILT_IN))["input_ids"][:256]
-    rounds: dict[str, list[float]] = {kind: [] for kind in ("plain", "drafted", "plain in all", "drafted in all")}
+    kinds = "plain", "drafted", "drafted, look-ups alone", "drafted, the head too", "plain in all", "drafted in all"
+    rounds: dict[str, list[float]] = {kind: [] for kind in kinds}
     parts, plain_parts = list[list[float]](), list[list[float]]()
 
     def once(name: str, kept: str | None) -> int:
@@ -90,6 +91,10 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
                 target, own = passes.last, then - spent - passes.last
                 named = (event.draft_s - own, event.verify_s - target, event.sample_s, event.overhead_s)
                 rounds[kept].append(1000 * sum(named))
+                if kept == "drafted":
+                    rounds["drafted, the head too" if own > 1e-6 else "drafted, look-ups alone"].append(
+                        1000 * sum(named)
+                    )
                 rounds[f"{kept} in all"].append(1000 * (now - began - (then - spent)))
                 (parts if kept == "drafted" else plain_parts).append(
                     [*named, now - began - (then - spent) - sum(named)]
@@ -131,7 +136,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--json", *flags]
             ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
             found[name].append(json.loads(ran.stdout.splitlines()[-1]))
-    for kind in found["here"][0]:
+    for kind in (kind for kind in found["here"][0] if all(kind in run for runs in found.values() for run in runs)):
         here, other = ([run[kind] for run in found[name]] for name in ("here", "other"))
         ours, theirs = statistics.median(here), statistics.median(other)
         console.print(f"{kind}: {ours:.3f} ms here, {theirs:.3f} there, ratio {ours / theirs:.2f}; all {here} {other}")

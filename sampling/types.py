@@ -420,7 +420,7 @@ class Sampler(Protocol):
     """The only source of randomness: all noise is a function of its seed and its key, and nothing is counted."""
 
     constraint: Constraint | None = None  # which ids can follow a text
-    biases: bool = False  # whether `biased` changes logits
+    biases: bool = False  # whether `biased` changes logits: where it does not, drafts may be read without asking it
 
     @property
     def needs_prefixes(self) -> bool: ...  # the distribution depends on the tokens before, or on which id a logit is of

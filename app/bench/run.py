@@ -364,7 +364,7 @@ class BenchReport:
         return f"identity: {self.prompts} prompts × {self.tokens} tokens × {self.lanes} lanes: {differing}"
 
 
-_THEIRS = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram"  # transformers has them
+_IN_TRANSFORMERS = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram"
 
 
 def check_identity(bench: Bench, options: ModelOptions) -> int:
@@ -374,7 +374,7 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
     """
     greedy, settings = bench.settings.temperature == 0, bench.settings
     variants = comparable(bench, greedy)
-    theirs = not other_processors(settings, *_THEIRS)
+    theirs = not other_processors(settings, *_IN_TRANSFORMERS)
     reference = transformers_reference(bench.engine, options) if greedy and theirs else None
     lanes, tolerated = len(variants) + (reference is not None), 3 if bench.engine.invariant else 1
     report = BenchReport(lanes, settings.max_new_tokens, tolerated)

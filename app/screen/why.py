@@ -124,7 +124,8 @@ class Why:
         yield f"{label[:1].upper()}{label[1:]}: {counted(stats)}, {whole / 1000:.2f} s after the first"
         yield f"({against or ALONE.get(lane.name, 'without plain decoding beside it')})."
         if stats.served:
-            yield f"It does not say where its time went; {', '.join(reported(stats.report)) or 'it reports no drafts'}."
+            said = ", ".join(reported(stats.report)).replace(":,", ":", 1)
+            yield f"It does not say where its time went; {said or 'it reports no drafts'}."
         elif whole:
             parts = (stats.verify_ms, stats.draft_ms, stats.sample_ms + stats.overhead_ms)
             shares, end = [f"{part / whole:.0%}" for part in parts], ";" if per_round else "."

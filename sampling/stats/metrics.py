@@ -71,7 +71,7 @@ class Meter:
             self._beams = max(self._beams, step.num_beams)
             self.ids = list(self._tree.best.tokens)
         elif emitted := step.emitted:
-            self._pieces += step.top2_gap is None
+            self._pieces += step.top2_gap is None and step.verify_s > 0  # else the beginning of a token cut at a stop
             self.ids += emitted
             self._gaps += [*[None] * (len(emitted) - 1), step.top2_gap]
 

@@ -177,7 +177,7 @@ def test_a_server_says_what_it_reports_and_no_more() -> None:
     pieces = [Step(**{**to_fields(step), "top2_gap": None, "positions": ()}) for step in steps_of(made)]
     told = str(Why([track_of("server", pieces, made, ServerFigures(tokens=20, drafted=12, accepted=9, passes=4))]))
     assert told.startswith("Server: 20 tok, ") or told.startswith("Server")
-    assert "by the server: accepted 9/12 (75%) 3.25 tok/pass over 4 passes" in told
+    assert "by the server: accepted 9/12 (75%), 3.25 tok/pass over 4 passes" in told
     assert "Try python infer.py check TARGET DRAFTER --for vllm" in told
     assert "ms" not in told
 

@@ -321,6 +321,14 @@ def test_no_speed_up_is_expected_of_trees_by_the_formula_of_chains() -> None:
     assert expected(drafted.stats, plain.stats, 4) is None
 
 
+def test_the_beginning_of_a_token_cut_at_a_stop_text_is_no_servers_piece() -> None:
+    meter = Meter(prompt_n=0)
+    meter.add(opening(verify_s=0.1))
+    meter.add(replace(opening(), top2_gap=None))  # takes no time, since no pass was made for it
+    assert not meter.stats.served
+    assert meter.stats.counts_tokens
+
+
 @pytest.mark.parametrize(("reported", "tokens", "counted"), [(0, 2, False), (None, 2, False), (3, 3, True)])
 def test_a_server_that_counts_no_token_beside_a_text_has_not_counted(
     reported: int | None, tokens: int, counted: bool
