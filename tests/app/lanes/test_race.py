@@ -26,7 +26,7 @@ def step(token: int, seconds: float) -> Step:
 class Fake:
     """A lane whose every round takes `seconds`; it never looks at a session."""
 
-    shares_target, drafts = False, False
+    shares_target = drafts = served = False
 
     def __init__(self, name: str, seconds: float, rounds: int) -> None:
         self.name, self.seconds, self.rounds = name, seconds, rounds
@@ -47,7 +47,7 @@ class Fake:
 class Toy:
     """A lane of the real loop over a toy target; `engine` opens the target."""
 
-    shares_target, needs_hidden, drafts = True, False, False
+    shares_target, needs_hidden, drafts, served = True, False, False, False
 
     def __init__(self, lm: TableLM, drafter: Any = None, length: int = 12) -> None:
         self.name, self.lm, self.drafter, self.length = "toy", lm, drafter or NoDrafter(), length
