@@ -135,7 +135,7 @@ def sampler_of(
 ) -> KeyedSampler:
     """Return the sampler of a call. One number is drawn from a generator; the global one is never touched.
 
-    UserError for what is no processor, and what is no seed.
+    UserError for another object than a processor, and for a seed that is no number.
     """
     if isinstance(processor, type):
         raise UserError(f"logits_processor must be an object, got the class {processor.__name__}: call it")

@@ -375,7 +375,7 @@ def compared(answers: Sequence[Answer]) -> Json:
 
 
 def other_processors(settings: Settings, *known: str) -> bool:
-    """Return whether a form, a bias or a processor other than the `known` ones shapes what is said."""
+    """Return whether a form, a bias or a processor other than the `known` ones shapes the answers."""
     others = ARGUMENTS.keys() - {*known}
     return bool(settings.form or settings.logit_bias) or any(
         getattr(settings, at) != ARGUMENTS[at].off for at in others

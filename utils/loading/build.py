@@ -184,12 +184,12 @@ def _planned(
 
 
 def _steps(name: str, kind: str, packs: bool, tables: bool) -> Sequence[LoadStep]:
-    """Return what is done to a model that is built: its weights rounded to `kind`, the others packed as they are."""
+    """Return the changes of a built model: its weights rounded to `kind`, the others packed as they are."""
     steps: list[LoadStep] = []
     if kind in KINDS:
         steps.append((f"rounding {name} to {kind}", partial(quantize, kind=kind, tables=tables)))
     if packs:
-        acts = partial(pack, tables=tables), nn.Module.float, hide_weights  # what is not packed computes in float32
+        acts = partial(pack, tables=tables), nn.Module.float, hide_weights  # other parts compute in float32
         steps += [(f"packing {name}", act) for act in acts]
     return steps
 

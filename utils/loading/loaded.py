@@ -59,7 +59,7 @@ class LoadPlan:
     device: torch.device
     dtype: torch.dtype  # that it computes in
     quantization: str
-    converts: tuple[str, ...] = ()  # what is done to the weights, in order
+    converts: tuple[str, ...] = ()  # changes of the weights, in order
     context: int
     vocab_size: int  # the number of logits, padding included
     encodes: bool = False  # whether an encoder reads the prompt
