@@ -1,4 +1,4 @@
-"""A verifier's distributions after the nodes of a draft, their prefixes, and residuals after refusals. Knows drafts;
+"""A verifier's distributions after the nodes of a draft, their prefixes, and residuals after rejections. Knows drafts;
 verifies nothing.
 
 A tree has many more nodes than verification visits, and on a CPU the distribution of a large vocabulary costs as much

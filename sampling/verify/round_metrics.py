@@ -166,7 +166,9 @@ class PositionRecorder:
             for chance, (row, position, start, turn), coin in tossed:
                 if row == step.row:
                     depth = position - start
-                    parent = stood[depth] if depth < len(stood) else depth - 1  # a block has coins after a refusal too
+                    parent = (
+                        stood[depth] if depth < len(stood) else depth - 1
+                    )  # a block has coins after a rejection too
                     trials.append(Trial(tree.children[parent + 1][turn], chance, coin))
         return trials
 
@@ -174,7 +176,7 @@ class PositionRecorder:
         self, trial: Trial, index: int, draft: Draft, verdict: Verdict, facts: Mapping[int, AllFacts]
     ) -> Trial:
         """Return a trial whose chance is that of its coin, at most 1, with p(x) and q(x). A drawn draft's coin has the
-        chance p(x)/q(x), where p is what refused siblings left."""
+        chance p(x)/q(x), where p is what rejected siblings left."""
         tree, node = draft.trees[index], trial.node
         token, parent = tree.tokens[node], tree.parents[node]
         q = 1.0 if draft.probs is None else float(draft.probs[index, node, token])

@@ -2,12 +2,12 @@
 Knows distributions and drafts; no models, no caches, no text.
 
 Theorem (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): if x ~ q is accepted
-with probability min(1, p(x)/q(x)) and a refusal is answered by a draw from norm((p − q)⁺), the
+with probability min(1, p(x)/q(x)) and a rejection is answered by a draw from norm((p − q)⁺), the
 token has distribution p. A point mass is lossless however it was chosen: draw t ~ p and accept iff t is x.
 
 Trees: a chain is the tree whose nodes have one child each. If a node's children are point masses, t is drawn once
 and the child that is t is accepted; if they are drawn, each in its turn from a separate distribution, p
-becomes norm((p − q)⁺) with every refused one (Miao et al., arXiv 2305.09781). The drafter determines the rule, never
+becomes norm((p − q)⁺) with every rejected one (Miao et al., arXiv 2305.09781). The drafter determines the rule, never
 the draft.
 
 A model between drafter and target reviews chains (:func:`review`). It may be lenient, so that its tokens have another
@@ -199,7 +199,7 @@ def examine_drawn(
     lenience: float = 1.0,
 ) -> Examined:
     """Examine children x [M, C] drawn from `distributions`, C of [M, V]: each in turn is accepted with probability
-    min(1, λ·p(x)/q(x)); after a refusal p is norm((p − q)⁺), for a single child given as `rest`.
+    min(1, λ·p(x)/q(x)); after a rejection p is norm((p − q)⁺); `rest` [M, V]: that, where there is one child and the caller has it.
     """
     chosen = torch.full(x.shape[:1], -1, device=x.device)
     undefined = torch.zeros_like(chosen, dtype=torch.bool)
