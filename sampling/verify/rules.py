@@ -199,7 +199,8 @@ def examine_drawn(
     lenience: float = 1.0,
 ) -> Examined:
     """Examine children x [M, C] drawn from `distributions`, C of [M, V]: each in turn is accepted with probability
-    min(1, λ·p(x)/q(x)); after a rejection p is norm((p − q)⁺); `rest` [M, V]: that, where there is one child and the caller has it.
+    min(1, λ·p(x)/q(x)); after a rejection p is norm((p − q)⁺). `rest` [M, V] is that where the caller has it, of a
+    single child.
     """
     chosen = torch.full(x.shape[:1], -1, device=x.device)
     undefined = torch.zeros_like(chosen, dtype=torch.bool)
