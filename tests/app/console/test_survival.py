@@ -106,8 +106,9 @@ def unhurt(terminal: Terminal, file: Path) -> None:
         assert terminal.child.isalive(), terminal.raw[-3000:]
         assert time.monotonic() < end, terminal.text
         terminal.quiet(2.2)
-        press(terminal, b"\x11\x07\x03\rq\x15")  # out of a search, a paste, a half line or a pager
-        terminal.quiet()
+        for keys in (b"\x11\x07\x03", b"\r", b"q", b"\x15"):  # out of a search, a paste, a half line, a pager, its help
+            press(terminal, keys)
+            terminal.quiet()
         press(terminal, f"/save {file}\r".encode())
         terminal.quiet()
     assert read_chat(file).turns[0].user == FIRST
