@@ -90,15 +90,13 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
             if kept is not None and isinstance(event, Step) and bool(event.drafted) == (kept == "drafted"):
                 target, own = passes.last, then - spent - passes.last
                 named = (event.draft_s - own, event.verify_s - target, event.sample_s, event.overhead_s)
-                rounds[kept].append(1000 * sum(named))
+                clocked, whole = sum(named), now - began - (then - spent)
+                rounds[kept].append(1000 * clocked)
+                rounds[f"{kept} in all"].append(1000 * whole)
                 if kept == "drafted":
-                    rounds["drafted, the head too" if own > 1e-6 else "drafted, look-ups alone"].append(
-                        1000 * sum(named)
-                    )
-                rounds[f"{kept} in all"].append(1000 * (now - began - (then - spent)))
-                (parts if kept == "drafted" else plain_parts).append(
-                    [*named, now - began - (then - spent) - sum(named)]
-                )
+                    with_head = "drafted, the head too" if own > 1e-6 else "drafted, look-ups alone"
+                    rounds[with_head].append(1000 * clocked)
+                (parts if kept == "drafted" else plain_parts).append([*named, whole - clocked])
             began, spent = time.perf_counter(), passes.seconds
         return count
 

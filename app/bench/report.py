@@ -22,7 +22,7 @@ from app.lanes.answers import OTHER_TEXT
 from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table
 from app.screen.palette import Look
-from app.screen.panes import reported
+from app.screen.panes import reported_line
 from app.screen.rows import plural
 from app.settings.table import Settings
 from app.settings.types import got, named
@@ -94,8 +94,8 @@ def disturbances(summary: SummaryTable) -> list[str]:
 
 def by_servers(summary: SummaryTable) -> list[str]:
     """Return a line for each server that says what became of the server's drafts."""
-    texts = {variant_name(row): reported(ServerFigures(**row["reported"])) for row in summary}
-    return [f"{name}, {', '.join(each).replace(':,', ':', 1)}" for name, each in texts.items() if each]
+    texts = {variant_name(row): reported_line(ServerFigures(**row["reported"])) for row in summary}
+    return [f"{name}, {text}" for name, text in texts.items() if text]
 
 
 # -- the costs of models that draft -----------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 
-from app.lanes.answers import Answer, comparisons_of, may_differ, plain_answer, rule_of
+from app.lanes.answers import Answer, comparisons_of, may_differ, other_processors, plain_answer, rule_of
 from app.lanes.costs import LaneRecord, kept, record_of, seen_before
 from app.lanes.race import timed
 from app.screen.inspection import SaidToken, TokenReader
@@ -34,7 +34,6 @@ from sampling.stats.metrics import Meter
 from utils.catalogue.templates import Thinking
 from utils.errors import UsageError, UserError
 from utils.growing_text import Window
-from utils.logits_processors import ARGUMENTS
 from utils.objects import Json
 from utils.remote.server import ServerMessage
 
@@ -363,8 +362,7 @@ def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Tra
     lane, used = track.lane, track.lane.settings
     if lane.beams is not None:
         raise UserError("a beam search has no rounds")
-    off = (getattr(used, name) == rule.off for name, rule in ARGUMENTS.items() if name != "penalty_window")
-    exact = not used.form and not used.logit_bias and all(off)
+    exact = not other_processors(used, "penalty_window")
     steps = [*track.steps, *upcoming]
     return Trace(steps, track.decode, look, lane.terms.sources, rule=rule_of(lane), exact=exact)
 

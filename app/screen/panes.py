@@ -234,6 +234,11 @@ def reported(report: ServerFigures | None) -> list[str]:
     return ["by the server:", *texts] if texts else []
 
 
+def reported_line(report: ServerFigures | None) -> str:
+    """Return the same in one line; "" where there is none."""
+    return ", ".join(reported(report)).replace(":,", ":", 1)
+
+
 class StatsLines(Drawn):
     """One line of figures a lane, in columns.
 

@@ -14,7 +14,7 @@ from app.lanes.answers import speed_of
 from app.lanes.costs import seen_before
 from app.screen.inspection import SaidToken
 from app.screen.live import Track, telling, tokens_of
-from app.screen.panes import counted, reported, title_of
+from app.screen.panes import counted, reported_line, title_of
 from app.screen.rows import plural
 from app.settings.types import one_of
 from sampling.drafters.registry import LANES
@@ -124,8 +124,7 @@ class Why:
         yield f"{label[:1].upper()}{label[1:]}: {counted(stats)}, {whole / 1000:.2f} s after the first"
         yield f"({against or ALONE.get(lane.name, 'without plain decoding beside it')})."
         if stats.served:
-            said = ", ".join(reported(stats.report)).replace(":,", ":", 1)
-            yield f"It does not say where its time went; {said or 'it reports no drafts'}."
+            yield f"It does not say where its time went; {reported_line(stats.report) or 'it reports no drafts'}."
         elif whole:
             parts = (stats.verify_ms, stats.draft_ms, stats.sample_ms + stats.overhead_ms)
             shares, end = [f"{part / whole:.0%}" for part in parts], ";" if per_round else "."

@@ -105,7 +105,7 @@ class PassRecord:
         record, skipped = self.record, begin * cache.size * cache.dtype.itemsize
         count, record.fed, record.kept = sizes
         record.rows, record.row, record.logits = count * record.fed, rows, logits.data_ptr()
-        record.batch, record.slots = cache.room
+        record.batch, record.slots = cache.batch, cache.slots
         record.keys, record.values = cache.addresses[0] + skipped, cache.addresses[1] + skipped
         run(self._work, record, torch.get_num_threads())
 
@@ -290,9 +290,9 @@ class FusedCache:
         return torch.zeros((self.layers, rows, self.heads, blocks, *block), dtype=self.dtype)
 
     def _hold(self, keys: Tensor, values: Tensor) -> None:
-        """Keep these tensors; `room`: the rows that fit, and the tokens that fit in a row; `slots`: the latter."""
-        self.keys, self.values, self.slots = keys, values, keys.shape[3] * BLOCK
-        self.room, self.addresses = (keys.shape[1], self.slots), (keys.data_ptr(), values.data_ptr())
+        """Keep these tensors, which have room for `batch` rows of `slots` tokens, and their addresses."""
+        self.keys, self.values, self.addresses = keys, values, (keys.data_ptr(), values.data_ptr())
+        self.batch, self.slots = keys.shape[1], keys.shape[3] * BLOCK
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for `length` slots of each of `rows` rows."""

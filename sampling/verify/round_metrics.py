@@ -166,9 +166,8 @@ class PositionRecorder:
             for chance, (row, position, start, turn), coin in tossed:
                 if row == step.row:
                     depth = position - start
-                    parent = (
-                        stood[depth] if depth < len(stood) else depth - 1
-                    )  # a block has coins after a rejection too
+                    # A block has coins after a rejection too.
+                    parent = stood[depth] if depth < len(stood) else depth - 1
                     trials.append(Trial(tree.children[parent + 1][turn], chance, coin))
         return trials
 
