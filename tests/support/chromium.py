@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -26,7 +27,7 @@ class Browser:
 
     def __enter__(self) -> "Browser":
         assert PROGRAM is not None
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # a dying process may still write there
         reads, self._in = os.pipe()
         self._out, writes = os.pipe()
 
@@ -37,7 +38,7 @@ class Browser:
 
         words = [PROGRAM, *FLAGS.split(), f"--user-data-dir={self._folder.name}"]
         quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(words, preexec_fn=pipes, close_fds=False, **quiet)
+        self._process = subprocess.Popen(words, preexec_fn=pipes, close_fds=False, start_new_session=True, **quiet)
         os.close(reads)
         os.close(writes)
         self._rest = b""
@@ -49,7 +50,7 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._in)
         os.close(self._out)

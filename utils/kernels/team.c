@@ -83,7 +83,8 @@ static void *help(void *argument) {
         for (int looks = 0; atomic_load(&helper->wanted) < turn && looks < IDLE; looks++) pause_briefly();
         if (atomic_load(&helper->wanted) < turn) {
             pthread_mutex_lock(&helper->lock);
-            atomic_store(&helper->asleep, 1);
+            atomic_store_explicit(&helper->asleep, 1, memory_order_relaxed);
+            atomic_thread_fence(memory_order_seq_cst);
             while (atomic_load(&helper->wanted) < turn) pthread_cond_wait(&helper->wake, &helper->lock);
             atomic_store(&helper->asleep, 0);
             pthread_mutex_unlock(&helper->lock);
@@ -121,9 +122,12 @@ static int start_helper(void) {
     return 1;
 }
 
+/* Each side writes and then reads what the other one writes, so each has a fence between. Without it QEMU 7.2, which lets
+   a load overtake an `stlr`, at times missed both writes, and the helper slept for ever. */
 static void ask(Helper *helper, long turn) {
-    atomic_store(&helper->wanted, turn);
-    if (atomic_load(&helper->asleep)) {
+    atomic_store_explicit(&helper->wanted, turn, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&helper->asleep, memory_order_relaxed)) {
         pthread_mutex_lock(&helper->lock);
         pthread_cond_signal(&helper->wake);
         pthread_mutex_unlock(&helper->lock);
