@@ -11,15 +11,28 @@ static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
 static const double NEAR = 1e-4;                 /* relatively */
 static const float ABOVE_ALL = 1.0f - 0x1p-24f; /* no uniform number is larger, in 32 bits */
 
-static double mixed(uint64_t word) {
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
-    word = (word ^ (word >> 31)) >> 11;
-    return ((double)word + 0.5) * 0x1p-53;
-}
+/* A word of the stream but for the last step, which leaves its upper 31 bits as they are. */
+#define MIXED(word) \
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u; \
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu
 
 /* Number `place` of the stream in this state. */
-static double uniform(uint64_t state, int64_t place) { return mixed(state + (uint64_t)(place + 1) * GOLDEN); }
+static double uniform(uint64_t state, int64_t place) {
+    uint64_t word = state + (uint64_t)(place + 1) * GOLDEN;
+    MIXED(word);
+    return ((double)((word ^ (word >> 31)) >> 11) + 0.5) * 0x1p-53;
+}
+
+typedef uint64_t Words __attribute__((vector_size(64)));
+
+/* The numbers of the stream after these words, and those after eight more, to 2^-31 from below. */
+static Reals from_below(Words first) {
+    Words second = first + 8 * GOLDEN;
+    MIXED(first);
+    MIXED(second);
+    Bits both = __builtin_shufflevector((Bits)(first >> 33), (Bits)(second >> 33), 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return __builtin_convertvector((Wholes)both, Reals) * 0x1p-31f;
+}
 
 static Reals nth(const float *x, int64_t at) { return load(x + at); }
 
@@ -56,37 +69,33 @@ static void add_up(Walk *w) {
     w->mass = total(mass);
 }
 
-/* The same at temperature 1 and at the draw's; and the `rivals` who may win the race: of p / E it is enough for most ids
-   that u < E < u / (1 - u). */
+/* The same at the draw's temperature; and the `rivals` who may win the race: of p / E it is enough for most ids that
+   u < E < u / (1 - u), and that u is known to 2^-31 from below. */
 static void collect(Walk *w, int64_t *rivals) {
-    float quotients[NOISE], weights[NOISE];
-    Reals top = splat(w->values[0]), mass = splat(0.0f), tempered = splat(0.0f);
-    float best = 0.0f;
-    uint64_t word = w->state;
+    float weights[NOISE], least[NOISE];
+    Reals top = splat(w->values[0]), tempered = splat(0.0f);
+    float best = 0.0f, bound = 0.0f;
+    Words word = (Words){1, 2, 3, 4, 5, 6, 7, 8} * GOLDEN + w->state;
     w->rival_count = 0;
     for (int64_t start = 0; start < w->count; start += NOISE) {
         const int64_t size = w->count - start < NOISE ? w->count - start : NOISE;
-        for (int64_t at = 0; at < size; at += WIDTH) {
-            Reals less = nth(w->logits, start + at) - top, weight = exponential(less * w->inverse);
-            mass += exponential(less);
+        Wholes may_win = {0};
+        for (int64_t at = 0; at < size; at += WIDTH, word += WIDTH * GOLDEN) {
+            Reals number = from_below(word), weight = exponential((nth(w->logits, start + at) - top) * w->inverse);
             tempered += weight;
-            store(weights + at, weight);
+            may_win |= (Wholes)(weight > number * bound);
+            store(least + at, number), store(weights + at, weight);
         }
-        for (int64_t at = 0; at < size; at++) quotients[at] = (float)mixed(word + (uint64_t)(at + 1) * GOLDEN);
-        word += (uint64_t)size * GOLDEN;
-        Reals most = splat(0.0f), sure = splat(best);
-        for (int64_t at = 0; at < size; at += WIDTH) {
-            Reals weight = load(weights + at), quotient = weight / load(quotients + at);
-            store(quotients + at, quotient);
-            most = larger(most, quotient), sure = larger(sure, quotient - weight);
+        if (!most_of((Bits)may_win)) continue;
+        for (int64_t at = 0; at < size; at++) {
+            const float most = least[at] + 0x1p-31f, sure = weights[at] / most - weights[at];
+            best = sure > best ? sure : best;
         }
-        best = largest(sure);
-        const float bound = best * (float)(1 - NEAR);
-        if (largest(most) < bound) continue;
+        bound = best * (float)(1 - NEAR);
         for (int64_t at = 0; at < size; at++)
-            if (quotients[at] >= bound && w->rival_count < RIVALS) rivals[w->rival_count++] = start + at;
+            if (weights[at] > least[at] * bound && w->rival_count < RIVALS) rivals[w->rival_count++] = start + at;
     }
-    w->mass = total(mass), w->tempered = total(tempered);
+    w->tempered = total(tempered);
 }
 
 /* The race among those who may win it; -1 where two are too near each other. */
@@ -115,13 +124,13 @@ static void draw(Walk *w) {
     if (w->drawn >= 0 && w->draws) {
         int64_t rivals[RIVALS];
         collect(w, rivals);
-        if (w->mass == w->mass) decide(w, rivals);
+        if (w->tempered == w->tempered) decide(w, rivals);
     }
 }
 
 void walk(Walk *w) {
     draw(w);
-    if (w->drawn >= 0 && !w->draws) add_up(w);
+    if (w->ids[0] >= 0) add_up(w);
 }
 
 void sum_up(Walk *w) { add_up(w); }
