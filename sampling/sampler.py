@@ -25,7 +25,7 @@ from torch import Tensor
 from sampling.types import Constraint, Rows, Sampler
 from sampling.vocabulary import MANY, largest, single_thread_if_small
 from utils.errors import UserError
-from utils.kernels.bindings import at_hand, over_noise
+from utils.kernels.bindings import at_hand, gumbel_noise, over_noise
 from utils.logits_processors import HOTTEST, LogitsProcessor
 
 _Anything: Any = object  # to the type checker a view has every attribute; a Sampler's defaults would hide the other's
@@ -206,6 +206,8 @@ class KeyedSampler(Sampler):
         if self.processor.greedy:
             return [0.0] * len(ids)
         state = stream_key(self.seed, _TARGET, row, position)
+        if at_hand():
+            return gumbel_noise(state, ids)
         return [_gumbel(_mix((state + (token + 1) * _GOLDEN) & _WORD)) for token in ids]
 
     def states(self, stream: int, keys: Tensor) -> Tensor:

@@ -193,6 +193,13 @@ def find_offers(offers: int) -> None:
     kernels().find_offers(offers)
 
 
+def gumbel_noise(state: int, ids: Sequence[int]) -> list[float]:
+    """Return the Gumbel noise of ids under the stream in this state."""
+    numbers, result = array("q", ids), array("d", bytes(8 * len(ids)))
+    kernels().gumbel_noise(state, len(ids), numbers.buffer_info()[0], result.buffer_info()[0])
+    return result.tolist()
+
+
 def over_noise(state: int, probs: Tensor) -> np.ndarray:
     """Return [V] float32: contiguous probs [V] over the uniform numbers of the stream in this (signed) state."""
     result = np.empty(len(probs), np.float32)

@@ -219,5 +219,6 @@ void sum_up(Walk *walk);
 void descend(Descent *descent);
 void find_offers(Offers *offers);
 void over_noise(uint64_t state, int64_t count, const float *probs, float *result);
+void gumbel_noise(uint64_t state, int64_t count, const int64_t *ids, double *result);
 int64_t packed_size(int64_t type, int64_t rows, int64_t width);
 #endif

@@ -153,3 +153,8 @@ void descend(Descent *d) {
 void over_noise(uint64_t state, int64_t count, const float *probs, float *result) {
     for (int64_t at = 0; at < count; at++) result[at] = probs[at] / (float)uniform(state, at);
 }
+
+/* The Gumbel noise of some ids: -log of the exponential number of each. */
+void gumbel_noise(uint64_t state, int64_t count, const int64_t *ids, double *result) {
+    for (int64_t at = 0; at < count; at++) result[at] = -log(-log1p(-uniform(state, ids[at])));
+}

@@ -107,3 +107,12 @@ def test_the_walk_divides_by_the_samplers_own_stream() -> None:
     for state in (5, -5, (1 << 63) - 1):
         noise = drawing.uniforms([state], len(probs), probs.device)[0].float()
         assert np.array_equal(over_noise(state, probs), (probs / noise).numpy())
+
+
+def test_the_noise_of_ids_is_the_samplers_own() -> None:
+    from utils.kernels.bindings import gumbel_noise
+
+    ids = [0, 9, 4999]
+    for state in (5, (1 << 64) - 3):
+        noise = drawing.uniforms([state - (1 << 64) if state >> 63 else state], 5000, torch.device("cpu"))[0][ids]
+        assert gumbel_noise(state, ids) == pytest.approx((-(-(-noise).log1p()).log()).tolist(), abs=1e-12)
