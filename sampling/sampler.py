@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.types import Constraint, Rows, Sampler
+from sampling.types import Constraint, Filters, Rows, Sampler
 from sampling.vocabulary import MANY, largest, single_thread_if_small
 from utils.errors import UserError
 from utils.kernels.bindings import at_hand, gumbel_noise, over_noise
@@ -153,11 +153,12 @@ class KeyedSampler(Sampler):
     def greedy(self) -> bool:
         return self.processor.greedy and not self.needs_prefixes
 
-    @property
-    def tempered(self) -> float | None:
-        if self.processor.greedy or self.processor.temperature > HOTTEST or self.constraint is not None:
+    @cached_property
+    def filters(self) -> Filters | None:
+        given = self.processor
+        if given.greedy or given.temperature > HOTTEST or self.constraint is not None or not given.only_filters:
             return None
-        return self.processor.temperature if self.processor.only_tempers else None
+        return Filters(given.temperature, given.top_k, given.top_p, given.min_p)
 
     def noise_states(self, row: int, position: int, count: int) -> list[int]:
         before = _part(_part(_mix((self.seed + _GOLDEN) & _WORD), _TARGET), row)

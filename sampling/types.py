@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -416,6 +416,21 @@ class Constraint(Protocol):
         """Return logits [..., n] of these ids (None: of all) with -inf at the refused ones."""
 
 
+class Filters(NamedTuple):
+    """What a draw is from: the softmax of biased logits at a temperature, 0 for the largest alone, and of that what
+    top-k, then top-p, then min-p leave."""
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def only_temper(self) -> bool:
+        """Whether all of the softmax is left."""
+        return not (self.top_k or self.top_p < 1 or self.min_p)
+
+
 class Sampler(Protocol):
     """The only source of randomness: all noise is a function of its seed and its key, and nothing is counted."""
 
@@ -431,8 +446,8 @@ class Sampler(Protocol):
         return False
 
     @property
-    def tempered(self) -> float | None:
-        """Return the temperature if a draw is from the logits' softmax at it and the noise of :meth:`noise_states`."""
+    def filters(self) -> Filters | None:
+        """Return the filters if a draw is from the softmax that they leave and the noise of :meth:`noise_states`."""
         return None
 
     @property

@@ -329,9 +329,10 @@ class LogitsProcessor:
         return frozenset(token for token, amount in self._single.items() if amount == -math.inf)
 
     @cached_property
-    def only_tempers(self) -> bool:
-        """Whether the distribution is the softmax of biased logits at the temperature and nothing else."""
-        return not self._several and all(rule is ARGUMENTS["temperature"] for rule, _ in self.at_work)
+    def only_filters(self) -> bool:
+        """Whether the distribution is what top-k, top-p and min-p leave of the softmax of biased logits."""
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return not self._several and all(rule in map(ARGUMENTS.get, names) for rule, _ in self.at_work)
 
     @property
     def greedy(self) -> bool:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from sampling.rows import fetched, padded, put
-from sampling.types import Distributions, Draft, Rows, Sampler
+from sampling.types import Distributions, Draft, Filters, Rows, Sampler
 from sampling.verify.facts import LIKELIEST, PositionFacts, WalkedFacts
 from sampling.vocabulary import MANY, largest
 from utils.kernels.bindings import Structure, at_hand, descend, walk, walkable
 from utils.logits_processors import check_finite
 
+GREEDY = Filters(0.0)
 TINY = 1e-12  # a residual of less mass is rounding: draw from p
 
 Place = tuple[int, int]
@@ -50,9 +51,9 @@ class HostDistributions(Distributions):
         self._known: dict[Place, Tensor] = {}
         self._walked: dict[Place, Structure] = {}
         self._walks = logits.shape[-1] >= MANY and at_hand() and walkable(logits)
-        self._temperature: float | None = None  # of the draw; 0: greedy, None: not from the logits' softmax
+        self._filters: Filters | None = None  # of the draw; None: a walk cannot draw
         if self._walks:
-            self._temperature = 0.0 if sampler.greedy else sampler.tempered
+            self._filters = GREEDY if sampler.greedy else sampler.filters
 
     def all(self) -> Tensor:
         """Return [B, N+1, V]."""
@@ -76,13 +77,13 @@ class HostDistributions(Distributions):
         If the kernels are loaded, one walk over the logits draws as far as it goes; near ties are left to the sampler.
         Without them no drafts are passed.
         """
-        temperature = self._temperature
-        if not self._walks or temperature is None:
+        filters = self._filters
+        if filters is None:
             return [], self.drawn(row, node, key)
         tree = self.draft.trees[row]
-        states = self.sampler.noise_states(*key, len(tree.tokens) + 1) if temperature else None
-        logits = self.logits
-        stood, walks = descend(logits, row, node, tree.tokens, tree.parents, LIKELIEST, states, temperature or 1.0)
+        states = self.sampler.noise_states(*key, len(tree.tokens) + 1) if filters.temperature else None
+        cut = (filters.temperature or 1.0, *filters[1:])
+        stood, walks = descend(self.logits, row, node, tree.tokens, tree.parents, LIKELIEST, states, *cut)
         self._walked.update(zip(((row, each) for each in stood), walks, strict=False))
         token = walks[len(stood) - 1].drawn
         if token < 0:
@@ -114,12 +115,12 @@ class HostDistributions(Distributions):
         """Return the facts of the logits after a node; None where they are not cheap."""
         if not self._walks:
             return None
-        walked, temperature = self._walked.get((row, node)), self._temperature
+        walked, filters = self._walked.get((row, node)), self._filters
         if walked is None:
             by_row, by_node, size = *self.logits.stride()[:2], self.logits.shape[-1]
             walked = walk(self.logits.data_ptr() + 4 * (by_row * row + by_node * (node + 1)), size, LIKELIEST)
-            temperature = None
-        return WalkedFacts(walked, temperature)
+            filters = None
+        return WalkedFacts(walked, filters)
 
     def _processed(self, places: list[Place]) -> Tensor:
         prefixes = prefixes_of(self._rows, self.draft, places) if self.sampler.needs_prefixes else []

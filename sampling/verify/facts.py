@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from sampling.events import INVERSE_TEMPERATURES
+from sampling.types import Filters
 from utils.kernels.bindings import Structure, sum_up
 from utils.logits_processors import check_number
 
@@ -54,10 +55,10 @@ class PositionFacts:
 
 class WalkedFacts(PositionFacts):
     """The facts that a compiled walk over logits found; their sum is worked out at its first use. The draw's
-    `temperature` is None where it is from another distribution than their softmax."""
+    `filters` are None where it is from another distribution."""
 
-    def __init__(self, walked: Structure, temperature: float | None) -> None:
-        self._walked, self._temperature = walked, temperature
+    def __init__(self, walked: Structure, filters: Filters | None) -> None:
+        self._walked, self._filters = walked, filters
         self._values = walked.values
 
     def p(self, token: int) -> float:
@@ -70,11 +71,14 @@ class WalkedFacts(PositionFacts):
 
     @property
     def likeliest(self) -> list[tuple[int, float]]:
-        walked, temperature = self._walked, self._temperature
-        if not temperature:
-            return [] if temperature is None else [(walked.ids[0], 1.0)]
-        ids, values = walked.ids[: walked.most], walked.values[: walked.most]
-        weights = [math.exp((value - values[0]) / temperature) / walked.tempered for value in values]
+        walked, filters = self._walked, self._filters
+        if filters is None or walked.kept < 0:
+            return []
+        if not filters.temperature:
+            return [(walked.ids[0], 1.0)]
+        known = slice(min(walked.most, walked.kept))
+        ids, values = walked.ids[known], walked.values[known]
+        weights = [math.exp((value - values[0]) / filters.temperature) / walked.tempered for value in values]
         return list(zip(ids, weights, strict=True))
 
 

@@ -152,8 +152,8 @@ class PositionRecorder:
         """Return the probabilities of some tokens in the distribution of the draw there."""
         if self.sampler.greedy:
             return [float(token == known.argmax) for token in tokens]
-        if (temperature := self.sampler.tempered) is not None:
-            return [known.p_at(token, temperature) for token in tokens]
+        if (filters := self.sampler.filters) is not None and filters.only_temper:
+            return [known.p_at(token, filters.temperature) for token in tokens]
         with single_thread_if_small(known.logits.numel()):
             probs: list[float] = verdict.distributions.at([index], [node])[0][list(tokens)].tolist()
         return probs

@@ -154,12 +154,15 @@ def descend(
     most: int,
     states: Sequence[int] | None,
     temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> tuple[list[int], Sequence[Structure]]:
     """Walk down the draft of a row from node `start` (-1: the root) to the first of which no child is drawn, or at
     which the draw is undecided: the nodes at which it stood, and the :class:`Walk` of each.
 
     logits [B, N+1, V], which :func:`walkable` takes; `states` of the noise at each depth from there, None: the largest
-    logit is drawn, and masses are left out.
+    logit is drawn, and masses are left out. The other numbers are those of a LogitsProcessor.
     """
     by_row, by_node, _ = logits.stride()
     count = len(tokens)
@@ -173,7 +176,10 @@ def descend(
         logits.shape[-1],
         most,
         states is not None,
+        top_k,
         1 / temperature,
+        top_p if top_p < 1 else 0.0,
+        min_p,
         0.0,
         noise.buffer_info()[0],
         count,

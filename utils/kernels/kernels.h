@@ -163,13 +163,14 @@ typedef struct {
 
 enum { MOST = 16 };
 
-/* The facts about one position's logits that a round needs. */
+/* The facts about one position's logits that a round needs. Filters that are 0 are off; `kept` ids are left by them (-1: not
+   known), and `tempered` is the sum over these. */
 typedef struct {
     const float *logits;
     int64_t count, most, draws;
     uint64_t state;
-    int64_t drawn, rival_count;
-    float inverse, mass, tempered, unused;
+    int64_t drawn, rival_count, top_k, kept;
+    float inverse, mass, tempered, top_p, min_p, unused;
     int64_t ids[MOST];
     float values[MOST];
 } Walk;
@@ -178,8 +179,8 @@ typedef struct {
    draw is undecided. */
 typedef struct {
     const float *logits; /* of the root, then of each node, `stride` numbers apart */
-    int64_t stride, count, most, draws;
-    float inverse, unused;
+    int64_t stride, count, most, draws, top_k;
+    float inverse, top_p, min_p, unused;
     const uint64_t *states; /* of the noise at each depth */
     int64_t nodes;
     const int64_t *tokens, *parents;

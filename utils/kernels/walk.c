@@ -6,9 +6,10 @@
 #include "internal.h"
 #include <math.h>
 
-enum { RIVALS = 256, NOISE = 256 }; /* ids that may win a draw; logits at a time */
+enum { RIVALS = 256, NOISE = 256, KEPT = 4096 }; /* ids that may win a draw; logits at a time; ids that filters may leave */
 static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
 static const double NEAR = 1e-4;                 /* relatively */
+static const double ROUNDING = 4e-6;             /* a sum of probabilities in 32 bits may be off by less */
 static const float ABOVE_ALL = 1.0f - 0x1p-24f; /* no uniform number is larger, in 32 bits */
 
 /* A word of the stream but for the last step, which leaves its upper 31 bits as they are. */
@@ -62,11 +63,17 @@ static void find_largest(Walk *w) {
     if (most_of((Bits)undefined) || w->values[0] == INFINITY) w->ids[0] = -1;
 }
 
-/* Σ e to the power of each logit less the largest. */
-static void add_up(Walk *w) {
-    Reals top = splat(w->values[0]), mass = splat(0.0f);
-    for (int64_t at = 0; at < w->count; at += WIDTH) mass += exponential(nth(w->logits, at) - top);
-    w->mass = total(mass);
+/* Σ e to the power of each logit less the largest, times `inverse`. */
+static float sum_of(const Walk *w, float inverse) {
+    Reals top = splat(w->values[0]);
+    double sum = 0.0;
+    for (int64_t start = 0; start < w->count; start += NOISE) {
+        const int64_t end = w->count - start < NOISE ? w->count : start + NOISE;
+        Reals mass = splat(0.0f);
+        for (int64_t at = start; at < end; at += WIDTH) mass += exponential((nth(w->logits, at) - top) * inverse);
+        sum += (double)total(mass);
+    }
+    return (float)sum;
 }
 
 /* The same at the draw's temperature; and the `rivals` who may win the race: of p / E it is enough for most ids that
@@ -98,8 +105,8 @@ static void collect(Walk *w, int64_t *rivals) {
     w->tempered = total(tempered);
 }
 
-/* The race among those who may win it; -1 where two are too near each other. */
-static void decide(Walk *w, const int64_t *rivals) {
+/* The race among those who may win it; -1 where two are too near each other, or more of them than there was `room` for. */
+static void decide(Walk *w, const int64_t *rivals, int64_t room) {
     double first = -1.0, second = -1.0;
     w->drawn = -1;
     for (int64_t at = 0; at < w->rival_count; at++) {
@@ -113,7 +120,127 @@ static void decide(Walk *w, const int64_t *rivals) {
         else if (quotient > second)
             second = quotient;
     }
-    if (second >= first * (1 - NEAR) || w->rival_count == RIVALS) w->drawn = -1;
+    if (second >= first * (1 - NEAR) || w->rival_count == room) w->drawn = -1;
+}
+
+typedef struct {
+    float logit;
+    int32_t id;
+} Place;
+
+/* Whether a is before b: the largest logit first, and the first of equal ones. */
+static int before(Place a, Place b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+
+/* Let an entry of a heap sink to where it belongs: the first one lies on top, or the last one. */
+static void sink(Place *heap, int64_t count, int64_t at, int last) {
+    for (int64_t child = 2 * at + 1; child < count; at = child, child = 2 * at + 1) {
+        if (child + 1 < count && before(heap[child + 1], heap[child]) != last) child++;
+        if (before(heap[at], heap[child]) != last) return;
+        const Place above = heap[at];
+        heap[at] = heap[child], heap[child] = above;
+    }
+}
+
+/* Whether a logit in the block from `start` on is at least `floor`. */
+static int reaches(const Walk *w, int64_t start, int64_t end, float floor) {
+    Reals top = nth(w->logits, start);
+    for (int64_t at = start + WIDTH; at < end; at += WIDTH) top = larger(top, nth(w->logits, at));
+    return largest(top) >= floor;
+}
+
+/* The logit of which top_k - 1 others are before. */
+static float least_of_best(const Walk *w, Place *heap) {
+    int64_t have = 0;
+    for (int64_t start = 0; start < w->count; start += NOISE) {
+        const int64_t end = w->count - start < NOISE ? w->count : start + NOISE;
+        if (have == w->top_k && !reaches(w, start, end, heap[0].logit)) continue;
+        for (int64_t id = start; id < end; id++) {
+            const Place place = {w->logits[id], (int32_t)id};
+            if (have < w->top_k) {
+                heap[have++] = place;
+                if (have == w->top_k)
+                    for (int64_t at = have / 2; at-- > 0;) sink(heap, have, at, 1);
+            } else if (before(place, heap[0])) {
+                heap[0] = place;
+                sink(heap, have, 0, 1);
+            }
+        }
+    }
+    return heap[0].logit;
+}
+
+/* The ids of logits from `floor` on; how many, -1 where there is no room for them. */
+static int64_t ids_from(const Walk *w, float floor, Place *found) {
+    int64_t have = 0;
+    for (int64_t start = 0; start < w->count; start += NOISE) {
+        const int64_t end = w->count - start < NOISE ? w->count : start + NOISE;
+        if (!reaches(w, start, end, floor)) continue;
+        for (int64_t id = start; id < end; id++) {
+            if (w->logits[id] < floor) continue;
+            if (have == KEPT) return -1;
+            found[have++] = (Place){w->logits[id], (int32_t)id};
+        }
+    }
+    return have;
+}
+
+static double weight_of(const Walk *w, Place place) {
+    return exp(((double)place.logit - (double)w->values[0]) * (double)w->inverse);
+}
+
+/* The logit of an id with this share of the largest one's probability, or a little less. */
+static float logit_of(const Walk *w, double share) {
+    return (float)((double)w->values[0] + log(share) / (double)w->inverse) - 1e-3f;
+}
+
+/* The ids that the filters can leave, as a heap whose first one is the likeliest, and `sum` over the ids among which top-p
+   counts; how many, -1 where there is no room for them. */
+static int64_t candidates(const Walk *w, Place *found, double *sum) {
+    int64_t count;
+    if (w->top_k > 0 && w->top_k < w->count) {
+        if (w->top_k > KEPT) return -1;
+        count = ids_from(w, least_of_best(w, found), found);
+        *sum = 0.0;
+        for (int64_t at = 0; at < count; at++) *sum += weight_of(w, found[at]);
+    } else if (w->top_p > 0) {
+        const double rest = 1 - (double)w->top_p;
+        double mass, least = rest / 64; /* as few as have the mass: all below rest / count have less than rest */
+        *sum = (double)sum_of(w, w->inverse);
+        do {
+            count = ids_from(w, logit_of(w, least * *sum), found), mass = 0.0;
+            for (int64_t at = 0; at < count; at++) mass += weight_of(w, found[at]);
+        } while (count >= 0 && mass < (1 - rest + 2 * ROUNDING) * *sum && least > rest / (double)w->count && (least /= 16));
+    } else {
+        count = ids_from(w, logit_of(w, (double)w->min_p), found), *sum = 1.0;
+    }
+    for (int64_t at = count / 2; at-- > 0;) sink(found, count, at, 0);
+    return count;
+}
+
+/* The draw among the ids that top-k, then top-p, then min-p leave (utils/logits_processors.py). Undecided where rounding
+   decides whether the winner is left, or what is left to 5 digits, and where that is too much. */
+static void draw_filtered(Walk *w) {
+    Place found[KEPT];
+    int64_t left[KEPT], kept = 0, sure = KEPT;
+    double sum, mass = 0.0, unsure = 0.0;
+    w->drawn = -1, w->kept = -1;
+    for (int64_t count = candidates(w, found, &sum); count > 0; sink(found, count, 0, 0), kept++) {
+        const double weight = weight_of(w, found[0]);
+        const double over = w->top_p > 0 ? mass / sum - (double)w->top_p : -1.0;
+        const double under = w->min_p > 0 ? 1 - weight / (double)w->min_p : -1.0;
+        if (over >= ROUNDING || under >= ROUNDING) break;
+        if (over > -ROUNDING || under > -ROUNDING) {
+            sure = kept < sure ? kept : sure, unsure += weight;
+            if (unsure > 1e-5 * sum) return;
+        }
+        left[kept] = found[0].id, mass += weight;
+        found[0] = found[--count];
+    }
+    if (!kept) return;
+    w->tempered = (float)mass, w->rival_count = w->kept = kept;
+    decide(w, left, KEPT);
+    for (int64_t at = sure; at < kept; at++)
+        if (left[at] == w->drawn) w->drawn = -1;
 }
 
 /* The facts that a draw needs: the largest, and the winner of the race where one is drawn. */
@@ -121,25 +248,30 @@ static void draw(Walk *w) {
     find_largest(w);
     w->drawn = w->ids[0];
     w->mass = w->drawn < 0 ? NAN : 0.0f;
-    if (w->drawn >= 0 && w->draws) {
+    w->kept = w->count;
+    if (w->drawn < 0 || !w->draws) return;
+    if (w->top_k > 0 || w->top_p > 0 || w->min_p > 0) {
+        draw_filtered(w);
+    } else {
         int64_t rivals[RIVALS];
         collect(w, rivals);
-        if (w->tempered == w->tempered) decide(w, rivals);
+        decide(w, rivals, RIVALS);
     }
 }
 
+void sum_up(Walk *w) { w->mass = sum_of(w, 1.0f); }
+
 void walk(Walk *w) {
     draw(w);
-    if (w->ids[0] >= 0) add_up(w);
+    if (w->ids[0] >= 0) sum_up(w);
 }
-
-void sum_up(Walk *w) { add_up(w); }
 
 void descend(Descent *d) {
     for (int64_t node = d->begin, child = 0; child >= 0; node = child) {
         Walk *w = d->walks + d->stood;
         w->logits = d->logits + (node + 1) * d->stride;
         w->count = d->count, w->most = d->most, w->draws = d->draws, w->inverse = d->inverse;
+        w->top_k = d->top_k, w->top_p = d->top_p, w->min_p = d->min_p;
         w->state = d->draws ? d->states[d->stood] : 0;
         d->path[d->stood++] = node;
         draw(w);

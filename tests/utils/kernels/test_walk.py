@@ -47,13 +47,21 @@ def test_two_that_are_too_near_each_other_are_left_to_the_sampler() -> None:
         assert drawn == (9 if decided else -1)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+FILTERS: list[dict[str, float]] = [
+    {"top_k": 3},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.02},
+]
+
+
+@pytest.mark.parametrize("numbers", [{"temperature": 0.0}, {"temperature": 0.7}, *FILTERS], ids=str)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_what_a_walk_judges_and_tells_is_what_whole_distributions_do(
-    rows: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+    rows: int, numbers: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = 4 * torch.randn(rows, 6, 4112, generator=torch.Generator().manual_seed(4))
-    sampler = KeyedSampler(LogitsProcessor(temperature), seed=3)
+    sampler = KeyedSampler(LogitsProcessor(**numbers), seed=3)  # type: ignore[arg-type]
     keys = [(row, 7) for row in range(rows)]
     drawn = [int(sampler.draw(sampler.probs(logits[row, :1], []), torch.tensor([[row, 7]]))) for row in range(rows)]
     draft = Draft.of([[drawn[row], 11, 12, 13, drawn[0]] for row in range(rows)], parents=[-1, -1, 0, 0, 1])
@@ -82,9 +90,33 @@ def test_what_a_walk_judges_and_tells_is_what_whole_distributions_do(
         assert gaps[row][0] == pytest.approx(gaps[row][1], rel=1e-5)
     likely = whole.distributions.at([0, 0], nodes).topk(4)
     for found, ids, chances in zip(near, likely.indices.tolist(), likely.values.tolist(), strict=True):
-        count = len(found) if temperature else 1
+        count = len(found) if not sampler.greedy else 1
         assert [one for one, _ in found] == ids[:count]
         assert [p for _, p in found] == pytest.approx(chances[:count], rel=1e-4)
+
+
+@pytest.mark.parametrize("numbers", [*FILTERS, {"top_p": 0.5}, {"top_k": 4500, "top_p": 0.3}], ids=str)
+@pytest.mark.parametrize("shape", ["peaked", "flat", "tied", "two"])
+def test_a_walk_draws_what_filters_leave(shape: str, numbers: dict[str, float]) -> None:
+    sampler = KeyedSampler(LogitsProcessor(0.8, **numbers), seed=5)  # type: ignore[arg-type]
+    logits = {"flat": 0.5, "two": 0.0}.get(shape, 4.0) * torch.randn(
+        60, 1, 5008, generator=torch.Generator().manual_seed(6)
+    )
+    logits = logits.round() if shape == "tied" else logits
+    if shape == "two":  # of which rounding leaves one or both
+        logits[:, :, [7, 4999]] = 30.0
+    known = 0
+    for position, each in enumerate(logits):
+        found = verify(each[None], Draft.empty(1), [[1]], [(0, position)], sampler, Rule.POINT)
+        probs = sampler.probs(each, [])
+        assert found.token == sampler.draw(probs, torch.tensor([[0, position]])).tolist()
+        facts = found.distributions.facts(0, -1)
+        assert facts is not None
+        known += bool(facts.likeliest)
+        for token, p in facts.likeliest:
+            assert p == pytest.approx(float(probs[0, token]), rel=1e-4)
+    if shape == "peaked" and numbers.get("top_k", 0) < 4096:
+        assert known == len(logits), "left to the sampler"
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
