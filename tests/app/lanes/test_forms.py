@@ -48,7 +48,8 @@ def test_the_lanes_say_the_same_and_it_fits(engine: PairEngine, how: dict[str, A
         forced = stats.sources[len(lane.source_names) - 1]
         assert lane.source_names[-1] == "grammar"
         assert forced[0] >= forced[1] > 10, name
-        assert stats.tokens_per_pass > 2
+        # the clock tells auto whether to draft more than the form forces
+        assert settings.gamma == "auto" or stats.tokens_per_pass > 2
 
 
 def test_the_drafter_alone_and_drawn_drafts_follow_it_too(engine: PairEngine) -> None:
