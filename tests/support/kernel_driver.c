@@ -9,7 +9,10 @@
    blocks that are its results. Each block is memory of its own, so that a sanitizer sees its ends.
 
    Six int64 that begin with -2 (then: how many, and four zeros) are runs of two threads, each after a pause of about the
-   time after which the second one falls asleep. */
+   time after which the second one falls asleep.
+
+   A draw is six int64 (-3, logits, top-k, the state of the noise, 0, 0), four floats (1 / temperature, top-p, min-p, 0)
+   and the logits; its result is the drawn id, int64. */
 #define _POSIX_C_SOURCE 200809L
 #include "internal.h"
 #include <stdio.h>
@@ -64,11 +67,28 @@ static void rouse(int64_t runs) {
     }
 }
 
+static int draw(const int64_t *given) {
+    Walk one = {0};
+    float numbers[4], *logits;
+    if (posix_memalign((void **)&logits, 64, sizeof(float) * (size_t)given[1])) return 0;
+    if (!read_all(numbers, sizeof numbers) || !read_all(logits, sizeof(float) * (size_t)given[1])) return 0;
+    one.logits = logits, one.count = given[1], one.most = 4, one.draws = 1, one.state = (uint64_t)given[3];
+    one.inverse = numbers[0], one.top_k = given[2], one.top_p = numbers[1], one.min_p = numbers[2];
+    walk(&one);
+    fwrite(&one.drawn, sizeof one.drawn, 1, stdout);
+    free(logits);
+    return 1;
+}
+
 int main(void) {
     int64_t given[6];
     while (read_all(given, sizeof given)) {
         if (given[0] == -2) {
             rouse(given[1]);
+            continue;
+        }
+        if (given[0] == -3) {
+            if (!draw(given)) return 1;
             continue;
         }
         if (given[0] < 0) {

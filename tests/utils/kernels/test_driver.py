@@ -19,6 +19,7 @@ from gguf import quants
 
 from sampling.models import fused
 from sampling.models.fused import FusedNetwork
+from sampling.sampler import KeyedSampler
 from sampling.types import DraftTree
 from tests.sampling.models.test_families import CASES, packed, random_model
 from tests.support.pass_image import Image
@@ -30,6 +31,7 @@ from utils.kernels.bindings import COLUMNS, FLOATS, TYPES, run
 from utils.kernels.build import InstructionSet, instruction_set
 from utils.kernels.processor import features
 from utils.kernels.quantized_linear import PackedWeight
+from utils.logits_processors import LogitsProcessor
 
 SOURCES = Path(build.__file__).parent
 DRIVER = Path(__file__).parents[2] / "support" / "kernel_driver.c"
@@ -180,3 +182,30 @@ def test_a_thread_that_falls_asleep_as_it_is_asked_wakes_up(program: list[str]) 
     runs = 1_000_000 if len(program) > 1 else 10_000  # a pause is shorter in an emulator
     given = np.array([-2, runs, 0, 0, 0, 0], np.int64).tobytes()
     subprocess.run(program, input=given, capture_output=True, check=True, timeout=300)
+
+
+def test_a_draw_is_the_samplers_in_every_build(program: list[str]) -> None:
+    chance, given, expected = torch.Generator().manual_seed(8), list[bytes](), list[int]()
+    for place in range(40):
+        logits = (4 * torch.randn(1, 5008, generator=chance)).round(decimals=place % 4)
+        for numbers in ({}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}):
+            sampler = KeyedSampler(LogitsProcessor(0.8, **numbers), seed=place)  # type: ignore[arg-type]
+            header = [
+                -3,
+                5008,
+                numbers.get("top_k", 0),
+                np.uint64(sampler.noise_states(0, 0, 1)[0]).astype(np.int64),
+                0,
+                0,
+            ]
+            floats = [1 / 0.8, numbers.get("top_p", 0), numbers.get("min_p", 0), 0]
+            given += [np.array(header, np.int64).tobytes(), np.array(floats, np.float32).tobytes()]
+            given.append(logits.numpy().tobytes())
+            expected += sampler.draw(sampler.probs(logits, []), torch.tensor([[0, 0]])).tolist()
+    run = subprocess.run(program, input=b"".join(given), capture_output=True, timeout=300)
+    assert run.returncode == 0, run.stderr.decode()[-2000:]
+    drawn = np.frombuffer(run.stdout, np.int64)
+    assert len(drawn) == len(expected)
+    decided = drawn >= 0
+    assert np.array_equal(drawn[decided], np.array(expected)[decided])
+    assert decided.mean() > 0.98, "left to the sampler"
