@@ -292,9 +292,9 @@ def _other(engine: PairEngine, options: ModelOptions, drafter: str) -> LoadedPai
     from utils.loading.loading import load_drafter
 
     pair = load_drafter(engine.loaded, with_drafter(engine.loaded.spec, drafter), load_options(options))
-    if pair.drafter_kind not in ("model", "plain"):
+    if pair.drafter_word not in ("model", "plain"):
         raise UsageError(
-            f"--programs {TRANSFORMERS}:{drafter}: transformers has no {pair.drafter_kind} drafter, "
+            f"--programs {TRANSFORMERS}:{drafter}: transformers has no {pair.drafter_word} drafter, "
             "name a model or a plain one"
         )
     return pair
@@ -304,20 +304,20 @@ def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
     """The drafter of `pair` (else its plain draft head) as a transformers model, or why `generate` can have none."""
     from utils.kernels.quantized_linear import unpacked_copy
 
-    if pair.drafter is not None and pair.drafter_kind == "model":
+    if pair.drafter is not None and pair.drafter_word == "model":
         theirs, ours = pair.drafter.vocab_size, pair.target.vocab_size
         if pair.drafter.vocabulary is not None:
             return f"the lane takes no drafter with other tokens than the target's, and {pair.drafter.name} has others"
         if theirs != ours:
             return f"transformers takes no drafter with another number of logits ({theirs:,}, the target's {ours:,})"
         return unpacked_copy(pair.drafter.model)
-    folder = pair.draft_head if pair.drafter_kind == "plain" else None
+    folder = pair.draft_head if pair.drafter_word == "plain" else None
     if folder is None:
         try:
             folder = pair.spec.head_folder("plain")
         except UsageError:
             named = f"--programs {TRANSFORMERS}:DRAFTER names a model or a plain one"
-            return f"transformers has no {pair.drafter_kind} drafter ({named})"
+            return f"transformers has no {pair.drafter_word} drafter ({named})"
     from sampling.drafters.draft_heads.checkpoint import load_student
     from utils.loading.fit import fingerprint
 

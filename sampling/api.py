@@ -34,8 +34,8 @@ Ids = Sequence[int] | torch.Tensor
 Stop = int | Iterable[int] | None
 Seed = int | torch.Generator
 
-PADDING = 1024
-"""Difference in vocabulary size from which on two models have different tokenizers: drafts would be noise."""
+MAX_VOCAB_PADDING = 1024
+"""Vocabularies that are padded for one tokenizer differ in size by fewer ids; from this on it is another tokenizer."""
 _REFUSED = {
     (
         "skip_sample_adjustment",
@@ -205,9 +205,9 @@ def check_drafters(target: LM, drafters: Sequence[Drafter], tokenizer: HfTokeniz
             continue
         sizes = f"{model.name} has {model.vocab_size:,} ids, the target {target.vocab_size:,}"
         if tokenizer is not None and hasattr(tokenizer, "__len__"):
-            if min(target.vocab_size, len(tokenizer)) - model.vocab_size >= PADDING:
+            if min(target.vocab_size, len(tokenizer)) - model.vocab_size >= MAX_VOCAB_PADDING:
                 raise UserError(f"different vocabularies: {sizes}, and the tokenizer {len(tokenizer):,}")
-        elif abs(target.vocab_size - model.vocab_size) >= PADDING:
+        elif abs(target.vocab_size - model.vocab_size) >= MAX_VOCAB_PADDING:
             raise UserError(f"different vocabularies: {sizes} (one tokenizer for both? then give it)")
 
 
@@ -277,9 +277,9 @@ def speculative_generate(
     Returns:
         The new ids, and accepted / drafted (0.0 if nothing was drafted).
     """
-    way, sampler = drafter_of(drafter), sampler_of(logits_processor, seed, coupling, draft_sampling)
-    lm, stop, debug = _prepared(speculative_generate, more, target, [way], tokenizer, (end_tokens_id, eos_tokens_id))
-    return _drain(lm, input_ids, way, sampler, max_gen_len, stop, gamma, debug)
+    source, sampler = drafter_of(drafter), sampler_of(logits_processor, seed, coupling, draft_sampling)
+    lm, stop, debug = _prepared(speculative_generate, more, target, [source], tokenizer, (end_tokens_id, eos_tokens_id))
+    return _drain(lm, input_ids, source, sampler, max_gen_len, stop, gamma, debug)
 
 
 @also_as(
@@ -317,9 +317,9 @@ def ngram_assisted_speculative_generate(
     if not (ngram is None or hasattr(ngram, "propose")):
         raise UserError(f"ngram must be an NgramDrafter or None (a fresh one), got {type(ngram).__name__}")
     filler_top_k = whole("filler_top_k", filler_top_k, 1, "a whole number, at least 1")
-    way = ngram or NgramDrafter(lm.vocab_size, n=n, top_k_filler=filler_top_k, stop_if_unknown=stop_if_unknown)
-    way = way.under(filler_top_k, stop_if_unknown) if isinstance(way, NGramStorage) else way
-    return _drain(lm, input_ids, way, sampler_of(logits_processor, seed), max_gen_len, stop, gamma, debug)
+    source = ngram or NgramDrafter(lm.vocab_size, n=n, top_k_filler=filler_top_k, stop_if_unknown=stop_if_unknown)
+    source = source.under(filler_top_k, stop_if_unknown) if isinstance(source, NGramStorage) else source
+    return _drain(lm, input_ids, source, sampler_of(logits_processor, seed), max_gen_len, stop, gamma, debug)
 
 
 def cascade_generate(
@@ -357,11 +357,11 @@ def cascade_generate(
     """
     if not isinstance(drafters, Iterable):
         raise UserError(f"drafters must be a list, large to small, got {type(drafters).__name__}")
-    ways = [drafter_of(way, f"drafter {number}") for number, way in enumerate(drafters, 1)]
-    lm, stop, debug = _prepared(cascade_generate, more, target, ways, tokenizer, (end_tokens_id, eos_tokens_id))
-    way = cascade_of(ways, k_matrix, lenience)
+    members = [drafter_of(member, f"drafter {number}") for number, member in enumerate(drafters, 1)]
+    lm, stop, debug = _prepared(cascade_generate, more, target, members, tokenizer, (end_tokens_id, eos_tokens_id))
+    cascade = cascade_of(members, k_matrix, lenience)
     sampler = sampler_of(logits_processor, seed, coupling, draft_sampling)
-    return _drain(lm, input_ids, way, sampler, max_gen_len, stop, way.traits.most or 0, debug)
+    return _drain(lm, input_ids, cascade, sampler, max_gen_len, stop, cascade.traits.most or 0, debug)
 
 
 def _prepared(

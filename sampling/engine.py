@@ -222,9 +222,9 @@ class Engine:
         if drafter is None and self._drafter is None:
             raise UserError("no drafter is set: enable_spec_dec(drafter) sets one")
         if drafter is not None:
-            way = self._glide(drafter) if use_glide_drafter else drafter_of(drafter)
-            check_drafters(self._lm, [way], self.tokenizer)
-            self._drafter = way
+            built = self._glide(drafter) if use_glide_drafter else drafter_of(drafter)
+            check_drafters(self._lm, [built], self.tokenizer)
+            self._drafter = built
         self._n_spec_tokens, self.use_spec_dec = count, True
 
     def disable_spec_dec(self) -> None:

@@ -206,15 +206,15 @@ def _after_prompts(file: Path, entries: list[tuple[IdTuple, IdTuple]]) -> Record
 
     UserError if most values begin with their prompts and some do not: neither reading would be right.
     """
-    ways = [[prompt for prompt, _ in entries]]
+    readings = [[prompt for prompt, _ in entries]]
     # The begin-of-text id may be missing in all keys, or in all values. Two ids alone could agree by chance.
     if len({value[0] for _, value in entries}) == 1:
-        ways.append([value[:1] + prompt for prompt, value in entries])
+        readings.append([value[:1] + prompt for prompt, value in entries])
     if len({prompt[0] for prompt, _ in entries}) == 1:
-        ways.append([prompt[1:] for prompt, _ in entries])
-    ways[1:] = [way for way in ways[1:] if all(len(prompt) > 2 for prompt in way)]
-    for way in ways:
-        pairs = zip(way, (value for _, value in entries), strict=True)
+        readings.append([prompt[1:] for prompt, _ in entries])
+    readings[1:] = [prompts for prompts in readings[1:] if all(len(prompt) > 2 for prompt in prompts)]
+    for prompts in readings:
+        pairs = zip(prompts, (value for _, value in entries), strict=True)
         rows = [(prompt, value[len(prompt) :]) for prompt, value in pairs if _begins(value, prompt)]
         if len(rows) == len(entries) and any(answer for _, answer in rows):
             return _recording(rows, "prompt first")

@@ -31,7 +31,7 @@ from utils.logits_processors import HOTTEST, LogitsProcessor
 _Anything: Any = object  # to the type checker a view has every attribute; a Sampler's defaults would hide the other's
 
 Coupling = Literal["rejection", "gumbel"]
-DraftSampling = Literal["law", "greedy"]
+DraftSampling = Literal["law", "greedy"]  # draw drafts from the drafter's law (its distribution), or the likeliest
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
@@ -82,11 +82,11 @@ def _steps(count: int, device: torch.device) -> Tensor:
 
 def uniforms(keys: list[int], count: int, device: torch.device) -> Tensor:
     """Return [len(keys), count] float64 in (0, 1): `count` numbers from the SplitMix64 stream of each key."""
-    return _numbers(torch.tensor([_signed(key) for key in keys], dtype=torch.long), count, device)
+    return _uniforms(torch.tensor([_signed(key) for key in keys], dtype=torch.long), count, device)
 
 
-def _numbers(states: Tensor, count: int, device: torch.device) -> Tensor:
-    """:func:`uniforms` of the streams in these states [M]."""
+def _uniforms(states: Tensor, count: int, device: torch.device) -> Tensor:
+    """:func:`uniforms` of generators in these states [M]."""
     words = _mixed(states.to(device, non_blocking=True)[:, None] + _steps(count, device))
     return _shifted(words, 11, words).double().add_(0.5).mul_(2.0**-53)
 
@@ -106,7 +106,7 @@ def _part(word: int, part: int) -> int:
 
 
 def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
-    """Return [M] int64 on the host: the :func:`stream_key` of each of keys [M, K], as a signed word."""
+    """Return [M] int64 on the host, a generator's first state for each of keys [M, K]: its :func:`stream_key`."""
     return torch.tensor([_signed(stream_key(seed, stream, *parts)) for parts in keys.tolist()], dtype=torch.long)
 
 
@@ -187,12 +187,12 @@ class KeyedSampler(Sampler):
 
         Keys [M, 4]: row, position, committed length at the round's start, turn among the siblings there.
         """
-        return _numbers(self.states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
+        return _uniforms(self.generator_states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
 
-    def numbers(self, keys: Tensor) -> list[float]:
-        """Return the numbers u of the coins with these keys [M, K]."""
+    def coin_uniforms(self, keys: Tensor) -> list[float]:
+        """Return the uniform number u of each coin with these keys [M, K]."""
         states = stream_states(self.seed, _COIN, keys)
-        return cast(list[float], _numbers(states, 1, torch.device("cpu"))[:, 0].tolist())
+        return cast(list[float], _uniforms(states, 1, torch.device("cpu"))[:, 0].tolist())
 
     def drafting(self, starts: Sequence[Sequence[int]]) -> DraftingSampler:
         """Return the drafter's sampler in the round that begins at these (row, committed length)."""
@@ -211,18 +211,18 @@ class KeyedSampler(Sampler):
             return gumbel_noise(state, ids)
         return [_gumbel(_mix((state + (token + 1) * _GOLDEN) & _WORD)) for token in ids]
 
-    def states(self, stream: int, keys: Tensor) -> Tensor:
-        """Return the states [M] of the noise that draws and coins take, by their keys [M, K]; nothing is stored."""
+    def generator_states(self, stream: int, keys: Tensor) -> Tensor:
+        """Return the state [M] from which SplitMix64 makes the noise of each draw or coin, by its key [M, K]."""
         return stream_states(self.seed, stream, keys)
 
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
         if self.processor.greedy:
             return largest(probs)
-        states = self.states(stream, keys)
+        states = self.generator_states(stream, keys)
         if _compiled(probs):
             return torch.tensor([_quick_race(*row) for row in zip(probs, states.tolist(), strict=True)])
         with single_thread_if_small(probs.numel()):
-            return largest(_raced(probs, _numbers(states, probs.shape[-1], probs.device)))
+            return largest(_raced(probs, _uniforms(states, probs.shape[-1], probs.device)))
 
 
 def _raced(probs: Tensor, noise: Tensor) -> Tensor:

@@ -456,7 +456,7 @@ class Sampler(Protocol):
         return False
 
     def noise_states(self, row: int, position: int, count: int) -> list[int]:
-        """Return the 64-bit states of the noise of the target's draws at `count` positions from there."""
+        """Return the 64-bit random generator states for the noise of the target's draws at `count` positions."""
         return [0] * count
 
     @property
@@ -500,8 +500,8 @@ class Sampler(Protocol):
         """Return the Gumbel noise of each id in the target's draw there, to display a past draw."""
         return [0.0] * len(ids)
 
-    def numbers(self, keys: Tensor) -> list[float]:
-        """Return the number in (0, 1) of each coin with these keys [M, 4], to display past coins."""
+    def coin_uniforms(self, keys: Tensor) -> list[float]:
+        """Return the uniform number u in (0, 1) of each coin with these keys [M, 4], to display past coins."""
         return [0.0] * len(keys)
 
 

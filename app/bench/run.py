@@ -232,7 +232,7 @@ class Bench:
         return {
             "pair": loaded.spec.name,
             "target": loaded.target.name,
-            "drafter": loaded.drafter.name if loaded.drafter is not None else loaded.drafter_kind,
+            "drafter": loaded.drafter.name if loaded.drafter is not None else loaded.drafter_word,
             "machine": machine(loaded),
             "settings": shown_settings(self.settings),
             "prompts_file": None if args.prompts is None else str(args.prompts),

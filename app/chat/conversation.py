@@ -67,15 +67,15 @@ class Template:
         return markers.cut(system, (), edges), rows
 
     def _render(self, system: str, messages: list[Message]) -> str:
-        ways = [(False, messages)]
+        variants = [(False, messages)]
         if system:
             folded = {"role": "user", "content": f"{system}\n\n{messages[0]['content']}"}
-            ways = [(False, [{"role": "system", "content": system}, *messages]), (True, [folded, *messages[1:]])]
-        for folds, way in ways:
+            variants = [(False, [{"role": "system", "content": system}, *messages]), (True, [folded, *messages[1:]])]
+        for folds, variant in variants:
             if system and self.folds_system and not folds:
                 continue
             try:
-                text = render(self._tokenizer, way, self._name)
+                text = render(self._tokenizer, variant, self._name)
             except Exception as error:
                 why = error
             else:

@@ -47,9 +47,9 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt, servers=True)
         chat = conversation(engine, settings)
-        plan, said = chat.plan(text), engine.pieces.beside(chat.text)
+        plan, decode = chat.plan(text), engine.pieces.beside(chat.text)
         fitting(plan.prompt, engine.context)
-        tracks = sampled(engine, settings, plan.prompt, count, said, interrupt, plan.messages)
+        tracks = sampled(engine, settings, plan.prompt, count, decode, interrupt, plan.messages)
         if log is not None:
             for track in tracks:
                 log.log_answer(engine, track, plan)
@@ -82,13 +82,13 @@ def run_once(
             _want_logprobs(lanes, logprobs)
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
             to_stderr(f"{engine.loaded.target.name} has no chat template: the text is simply continued")
-        plan, said = chat.plan(text), engine.pieces.beside(chat.text)
+        plan, decode = chat.plan(text), engine.pieces.beside(chat.text)
         if (markers := chat.markers_in(plan)) and not settings.quiet:
             to_stderr(as_text(markers))
         fitting(plan.prompt, min(lane.context for lane in lanes))
         race = Race(lanes, engine, plan.prompt, interrupt=interrupt, messages=plan.messages)
-        writer = None if as_json else AnswerWriter(sys.stdout, said)
-        answers = _decoded(race, plan, said, settings, log, writer, logprobs)
+        writer = None if as_json else AnswerWriter(sys.stdout, decode)
+        answers = _decoded(race, plan, decode, settings, log, writer, logprobs)
         if writer is None:
             head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
             write_json({**head, "results": [answer.to_json() for answer in answers], **compared(answers)})

@@ -486,7 +486,7 @@ def described(folder: Path, shape: DraftHeadConfig) -> dict[str, Any]:
 
 def measured(engine: PairEngine, folder: Path, kind: str) -> dict[str, Any]:
     """Measure `c`, `v` (n → cost of a pass over n tokens, in one-token passes) and `plain_ms`; empty without drafts."""
-    other = PairEngine(replace(engine.loaded, drafter_kind=kind, draft_head=folder))
+    other = PairEngine(replace(engine.loaded, drafter_word=kind, draft_head=folder))
     warm_up(other)
     costs = other.measured
     if costs is None or costs.drafted is None:

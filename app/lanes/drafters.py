@@ -60,21 +60,21 @@ class PairDrafters:
         self._models: dict[str, LM] = {}  # of cascades, by name
         self._heads: dict[str, LM] = {}  # by kind
         try:
-            self._prepare(loaded.drafter_kind)
+            self._prepare(loaded.drafter_word)
         except UserError as error:
             why, file, folder = str(error), loaded.spec.drafter, loaded.draft_head
             if isinstance(file, ModelSpec) and file.gguf and folder is not None:
                 why = why.replace(folder.name, file.name)
             raise UnusableDrafterError(why) from error
 
-    def _prepare(self, kind: str) -> None:
+    def _prepare(self, word: str) -> None:
         """Build the pair's drafters: a file that does not fit is an error now."""
-        if kind == "model" and self._loaded.drafter is not None:
+        if word == "model" and self._loaded.drafter is not None:
             self.model = self._lm(self._loaded.drafter, "drafter")
-        for word in self._loaded.spec.cascade_names if ROWS[kind].needs == "cascade" else (kind,):
-            if word in ROWS and word != "model":
-                drafter: Any = self.build(DraftRequest(word, Settings()))
-                self.model = drafter.lm if kind == "plain" else self.model
+        for member in self._loaded.spec.cascade_names if ROWS[word].needs == "cascade" else (word,):
+            if member in ROWS and member != "model":
+                drafter: Any = self.build(DraftRequest(member, Settings()))
+                self.model = drafter.lm if word == "plain" else self.model
 
     # -- for builders -------------------------------------------------------------------------
 
@@ -108,22 +108,22 @@ class PairDrafters:
         # The dense weights go here: the decoding copy has packed ones.
         return self._once(kind, lambda: make(self._load(kind)))
 
-    def shipped(self, kind: str, make: Callable[[CausalLM, Path | None], LM]) -> LM:
+    def shipped(self, word: str, make: Callable[[CausalLM, Path | None], LM]) -> LM:
         """Return the same for layers that ship with the target, beside it or in the drafter's file; UserError if it has
         none that can be read."""
-        folder = self._loaded.draft_head if self._loaded.drafter_kind == kind else None
-        return self._once(kind, lambda: make(self.target, folder))
+        folder = self._loaded.draft_head if self._loaded.drafter_word == word else None
+        return self._once(word, lambda: make(self.target, folder))
 
-    def _once(self, kind: str, make: Callable[[], LM]) -> LM:
-        if kind not in self._heads:
+    def _once(self, word: str, make: Callable[[], LM]) -> LM:
+        if word not in self._heads:
             if (target := self._loaded.target).encodes:
                 raise UsageError(
-                    f"lane {kind}: {target.name} is an encoder-decoder model, which has no trained drafters"
+                    f"lane {word}: {target.name} is an encoder-decoder model, which has no trained drafters"
                 )
             if self._loaded.spec.target.url is not None:
-                raise UsageError(f"lane {kind}: {target.name} runs in a server, a trained drafter reads its states")
-            self._heads[kind] = make()
-        return self._heads[kind]
+                raise UsageError(f"lane {word}: {target.name} runs in a server, a trained drafter reads its states")
+            self._heads[word] = make()
+        return self._heads[word]
 
     def alphas(self, word: str) -> tuple[float, ...]:
         """Return alpha by position of a draft head on held-out text, from its card; () for other drafters."""
@@ -193,7 +193,7 @@ class PairDrafters:
         UsageError if the pair has none or its folder does not exist.
         """
         folder = self._loaded.draft_head
-        if head_kind_of(self._loaded.drafter_kind) == kind and folder is not None and folder.is_dir():
+        if head_kind_of(self._loaded.drafter_word) == kind and folder is not None and folder.is_dir():
             return folder
         return head_folder(self._loaded.spec.head_folder(kind))
 
@@ -206,7 +206,7 @@ class PairDrafters:
             if head.config.kind != kind:
                 raise UserError(f"the drafter {folder} is a {head.config.kind} drafter, not a {kind} one")
         except UserError as error:  # a GGUF file is named as the user did
-            own = drafter if loaded.drafter_kind == kind and isinstance(drafter, ModelSpec) else None
+            own = drafter if loaded.drafter_word == kind and isinstance(drafter, ModelSpec) else None
             place = own.source if own else loaded.spec.students.get(kind, str(folder))
             raise type(error)(str(error).replace(str(folder), place)) from error
         network = self.target.network

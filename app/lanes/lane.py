@@ -291,9 +291,9 @@ class PairEngine:
     def notes(self) -> tuple[str, ...]:
         """Lines worth showing once."""
         name, found = self.loaded.target.name, list(self.loaded.notes)
-        if self.drafters.ships_mtp and "mtp" not in self.loaded.drafter_kind:
+        if self.drafters.ships_mtp and "mtp" not in self.loaded.drafter_word:
             found.append(f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it")
-        if not (self.target.takes_trees or self.server) and self.loaded.drafter_kind != "none":
+        if not (self.target.takes_trees or self.server) and self.loaded.drafter_word != "none":
             found.append(f"{name} takes no token trees: drafts are chains")
         return tuple(found)
 
@@ -344,10 +344,10 @@ class PairEngine:
         if name == "draft":
             model = self.drafters.model
             if model is None:
-                kind = self.loaded.drafter_kind
-                if head_kind_of(kind) is not None:
-                    raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
-                raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
+                word = self.loaded.drafter_word
+                if head_kind_of(word) is not None:
+                    raise UsageError(f"lane draft: a {word} drafter reads the target's states and cannot run alone")
+                raise UsageError(f"lane draft needs a drafter model, got drafter {word} (--drafter sets one)")
             if model.reads_hidden:
                 raise UsageError("lane draft: this drafter reads the target's states and cannot run alone")
             return made(model, NoDrafter(), shares_target=False, reopen=self._reopen)

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, drafter_words, load_options
-from app.measure.elsewhere import PUBLISHED, Recipe, kind_of, written
+from app.measure.elsewhere import PUBLISHED, Recipe, title_of, written
 from app.screen.output import load_progress, screen
 from app.screen.terminal import Interrupts
 from app.screen.view import kernels_of
@@ -150,17 +150,17 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
     from sampling.drafters.draft_heads.checkpoint import load_student, read_config
     from sampling.drafters.draft_heads.dflash import PardLM
 
-    loaded, spec, way = engine.loaded, engine.loaded.spec, engine.loaded.drafter_kind
-    if way == "eagle" and "student" not in read_config(engine.drafters.folder(way)):
-        head = load_student(engine.drafters.folder(way), loaded.target.model, engine.drafters.mark)
-        way = "eagle3" if head.config.wide else "eagle1"
+    loaded, spec, word = engine.loaded, engine.loaded.spec, engine.loaded.drafter_word
+    if word == "eagle" and "student" not in read_config(engine.drafters.folder(word)):
+        head = load_student(engine.drafters.folder(word), loaded.target.model, engine.drafters.mark)
+        word = "eagle3" if head.config.wide else "eagle1"
     if isinstance(engine.drafters.model, PardLM):
-        way = "pard"
+        word = "pard"
     if isinstance(engine.drafters.model, AssistantLM):
-        way = "assistant"
+        word = "assistant"
     return Recipe(
         _source(spec.target, given),
-        way,
+        word,
         gamma,
         "" if isinstance(spec.drafter, str) else _source(spec.drafter, given),
         translated=any(model.vocabulary is not None for model in loaded.drafting_models),
@@ -181,20 +181,24 @@ def _template(spec: PairSpec) -> str:
 
 def _unread(spec: PairSpec, settings: Settings) -> Recipe:
     """Return the facts of a pair as far as the catalogue knows them."""
-    drafter, way = "", str(spec.drafter)
+    drafter, word = "", str(spec.drafter)
     notes = [f"{spec.name} is not on disk: nothing was read or measured (infer.py check {spec.name} fetches it)"]
     if not isinstance(spec.drafter, str):
         drafter = spec.drafter.file or spec.drafter.source
         kinds = (kind for kind in PUBLISHED if kind.rstrip("1") in drafter.lower())
-        way = max(kinds, key=lambda kind: len(kind.rstrip("1")), default="model") if spec.method != "glide" else "glide"
-        taken = "a model with the target's vocabulary" if way == "model" else f"one of the {kind_of(way)}"
+        word = (
+            max(kinds, key=lambda kind: len(kind.rstrip("1")), default="model") if spec.method != "glide" else "glide"
+        )
+        taken = "a model with the target's vocabulary" if word == "model" else f"one of the {title_of(word)}"
         notes.append(f"{drafter} is taken for {taken}")
     sources = [model for model in (spec.target, spec.drafter) if not isinstance(model, str) and model.file]
     notes += [f"{model.file} comes from {model.repository or model.package}" for model in sources]
     gamma = settings.gamma if isinstance(settings.gamma, int) else 4
     target = spec.target.file or spec.target.source
     encodes, template = spec.arch == "seq2seq", _template(spec)
-    return Recipe(target, way, gamma, drafter, settings.ngram_n, encodes=encodes, template=template, notes=tuple(notes))
+    return Recipe(
+        target, word, gamma, drafter, settings.ngram_n, encodes=encodes, template=template, notes=tuple(notes)
+    )
 
 
 def _source(model: ModelSpec, given: LoadOptions) -> str:
@@ -260,7 +264,7 @@ def _models(loaded: LoadedPair) -> Table:
 
 
 def _shared(loaded: LoadedPair) -> list[str]:
-    drafter, tokenizer, models = loaded.drafter_kind, loaded.tokenizer, loaded.drafting_models
+    drafter, tokenizer, models = loaded.drafter_word, loaded.tokenizer, loaded.drafting_models
     if loaded.drafter is not None:
         drafter = loaded.drafter.name
     elif drafter in ("cascade", "chain"):
@@ -269,7 +273,7 @@ def _shared(loaded: LoadedPair) -> list[str]:
     if loaded.target.encodes:
         template = "none, the encoder reads each prompt as it is"
     stops = ", ".join(f"{tokenizer.decode([i])} ({i})" for i in sorted(loaded.stop_ids))
-    fits = f"{loaded.drafter_kind} drafts in the target's own vocabulary"
+    fits = f"{loaded.drafter_word} drafts in the target's own vocabulary"
     if any(model.vocabulary is not None for model in models):
         fits = "the drafts of another vocabulary are translated"
     elif models:

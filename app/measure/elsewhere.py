@@ -54,7 +54,7 @@ PROMPT = "Why is the sky blue?"
 class Recipe:
     """The facts of a pair that its command in another program depends on.
 
-    `target`, `drafter`: a hub id, a folder or a GGUF file. `way`: the drafter's word, of a published head a key of
+    `target`, `drafter`: a hub id, a folder or a GGUF file. `word`: the drafter's word, of a published head a key of
     PUBLISHED. `gamma`: drafts a round. `lookup`: the most tokens that are looked up. `translated`: the drafter has
     another vocabulary. `compiled`: the weights that the compiled pass computes with here, if it does. `encodes`: an
     encoder reads the prompt. `template`: the chat template's name, "auto" for the tokenizer's own, empty without one.
@@ -62,7 +62,7 @@ class Recipe:
     """
 
     target: str
-    way: str
+    word: str
     gamma: int
     drafter: str = ""
     lookup: int = 3
@@ -75,13 +75,13 @@ class Recipe:
     @property
     def looks_up(self) -> bool:
         """Whether the other program's prompt lookup is the nearest thing to it: for all drafters that it lacks."""
-        return not self.encodes and self.way not in ("model", "none", *PUBLISHED)
+        return not self.encodes and self.word not in ("model", "none", *PUBLISHED)
 
     @property
     def named(self) -> bool:
         """Whether the drafter is named to a program that reads no GGUF heads; a next-token layer lies beside the
         target there."""
-        return bool(self.drafter) and not (self.way == "mtp" and _gguf(self.drafter))
+        return bool(self.drafter) and not (self.word == "mtp" and _gguf(self.drafter))
 
 
 def written(program: str, recipe: Recipe) -> str:
@@ -98,14 +98,14 @@ def written(program: str, recipe: Recipe) -> str:
 
 
 def _lacking(recipe: Recipe, program: str) -> list[str]:
-    """Return the parts of the way of drafting that no other program has."""
-    way, (first, _, head) = recipe.way, recipe.way.partition("+")
-    nearest = recipe.looks_up and way != "ngram" and (way, program) != ("suffix", "vLLM")
-    unread = way in PUBLISHED and _gguf(recipe.drafter) and program != "llama.cpp"
+    """Return the parts of the drafter that no other program has."""
+    word, (first, _, head) = recipe.word, recipe.word.partition("+")
+    nearest = recipe.looks_up and word != "ngram" and (word, program) != ("suffix", "vLLM")
+    unread = word in PUBLISHED and _gguf(recipe.drafter) and program != "llama.cpp"
     cases = {
-        f"{program} has no {way}s of drafters": way in ROWS and ROWS[way].needs == "cascade",
-        f"{program} reads no {head or first} heads of this program": way not in PUBLISHED
-        and any(word in HEAD_KINDS for word in (first, head)),
+        f"{program} has no {word}s of drafters": word in ROWS and ROWS[word].needs == "cascade",
+        f"{program} reads no {head or first} heads of this program": word not in PUBLISHED
+        and any(part in HEAD_KINDS for part in (first, head)),
         f"{program} has no n-gram tables or bigrams": first in ("tables", "static", "maxgram"),
         "prompt lookup comes nearest: fewer drafts, and gamma was not measured for it": nearest,
         f"{program} reads no head from a GGUF file: name the repository that {recipe.drafter} was made of": unread,
@@ -114,10 +114,10 @@ def _lacking(recipe: Recipe, program: str) -> list[str]:
     return [note for note, holds in cases.items() if holds]
 
 
-def kind_of(way: str) -> str:
-    """Return a published kind in words."""
+def title_of(word: str) -> str:
+    """Return a published kind of drafter as messages name it."""
     words = {"eagle1": "EAGLE-1 or 2 heads", "eagle3": "EAGLE-3 heads", "pard": "PARD models"}
-    return {**words, "assistant": "Gemma 4 assistants"}.get(way, f"{way} heads")
+    return {**words, "assistant": "Gemma 4 assistants"}.get(word, f"{word} heads")
 
 
 def _gguf(name: str) -> bool:
@@ -132,18 +132,18 @@ def _vllm(recipe: Recipe, notes: list[str]) -> str:
         notes.append("GGUF files need the package vllm-gguf-plugin, which is experimental; serve the original weights")
         notes.append("if you can, else add --tokenizer with the original model's name")
     config: dict[str, object] = {}
-    if recipe.way == "model":
+    if recipe.word == "model":
         config = {"method": "draft_model", "model": recipe.drafter, "num_speculative_tokens": recipe.gamma}
         if recipe.translated:
             config["use_heterogeneous_vocab"] = True
             notes.append("vLLM drafts with another vocabulary the shared tokens alone, and greedily")
-    elif recipe.way in PUBLISHED and (method := PUBLISHED[recipe.way][0]):
+    elif recipe.word in PUBLISHED and (method := PUBLISHED[recipe.word][0]):
         own = {"model": recipe.drafter} if recipe.named else {}
         config = {**method, **own, "num_speculative_tokens": recipe.gamma}
         notes.append("vLLM drafts a chain, no tree")
-    elif recipe.way in PUBLISHED:
-        notes.append(f"vLLM's methods have no {recipe.way}: without drafts")
-    elif recipe.way == "suffix":
+    elif recipe.word in PUBLISHED:
+        notes.append(f"vLLM's methods have no {recipe.word}: without drafts")
+    elif recipe.word == "suffix":
         config = {"method": "suffix", "num_speculative_tokens": recipe.gamma}
         notes.append("it needs the package arctic-inference there, and reads every answer of the server")
     elif recipe.looks_up:
@@ -158,12 +158,12 @@ def _vllm(recipe: Recipe, notes: list[str]) -> str:
 
 def _transformers(recipe: Recipe, notes: list[str]) -> str:
     call, lines = "", list[str]()
-    if recipe.way == "mtp":
+    if recipe.word == "mtp":
         call = "use_mtp=True, "
         notes.append("transformers' use_mtp is for DeepSeek V3, GLM-4-MoE and others that its documents name")
-    elif recipe.way in PUBLISHED and recipe.way != "assistant":
+    elif recipe.word in PUBLISHED and recipe.word != "assistant":
         notes.append(
-            f"transformers reads no {kind_of(recipe.way)}: without drafts (its use_mtp is for a model's own layers)"
+            f"transformers reads no {title_of(recipe.word)}: without drafts (its use_mtp is for a model's own layers)"
         )
     if any(map(_gguf, (recipe.target, recipe.drafter))):
         notes.append("GGUF files need the package gguf and are expanded to floats")
@@ -171,7 +171,7 @@ def _transformers(recipe: Recipe, notes: list[str]) -> str:
     lines += [f"from transformers import {kind}, AutoTokenizer", ""]
     lines.append(f"tokenizer = AutoTokenizer.from_pretrained({_from(recipe.target)})")
     lines.append(f"model = {kind}.from_pretrained({_from(recipe.target)})")
-    if recipe.way in ("model", "assistant"):
+    if recipe.word in ("model", "assistant"):
         call = "assistant_model=assistant, "
         lines.append(f"assistant = {kind}.from_pretrained({_from(recipe.drafter)})")
         settings = {"num_assistant_tokens": recipe.gamma, "num_assistant_tokens_schedule": "constant"}
@@ -212,17 +212,17 @@ def _from(name: str) -> str:
 def _llama_cpp(recipe: Recipe, notes: list[str]) -> str:
     drafts = [f"--spec-draft-n-max {recipe.gamma}", "--spec-draft-n-min 0", "--spec-draft-p-min 0"]
     words, target = [], _converted(recipe.target, notes)
-    if recipe.way == "model" and recipe.translated:
+    if recipe.word == "model" and recipe.translated:
         notes.append("another vocabulary: llama.cpp translates its drafts as text, or refuses it")
-    if recipe.way == "model":
+    if recipe.word == "model":
         words = ["-md", shlex.quote(_converted(recipe.drafter, notes)), "--spec-type draft-simple", *drafts]
-    elif recipe.way in PUBLISHED and (kind := PUBLISHED[recipe.way][1]):
+    elif recipe.word in PUBLISHED and (kind := PUBLISHED[recipe.word][1]):
         words = [f"--spec-type {kind}", *drafts]
         if recipe.drafter:
             head = _converted(recipe.drafter, notes, f" --target-model-dir {shlex.quote(recipe.target)}")
             words = ["-md", shlex.quote(head), *words]
-    elif recipe.way in PUBLISHED:
-        notes.append(f"llama.cpp's --spec-type has no {kind_of(recipe.way)}: without drafts")
+    elif recipe.word in PUBLISHED:
+        notes.append(f"llama.cpp's --spec-type has no {title_of(recipe.word)}: without drafts")
     elif recipe.looks_up:
         sizes = f"--spec-ngram-simple-size-n {recipe.lookup} --spec-ngram-simple-size-m {recipe.gamma}"
         words = ["--spec-type ngram-simple", sizes]
@@ -244,15 +244,15 @@ def _converted(name: str, notes: list[str], more: str = "") -> str:
 def _sglang(recipe: Recipe, notes: list[str]) -> str:
     if _gguf(recipe.target):
         notes.append("SGLang reads few architectures from GGUF files: serve the original weights if you can")
-    algorithm = {"model": "STANDALONE"}.get(recipe.way, "NGRAM" if recipe.looks_up else "")
-    if recipe.way in PUBLISHED:
-        algorithm = PUBLISHED[recipe.way][2]
+    algorithm = {"model": "STANDALONE"}.get(recipe.word, "NGRAM" if recipe.looks_up else "")
+    if recipe.word in PUBLISHED:
+        algorithm = PUBLISHED[recipe.word][2]
     words = ["python", "-m", "sglang.launch_server", "--model-path", recipe.target]
     if recipe.translated:
         notes.append("SGLang drafts with the target's vocabulary alone: without drafts")
         algorithm = ""
-    elif recipe.way in PUBLISHED and not algorithm:
-        notes.append(f"SGLang's algorithms have no {kind_of(recipe.way)}: without drafts")
+    elif recipe.word in PUBLISHED and not algorithm:
+        notes.append(f"SGLang's algorithms have no {title_of(recipe.word)}: without drafts")
     if algorithm:
         words += ["--speculative-algorithm", algorithm]
         if recipe.named:

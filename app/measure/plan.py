@@ -373,6 +373,6 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
     if trees and (whole := answered(own, GROWN, prompts)).tokens_per_pass and option.t_verify:
         cost = whole.draft_ms / (1e3 * whole.target_passes * option.t_verify)
         grown = Grown(whole.tokens_per_pass or 0.0, whole.draft_n / whole.target_passes, cost)
-    kind = engine.loaded.drafter_kind
-    usual = (engine.drafters.alphas(kind) or (USUAL,))[0] if kind in HEAD_KINDS else 0.0
+    word = engine.loaded.drafter_word
+    usual = (engine.drafters.alphas(word) or (USUAL,))[0] if word in HEAD_KINDS else 0.0
     return Forecast(option, stats.alpha, share, len(prompts), stats.predicted_n, lane.most, grown, usual)

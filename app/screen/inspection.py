@@ -40,6 +40,7 @@ LADDERS: Mapping[str, Sequence[float]] = {
 }
 """The keys of a what-if, and the values that each goes through."""
 
+# The target's token is a correction after a rejected draft, a bonus after accepted ones, an own token without drafts.
 Origin = Literal["accepted", "correction", "bonus", "own token", "forced", "a server's"]
 
 

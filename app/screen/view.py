@@ -104,9 +104,9 @@ def drafter_name(engine: PairEngine) -> str:
         return beside + loaded.drafter.name
     names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "maxgram": "max-gram drafter", "none": "no drafter"}
     names |= {word: f"{word} of {', '.join(loaded.spec.cascade_names)}" for word in CASCADES}
-    kind = loaded.drafter_kind
-    named = f"n-gram tables and {head_kind_of(kind)} drafter" if "+" in kind else f"{kind} drafter"
-    return names.get(kind, named)
+    word = loaded.drafter_word
+    named = f"n-gram tables and {head_kind_of(word)} drafter" if "+" in word else f"{word} drafter"
+    return names.get(word, named)
 
 
 def drafting(models: Models, lanes: Sequence[str]) -> Models:

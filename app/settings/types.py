@@ -30,10 +30,11 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASC
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 SHOWN = 40
 
+# The names that --compare takes: ways to answer, plain decoding (ar) included.
 LANES = ("ar", "spec", "draft", *registry.LANES, "beam", registry.LOSSY)
-SEED_LIMIT = 2**63 - 1
-
+# The lanes that draft, of which --methods tries several; spec is the pair's own drafter.
 METHODS = ("spec", *(lane for lane in registry.LANES if lane != "oracle"))
+SEED_LIMIT = 2**63 - 1
 
 NONE = "(none)"
 PUBLISHED = ("[[5,10],[0,10]]", "[[13,10],[0,10]]", "[[5,14,10],[0,1,10],[0,0,10]]")
@@ -248,7 +249,7 @@ class _List(SettingKind):
 
 
 METHOD_NAMES = _List(Literal[METHODS], ", ".join(METHODS), METHODS)
-"""A comma list of different ways of drafting."""
+"""A comma list of different lanes that draft."""
 
 
 def _lane(name: str) -> str:

@@ -45,9 +45,9 @@ class RecordedPair:
     drafters: PairDrafters
     network: CausalLM | None = None
 
-    def kind(self, method: str) -> str:
-        """Return the word of the drafter under this name."""
-        return self.loaded.drafter_kind if method == "spec" else method
+    def drafter_word(self, method: str) -> str:
+        """Return the word of the drafter under a name of `--methods`."""
+        return self.loaded.drafter_word if method == "spec" else method
 
 
 def load_recorded_pair(
@@ -58,16 +58,16 @@ def load_recorded_pair(
     if not named and head_kind_of(options.drafter or "") == "plain":
         raise UsageError(_SHARES)
     spec = choose_pair(options if named else options.changed(target="recorded"))
-    kinds = _kinds(spec, settings, args)
-    for kind in kinds:
-        trained = head_kind_of(kind)
+    words = _drafter_words(spec, settings, args)
+    for word in words:
+        trained = head_kind_of(word)
         if trained in _READS:
             raise UsageError(
-                f"drafter {kind} reads its target's {_READS[trained]}, and a recording has none (plain reads neither)"
+                f"drafter {word} reads its target's {_READS[trained]}, and a recording has none (plain reads neither)"
             )
     file = _File(args, _starts(settings, options, args, cancelled))
     recorded = file.read(None if args.arch == "auto" else args.arch)
-    shares = any(head_kind_of(kind) == "plain" for kind in kinds)
+    shares = any(head_kind_of(word) == "plain" for word in words)
     if shares and not named:
         raise UsageError(_SHARES)
     if shares or (named and not args.t_verify and not recorded.pass_seconds):
@@ -80,14 +80,14 @@ def load_recorded_pair(
     return _alone(spec, settings, options, file, recorded, cancelled)
 
 
-def _kinds(spec: PairSpec, settings: Settings, args: Namespace) -> list[str]:
+def _drafter_words(spec: PairSpec, settings: Settings, args: Namespace) -> list[str]:
     """Return the words of all drafters, those in cascades included; "model" for a model."""
     words: list[str] = []
     for method in args.methods:
-        kind: Any = spec.drafter if method == "spec" else method
-        if not isinstance(kind, str):
-            kind = (head_kind(kind.path) if kind.path is not None else None) or "model"
-        words += [*(settings.cascade or spec.cascade_names)] if kind in CASCADES else [kind]
+        word: Any = spec.drafter if method == "spec" else method
+        if not isinstance(word, str):
+            word = (head_kind(word.path) if word.path is not None else None) or "model"
+        words += [*(settings.cascade or spec.cascade_names)] if word in CASCADES else [word]
     return words
 
 
@@ -109,7 +109,7 @@ def _starts(
     tokenizer = target_tokenizer(settings, options, cancelled)
     chat = Conversation(tokenizer, frozenset(), NO_LIMIT, False, *ChatSettings.of(settings))
     plain = [[list(tokenizer(text, add_special_tokens=also)["input_ids"]) for also in (True, False)] for text in texts]
-    return [[chat.plan(text).prompt, *ways] for text, ways in zip(texts, plain, strict=True)]
+    return [[chat.plan(text).prompt, *beginnings] for text, beginnings in zip(texts, plain, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ def _alone(
     cancelled: Callable[[], bool],
 ) -> RecordedPair:
     """Load the drafter, or the models of a cascade, alone; of the target only a name and a vocabulary are known."""
-    kind, wanted = ("model", [spec.drafter]) if isinstance(spec.drafter, ModelSpec) else (spec.drafter, [])
-    if kind in CASCADES:
+    word, wanted = ("model", [spec.drafter]) if isinstance(spec.drafter, ModelSpec) else (spec.drafter, [])
+    if word in CASCADES:
         wanted = list(spec.cascade_models)
     models: dict[str, LoadedModel] = {}
     tokenizer = None
@@ -187,13 +187,13 @@ def _alone(
             vocab_size=lm.vocab_size,
             encodes=lm.encodes,
         ),
-        drafter=next(iter(models.values())) if kind == "model" else None,
-        drafter_kind=kind,
+        drafter=next(iter(models.values())) if word == "model" else None,
+        drafter_word=word,
         tokenizer=tokenizer,
         stop_ids=frozenset(),
         vocab_size=lm.vocab_size,
         context=lm.context,
-        cascade_models=models if kind in CASCADES else {},
+        cascade_models=models if word in CASCADES else {},
     )
     drafters = PairDrafters(loaded, lm, recorded.header.get("tokenizer"))  # type: ignore[arg-type]  # only its size counts
     return RecordedPair(lm, recorded, file.stop(recorded, tokenizer), loaded, drafters)

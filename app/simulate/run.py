@@ -251,7 +251,7 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
     about = {
         "recording": str(args.file),
         "target": header.get("target"),
-        "drafter": loaded.drafter.name if loaded.drafter is not None else loaded.drafter_kind,
+        "drafter": loaded.drafter.name if loaded.drafter is not None else loaded.drafter_word,
         "answers": len(simulation.played),
         "of": len(simulation.recorded.answers),
         "pass_seconds": {str(n): seconds for n, seconds in sorted(simulation.pass_seconds.items())},
@@ -299,7 +299,7 @@ class Simulation:
         """Return a lane that remembers nothing of earlier answers."""
         settings = self.settings.changed(gamma=variant.gamma or 1)
         plain = variant == _PLAIN
-        drafter = NoDrafter() if plain else self.stage.drafters.make(self.stage.kind(variant.method), settings)
+        drafter = NoDrafter() if plain else self.stage.drafters.make(self.stage.drafter_word(variant.method), settings)
         return Lane(variant.method, self.stage.lm, drafter, settings, limits)
 
     def _limits(self, answer: tuple[int, ...]) -> Limits:
@@ -367,7 +367,7 @@ class Simulation:
     def notes(self, settings: Settings) -> list[str]:
         """Return notes for a reader of the figures."""
         notes, known = _reading(self.recorded), self.recorded.best
-        if "ngram" in map(self.stage.kind, self.args.methods) and known < settings.ngram_filler:
+        if "ngram" in map(self.stage.drafter_word, self.args.methods) and known < settings.ngram_filler:
             notes.append(
                 f"ngram counts {known} id a token: the recording has no more (ngram_filler {settings.ngram_filler})"
             )

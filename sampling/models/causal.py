@@ -336,7 +336,7 @@ class CausalLM(LM):
     """
 
     session_type: Callable[[Network, Rows, int, Hidden], CausalSession] = CausalSession
-    mask = -1  # the id that stands for a draft in the pass of a block
+    mask_token_id = -1  # the id that stands for a draft in the pass of a block
 
     def __init__(self, model: nn.Module | Network, name: str = "target", vocab_size: int | None = None) -> None:
         self.network = network_of(model)

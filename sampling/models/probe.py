@@ -74,10 +74,10 @@ def _tried(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact], Net
     reason = ""
     from sampling.models.recurrent import recurrent_layers
 
-    ways = [Exact(), Exact(batches=False)]
+    candidates = [Exact(), Exact(batches=False)]
     if recurrent_layers(small.config.get_text_config(decoder=True)):
-        ways = [Exact(batches=False, masks=False, singly=singly) for singly in (False, True)]
-    for exact in ways:
+        candidates = [Exact(batches=False, masks=False, singly=singly) for singly in (False, True)]
+    for exact in candidates:
         try:
             right = _in_pieces(small, build(small, exact), _ROWS if exact.batches else _ROWS[:1])
         except Exception as error:

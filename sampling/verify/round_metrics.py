@@ -162,7 +162,7 @@ class PositionRecorder:
         """Return the trials of a row that coins decided."""
         stood, trials = [-1, *accepted], []
         for chances, keys in self.sampler.tossed:
-            tossed = zip(chances.tolist(), keys.tolist(), self.sampler.numbers(keys), strict=True)
+            tossed = zip(chances.tolist(), keys.tolist(), self.sampler.coin_uniforms(keys), strict=True)
             for chance, (row, position, start, turn), coin in tossed:
                 if row == step.row:
                     depth = position - start

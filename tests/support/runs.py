@@ -197,7 +197,7 @@ def noise_asked(
         found.extend((self.seed, stream, tuple(parts)) for parts in keys.tolist())
         return stream_states(self.seed, stream, keys)
 
-    monkeypatch.setattr(KeyedSampler, "states", noted)
+    monkeypatch.setattr(KeyedSampler, "generator_states", noted)
     return found
 
 

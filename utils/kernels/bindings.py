@@ -161,8 +161,8 @@ def descend(
     """Walk down the draft of a row from node `start` (-1: the root) to the first of which no child is drawn, or at
     which the draw is undecided: the nodes at which it stood, and the :class:`Walk` of each.
 
-    logits [B, N+1, V], which :func:`walkable` takes; `states` of the noise at each depth from there, None: the largest
-    logit is drawn, and masses are left out. The other numbers are those of a LogitsProcessor.
+    logits [B, N+1, V], which :func:`walkable` takes; `states` of the noise's generator at each depth from there, None:
+    the largest logit is drawn, and masses are left out. The other numbers are those of a LogitsProcessor.
     """
     by_row, by_node, _ = logits.stride()
     count = len(tokens)

@@ -111,7 +111,7 @@ class LoadedPair:
     spec: PairSpec
     target: LoadedModel
     drafter: LoadedModel | None
-    drafter_kind: str  # "model", or the word of another drafter
+    drafter_word: str  # of --drafter (a row of sampling/drafters/registry.py); "model" for a drafter model
     tokenizer: HfTokenizer
     stop_ids: frozenset[int]
     vocab_size: int  # the target's ids that its tokenizer knows
@@ -123,8 +123,8 @@ class LoadedPair:
     @property
     def drafts_by(self) -> str:
         """The drafter's word in the lane `spec`."""
-        beside = self.spec.beside if self.drafter_kind == "model" and self.drafter is not None else None
-        return f"{beside}+model" if beside else self.drafter_kind
+        beside = self.spec.beside if self.drafter_word == "model" and self.drafter is not None else None
+        return f"{beside}+model" if beside else self.drafter_word
 
     @property
     def drafting_models(self) -> tuple[LoadedModel, ...]:

@@ -60,7 +60,7 @@ def load_pair(
         spec=spec,
         target=target,
         drafter=None,
-        drafter_kind="none",
+        drafter_word="none",
         tokenizer=tokenizer,
         stop_ids=stop_ids(target.model, tokenizer),
         vocab_size=spoken_ids(target, tokenizer),
@@ -187,7 +187,7 @@ def _fitting(
 
 def _beside(
     pair: LoadedPair,
-    kind: str,
+    word: str,
     *,
     notes: Sequence[str],
     drafter: LoadedModel | None = None,
@@ -197,7 +197,7 @@ def _beside(
     """Return the pair with its drafter, and the context that all models have."""
     complete = replace(
         pair,
-        drafter_kind=kind,
+        drafter_word=word,
         draft_head=draft_head,
         notes=tuple(notes),
         drafter=drafter,
@@ -277,7 +277,7 @@ def load_served(spec: PairSpec, options: LoadOptions, progress: Progress) -> Loa
             vocab_size=size,
         ),
         drafter=None,
-        drafter_kind="none",
+        drafter_word="none",
         tokenizer=tokenizer or PieceTokenizer(Pieces(0)),
         stop_ids=ends,
         vocab_size=size,

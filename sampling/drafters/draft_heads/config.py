@@ -68,14 +68,14 @@ class DraftHeadConfig:
 
 @dataclass(frozen=True)
 class BlockConfig(DraftHeadConfig):
-    """The shape of a head that drafts `drafts` tokens in one pass over the last token's row and rows of a mask.
+    """The shape of a head that drafts `drafts` tokens in one pass over the last token's row and rows of a mask token.
 
-    `mask`: the id whose embedding enters a mask's row. `from_anchor`: the last token's own row gives the first draft,
-    else the first mask's. `windows`: positions before the last token that each layer sees; 0 = all of them.
+    `mask`: the id of the mask token, whose embedding enters those rows. `from_anchor`: the last token's own row gives
+    the first draft, else the first mask's. `windows`: positions before the last token that each layer sees; 0 = all.
     `causal`: inside the block, layers with a window see no later row; `causal_head`: nor do the others.
     `rank`: of `markov` (vanilla, gated or rnn; "" for none) or of the candidate selector. `choices`: candidates of a
     position that the selector scores again.
-    `memory`, `bottleneck`: widths of Domino's correction, which begins after `uncorrected` drafts.
+    `memory`, `bottleneck`: widths of the GRU and the map by which Domino corrects logits after `uncorrected` drafts.
     `taps`, `group`: rows of a convolution, and channels that share a coefficient.
     """
 
@@ -97,6 +97,6 @@ class BlockConfig(DraftHeadConfig):
     uncorrected: int = 0
 
     @property
-    def masks(self) -> int:
-        """Return the number of mask rows after the last token's row."""
+    def mask_tokens(self) -> int:
+        """Return the number of mask tokens after the last token's row."""
         return self.drafts - self.from_anchor

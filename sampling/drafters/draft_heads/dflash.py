@@ -85,7 +85,8 @@ class BlockNetwork(StudentNetwork):
         return [self._hidden_norm(self._fc(features))] * self.layers
 
     def block(self, ids: Tensor, positions: Tensor, seen: dict[int, Tensor | None], cache: Any) -> Tensor:
-        """Run ids [B, R] at positions [B, R] through all layers → normed states [B, R, H]; `seen`: masks by window."""
+        """Run ids [B, R] at positions [B, R] through all layers → normed states [B, R, H]. `seen`: the attention mask
+        of the layers with each window."""
         x = self.embed(ids)
         rotation = self._angles(positions, x)
         for index, layer in enumerate(self._layers):
@@ -103,16 +104,16 @@ class DFlashSession(BlockCausalSession, FollowingSession):
     network: BlockNetwork
     states: Tensor  # [B, R, H] of the last block
 
-    def settled(self, view: int) -> int:
+    def final_positions(self, view: int) -> int:
         """Position p reads state p."""
         return view
 
-    def masks(self, count: int) -> int:
-        """Return the number of masks in training: the rows of a block see each other, so that it never varies."""
-        return self.network.config.masks
+    def mask_tokens(self, count: int) -> int:
+        """Return the number of mask tokens in training: the rows of a block see each other, so that it never varies."""
+        return self.network.config.mask_tokens
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
-        """Return [B, N+1, n] logits of the block's last N + 1 rows: the last token of each row and a draft of masks."""
+        """Return [B, N+1, n] logits of the block's last N + 1 rows: each row's last token and N mask tokens."""
         logits = super().score_reduced(rows, draft)
         self._settle([[] for _ in rows])
         self._crop([min(pair) for pair in zip(map(len, rows), self.target.held(), strict=True)])
@@ -133,27 +134,27 @@ class DFlashSession(BlockCausalSession, FollowingSession):
         return network.logits(self.states), None
 
     def _seen(self, positions: Tensor, mask: Tensor | None, new: int, before: int) -> dict[int, Tensor | None]:
-        """Return by window the mask of the slots that a block's rows (`positions` from `new` on) see; None: all."""
+        """Return by window the attention mask of a block's rows (`positions` from `new` on); None: all is seen."""
         rows, count, config = len(positions), positions.shape[1] - new, self.network.config
         open_ = torch.ones(rows, count, before + positions.shape[1], dtype=torch.bool)
         if mask is not None:
             open_ = mask[:, 0, new:].cpu() == 0
         where = torch.cat((torch.arange(before).expand(rows, -1), positions), dim=1)
-        masks: dict[int, Tensor | None] = {}
+        attention_masks: dict[int, Tensor | None] = {}
         for window in {*config.windows}:
             seen, causal = open_.clone(), config.causal_head or (window and config.causal)
             seen[..., -count:] = torch.ones(count, count).tril(0 if causal else count).bool()
             if window:
                 seen &= (where >= positions[:, new : new + 1] - window)[:, None]
-            masks[window] = None if bool(seen.all()) else additive(seen, self.network)
-        return masks
+            attention_masks[window] = None if bool(seen.all()) else additive(seen, self.network)
+        return attention_masks
 
 
 class JetSpecSession(DFlashSession):
     """B rows of a JetSpec head."""
 
-    def masks(self, count: int) -> int:
-        """Return the number of masks that `count` drafts need: no row sees a later one."""
+    def mask_tokens(self, count: int) -> int:
+        """Return the number of mask tokens that `count` drafts need: no row sees a later one."""
         return count - self.network.config.from_anchor
 
 
@@ -183,8 +184,8 @@ class DominoNetwork(BlockNetwork):
         self._correct = nn.Sequential(self._take(first), activation, self._take(last))
 
     @torch.no_grad()
-    def correction(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """Return the term [M, n] of the logits of states [M, H], after ids [M, k] from the last token on."""
+    def logit_correction(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """Return what is added to the logits [M, n] of states [M, H] after ids [M, k], the last token and drafts."""
         _, memory = self._memory(self.embed(tokens))
         return cast(Tensor, self._correct(torch.cat((states, memory[0]), dim=-1)))
 
@@ -200,7 +201,7 @@ class DominoSession(DFlashSession):
         if drafted < self.network.config.uncorrected:
             return logits
         states = self.states[:, -self.lm.block :][put(places, self.states.device), drafted]
-        return logits + self.cut(self.network.correction(put(paths, states.device), states))
+        return logits + self.cut(self.network.logit_correction(put(paths, states.device), states))
 
 
 class DSparkNetwork(BlockNetwork):
@@ -313,15 +314,15 @@ class PEagleSession(BlockCausalSession, FeatureSession):
     """B rows of a P-EAGLE head."""
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
-        """Return [B, N+1, n] logits after each row and each mask of a draft."""
+        """Return [B, N+1, n] logits after each row and each mask token of a draft."""
         return CausalSession.score_reduced(self, rows, draft)
 
     def _joined(self, embedded: Tensor, before: Tensor) -> Tensor:
         """Join tokens [B, T, H] with the target's states in slots [B, T], or the mask's."""
         held = torch.tensor(self.target.held())
         states = at(self.target.hidden(self.lm.reads), before).to(embedded)
-        mask = put((before >= held[:, None])[..., None], self.device)
-        return self.network.join_target(embedded, torch.where(mask, self.network.mask_hidden, states))
+        unread = put((before >= held[:, None])[..., None], self.device)
+        return self.network.join_target(embedded, torch.where(unread, self.network.mask_hidden, states))
 
 
 class BlockLM(FollowingLM):
@@ -343,13 +344,13 @@ DRAFTS = 12  # tokens of a block of a PARD model at most, as its authors have it
 
 
 class PardLM(CausalLM):
-    """A PARD model as an LM; `mask` is the mask's id."""
+    """A PARD model as an LM; `mask_token_id` fills its block."""
 
     session_type = BlockCausalSession
 
-    def __init__(self, model: Any, mask: int, name: str = "drafter", vocab_size: int | None = None) -> None:
+    def __init__(self, model: Any, mask_token_id: int, name: str = "drafter", vocab_size: int | None = None) -> None:
         super().__init__(model, name, vocab_size)
-        self.mask, self.block = mask, DRAFTS
+        self.mask_token_id, self.block = mask_token_id, DRAFTS
 
 
 class Pard2Session(BlockCausalSession, FollowingSession):
@@ -357,7 +358,7 @@ class Pard2Session(BlockCausalSession, FollowingSession):
 
     lm: "Pard2LM"
 
-    def settled(self, view: int) -> int:
+    def final_positions(self, view: int) -> int:
         """Position p reads state p − 1, which the target has if p ≤ view."""
         return view + 1
 
@@ -383,7 +384,7 @@ class Pard2LM(FollowingLM, PardLM):
     def __init__(
         self,
         model: Any,
-        mask: int,
+        mask_token_id: int,
         reads: tuple[int, ...],
         weight: Tensor,
         bias: Tensor,
@@ -392,7 +393,11 @@ class Pard2LM(FollowingLM, PardLM):
         vocab_size: int | None = None,
     ) -> None:
         PardLM.__init__(
-            self, LlamaNetwork(model) if supports(model) else TransformersNetwork(model), mask, name, vocab_size
+            self,
+            LlamaNetwork(model) if supports(model) else TransformersNetwork(model),
+            mask_token_id,
+            name,
+            vocab_size,
         )
         self.embedding, self.reads_hidden = model.get_input_embeddings(), reads
         self.weight, self.bias = (scale * part.to(self.device, model.dtype) for part in (weight, bias))
@@ -405,12 +410,12 @@ def pard_lm(model: Any, target: Any, name: str, vocab_size: int) -> PardLM | Non
     UserError for a projection that is damaged or for another target.
     """
     config: Any = getattr(model, "config", None)
-    mask = getattr(config, "pard_token", None)
-    if not isinstance(mask, int):
+    mask_token_id = getattr(config, "pard_token", None)
+    if not isinstance(mask_token_id, int):
         return None
     file = Path(config.name_or_path, "warp_model.bin")
     if not hasattr(target, "config") or not file.is_file():
-        return PardLM(model, mask, name, vocab_size)
+        return PardLM(model, mask_token_id, name, vocab_size)
     check_whole(file)
     stored, large = torch.load(file, map_location="cpu", weights_only=True), target.config.get_text_config()
     layers, ids = large.num_hidden_layers, getattr(config, "pard2_target_layers", None)
@@ -427,4 +432,4 @@ def pard_lm(model: Any, target: Any, name: str, vocab_size: int) -> PardLM | Non
     bias = stored.get("target_proj.bias", torch.zeros(config.hidden_size))
     if [*bias.shape] != wanted[:1]:
         raise UserError(f"{file} is damaged: target_proj.bias has the shape {[*bias.shape]}, not {wanted[:1]}")
-    return Pard2LM(model, mask, reads, weight, bias, getattr(config, "pard2_scale", 0.02), name, vocab_size)
+    return Pard2LM(model, mask_token_id, reads, weight, bias, getattr(config, "pard2_scale", 0.02), name, vocab_size)

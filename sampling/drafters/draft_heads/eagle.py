@@ -35,7 +35,7 @@ class FeatureSession(FollowingSession):
 
     _logits: Tensor | None = None  # memory for those of `likeliest`
 
-    def settled(self, view: int) -> int:
+    def final_positions(self, view: int) -> int:
         """Position p reads state p − 1, which the target has if p ≤ view."""
         return view + 1
 
@@ -67,7 +67,7 @@ class FeatureSession(FollowingSession):
         (valid,), (tokens,), hidden = self.target.held(), self._tokens, self._hidden
         assert hidden is not None
         if self._views[0] != valid:
-            del tokens[self.settled(self._views[0]) :]
+            del tokens[self.final_positions(self._views[0]) :]
         done = min(common_prefix(tokens, row), len(row) - 1)
         self._crop([done])
         theirs = self.target.states_of_row(self.lm.reads, max(0, done - 1)) if valid else RowStates()

@@ -32,8 +32,8 @@ class GlideSession(FollowingSession):
 
     lm: GlideLM
 
-    def settled(self, view: int) -> int:
-        """One layer's K and V depend on the ids alone. With more, position p is settled if p ≤ view (0 if view > 0)."""
+    def final_positions(self, view: int) -> int:
+        """One layer's K and V depend on the ids alone. With more, position p is final if p ≤ view (0 if view > 0)."""
         if len(self.lm.layers) == 1:
             return 1 << 60
         return view + 1 if view else 0

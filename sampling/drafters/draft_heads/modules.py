@@ -468,7 +468,7 @@ class DraftHead(nn.Module):
             anchors: [A] positions of the blocks' first rows; a block sees the states before its own.
         """
         config, trunk = cast(BlockConfig, self.config), self.model
-        rows, length, count = config.masks + 1, ids.shape[1], len(anchors)
+        rows, length, count = config.mask_tokens + 1, ids.shape[1], len(anchors)
         entered = ids.new_full((len(ids), count, rows), config.mask)
         entered[:, :, 0] = ids[:, anchors]
         x = trunk.embed_tokens(entered).flatten(1, 2)

@@ -94,7 +94,11 @@ def naming(names: Collection[str], layers: int) -> Naming | None:
     qwen = Naming("mtp.", {"fc": "join", **norms}, "layers.0.")
     norms = {"enorm": "token_norm", "hnorm": "state_norm", "shared_head.norm": "norm"}
     deepseek = Naming(f"model.layers.{layers}.", {"eh_proj": "join", **norms}, "")
-    known = (way for way in (qwen, deepseek) if {way.stored("join.weight"), way.stored("state_norm.weight")} & {*names})
+    known = (
+        naming
+        for naming in (qwen, deepseek)
+        if {naming.stored("join.weight"), naming.stored("state_norm.weight")} & {*names}
+    )
     return next(known, None)
 
 

@@ -400,7 +400,7 @@ def translated_block(
 
 
 def _own_parts(kind: str, settings: Config, config: Config, tensors: dict[str, Tensor], folder: Path) -> Config:
-    """Return what a kind has beyond the others: its correction, its confidence, its convolutions."""
+    """Return what a kind has beyond the others: its correction of logits, its confidence, its convolutions."""
     if kind == "dspark":
         rank = int(settings.get("markov_rank", 256))
         markov = str(settings.get("markov_head_type", "vanilla")).lower() if rank else ""

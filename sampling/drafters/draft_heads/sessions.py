@@ -1,8 +1,8 @@
 """Sessions of draft heads that read their target's session, and of models that draft a block in one pass.
 
 The states that such a draft head computes at a position depend on how many tokens its target had read. A position is
-*settled* if it was computed with all that it may ever see; the others (drafted ones) are kept until the target moves
-and then computed again. Knows no kind of draft head.
+*final* if it was computed with all states that it may ever read; the others (drafted ones) are kept until the target
+has read more and are then computed again. Knows no kind of draft head.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class FollowingSession(CausalSession):
         super()._reset(rows)
         self._views = [0] * rows  # tokens of the target that each row's last pass saw
 
-    def settled(self, view: int) -> int:
-        """Return the number of leading positions that are settled if computed while the target held `view` tokens."""
+    def final_positions(self, view: int) -> int:
+        """Return how many leading positions are final if they were computed while the target held `view` tokens."""
         raise NotImplementedError
 
     def rollback(self, rows: Rows) -> list[int]:
-        """Roll back as :class:`CausalSession` does; positions that are not settled go if the target has moved."""
+        """Roll back as :class:`CausalSession` does; positions that are not final go if the target has read more."""
         self._settle()
         for tokens, view, held in zip(self._tokens, self._views, self.target.held(), strict=True):
             if view != held:
-                del tokens[self.settled(view) :]
+                del tokens[self.final_positions(view) :]
         return super().rollback(rows)
 
     def _note(self, feed: Rows, trees: Sequence[DraftTree], ends: list[int]) -> None:
@@ -58,22 +58,22 @@ class FollowingSession(CausalSession):
 
 
 class BlockCausalSession(CausalSession):
-    """B rows of a model that drafts a block in one pass, by masks after each row."""
+    """B rows of a model that drafts a block in one pass, by mask tokens after each row."""
 
     by_path = False  # whether a draft's logits depend on the drafts before it
 
     def draftable(self, length: int) -> int | None:
         return self.lm.block
 
-    def masks(self, count: int) -> int:
-        """Return the number of masks for a block of `count` drafts; the row itself yields the first."""
+    def mask_tokens(self, count: int) -> int:
+        """Return the number of mask tokens for a block of `count` drafts; the row itself yields the first."""
         return count - 1
 
     def draft_block(self, rows: Rows, count: int) -> None:
         """Run the pass after each row; :meth:`logits_after` returns its distributions after a row and drafts."""
-        masks = [[self.lm.mask] * self.masks(count) for _ in rows]
-        undrafted = 1 + self.masks(self.lm.block) - self.lm.block  # leading rows that yield no draft
-        self.logits = self.score_reduced(rows, Draft.of(masks))[:, undrafted:]
+        block = [[self.lm.mask_token_id] * self.mask_tokens(count) for _ in rows]
+        undrafted = 1 + self.mask_tokens(self.lm.block) - self.lm.block  # leading rows that yield no draft
+        self.logits = self.score_reduced(rows, Draft.of(block))[:, undrafted:]
         self._settle([[] for _ in rows])
 
     def logits_after(self, places: list[int], paths: Rows) -> Tensor:
@@ -111,7 +111,7 @@ class FollowingLM(CausalLM):
         if config.reads:
             self.reads_hidden = config.reads
         if isinstance(config, BlockConfig):
-            self.mask, self.block = config.mask, config.drafts
+            self.mask_token_id, self.block = config.mask, config.drafts
 
     @property
     def reads(self) -> tuple[int, ...]:

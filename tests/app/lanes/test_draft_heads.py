@@ -332,7 +332,7 @@ def test_a_default_drafter_that_cannot_be_used_is_named_everywhere_and_the_conso
     assert text.count("error:") == 1  # asked for by name it is an error, and the pair stays as it is
     assert "(still tiny)" in text
     assert len(ran.state.answers) == 2
-    assert ran.state.engine().loaded.drafter_kind == "glide"
+    assert ran.state.engine().loaded.drafter_word == "glide"
     assert ran.state.pairs.spec is ran.state.engine().loaded.spec
 
 

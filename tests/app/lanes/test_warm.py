@@ -34,7 +34,7 @@ def steps(engine: PairEngine) -> list[Step]:
 
 def test_the_first_round_of_the_first_answer_drafts(spec: PairSpec, cache: Path) -> None:
     """Of the first round that may: the opening one reads the prompt."""
-    loaded = replace(engine_of(spec).loaded, drafter=None, drafter_kind="ngram")
+    loaded = replace(engine_of(spec).loaded, drafter=None, drafter_word="ngram")
     assert steps(PairEngine(loaded))[1].gamma == 0, "nothing is known of costs: a plain pass is timed first"
     engine = PairEngine(loaded)
     warm_up(engine)
@@ -101,7 +101,7 @@ def test_warming_up_leaves_what_drafters_keep_as_it_was(spec: PairSpec, cache: P
 
 
 def test_a_pair_without_a_drafter_is_warmed_up_too(spec: PairSpec, cache: Path) -> None:
-    engine = PairEngine(replace(engine_of(spec).loaded, drafter=None, drafter_kind="none"))
+    engine = PairEngine(replace(engine_of(spec).loaded, drafter=None, drafter_word="none"))
     warm_up(engine)
     assert engine.measured is not None
     assert engine.measured.drafted is None

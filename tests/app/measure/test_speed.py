@@ -43,7 +43,7 @@ def engine(model: Any, kind: str = "none", drafter: Any = None) -> PairEngine:
     loaded = SimpleNamespace(
         target=entry(model),
         drafter=None if drafter is None else entry(drafter),
-        drafter_kind=kind,
+        drafter_word=kind,
         drafts_by=kind,
         draft_head=None,
         tokenizer=None,

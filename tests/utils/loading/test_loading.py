@@ -55,7 +55,7 @@ def test_the_default_pair_is_the_model_that_the_catalogue_promises(default_pair)
     target = default_pair.target
     assert (target.name, target.parameters) == ("SmolLM2-135M-Instruct", 134_515_008)
     assert (target.context, target.vocab_size, target.dtype) == (8192, 49152, torch.float32)
-    assert (default_pair.drafter, default_pair.drafter_kind) == (None, "tables+feature")
+    assert (default_pair.drafter, default_pair.drafter_word) == (None, "tables+feature")
     assert (default_pair.context, default_pair.vocab_size) == (8192, 49152)
     assert default_pair.stop_ids == {0, 2}  # <|endoftext|> and <|im_end|>
     assert default_pair.tokenizer.convert_ids_to_tokens(2) == "<|im_end|>"
@@ -134,10 +134,10 @@ def test_the_drafter_changes_while_the_target_stays(tiny):
     pair = load_pair(spec_of(tiny), CPU)
     drafted = load_drafter(pair, with_drafter(pair.spec, str(tiny.drafter)), CPU)
     assert drafted.target is pair.target
-    assert (drafted.drafter_kind, drafted.drafter.name, drafted.notes) == ("model", "drafter", ())
+    assert (drafted.drafter_word, drafted.drafter.name, drafted.notes) == ("model", "drafter", ())
     assert drafted.spec.drafter_name == "drafter"
     back = load_drafter(drafted, with_drafter(drafted.spec, "none"), CPU)
-    assert (back.drafter_kind, back.drafter) == ("none", None)
+    assert (back.drafter_word, back.drafter) == ("none", None)
     refused(load_drafter, pair, with_drafter(pair.spec, str(tiny.target / "nowhere")), CPU, match="no folder")
 
 
