@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from app.lanes.answers import RULES, comparisons_of, rule_of, shown_settings
 from app.screen.inspection import LISTED, Candidates, SaidToken, decided, fixed_by
-from app.screen.live import Track, phases, rounds_of, telling, tokens_of
+from app.screen.live import Track, explained_track, phases, rounds_of, tokens_of
 from app.screen.palette import TINTS, Look
 from app.screen.panes import StatsLines, details, note, title_of
 from app.screen.rows import Row, one_line
@@ -193,7 +193,7 @@ def _data(answer: PageAnswer, texts: dict[str, int]) -> Json:
         "models": dict(answer.models),
         "settings": shown_settings(answer.settings),
         "fixed": fixed_by(answer.settings),
-        "telling": answer.tracks.index(telling(rounds)) if rounds else None,
+        "telling": answer.tracks.index(explained_track(rounds)) if rounds else None,
         "lanes": [_lane(track, texts) for track in answer.tracks],
     }
 

@@ -63,7 +63,7 @@ def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
     if plan.answer and any(lane.served for lane in lanes):
         raise UserError("a server answers whole messages: only the other lanes continue an answer (/compare)")
     for lane in lanes:
-        lane.said = plan.answer
+        lane.begun = plan.answer
     state.say_markers(plan)
     previous, state.session = state.session, None
     decode = engine.pieces.beside(chat.text)

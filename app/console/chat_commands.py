@@ -25,7 +25,7 @@ from app.lanes.answers import Answer, comparisons_of, promise
 from app.lanes.costs import LaneRecord, Terms, cost_lines
 from app.lanes.pairing import choose_pair
 from app.screen.inspection import Force, Inspection, forced_hint
-from app.screen.live import look_of, rounds_of, telling, tokens_of
+from app.screen.live import explained_track, look_of, rounds_of, tokens_of
 from app.screen.palette import Look
 from app.screen.panes import PaneData, StatsLines
 from app.screen.rows import Lines, fit, in_short, one_line, plural
@@ -294,7 +294,7 @@ def why(state: ConsoleState, _: object) -> None:
 
 def trace(state: ConsoleState, number: int | None) -> None:
     """All rounds, or the picture of one of them: on a terminal `n` and `p` go on from there."""
-    track, look = telling(last_answer(state).tracks), look_of(state.out, state.settings).sized()
+    track, look = explained_track(last_answer(state).tracks), look_of(state.out, state.settings).sized()
     if number is None:
         return state.say(rounds_of(track, look))
     pictures = RoundPictures(lambda look: rounds_of(track, look), number)

@@ -17,7 +17,7 @@ from rich.console import RenderableType
 
 from app.lanes.pairing import has_parts
 from app.settings.table import SETTING_FIELDS, Field, Settings
-from app.settings.types import SWITCH, SettingKind, got, one_of
+from app.settings.types import SWITCH, SettingKind, enumerated, got
 from sampling.drafters.registry import ROWS
 from utils.errors import UsageError
 
@@ -58,7 +58,7 @@ def file(endings: tuple[str, ...]) -> Read:
     """A file with one of these endings."""
 
     def read(command: str, rest: str) -> Path:
-        name, allowed = unquoted(command, rest), one_of(endings)
+        name, allowed = unquoted(command, rest), enumerated(endings)
         if not name:
             raise UsageError(f"{command} needs a file name ending in {allowed}")
         if not name.isprintable():

@@ -326,7 +326,7 @@ class ConsoleState(Surface):
     def _remember(self, engine: PairEngine) -> None:
         """Its drafters look at what any pair of the same tokenizer answered in this session."""
         drafters = engine.drafters
-        drafters.answers = self.said_before.setdefault(drafters.mark, drafters.answers)
+        drafters.answers = self.said_before.setdefault(drafters.tokenizer_fingerprint, drafters.answers)
         drafters.in_session = True
 
     def _say_if_plain(self) -> None:

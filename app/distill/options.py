@@ -8,16 +8,16 @@ from typing import Any
 from app.prompts.questions import PROMPT_FIELDS
 from app.settings.table import Field, arguments, by_name
 from app.settings.types import Choice, Number, NumberList, Text, Whole
-from training.text.dialogues import KINDS
+from training.text.dialogues import TASKS
 from utils.catalogue.heads import PUBLISHED_KINDS
 from utils.errors import UsageError
 
 SELF = "self"
 TEXT, TABLES, HEAD = STAGES = ("text", "tables", "head")
 _FILE, _FOLDER = Text("FILE", "a file", optional=True), Text("DIR", "a folder", optional=True)
-_ANY = "|".join(KINDS)
-_KINDS = Text(
-    *("LIST|all", f"all or a comma list of {', '.join(KINDS)}", ("all", *KINDS)),
+_ANY = "|".join(TASKS)
+_TASK_LIST = Text(
+    *("LIST|all", f"all or a comma list of {', '.join(TASKS)}", ("all", *TASKS)),
     pattern=rf"all|\s*({_ANY})\s*(,\s*({_ANY})\s*)*",
 )
 
@@ -25,7 +25,7 @@ _BLOCKS = ("dflash", "dflare", "dspark")  # kinds that draft a block, and are tr
 _DATA = (
     Field("data", Text("self|FILES", "self or files"), SELF, "files to learn from and to count, or self"),
     PROMPT_FIELDS["prompts"],
-    Field("kinds", _KINDS, "chat", "kinds of task of the user's turns in own text, in turn"),
+    Field("kinds", _TASK_LIST, "chat", "kinds of task of the user's turns in own text, in turn"),
     Field("answer_tokens", Whole(1, 65_536), 384, "longest answer written, in tokens"),
     Field("tokens", Whole(1), 200_000, "answer tokens to write or to take"),
     Field("temperatures", NumberList(0, 5), (0.0, 0.7, 1.0), "of the answers written, in turn"),
@@ -86,13 +86,14 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
     """Return the values given or the defaults; UsageError in one line for values that exclude each other.
 
     `data` is ("self",) or files, `writes`: the target writes it itself; `limited`: --tokens was given; `tasks` are the
-    --kinds; `command` is the command line.
+    --kinds; `kind` is the head's of --student (HEAD_KINDS: eagle for eagle3); `command` is the command line, `words`
+    its arguments.
     """
     plain = {name: value for name, value in given.items() if name != "data"}
     args = arguments(DISTILL_FIELDS, plain, command=shlex.join(["python", "infer.py", *words]))
     args.data, args.limited = tuple(given.get("data", (SELF,))), "tokens" in given
     args.writes = args.data == (SELF,)
-    args.tasks = tuple(KINDS) if args.kinds == "all" else tuple(kind.strip() for kind in args.kinds.split(","))
+    args.tasks = tuple(TASKS) if args.kinds == "all" else tuple(kind.strip() for kind in args.kinds.split(","))
     args.kind = "eagle" if args.student == "eagle3" else args.student
     args.published = args.kind in PUBLISHED_KINDS
     if SELF in args.data and not args.writes:

@@ -42,17 +42,18 @@ if TYPE_CHECKING:
 
 
 DrafterKey = tuple[Any, ...]  # the word of a drafter and the settings that it depends on
-WITHOUT = "--drafter ngram goes without"
+_HINT = "--drafter ngram goes without"
 
 
 class PairDrafters:
-    """Makes the drafters of a loaded pair. `mark` is the target's tokenizer's fingerprint where the pair has none.
+    """Makes the drafters of a loaded pair. `given_fingerprint`: that of the target's tokenizer, for a pair
+    without one.
 
     Raises UnusableDrafterError if the pair's own tables or draft head are damaged or made for another target.
     """
 
-    def __init__(self, loaded: LoadedPair, target: CausalLM, mark: str | None = None) -> None:
-        self._loaded, self.target, self._mark = loaded, target, mark
+    def __init__(self, loaded: LoadedPair, target: CausalLM, given_fingerprint: str | None = None) -> None:
+        self._loaded, self.target, self._given_fingerprint = loaded, target, given_fingerprint
         self.model: LM | None = None  # the pair's drafter, where it is a model that runs alone
         self.answers = SuffixIndex()  # finished answers: the callers that decode add them
         self.in_session = False  # whether `suffix: auto` uses them
@@ -79,9 +80,9 @@ class PairDrafters:
     # -- for builders -------------------------------------------------------------------------
 
     @functools.cached_property
-    def mark(self) -> str | None:
+    def tokenizer_fingerprint(self) -> str | None:
         """The fingerprint of the target's tokenizer."""
-        return self._mark if self._loaded.tokenizer is None else fingerprint(self._loaded.tokenizer)
+        return self._given_fingerprint if self._loaded.tokenizer is None else fingerprint(self._loaded.tokenizer)
 
     @functools.cached_property
     def ships_mtp(self) -> bool:
@@ -95,7 +96,7 @@ class PairDrafters:
         if self._tables is None and file is not None:
             target = self._loaded.target
             size = None if target.model is None else target.vocab_size  # the size in a recording is a guess
-            self._tables = StaticTables.open(file, vocab_size=size, fingerprint=self.mark)
+            self._tables = StaticTables.open(file, vocab_size=size, fingerprint=self.tokenizer_fingerprint)
         return self._tables
 
     def finished(self, request: DraftRequest) -> SuffixIndex | None:
@@ -202,7 +203,7 @@ class PairDrafters:
     def _load(self, kind: str) -> DraftHead:
         loaded, folder, drafter = self._loaded, self.folder(kind), self._loaded.spec.drafter
         try:
-            head = load_student(folder, loaded.target.model, self.mark, loaded.spec.target.id)
+            head = load_student(folder, loaded.target.model, self.tokenizer_fingerprint, loaded.spec.target.id)
             if head.config.kind != kind:
                 raise UserError(f"the drafter {folder} is a {head.config.kind} drafter, not a {kind} one")
         except UserError as error:  # a GGUF file is named as the user did
@@ -253,7 +254,7 @@ class UnusableDrafterError(UserError):
 
     def __init__(self, why: str) -> None:
         self.why = why
-        super().__init__(f"{why[:-1]}, {WITHOUT})" if why.endswith(")") else f"{why} ({WITHOUT})")
+        super().__init__(f"{why[:-1]}, {_HINT})" if why.endswith(")") else f"{why} ({_HINT})")
 
 
 def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any) -> DraftHead:

@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from utils.grammar import GrammarState
     from utils.loading.loaded import LoadedPair
 
-LOCAL = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, "chat": True}
-"""Settings that no request has, and the value of each that is off."""
+NOT_IN_REQUESTS = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, "chat": True}
+"""Settings that a request to a server cannot carry, each with the value at which it is off."""
 
 
 @dataclass
 class Lane:
     """One way of answering a prompt. `shares_target`: it runs on a session of the target. `form`: the state at the
-    beginning of an answer, of which `said` are the tokens that the prompt has already."""
+    beginning of an answer, of which `begun` are the tokens that the prompt has already."""
 
     served: ClassVar = False  # a server answers: no model of this pair runs, nothing pauses it, its text is its own
 
@@ -74,7 +74,7 @@ class Lane:
     stops: StopStrings | None = None
     bias: Bias = field(default_factory=dict)
     form: GrammarState | None = None
-    said: Sequence[int] = ()
+    begun: Sequence[int] = ()
     top_logprobs: int | None = None  # that a server gives of each token; None: none at all
 
     @property
@@ -185,9 +185,9 @@ class Lane:
         )
 
     def constraint(self) -> FormConstraint | None:
-        """Return the form of a new answer; UsageError if the part that was said has another."""
+        """Return the form of a new answer; UsageError if the part that the prompt has already breaks it."""
         state = self.form
-        for token in self.said:
+        for token in self.begun:
             state = None if state is None else state.after(token)
         if state is None and self.form is not None:
             raise UsageError(f"the answer so far is no beginning of one by {' '.join(self.settings.form or ())}")
@@ -247,7 +247,7 @@ def make_sampler(
 
 
 @dataclass
-class _Kept:
+class _LaneDrafter:
     """A lane's drafter from answer to answer, and its gamma controller if it has run under `gamma auto`."""
 
     key: DrafterKey
@@ -268,15 +268,14 @@ class PairEngine:
         self.stop_ids = frozenset(loaded.stop_ids)
         self.context = int(loaded.context)
         self.server = loaded.target.model if isinstance(loaded.target.model, Server) else None
-        known = loaded.tokenizer
-        self.pieces = known.pieces if isinstance(known, PieceTokenizer) else Pieces()
+        self.pieces = self.tokenizer.pieces if isinstance(self.tokenizer, PieceTokenizer) else Pieces()
         target: HfModel = loaded.target.model
         target = self._remote() if self.server else lm_of(target, "target", loaded.vocab_size)
         self.target: CausalLM = target
         self.drafters = PairDrafters(loaded, self.target)
-        self._kept: dict[str, _Kept] = {}  # by lane
+        self._lane_drafters: dict[str, _LaneDrafter] = {}  # by lane
         self._paces: dict[tuple[str, DrafterKey], Controller] = {}  # by lane and its drafter's key
-        self._own: Session | None = None  # the draft lane's session
+        self._draft_session: Session | None = None  # of the lane `draft`
         self.measured: Any = None  # the Measured of app/lanes/warm.py, if it was warmed up
 
     def _remote(self) -> RemoteLM:
@@ -290,12 +289,12 @@ class PairEngine:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines worth showing once."""
-        name, found = self.loaded.target.name, list(self.loaded.notes)
+        name, notes = self.loaded.target.name, list(self.loaded.notes)
         if self.drafters.ships_mtp and "mtp" not in self.loaded.drafter_word:
-            found.append(f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it")
+            notes.append(f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it")
         if not (self.target.takes_trees or self.server) and self.loaded.drafter_word != "none":
-            found.append(f"{name} takes no token trees: drafts are chains")
-        return tuple(found)
+            notes.append(f"{name} takes no token trees: drafts are chains")
+        return tuple(notes)
 
     @property
     def encodes(self) -> bool:
@@ -340,7 +339,7 @@ class PairEngine:
             self._check_greedy(name, settings)
         limits = self.limits(settings)
         stops, bias, form = self._stops(settings), self.bias(settings), self._form(settings, limits.stop)
-        made = partial(Lane, name, settings=settings, limits=limits, stops=stops, bias=bias, form=form)
+        lane_of = partial(Lane, name, settings=settings, limits=limits, stops=stops, bias=bias, form=form)
         if name == "draft":
             model = self.drafters.model
             if model is None:
@@ -350,19 +349,21 @@ class PairEngine:
                 raise UsageError(f"lane draft needs a drafter model, got drafter {word} (--drafter sets one)")
             if model.reads_hidden:
                 raise UsageError("lane draft: this drafter reads the target's states and cannot run alone")
-            return made(model, NoDrafter(), shares_target=False, reopen=self._reopen)
+            return lane_of(model, NoDrafter(), shares_target=False, reopen=self._reopen)
         if name == "beam":
             for setting in (setting for setting in ("stop", *FORMS) if getattr(settings, setting)):
                 what = "stop strings" if setting == "stop" else setting
                 raise UsageError(f"lane beam: a beam search has no {what} (now {settings.show(setting)})")
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
-            return made(self.target, NoDrafter(), beams=beams)
-        kept = self._drafting(name, settings)
-        return made(self.target, kept.drafter, pace=kept.pace if settings.gamma == "auto" else None)
+            return lane_of(self.target, NoDrafter(), beams=beams)
+        own = self._lane_drafter(name, settings)
+        return lane_of(self.target, own.drafter, pace=own.pace if settings.gamma == "auto" else None)
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
         """UsageError for settings under which a server's likeliest token is not the one to say."""
-        wrong = [one for one in ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias") if getattr(settings, one)]
+        wrong = [
+            rule for rule in ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias") if getattr(settings, rule)
+        ]
         wrong += ["repetition_penalty"] if settings.repetition_penalty != 1 else []
         wrong += settings.form[:1] if settings.form else ()
         if name == "beam" or wrong:
@@ -377,7 +378,7 @@ class PairEngine:
             raise UsageError(
                 f"lane {name}: the target is no server (--target http://HOST:PORT/v1, or a URL for a lane)"
             )
-        setting = next((name for name, off in LOCAL.items() if getattr(settings, name) != off), None)
+        setting = next((name for name, off in NOT_IN_REQUESTS.items() if getattr(settings, name) != off), None)
         if setting is not None:
             raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
         texts = [token for token, _ in settings.logit_bias if isinstance(token, str)]
@@ -424,7 +425,7 @@ class PairEngine:
 
     def mean_drafted(self, settings: Settings) -> float | None:
         """Return the tokens that `gamma auto` drafts a round in the last lane with a controller; None without one."""
-        kept = [self._kept[name].pace for name in settings.compare if name in self._kept]
+        kept = [self._lane_drafters[name].pace for name in settings.compare if name in self._lane_drafters]
         paces = [pace for pace in kept if pace is not None]
         return paces[-1].mean_drafted if paces else None
 
@@ -453,33 +454,33 @@ class PairEngine:
 
         The times of passes and the average acceptance of this pair's drafts belong to no answer and are kept.
         """
-        self._kept.clear()
-        self._own = None
+        self._lane_drafters.clear()
+        self._draft_session = None
 
     def _reopen(self, prompt: list[int], begun: Sequence[int]) -> Session:
         assert self.drafters.model is not None
-        previous, self._own = self._own, None
-        self._own = go_on(self.drafters.model.open([prompt], previous=previous), begun)
-        return self._own
+        previous, self._draft_session = self._draft_session, None
+        self._draft_session = go_on(self.drafters.model.open([prompt], previous=previous), begun)
+        return self._draft_session
 
-    def _drafting(self, name: str, settings: Settings) -> _Kept:
+    def _lane_drafter(self, name: str, settings: Settings) -> _LaneDrafter:
         """Return the lane's drafter: that of the last answer unless its settings have changed."""
         if name.startswith("oracle") and this_process().world_size > 1:
             raise UsageError(f"lane {name} runs in one process, not in {this_process().world_size}")
         word = {"ar": "none", "spec": self.loaded.drafts_by, LOSSY: self.loaded.drafts_by}.get(name, name)
         key = self.drafters.key(word, settings)
-        kept = self._kept.get(name)
+        entry = self._lane_drafters.get(name)
         pace = self._paces.get((name, key))
-        if kept is None or kept.key != key:
+        if entry is None or entry.key != key:
             ratios = Ratios() if pace is None else pace.acceptance.ratios
-            kept = self._kept[name] = _Kept(key, self.drafters.make(word, settings, ratios), ratios)
+            entry = self._lane_drafters[name] = _LaneDrafter(key, self.drafters.make(word, settings, ratios), ratios)
             if name == LOSSY:
-                kept.drafter.traits = replace(kept.drafter.traits, rule=Rule.TYPICAL)
-        drafts = not isinstance(kept.drafter, NoDrafter) and kept.drafter.traits.most != 0
-        if settings.gamma == "auto" and drafts and kept.pace is None:
+                entry.drafter.traits = replace(entry.drafter.traits, rule=Rule.TYPICAL)
+        drafts = not isinstance(entry.drafter, NoDrafter) and entry.drafter.traits.most != 0
+        if settings.gamma == "auto" and drafts and entry.pace is None:
             own = word == self.loaded.drafts_by
             costs = None if self.measured is None else self.measured.costs(with_drafter=own)
-            acceptance = Acceptance(prior=self.drafters.alphas(word), ratios=kept.ratios)
-            kept.pace = pace or controller_of(kept.drafter.traits, settings.nodes, costs, acceptance)
-            self._paces[name, key] = kept.pace
-        return kept
+            acceptance = Acceptance(prior=self.drafters.alphas(word), ratios=entry.ratios)
+            entry.pace = pace or controller_of(entry.drafter.traits, settings.nodes, costs, acceptance)
+            self._paces[name, key] = entry.pace
+        return entry

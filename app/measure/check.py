@@ -152,7 +152,7 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
 
     loaded, spec, word = engine.loaded, engine.loaded.spec, engine.loaded.drafter_word
     if word == "eagle" and "student" not in read_config(engine.drafters.folder(word)):
-        head = load_student(engine.drafters.folder(word), loaded.target.model, engine.drafters.mark)
+        head = load_student(engine.drafters.folder(word), loaded.target.model, engine.drafters.tokenizer_fingerprint)
         word = "eagle3" if head.config.wide else "eagle1"
     if isinstance(engine.drafters.model, PardLM):
         word = "pard"

@@ -20,7 +20,7 @@ from app.lanes.answers import plain_answer
 from app.lanes.race import paced
 from app.replay.session_log import LoggedAnswer, read_log
 from app.screen.inspection import Inspection, forced_hint
-from app.screen.live import Track, look_of, play, rounds_of, show, stepped, streaming, telling, tokens_of
+from app.screen.live import Track, explained_track, look_of, play, rounds_of, show, stepped, streaming, tokens_of
 from app.screen.output import fitted
 from app.screen.rows import Lines, Row, plural
 from app.screen.terminal import Interrupts, await_enter, await_key, is_live, make_console, quiet_keys, view
@@ -276,7 +276,7 @@ def _slowly(tracks: Sequence[Track], place: Surface) -> bool:
     """Show the rounds, on a terminal one a second or a key; return False after Ctrl-C."""
     place.say("")
     look = look_of(place.out, place.settings).sized(height=None)
-    for part in rounds_of(telling(tracks), look).parts():
+    for part in rounds_of(explained_track(tracks), look).parts():
         place.say(part)
         if place.live:
             await_key(place.stop, 1.0)

@@ -312,7 +312,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
         place.out.print(answer_text(text, settings, live=place.live, marks=tracks[-1].thinking))
         place.out.print()
     place.say(panes(tracks, place.out, settings, notes=not place.touring, goes_on=place.goes_on))
-    if settings.view == "trace" and (track := telling(tracks)).lane.beams is None:
+    if settings.view == "trace" and (track := explained_track(tracks)).lane.beams is None:
         place.say(rounds_of(track, look_of(place.out, settings).sized(height=None)))
 
 
@@ -324,9 +324,9 @@ def panes(
     return frame(tracks, look_of(console, settings).sized(height=None), settings, answers, notes, goes_on)
 
 
-def telling(tracks: Sequence[Track]) -> Track:
+def explained_track(tracks: Sequence[Track]) -> Track:
     """The last lane that drafted or searched (the last lane, if none did)."""
-    return next((track for track in reversed(tracks) if track.pane().telling), tracks[-1])
+    return next((track for track in reversed(tracks) if track.pane().drafts_or_searches), tracks[-1])
 
 
 def token_reader(track: Track) -> TokenReader:

@@ -1,6 +1,6 @@
-"""What a command that is no console shows: how far it is on standard error, small tables; tables in Markdown too.
+"""Output of the commands other than the console: progress on standard error, small tables; tables in Markdown too.
 
-Loading says how far it is; so does work that answers prompts, seldom where that is no terminal. At most 100 columns
+Loading shows its progress; so does work that answers prompts, rarely where that is no terminal. At most 100 columns
 where a table goes to a file. Knows no figures and no answers.
 """
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 _WIDTH = 100  # columns of a table that goes to no terminal
 
 
-def answer_bar(total: int, settings: Settings, known: int = 0) -> Bar:
-    """A tqdm bar over `total` answers, `known` of which are there already; --quiet shows none."""
+def answer_bar(total: int, settings: Settings, done: int = 0) -> Bar:
+    """Return a tqdm bar over `total` answers, `done` of which an earlier run made; --quiet shows none."""
     from tqdm import tqdm
 
     return tqdm(
         total=total,
-        initial=known,
+        initial=done,
         unit="answer",
         disable=settings.quiet,
         file=sys.stderr,
@@ -135,13 +135,13 @@ def small_table(settings: Settings) -> Table:
     return Table(box=lines, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
 
 
-def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], least: Sequence[str] = ()) -> Table:
-    """Return rows of cells by column, names first; while they are too wide for the console the columns of `least` go,
-    first to last.
+def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], optional: Sequence[str] = ()) -> Table:
+    """Return a table of rows (cells by column). While it is too wide for the console, columns of `optional` are left
+    out, first to last.
     """
-    for gone in range(len(least) + 1):
+    for dropped in range(len(optional) + 1):
         table = small_table(settings)
-        first, *names = (name for name in rows[0] if name not in least[:gone])
+        first, *names = (name for name in rows[0] if name not in optional[:dropped])
         table.add_column(first, no_wrap=True)
         for name in names:
             table.add_column(name, justify="right")

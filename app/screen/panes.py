@@ -31,7 +31,7 @@ from app.screen.rows import (
     plural,
     row_of,
     share,
-    shared,
+    split_height,
     width_of,
     wrap,
 )
@@ -126,7 +126,7 @@ class PaneData:
         return bool(self.stats and self.stats.draft_n)
 
     @property
-    def telling(self) -> bool:
+    def drafts_or_searches(self) -> bool:
         """Whether there is more to say than what every lane has."""
         return self.drafting or bool(self.stats and (self.stats.beams or reported(self.stats.report)))
 
@@ -520,7 +520,7 @@ class SideBySide(Drawn):
     def within(self, height: int | None) -> list[Row]:
         """The rows, at most `height` of them (None: all)."""
         needs = self._needs()
-        heights = needs if height is None else shared(needs, height)
+        heights = needs if height is None else split_height(needs, height)
         rows: list[Row] = []
         for group, high in zip(self.groups, heights, strict=True):
             for pane in group:

@@ -20,7 +20,7 @@ from app.screen.palette import Look
 from utils.growing_text import NO_TEXT
 from utils.visible import visible
 
-Piece = tuple[str, str]
+Piece = tuple[str, str]  # text and role, a key of the styles in app/screen/palette.py
 Line = tuple[Piece, ...]
 
 TAB = 4
@@ -132,8 +132,8 @@ def fit(text: str, width: int, look: Look) -> str:
     return (set_cell_size(text, max(0, width - cell_len(mark))).rstrip() + mark)[: max(0, width)]
 
 
-def shared(needs: Sequence[int], height: int) -> list[int]:
-    """Heights of at most `needs` that sum to at most `height`: who needs little leaves the rest to others.
+def split_height(needs: Sequence[int], height: int) -> list[int]:
+    """Split `height` rows: at most `needs` for each, and what one does not need goes to the others.
 
     If there is not one row each, the last ones get it.
     """

@@ -16,13 +16,13 @@ from app.lanes.answers import RULES, LaneRule, chance
 from app.screen.palette import Look, tint
 from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, plural, quoted, share
 from app.screen.terminal import Action
-from app.settings.types import one_of
+from app.settings.types import enumerated
 from sampling.events import Step
 from utils.errors import UserError
 from utils.growing_text import Decode, Window
 
 _TEXT, _LEAST = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
-_LINES = str.maketrans("├│└─", "||`-")
+_ASCII_LINES = str.maketrans("├│└─", "||`-")
 DRAFTED, SCORED, ACCEPTED = range(3)  # how far a round has come
 _TIMES = (("draft", "accepted"), ("verify", "target"), ("sample", "question"), ("other", "faint"))  # with their roles
 _STEP = 2  # columns that every level of reviews is further in
@@ -61,7 +61,7 @@ class TracedRound:
 def read(step: Step, window: Window) -> TracedRound:
     """Return a round with its texts, after the committed tokens of `window`, and commit those that it emitted.
 
-    Where a character is split over tokens that are not committed its text is only near.
+    Where a character is split over tokens that are not committed its text is approximate.
     """
     texts = _texts(step, window)
     examined = [*step.path, *step.rejected]
@@ -144,7 +144,7 @@ class Trace(Drawn):
 
     `steps` are one row's rounds from its prefill on, `names` the drafter's names for the sources.
     `exact` says that p and q at temperature 1 are the very distributions that decided (no filter); otherwise the
-    chance is only near, unless the rounds recorded what was compared.
+    chance is approximate, unless the rounds recorded what was compared.
     """
 
     def __init__(
@@ -264,7 +264,8 @@ class Trace(Drawn):
         if not drafted:
             texts = [f"{reviewer} had nothing to review,", took]
         else:
-            texts = [f"{reviewer} reviewed {one_of(map(_of, names), 'and')} {drafted}:", f"accepted {accepted},", took]
+            whose = enumerated(map(_possessive, names), "and")
+            texts = [f"{reviewer} reviewed {whose} {drafted}:", f"accepted {accepted},", took]
         texts[0] = " " * _STEP * level + texts[0]
         rows = flow([chunk(text, "faint", " ") for text in texts], self.look, _STEP * (level + 1))
         return rows + [row for review in step.inner for row in self._review(review, level + 1)]
@@ -281,7 +282,7 @@ class Trace(Drawn):
         return flow([chunk("  "), chunk(token, role), chunk(gap, "faint")], self.look, 4)
 
     def _draft(self, draft: Drafted) -> list[Row]:
-        branch = draft.branch.translate(_LINES) if self.look.ascii else draft.branch
+        branch = draft.branch.translate(_ASCII_LINES) if self.look.ascii else draft.branch
         branch = branch[-(self.look.width // 4) :]
         columns = max(_LEAST, self._text - len(branch))
         text = quoted(draft.text, self.look, columns)
@@ -334,7 +335,7 @@ class Trace(Drawn):
         return chance("match" if draft.chosen and self._has_chance else self.rule, draft.q or 0.0, draft.p or 0.0)
 
 
-def _of(name: str) -> str:
+def _possessive(name: str) -> str:
     return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 

@@ -222,7 +222,7 @@ class Summary(Drawn):
         goes_on: bool = True,
     ) -> None:
         self.panes, self.look, self.comparisons, self.notes, self.goes_on = panes, look, comparisons, notes, goes_on
-        self.telling = [pane for pane in panes if pane.telling]
+        self.explained = [pane for pane in panes if pane.drafts_or_searches]
         marks = legend and any(span.kind != "plain" for pane in panes for span in pane.spans)
         self.legend = meanings(look, panes, show_discarded=show_discarded) if marks else []
 
@@ -235,8 +235,8 @@ class Summary(Drawn):
             Section(1, self._compared()),
         ]
         if look.color:
-            if len(self.telling) > 1:
-                blocks.append(Section(3, [row for pane in self.telling for row in self._named(pane)]))
+            if len(self.explained) > 1:
+                blocks.append(Section(3, [row for pane in self.explained for row in self._named(pane)]))
             for pane in drafting[-1:]:
                 whose = pane.label if len(drafting) > 1 else ""
                 blocks.append(Section(5, flow(positions(pane.stats, look, whose), look, 2)))
@@ -262,7 +262,7 @@ class Summary(Drawn):
         legend."""
         times, more = self.look.glyph("times"), []
         if self.look.color:
-            more = details(self.telling[0], self.look) if len(self.telling) == 1 else []
+            more = details(self.explained[0], self.look) if len(self.explained) == 1 else []
         elif self.comparisons and self.legend:
             more = [self.legend[0]._replace(before=" | "), *self.legend[1:]]
         lines = [

@@ -13,10 +13,10 @@ from itertools import accumulate, repeat
 from app.lanes.answers import speed_of
 from app.lanes.costs import seen_before
 from app.screen.inspection import SaidToken
-from app.screen.live import Track, telling, tokens_of
+from app.screen.live import Track, explained_track, tokens_of
 from app.screen.panes import counted, reported_line, title_of
 from app.screen.rows import plural
-from app.settings.types import one_of
+from app.settings.types import enumerated
 from sampling.drafters.registry import LANES
 from sampling.stats.summary import disturbed
 from sampling.stats.theory import efficiency
@@ -56,7 +56,7 @@ class Why:
     """The explanation of an answer by its lane that drafted; `runs`: whether the pair can run a lane of this name."""
 
     def __init__(self, tracks: Sequence[Track], runs: Callable[[str], bool] = lambda word: False) -> None:
-        track = telling(tracks)
+        track = explained_track(tracks)
         self.lane, self.gamma, self.runs = track.lane, track.lane.terms.gamma, runs
         self.stats, self.rounds, self.tokens = track.meter.stats, track.steps[1:], tokens_of(track)
         self.kinds = kinds_of(self.tokens, track.decode(list(track.before)) if track.before else "")
@@ -64,10 +64,11 @@ class Why:
         stats, plain, self.seen = self.stats, self.plain, seen_before(track.meter.stats, track.lane.terms)
         rate = plain.predicted_per_second if plain and not disturbed(plain, stats) else None
         self.token_ms = 1000 / rate if rate and stats.predicted_per_second else 0.0  # of plain decoding; 0: not known
-        self.gained = self.token_ms * (stats.predicted_per_second or 0.0) / 1000
-        self.free = self.gained * stats.predicted_ms / ((stats.predicted_ms - stats.draft_ms) or 1)  # without drafting
-        self.longest = sum(step.length for step in self.rounds)
-        self.right = (self.longest + len(self.rounds)) * self.token_ms / (stats.predicted_ms or 1)  # all accepted
+        self.speedup = self.token_ms * (stats.predicted_per_second or 0.0) / 1000
+        # The speed-up if drafting cost nothing, and if all drafts were accepted.
+        self.free = self.speedup * stats.predicted_ms / ((stats.predicted_ms - stats.draft_ms) or 1)
+        self.drafted_depth = sum(step.length for step in self.rounds)
+        self.perfect = (self.drafted_depth + len(self.rounds)) * self.token_ms / (stats.predicted_ms or 1)
         calls = [stats.call_ms.get(name, 0.0) for name in self.lane.terms.sources]
         shared = max(0.0, stats.predicted_ms - stats.target_passes * self.token_ms - sum(calls)) / (stats.draft_n or 1)
         self.saved = [  # milliseconds, by source
@@ -89,7 +90,7 @@ class Why:
             - {None}
             for token in self.tokens
         ]
-        self.likely, self.known = sum(1 in ranks for ranks in examined), sum(map(bool, examined))
+        self.likeliest, self.known = sum(1 in ranks for ranks in examined), sum(map(bool, examined))
 
     def at(self, gamma: int) -> float:
         """Return the speed-up to expect if these rounds had drafted `gamma` tokens deep.
@@ -156,19 +157,19 @@ class Why:
     def _outlook(self) -> Iterator[str]:
         """The speed-up at another temperature, at other gammas, and with a perfect drafter."""
         if self.lane.settings.temperature and self.known:
-            yield f"At temperature 0, {self.likely} of these {self.known} examined drafts would be accepted."
+            yield f"At temperature 0, {self.likeliest} of these {self.known} examined drafts would be accepted."
         if self.best:
             gammas = [gamma for gamma in self.gammas if gamma in (*SHOWN, self.gamma)]
             shown = [f"{self.at(gamma):.2f}x at {gamma}{' (now)' * (gamma == self.gamma)}" for gamma in gammas]
             best, longest = self.at(self.best), len(self.gammas) // 2
             near = [str(gamma) for gamma in gammas if gamma != self.best and self.at(gamma) > 0.985 * best]
             more = f" (beyond {longest}: estimated)" * (self.best > longest)
-            more += f", {one_of(near, 'and')} about the same" if near else ""
+            more += f", {enumerated(near, 'and')} about the same" if near else ""
             yield f"By gamma: {', '.join(shown)}; best {best:.2f}x at {self.best}{more}."
         if self.token_ms and self.rounds:
             now = "these gammas" if self.gamma == "auto" else "this gamma"
             yield f"If drafting took no time: {self.free:.2f}x;"
-            yield f"if every draft were accepted, at {now}: {self.right:.2f}x."
+            yield f"if every draft were accepted, at {now}: {self.perfect:.2f}x."
 
     # -- one thing to try ---------------------------------------------------------------------
 
@@ -189,7 +190,7 @@ class Why:
         if advice := next((text for text, holds in cases.items() if holds), ""):
             return f"Try {advice}"
         expected, command, reason = max(self._changes(), key=lambda change: change[0], default=(0.0, "", ""))
-        if expected >= GAIN * self.gained:
+        if expected >= GAIN * self.speedup:
             return f"Try {command}: {reason}"
         if self.gamma != "auto":
             return f"No other gamma is expected to bring 5% more; keep /gamma {self.gamma}"
@@ -203,13 +204,15 @@ class Why:
         stats, names, beside = self.stats, self.lane.terms.sources, f"/compare ar,{self.lane.name},"
         few = (
             "even if drafting cost nothing, too few drafts are accepted"
-            if self.right * self.free >= GAIN * self.gained  # if all were accepted, and cost nothing
+            if self.perfect * self.free >= GAIN * self.speedup  # if all were accepted, and cost nothing
             else "a pass over several tokens is too dear"
         )
         dear = "drafting is too dear" if self.free >= GAIN else few
         cheap = next((word for word in ("tables", "ngram") if word not in names and self.runs(word)), "")
-        depth = round(self.longest / sum(step.length > 0 for step in self.rounds))
-        colder = efficiency(self.likely / max(1, self.known), depth) / efficiency(stats.alpha or 0, depth) * self.gained
+        depth = round(self.drafted_depth / sum(step.length > 0 for step in self.rounds))
+        colder = (
+            efficiency(self.likeliest / max(1, self.known), depth) / efficiency(stats.alpha or 0, depth) * self.speedup
+        )
         if self.gamma != "auto":
             better = self.at(self.best)
             yield better * (self.best > 0), f"/gamma {self.best}", f"about {better:.2f}x, as these rounds say"
@@ -220,7 +223,7 @@ class Why:
         if model := next((index for index, name in enumerate(names) if stats.calls.get(name)), 0):
             looked_up = "tables" if "tables" in names[:model] else names[model - 1]
             for word, left_out in ((looked_up, slice(model, None)), (names[model], slice(model))):
-                alone = self.gained * stats.predicted_ms / (stats.predicted_ms + sum(self.saved[left_out]))
+                alone = self.speedup * stats.predicted_ms / (stats.predicted_ms + sum(self.saved[left_out]))
                 if word in LANES and sum(drafted for drafted, _ in stats.sources[left_out]) >= FEW:
                     yield alone, beside + word, f"about {alone:.2f}x without the drafts that lost time"
 

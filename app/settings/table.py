@@ -33,8 +33,8 @@ from app.settings.types import (
     SettingKind,
     Text,
     Whole,
+    enumerated,
     got,
-    one_of,
 )
 from sampling.drafters.registry import DRAFTERS, examples
 from utils.catalogue.templates import AUTO, NAMES
@@ -519,4 +519,4 @@ def _check_together(settings: Settings, still: str = "") -> None:
             f"verify block judges chains, expand dynamic grows trees: choose verify token or expand none{still}"
         )
     if len(given := [name for name in FORMS if getattr(settings, name)]) > 1:
-        raise UsageError(f"an answer has one form: choose {one_of(given)}, and switch the others off")
+        raise UsageError(f"an answer has one form: choose {enumerated(given)}, and switch the others off")

@@ -62,7 +62,7 @@ def plain(value: float | str) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
-def one_of(words: Iterable[str], joint: str = "or") -> str:
+def enumerated(words: Iterable[str], joint: str = "or") -> str:
     """Return "a, b or c"."""
     *first, last = words
     return f"{', '.join(first)} {joint} {last}" if first else last
@@ -171,7 +171,7 @@ class Choice(SettingKind):
     """One of a few words. `suggests`: an error names the nearest one."""
 
     def __init__(self, choices: tuple[str, ...], suggests: bool = False) -> None:
-        words, every = one_of(choices), "|".join(choices)
+        words, every = enumerated(choices), "|".join(choices)
 
         def known(value: str) -> str:
             if value not in choices:

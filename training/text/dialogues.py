@@ -265,7 +265,7 @@ _FURTHER = (
 )
 
 
-KINDS: Mapping[str, Callable[[Random], list[TurnPart]]] = {
+TASKS: Mapping[str, Callable[[Random], list[TurnPart]]] = {
     "chat": _begun(("",)),
     "writing": _begun(_TASKS),
     "coding": _begun(_PROGRAMS, tokens=64, loose=True),
@@ -372,7 +372,7 @@ class OwnChats:
         turn, kind = number % len(self._kinds), self._kinds[number % len(self._kinds)]
         temperature = self._temperatures[(number // len(self._kinds) + turn) % len(self._temperatures)]
         dice, head = Random(f"{self._seed}/{number}"), self._head
-        parts = KINDS[kind](dice)
+        parts = TASKS[kind](dice)
         messages, lines = list[dict[str, str]](), list[DialogueLine]()
         for _ in range(dice.randint(2, TURNS) if kind == "conversation" else 1):
             text = yield from self._turn(head, parts)

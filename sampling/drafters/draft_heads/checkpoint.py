@@ -53,8 +53,8 @@ from utils.objects import HfModel, Json
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 IDS = "lm_head.ids"  # of the reduced vocabulary
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_FOUR = ".q4_1"  # after the name of a matrix in 4 bits
-_LATER = ("output_bias", "mlp_bias")  # keys that older folders lack, which have neither
+_FOUR_BITS = ".q4_1"  # after the name of a matrix in 4 bits
+_OPTIONAL = ("output_bias", "mlp_bias")  # keys that older folders lack, which have neither
 _LAYER = "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # only GLIDE heads have it
 
@@ -66,14 +66,14 @@ def save_student(folder: str | Path, student: DraftHead, about: Json | None = No
     rounded. An EAGLE-3 head is written in the published format. Raises OSError (a full disk) with an earlier version of
     the files left as it was.
     """
-    place, about = Path(folder), about or {}
-    place.mkdir(parents=True, exist_ok=True)
+    folder, about = Path(folder), about or {}
+    folder.mkdir(parents=True, exist_ok=True)
     config, shape = student.config, asdict(student.config)
     shared = {_EMBEDDING: config.shared_embedding, _HEAD: config.shared_head}
     own = {name: value for name, value in student.state_dict().items() if not shared.get(name)}
     tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
     if about.get("bits") == 4:
-        tensors = dict(_narrowed(name, value) for name, value in tensors.items())
+        tensors = dict(_in_four_bits(name, value) for name, value in tensors.items())
     if config.short_list:
         tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
     if has_place(shape, about):
@@ -83,7 +83,7 @@ def save_student(folder: str | Path, student: DraftHead, about: Json | None = No
         stored = {"student": FORMAT, **llama, "tie_word_embeddings": False, **shape, **about}
     data = save(tensors, metadata={"format": "pt"})
     stored |= {"bytes": len(data), "crc32": zlib.crc32(data)}
-    with replacing(place / WEIGHTS) as weights, replacing(place / CONFIG) as description:
+    with replacing(folder / WEIGHTS) as weights, replacing(folder / CONFIG) as description:
         weights.write(data)
         weights.flush()
         os.fsync(weights.fileno())  # after it nothing can fail, and both files are renamed
@@ -103,30 +103,30 @@ def load_student(
     Raises:
         UserError: a missing or damaged file, a draft head of another target, in one line that names it.
     """
-    place = Path(folder)
-    stored = read_config(place)
+    folder = Path(folder)
+    stored = read_config(folder)
     tokenizer, own = stored.get("tokenizer"), fingerprint or "not given: fingerprint(tokenizer) of utils.loading.fit"
     if tokenizer is not None and tokenizer != fingerprint and (target is not None or fingerprint is not None):
-        raise UserError(f"the drafter {place} was made for another tokenizer ({tokenizer}, the target's is {own})")
-    ours = stored.get("student") == FORMAT
-    _check_complete(stored, ours, place)
-    tensors, packed = unstored(_tensors(place, stored))
-    kind = None if ours else head_kind(place)
+        raise UserError(f"the drafter {folder} was made for another tokenizer ({tokenizer}, the target's is {own})")
+    own_format = stored.get("student") == FORMAT
+    _check_complete(stored, own_format, folder)
+    tensors, packed = unstored(_tensors(folder, stored))
+    kind = None if own_format else head_kind(folder)
     if kind not in PUBLISHED_KINDS:
-        return _fitted(stored if ours else _completed(stored, tensors, target, place), tensors, place, target)
+        return _fitted(stored if own_format else _completed(stored, tensors, target, folder), tensors, folder, target)
     if target is None:
-        raise UserError(f"the drafter {place} is for a target: it cannot be used without it")
-    check_verifier(stored, name, place)
+        raise UserError(f"the drafter {folder} is for a target: it cannot be used without it")
+    check_verifier(stored, name, folder)
     large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     try:
         if kind in ("eagle", "peagle"):
-            stored, tensors = translated(stored, tensors, large, place)
+            stored, tensors = translated(stored, tensors, large, folder)
         else:
-            stored, tensors = translated_block(kind, stored, tensors, large, place)
-        kept = {our_name(name): weight for name, weight in packed.items()}
-        return _built(_config(stored, place), tensors, place, target, kept)
+            stored, tensors = translated_block(kind, stored, tensors, large, folder)
+        packed = {our_name(name): weight for name, weight in packed.items()}
+        return _built(_config(stored, folder), tensors, folder, target, packed)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a field of another type
-        raise UserError(f"the drafter {place} cannot be read: {type(error).__name__}: {error}") from error
+        raise UserError(f"the drafter {folder} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def head_of(module: nn.Module, target: nn.Module) -> DraftHead:
@@ -134,38 +134,38 @@ def head_of(module: nn.Module, target: nn.Module) -> DraftHead:
 
     The module does not change; its float32 tensors are shared. UserError for a module that is no head for `target`.
     """
-    place, config = Path(type(module).__name__), getattr(module, "config", {})
+    folder, config = Path(type(module).__name__), getattr(module, "config", {})
     stored = dict(config.to_dict() if hasattr(config, "to_dict") else config)
     tensors = {name: value.detach() for name, value in module.state_dict().items()}
     if _CROSS not in tensors:
-        raise UserError(f"{place} is no GLIDE drafter: it has no {_CROSS}")
-    return _fitted(_completed(stored, tensors, target, place), tensors, place, target)
+        raise UserError(f"{folder} is no GLIDE drafter: it has no {_CROSS}")
+    return _fitted(_completed(stored, tensors, target, folder), tensors, folder, target)
 
 
-def _fitted(stored: Json, tensors: dict[str, Tensor], place: Path, target: nn.Module | None) -> DraftHead:
+def _fitted(stored: Json, tensors: dict[str, Tensor], folder: Path, target: nn.Module | None) -> DraftHead:
     """Build a head of our own format or a GLIDE head. UserError if it cannot draft for `target`."""
-    config = _config(stored, place)
+    config = _config(stored, folder)
     if target is not None:
-        check_target(config, target, place)
-    return _built(config, tensors, place, target)
+        check_target(config, target, folder)
+    return _built(config, tensors, folder, target)
 
 
 def _built(
     config: DraftHeadConfig,
     tensors: dict[str, Tensor],
-    place: Path,
+    folder: Path,
     target: nn.Module | None,
     packed: Mapping[str, PackedWeight] = {},  # read only
 ) -> DraftHead:
     """Build a draft head of tensors by their stored names. `packed`: the weights among them that keep their bits."""
-    ids = _ids(tensors.pop(IDS, None), config, place)
+    ids = _ids(tensors.pop(IDS, None), config, folder)
     with torch.device("meta"), _Uninitialised():  # no memory for parameters that are replaced
         student = DraftHead(config, ids)
     student.adopt(ids, target_rotary(target))
     # Older Llama checkpoints store the rotary frequencies as well; they follow from the configuration.
     tensors = {name: value for name, value in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
-    tensors |= _shared(config, student, target, place)
-    wanted, unfit = student.state_dict(), f"the drafter {place / WEIGHTS} does not fit its config.json:"
+    tensors |= _shared(config, student, target, folder)
+    wanted, unfit = student.state_dict(), f"the drafter {folder / WEIGHTS} does not fit its config.json:"
     for name, value in tensors.items():
         if name in wanted and wanted[name].shape != value.shape:
             raise UserError(f"{unfit} {name} is {tuple(value.shape)}, not {tuple(wanted[name].shape)}")
@@ -191,7 +191,7 @@ class _Uninitialised(TorchFunctionMode):
         return func(*args, **named)
 
 
-def _completed(stored: Json, tensors: dict[str, Tensor], target: nn.Module | None, place: Path) -> Json:
+def _completed(stored: Json, tensors: dict[str, Tensor], target: nn.Module | None, folder: Path) -> Json:
     """Return a published configuration with missing sizes taken from the weights, and heads from the target."""
     config = {name: value for name, value in stored.items() if value is not None}
     sizes = {
@@ -208,12 +208,14 @@ def _completed(stored: Json, tensors: dict[str, Tensor], target: nn.Module | Non
     if query is None or {"large_hidden_size", "large_num_attention_heads"} <= config.keys():
         return config
     if target is None:
-        raise UserError(f"the drafter {place}: {CONFIG} has no sizes of its target (large_…): load it with its target")
+        raise UserError(f"the drafter {folder}: {CONFIG} has no sizes of its target (large_…): load it with its target")
     large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = config.setdefault("large_head_dim", head_size(large))
     config.setdefault("large_hidden_size", large.hidden_size)
     if query.shape[0] % size:
-        raise UserError(f"the drafter {place} has queries of {query.shape[0]} numbers: no heads of the target's {size}")
+        raise UserError(
+            f"the drafter {folder} has queries of {query.shape[0]} numbers: no heads of the target's {size}"
+        )
     config.setdefault("large_num_attention_heads", query.shape[0] // size)
     return config
 
@@ -223,19 +225,19 @@ def read_config(folder: str | Path) -> Json:
     return read_object(Path(folder) / CONFIG)
 
 
-def _check_complete(stored: Json, ours: bool, place: Path) -> None:
+def _check_complete(stored: Json, own_format: bool, folder: Path) -> None:
     """Raise UserError if the configuration lacks a value for which a default would describe another head."""
-    if ours:
-        missing = [field.name for field in fields(DraftHeadConfig) if field.name not in {*stored, *_LATER}]
+    if own_format:
+        missing = [field.name for field in fields(DraftHeadConfig) if field.name not in {*stored, *_OPTIONAL}]
     else:
         inner = stored.get("transformer_layer_config") or stored
         needed = ["student"] if stored.get("kind") in HEAD_KINDS else []
         missing = [*needed, *({"rms_norm_eps"} - inner.keys())]
     if missing:
-        raise UserError(f"the drafter's {place / CONFIG} is incomplete: it does not say {', '.join(missing[:3])}")
+        raise UserError(f"the drafter's {folder / CONFIG} is incomplete: it does not say {', '.join(missing[:3])}")
 
 
-def _config(stored: Json, place: Path) -> DraftHeadConfig:
+def _config(stored: Json, folder: Path) -> DraftHeadConfig:
     """Return the configuration of our own keys, or of a Llama configuration as published GLIDE checkpoints have it."""
     config_type = BlockConfig if stored.get("kind") in BLOCK_KINDS else DraftHeadConfig
     known = {field.name for field in fields(config_type)}
@@ -255,35 +257,35 @@ def _config(stored: Json, place: Path) -> DraftHeadConfig:
         wrong = field.type is int and not _whole(value, 0 if field.default == 0 else 1)
         wrong |= field.type is float and not (isinstance(value, int | float) and value > 0)
         if wrong and value is not MISSING:
-            raise UserError(f"the drafter's {place / CONFIG} is damaged: {field.name} is {value!r}")
+            raise UserError(f"the drafter's {folder / CONFIG} is damaged: {field.name} is {value!r}")
     try:
         return config_type(**values)
     except TypeError as error:
         raise UserError(
-            f"the drafter's {place / CONFIG} is incomplete: {str(error).split('missing')[-1].strip()}"
+            f"the drafter's {folder / CONFIG} is incomplete: {str(error).split('missing')[-1].strip()}"
         ) from None
     except UserError as error:
-        raise UserError(f"the drafter's {place / CONFIG} is no draft head's: {error}") from None
+        raise UserError(f"the drafter's {folder / CONFIG} is no draft head's: {error}") from None
 
 
 def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _ids(ids: Tensor | None, config: DraftHeadConfig, place: Path) -> Tensor | None:
+def _ids(ids: Tensor | None, config: DraftHeadConfig, folder: Path) -> Tensor | None:
     """Return the stored reduced vocabulary: ascending ids, one for each row of the head. UserError otherwise."""
-    unfit, count = f"the drafter {place / WEIGHTS} does not fit its config.json", 0 if ids is None else ids.numel()
+    unfit, count = f"the drafter {folder / WEIGHTS} does not fit its config.json", 0 if ids is None else ids.numel()
     if count != config.short_list:
         raise UserError(f"{unfit}: {count} ids in the reduced vocabulary, {CONFIG} says {config.short_list}")
     if ids is None:
         return None
     ids = ids.flatten().long()
     if bool((ids.diff() <= 0).any()) or not 0 <= int(ids[0]) <= int(ids[-1]) < config.vocab_size:
-        raise UserError(f"the drafter's weights {place / WEIGHTS} are damaged: {IDS} is no ascending list of ids")
+        raise UserError(f"the drafter's weights {folder / WEIGHTS} are damaged: {IDS} is no ascending list of ids")
     return ids
 
 
-def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) -> None:
+def check_target(config: DraftHeadConfig, target: nn.Module, folder: str | Path) -> None:
     """Raise UserError, with both numbers, if a draft head of this shape cannot draft for `target`."""
     if config.kind == "glide" and (getattr(target, "tp_size", None) or 1) > 1:
         raise UserError("drafter glide reads all keys and values of its target: it goes with one process")
@@ -297,10 +299,10 @@ def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) 
     ]
     for what, unit, theirs, ours, kinds in compared:
         if config.kind in kinds and theirs != ours:
-            raise UserError(f"the drafter {place} is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
+            raise UserError(f"the drafter {folder} is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
     if config.kind == "glide" and config.num_hidden_layers > large.num_hidden_layers:
         raise UserError(
-            f"the drafter {place} reads the last {config.num_hidden_layers} layers of its target, this one has "
+            f"the drafter {folder} reads the last {config.num_hidden_layers} layers of its target, this one has "
             f"{large.num_hidden_layers}"
         )
 
@@ -310,14 +312,14 @@ def target_rotary(target: nn.Module | None) -> nn.Module | None:
     return cast("nn.Module | None", getattr(getattr(target, "model", None), "rotary_emb", None))
 
 
-def _tensors(place: Path, stored: Json) -> dict[str, Tensor]:
+def _tensors(folder: Path, stored: Json) -> dict[str, Tensor]:
     """Read all tensors of the folder, from one file or from shards. UserError if they are damaged or no floats."""
     if "quantization_config" in stored:
-        raise UserError(f"the drafter {place} is quantized by another program, which is not read")
+        raise UserError(f"the drafter {folder} is quantized by another program, which is not read")
     tensors: dict[str, Tensor] = {}
     try:
-        check_weights(place, quantized=False)
-        for file in weight_files(place):
+        check_weights(folder, quantized=False)
+        for file in weight_files(folder):
             data = file.read_bytes()
             if "crc32" in stored and (len(data), zlib.crc32(data)) != (stored.get("bytes"), stored["crc32"]):
                 raise UserError(f"{file} is damaged: {len(data):,} bytes, their checksum is wrong")
@@ -328,33 +330,33 @@ def _tensors(place: Path, stored: Json) -> dict[str, Tensor]:
     except UserError as error:
         raise UserError(f"the drafter's weights cannot be used: {error}") from None
     except (OSError, SafetensorError) as error:
-        raise UserError(f"the drafter's weights in {place} cannot be read: {error}") from None
-    return dict(_widened(name, value) for name, value in tensors.items() if isinstance(value, Tensor))
+        raise UserError(f"the drafter's weights in {folder} cannot be read: {error}") from None
+    return dict(_from_four_bits(name, value) for name, value in tensors.items() if isinstance(value, Tensor))
 
 
-def _narrowed(name: str, value: Tensor) -> tuple[str, Tensor]:
+def _in_four_bits(name: str, value: Tensor) -> tuple[str, Tensor]:
     """A matrix in 4 bits [rows, bytes], under a name that says so; other tensors as they are."""
     if value.dim() != 2 or value.shape[1] % GROUP:
         return name, value
-    return name + _FOUR, torch.from_numpy(rounded_rows(value, "Q4_1"))
+    return name + _FOUR_BITS, torch.from_numpy(rounded_rows(value, "Q4_1"))
 
 
-def _widened(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """The matrix that :func:`_narrowed` stored: of each group of 32 the scale, the minimum and the codes' halves."""
-    if not name.endswith(_FOUR):
+def _from_four_bits(name: str, value: Tensor) -> tuple[str, Tensor]:
+    """The matrix that :func:`_in_four_bits` stored: of each group of 32 the scale, the minimum, the codes' halves."""
+    if not name.endswith(_FOUR_BITS):
         return name, value
     groups = value.unflatten(1, (-1, GROUP // 2 + 4))
     scale, least = groups[..., :4].contiguous().view(torch.float16).float().split(1, dim=-1)
     codes = torch.cat((groups[..., 4:] & 15, groups[..., 4:] >> 4), dim=-1)
-    return name.removesuffix(_FOUR), (codes * scale + least).flatten(1)
+    return name.removesuffix(_FOUR_BITS), (codes * scale + least).flatten(1)
 
 
-def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | None, place: Path) -> dict[str, Tensor]:
+def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | None, folder: Path) -> dict[str, Tensor]:
     """Return the target's tensors that the draft head uses as its own."""
     model: HfModel = target
     tensors: dict[str, Tensor] = {}
     if model is None and (config.shared_embedding or config.shared_head):
-        raise UserError(f"the drafter {place} shares its target's embedding: it cannot be used without it")
+        raise UserError(f"the drafter {folder} shares its target's embedding: it cannot be used without it")
     if config.shared_embedding:
         table = model.get_input_embeddings()
         if isinstance(table, QuantizedEmbedding):  # `_built` puts the packed module itself there

@@ -75,9 +75,9 @@ def test_a_part_that_was_said_counts(engine: PairEngine) -> None:
     whole = answered(engine, engine.lane("ar", settings)).text
     said = list(engine.tokenizer(whole[:12], add_special_tokens=False)["input_ids"])
     lane = engine.lane("ngram", settings)
-    lane.said = said
+    lane.begun = said
     assert answered(engine, lane, f"tell me{whole[:12]}").text == whole[12:]
-    lane.said = said[1:]
+    lane.begun = said[1:]
     assert refused(answered, engine, lane).startswith("the answer so far is no beginning of one by json_schema")
 
 

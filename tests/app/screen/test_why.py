@@ -326,7 +326,7 @@ def test_every_number_of_a_logged_answer_is_that_of_the_log(log: Path) -> None:
             checked += sum(map(said, raw[at]))
             longest = max(len(step.drafted) for step in tracks[at].steps)
             if not any(0 < step.gamma <= step.length for step in told.rounds):  # nothing goes on beyond it
-                assert told.at(longest) == pytest.approx(told.gained)
+                assert told.at(longest) == pytest.approx(told.speedup)
     assert checked > 30
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny import tiny_tokenizer
-from training.text.dialogues import KINDS, Ask, OwnChats, TurnPart, whole_sentences
+from training.text.dialogues import TASKS, Ask, OwnChats, TurnPart, whole_sentences
 
 STOP = 2
 STOPS = frozenset([STOP])
@@ -44,7 +44,7 @@ def turn_of(line: Any, tokenizer: Any) -> str:
 
 def only(monkeypatch: pytest.MonkeyPatch, *pieces: TurnPart) -> None:
     """Make the kind qa begin with these pieces."""
-    monkeypatch.setitem(KINDS, "qa", lambda dice: list(pieces))  # type: ignore[arg-type]
+    monkeypatch.setitem(TASKS, "qa", lambda dice: list(pieces))  # type: ignore[arg-type]
 
 
 # -- the beginnings -------------------------------------------------------------------------------
