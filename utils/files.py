@@ -13,8 +13,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -73,6 +73,19 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         raise
     except OSError as error:
         raise WriteError(path, error, content) from error
+
+
+def locked(path: str | Path, waits: Callable[[], object]) -> AbstractContextManager[object]:
+    """Return a context in which this process alone works on `path`. As long as another one does, `waits` is called now
+    and then; its exception ends the waiting."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(f"{path}.lock")
+    while True:
+        try:
+            return lock.acquire(timeout=0.2)
+        except Timeout:
+            waits()
 
 
 def scratch_folder(where: str | Path) -> tempfile.TemporaryDirectory[str]:

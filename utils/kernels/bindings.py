@@ -71,7 +71,7 @@ def load(
             try:
                 loaded = build.library(folder, row, report, waits)
             except build.BuildError as error:
-                build.failed(str(error))
+                build.failures.append(str(error))
                 return False
             for name, (result, arguments) in FUNCTIONS.items():
                 function = getattr(loaded, name)

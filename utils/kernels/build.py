@@ -20,8 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.files import scratch_folder
-from utils.kernels.processor import architecture, features
+from utils.files import locked, scratch_folder
 
 OFF = "SPEC_KERNELS"  # "torch": no kernels; a name of the table: that row, if the processor has it
 FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fPIC", "-Wall", "-Wextra", "-g0")
@@ -42,20 +41,20 @@ class InstructionSet:
 
     name: str
     machine: str
-    needs: frozenset[str]  # features by their Linux names
+    needs: frozenset[str]  # features by torch's names (torch.cpu.get_capabilities)
     cpu: str  # the compiler's -mcpu
 
 
-_WIDE = frozenset({"avx2", "fma", "f16c"})
-_AVX512 = _WIDE | {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}
+_WIDE = frozenset({"avx2", "fma3", "f16c"})
+_AVX512 = _WIDE | {f"avx512_{part}" for part in ("f", "cd", "dq", "bw", "vl", "vnni")}
 INSTRUCTION_SETS = (  # the first that fits is taken
     InstructionSet("avx512vnni", "x86_64", _AVX512, "x86_64_v4+avx512vnni"),
     InstructionSet("avxvnni", "x86_64", _WIDE | {"avx_vnni"}, "x86_64_v3+avxvnni+fast_dpwssd"),
     InstructionSet("avx2", "x86_64", _WIDE, "x86_64_v3"),
-    InstructionSet("i8mm", "aarch64", frozenset({"asimddp", "i8mm"}), "generic+dotprod+i8mm"),
-    InstructionSet("dotprod", "aarch64", frozenset({"asimddp"}), "generic+dotprod"),
+    InstructionSet("i8mm", "aarch64", frozenset({"dot", "i8mm"}), "generic+dotprod+i8mm"),
+    InstructionSet("dotprod", "aarch64", frozenset({"dot"}), "generic+dotprod"),
 )
-_failure = ""
+failures: list[str] = []  # why the kernels could not be loaded in this process
 
 
 class BuildError(Exception):
@@ -69,13 +68,7 @@ def instruction_set() -> InstructionSet | None:
 
 def why_not() -> str:
     """Why there are no kernels, in a few words; empty if there are."""
-    return _failure or _unfit()
-
-
-def failed(reason: str) -> None:
-    """Note that the kernels cannot be loaded in this process."""
-    global _failure
-    _failure = reason
+    return failures[0] if failures else _unfit()
 
 
 @functools.cache
@@ -89,8 +82,16 @@ def _unfit() -> str:
 
 @functools.cache
 def _fitting() -> list[InstructionSet]:
-    rows = fitting(architecture(), features())
+    machine = platform.machine().lower()
+    rows = fitting({"arm64": "aarch64", "amd64": "x86_64"}.get(machine, machine), features())
     return [row for row in rows if row.name == os.environ.get(OFF)] or rows
+
+
+def features() -> set[str]:
+    """The features of this processor that the system supports too, by torch, which asks both."""
+    import torch
+
+    return {name for name, has in torch.cpu.get_capabilities().items() if has is True}
 
 
 def fitting(machine: str, known: set[str]) -> list[InstructionSet]:
@@ -111,19 +112,11 @@ def library(
     cannot be compiled or loaded.
     """
     if folder is not None:
-        from filelock import FileLock, Timeout
-
         kept = kept_library(folder, row)
         with suppress(OSError):  # not writable, a full disk, or a folder whose files must not be executed
             if not kept.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
-                lock = FileLock(f"{kept}.lock")
-                try:
-                    held = lock.acquire(timeout=0)
-                except Timeout:
-                    waits()
-                    held = lock.acquire()
-                with held, scratch_folder(folder) as scratch:
+                with locked(kept, waits), scratch_folder(folder) as scratch:
                     if not kept.is_file():  # another process may have compiled it meanwhile
                         report()
                         os.replace(compile_library(Path(scratch) / kept.name, row.cpu), kept)

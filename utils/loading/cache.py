@@ -10,11 +10,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+from utils import files
 from utils.errors import UserError
 from utils.files import read_object, write_json
+from utils.objects import Json
 from utils.progress import SILENT, Progress
 
 MANIFEST = "manifest.json"
@@ -45,20 +47,15 @@ def remembered_sha256(path: Path, progress: Progress = SILENT) -> str:
     notes = cache_folder() / "hashes.json"
     stat = path.stat()
     key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    known = _read_json(notes)
-    if isinstance(digest := known.get(key), str):
-        return digest
-    digest = sha256(path, progress=progress)
-    with writing(notes.parent):
-        notes.parent.mkdir(parents=True, exist_ok=True)
-        write_json(notes, {**known, key: digest})
-    return digest
-
-
-def _read_json(path: Path) -> dict[str, object]:
+    known: Json = {}
     with suppress(UserError):
-        return read_object(path)
-    return {}
+        known = read_object(notes)
+    if not isinstance(known.get(key), str):
+        known[key] = sha256(path, progress=progress)
+        with writing(notes.parent):
+            notes.parent.mkdir(parents=True, exist_ok=True)
+            write_json(notes, known)
+    return str(known[key])
 
 
 @contextmanager
@@ -76,24 +73,13 @@ def writing(folder: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def locked(name: Path, progress: Progress) -> Iterator[None]:
+def locked(name: Path, progress: Progress) -> AbstractContextManager[object]:
     """Let only one process create the entry `name`; others wait and can be cancelled."""
-    from filelock import FileLock, Timeout
-
     with writing(name.parent):
         name.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{name}.lock")
-        while True:
-            try:
-                lock.acquire(timeout=0.2)
-                break
-            except Timeout:
-                progress(f"waiting: another process is preparing the same {name.parent.name} model")
-    try:
-        yield
-    finally:
-        lock.release()
+        return files.locked(
+            name, lambda: progress(f"waiting: another process is preparing the same {name.parent.name} model")
+        )
 
 
 def is_whole(entry: Path, source: dict[str, object]) -> bool:
@@ -101,30 +87,33 @@ def is_whole(entry: Path, source: dict[str, object]) -> bool:
 
     Sizes are always compared; contents only if a file's time has changed.
     """
-    manifest = _read_json(entry / MANIFEST)
-    files = manifest.get("files")
-    if manifest.get("source") != source or not isinstance(files, dict) or not files:
-        return False
-    return all(_same(entry / name, noted) for name, noted in files.items())
+    with suppress(UserError, OSError, AttributeError, KeyError, TypeError):  # no manifest, or not as this program's
+        manifest = read_object(entry / MANIFEST)
+        noted = {entry / name: each for name, each in manifest["files"].items()}
+        return manifest["source"] == source and bool(noted) and all(_same(path, noted[path]) for path in noted)
+    return False
 
 
 def _same(path: Path, noted: dict[str, object]) -> bool:
-    if not path.is_file() or (stat := path.stat()).st_size != noted["size"]:
-        return False
-    return stat.st_mtime_ns == noted["mtime_ns"] or sha256(path) == noted["sha256"]
+    stat = path.stat()
+    as_noted = (stat.st_size, stat.st_mtime_ns) == (noted["size"], noted["mtime_ns"])
+    return as_noted or (stat.st_size == noted["size"] and sha256(path) == noted["sha256"])
 
 
 def publish(folder: Path, entry: Path, source: dict[str, object]) -> None:
     """Write the manifest of `folder`, flush its files to disk and rename it to `entry`."""
     with writing(entry.parent):
-        files = {}
+        noted = {}
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
             stat = path.stat()
-            noted = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256(path)}
-            files[path.relative_to(folder).as_posix()] = noted
-        write_json(folder / MANIFEST, {"source": source, "made": time.time(), "files": files})
+            noted[path.relative_to(folder).as_posix()] = {
+                "size": stat.st_size,
+                "mtime_ns": stat.st_mtime_ns,
+                "sha256": sha256(path),
+            }
+        write_json(folder / MANIFEST, {"source": source, "made": time.time(), "files": noted})
         real = os.path.realpath(entry)  # a link stays
         if os.path.exists(real):
             shutil.rmtree(real)

@@ -19,8 +19,7 @@ from sampling.models.fused import CACHE_DTYPES, FusedNetwork, supports
 from sampling.models.network import TransformersNetwork
 from sampling.types import DraftTree
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
-from utils.kernels.build import INSTRUCTION_SETS, instruction_set, why_not
-from utils.kernels.processor import features
+from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set, why_not
 from utils.kernels.quantized_linear import narrow_activations
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")

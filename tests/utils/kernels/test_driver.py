@@ -28,8 +28,7 @@ from tests.utils.kernels.test_blocks import bytes_of
 from tests.utils.kernels.test_quantized_linear import rounded
 from utils.kernels import build
 from utils.kernels.bindings import COLUMNS, FLOATS, TYPES, run
-from utils.kernels.build import InstructionSet, instruction_set
-from utils.kernels.processor import features
+from utils.kernels.build import InstructionSet, features, instruction_set
 from utils.kernels.quantized_linear import PackedWeight
 from utils.logits_processors import LogitsProcessor
 
@@ -103,7 +102,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for tool in (compiler[0], *runner[:1]):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    if "-mavx512vnni" in compiler and not {"avx512vl", "avx512_vnni"} <= features():
+    if "-mavx512vnni" in compiler and not {"avx512_vl", "avx512_vnni"} <= features():
         pytest.skip("the processor does not run it")
     return [*runner, str(built(compiler, tmp_path_factory.mktemp("driver")))]
 
