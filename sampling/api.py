@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from numbers import Integral
 from typing import Any, TypeVar, cast
 
@@ -121,10 +122,15 @@ def prompt_ids(given: Any, name: str = "input_ids") -> list[int]:
         raise UserError(f"{'the prompt' if name == 'input_ids' else name} is empty: give at least one token")
     if isinstance(rows[0], Sequence) and not isinstance(rows[0], str):
         raise UserError(f"{name} must be one prompt, got {len(rows)} rows (Engine.generate takes several)")
-    wrong = next((token for token in rows if not isinstance(token, Integral) or isinstance(token, bool)), None)
-    if wrong is not None:
-        raise UserError(f"{name} must be whole numbers, got {shown(wrong)}")
-    return [int(token) for token in rows]
+    return _whole_ids(rows, f"{name} must be whole numbers")
+
+
+def _whole_ids(tokens: Iterable[Any], rule: str) -> list[int]:
+    """Return ids as integers; UserError, which begins with `rule`, for one that is no whole number."""
+    for token in tokens:
+        if not isinstance(token, Integral) or isinstance(token, bool):
+            raise UserError(f"{rule}, got {shown(token)}")
+    return list(map(int, tokens))
 
 
 def sampler_of(
@@ -161,16 +167,10 @@ def stop_ids_of(end: Stop, eos: Stop, model: HfModel, tokenizer: HfTokenizer = N
             getattr(tokenizer, "eos_token_id", None),
             model.end_id if isinstance(model, RecordedLM) else None,
         ]
-    ids: set[int] = set()
-    for stop in given:
-        several = stop.tolist() if hasattr(stop, "tolist") else stop
-        several = list(several) if isinstance(several, Iterable) and not isinstance(several, str) else [several]
-        several = [token for token in several if token is not None]  # a tokenizer's id of a token that it lacks
-        wrong = next((token for token in several if not isinstance(token, Integral) or isinstance(token, bool)), None)
-        if wrong is not None:
-            raise UserError(f"end_tokens_id must be an id or several, got {shown(wrong)}")
-        ids.update(map(int, several))
-    return frozenset(ids)
+    each = [stop.tolist() if hasattr(stop, "tolist") else stop for stop in given]
+    several = [list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop] for stop in each]
+    ids = [token for stop in several for token in stop if token is not None]  # a tokenizer's, of a token that it lacks
+    return frozenset(_whole_ids(ids, "end_tokens_id must be an id or several"))
 
 
 def drafter_of(model: HfModel, name: str = "drafter") -> Drafter:
@@ -392,28 +392,23 @@ def _drain(
     """Check the numbers of a call; return the new ids, and accepted / drafted."""
     pace = FixedPace(whole("gamma", gamma, 0, "a whole number, at least 0"))
     limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)
-    ids: list[int] = []
-    drafted = accepted = 0
-    for event in _logged(generate(lm, [prompt_ids(input_ids)], drafter, sampler, limits, pace=pace), debug):
-        if isinstance(event, Step):
-            ids.extend(event.emitted)
-            drafted += len(event.drafted)
-            accepted += len(event.path)
-    return ids, accepted / drafted if drafted else 0.0
+    events = _logged(generate(lm, [prompt_ids(input_ids)], drafter, sampler, limits, pace=pace), debug)
+    steps = [event for event in events if isinstance(event, Step)]
+    drafted = sum(len(step.drafted) for step in steps)
+    rate = sum(len(step.path) for step in steps) / drafted if drafted else 0.0
+    return [token for step in steps for token in step.emitted], rate
 
 
 def _logged(events: Iterator[Event], debug: bool) -> Iterator[Event]:
     """Yield the events; log every round if `debug` is on."""
-    rounds = 0
+    rounds = count()
     for event in events:
         if debug and isinstance(event, Step):
-            kept = [event.drafted[node] for node in event.path]
-            _log.info("round %d: drafted %s, accepted %s, then %s", rounds, list(event.drafted), kept, event.token)
-            rounds += 1
+            drafted, accepted = list(event.drafted), list(event.accepted)
+            _log.info("round %d: drafted %s, accepted %s, then %s", next(rounds), drafted, accepted, event.token)
         elif debug and isinstance(event, BeamStep):
             beams = [f"{beam.parent}+{beam.token} {beam.fate}" for beam in event.beams]
-            _log.info("round %d: %s", rounds, ", ".join(beams))
-            rounds += 1
+            _log.info("round %d: %s", next(rounds), ", ".join(beams))
         yield event
 
 

@@ -2,8 +2,6 @@
 so the text is plain constrained decoding's. Knows states (sampling/types.py), no grammars and no text.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -92,13 +92,11 @@ def read_config(given: Any) -> EngineConfig:
         return given
     if hasattr(given, "generation_config"):
         given = given.generation_config
-    if isinstance(given, Mapping):
-        values = dict(given)
-    elif hasattr(given, "to_dict"):
-        values = given.to_dict()
-    else:
+    if hasattr(given, "to_dict"):
+        given = given.to_dict()
+    if not isinstance(given, Mapping):
         raise UserError(f"generation_config must be a GenerationConfig or a dict, got {shown(given)}")
-    values = {name: value for name, value in values.items() if value is not None and not name.startswith("_")}
+    values = {name: value for name, value in given.items() if value is not None and not name.startswith("_")}
     for name, value in values.items():
         known = name in _HONOURED or name in _WITHOUT_EFFECT
         if not known and not any(value == neutral for neutral in _NEUTRAL.get(name, ())):
@@ -109,7 +107,7 @@ def read_config(given: Any) -> EngineConfig:
     if not isinstance(sampled, bool):
         raise UserError(f"do_sample must be True or False, got {shown(sampled)}")
     lengths = {
-        name: whole(name, values[name], 1, "a whole number, at least 1") if name in values else None
+        name: whole(name, values[name], 1, ALLOWED) if name in values else None
         for name in ("max_new_tokens", "max_length")
     }
     return EngineConfig(_processor(values, sampled), **lengths, stop=values.get("eos_token_id"))
@@ -259,10 +257,9 @@ class Engine:
             UserError: for no prompt, a prompt that is none, and settings that cannot be honoured.
         """
         config = read_config(self.model if generation_config is None else generation_config)
-        several = listed(prompts)
-        if not several:
+        rows = [self.ids_of(prompt, number) for number, prompt in enumerate(listed(prompts), 1)]
+        if not rows:
             raise UserError("prompts holds no prompt: give at least one")
-        rows = [self.ids_of(prompt, number) for number, prompt in enumerate(several, 1)]
         stop = stop_ids_of(config.stop, None, self.model, self.tokenizer) | end_ids(self.tokenizer, self.template)
         limits = Limits(config.new_tokens(max(map(len, rows))), stop)
         drafter: Drafter = self._drafter if self.use_spec_dec and self._drafter is not None else NoDrafter()
@@ -292,20 +289,18 @@ class Engine:
             chat = list(prompt) if messages else [{"role": "user", "content": prompt}]
             text = render(self.tokenizer, chat, self.template)
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        if isinstance(prompt, str):
-            return prompt_ids(first_ids(self.tokenizer, prompt), f"prompt {number}")
-        return prompt_ids(prompt, f"prompt {number}")
+        ids = first_ids(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
+        return prompt_ids(ids, f"prompt {number}")
 
     def _glide(self, drafter: HfModel) -> Drafter:
         """Return the drafter of a GLIDE head: of an LM, a student, a module, a folder, or a hub id."""
         if isinstance(drafter, GlideLM):
             return ModelDrafter(drafter)
+        student = drafter
         if isinstance(drafter, str | Path):
             student = load_student(_folder(drafter), self.model, fingerprint(self.tokenizer))
         elif isinstance(drafter, nn.Module) and not isinstance(drafter, DraftHead):
             student = head_of(drafter, self.model)
-        else:
-            student = drafter
         if not isinstance(student, DraftHead):
             raise UserError(f"a GLIDE drafter is a student or its folder, got {shown(drafter)}")
         if not isinstance(self._lm, CausalLM):

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sampling.rows import common_prefix
 from sampling.types import LM, Draft, Hidden, Rows, Session
-from utils.errors import UserError
+from utils.errors import UserError, whole
 from utils.files import object_in, read_text
 from utils.objects import Json
 
@@ -197,8 +197,9 @@ def _recording(
     """Return prompts with their answers; count the prompts without one."""
     pairs = [RecordedAnswer(prompt, answer) for prompt, answer in rows]
     answers = tuple(pair for pair in pairs if pair.answer)
-    header = {} if start_id is None else {"start_id": start_id}
-    return RecordedAnswers(answers, header, reading, len(pairs) - len(answers))
+    return RecordedAnswers(
+        answers, {} if start_id is None else {"start_id": start_id}, reading, len(pairs) - len(answers)
+    )
 
 
 def _after_prompts(file: Path, entries: list[tuple[IdTuple, IdTuple]]) -> RecordedAnswers:
@@ -308,9 +309,8 @@ def _answer(file: Path, number: int, entry: Json) -> RecordedAnswer:
 def _header(file: Path, number: int, entry: Json) -> Json:
     """Return the header's line; the fields that readers use are checked."""
     for name, least in (("vocab_size", 1), ("end_id", 0), ("start_id", 0), ("context", 1)):
-        value = entry.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise UserError(f"{file}:{number}: {name} must be a whole number, {least} or more, got {value!r}")
+        if entry.get(name) is not None:
+            whole(f"{file}:{number}: {name}", entry[name], least, f"a whole number, {least} or more")
     if entry.get("stop_ids"):
         checked(file, number, "stop_ids", entry["stop_ids"])
     seconds = entry.get("pass_seconds")
@@ -436,7 +436,7 @@ class RecordedSession(Session):
 
     def rollback(self, rows: Rows) -> list[int]:
         """Return the number of tokens of each row that were read before."""
-        lengths = [common_prefix(cached, row) for cached, row in zip(self._cached, rows, strict=True)]
+        lengths = list(map(common_prefix, self._cached, rows))
         self._cached = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         return lengths
 

@@ -11,7 +11,7 @@ neither the drafter below nor the target above.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -145,8 +145,7 @@ class Growing:
         for call in self.calls:
             known = spent.get(call.model, Call(call.model, 0, 0.0))
             spent[call.model] = Call(call.model, known.passes + call.passes, known.seconds + call.seconds)
-        parts = zip(self.tokens, self._source, self._draft_prob, strict=True)
-        trees = [DraftTree.of(tokens, None, source, prob) for tokens, source, prob in parts]
+        trees = list(map(DraftTree.of, self.tokens, repeat(None), self._source, self._draft_prob))
         return Draft(trees, self._probs(), tuple(spent.values()), tuple(self._trace))
 
     def _probs(self) -> Tensor | None:
@@ -165,8 +164,8 @@ class Growing:
 
 def renumbered(step: Step, numbers: Sequence[int]) -> Step:
     """Return a nested round with its sources, at every level, renumbered."""
-    inner = tuple(renumbered(nested, numbers) for nested in step.inner)
-    return replace(step, source=tuple(numbers[index] for index in step.source), inner=inner)
+    source = tuple(numbers[index] for index in step.source)
+    return replace(step, source=source, inner=tuple(renumbered(nested, numbers) for nested in step.inner))
 
 
 class Stage(NamedTuple):
@@ -202,7 +201,6 @@ class ChainDrafter(Composite):
 
     def _extend(self, grown: Growing, stage: Stage, until: list[int], most: list[int], sampler: Sampler) -> None:
         """Run one stage until every row has its tokens or gets no more."""
-        numbers = self.numbered(stage.drafter)
         active = [True] * len(until)
         while True:
             have = [len(tokens) for tokens in grown.tokens]
@@ -214,7 +212,7 @@ class ChainDrafter(Composite):
                 missing = [min(stage.call, bound - has) for bound, has in zip(most, have, strict=True)]
             wanted = [lack if own else 0 for own, lack in zip(active, missing, strict=True)]
             draft = stage.drafter.propose(grown.texts, Budget(wanted), sampler)
-            gained = grown.append(draft, numbers, wanted)
+            gained = grown.append(draft, self.numbered(stage.drafter), wanted)
             active = [own and bool(new) for own, new in zip(active, gained, strict=True)]
 
 

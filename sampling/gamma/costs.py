@@ -116,7 +116,7 @@ class Costs:
         They are seeded from the next larger measured batch, else from the next smaller one.
         """
         if rows not in self._batches:
-            known = [count for count, costs in self._batches.items() if costs.measured]
+            known = (count for count, costs in self._batches.items() if costs.measured)
             near = min(known, key=lambda count: (count < rows, abs(count - rows)), default=None)
             self._batches[rows] = Costs() if near is None else self._batches[near].copied()
         return self._batches[rows]
@@ -194,15 +194,12 @@ class Costs:
     def _usual_plain(self) -> float:
         """T(1), 0 if no pass was timed. A wider pass is never faster: if wider ones were by far, T(1) is theirs."""
         if not self._usual:
-            self._usual = self._least()
+            own = self._passes[1].median
+            timed = {n: samples.median for n, samples in self._passes.items() if samples.count >= MEASURED}
+            wider = [median / (1.0 if own else self._prior.values(n)[-1]) for n, median in timed.items()]
+            least = min(wider, default=own)
+            self._usual = own if own and own <= DISTURBED * least else least
         return self._usual
-
-    def _least(self) -> float:
-        own = self._passes[1].median
-        timed = {n: samples.median for n, samples in self._passes.items() if samples.count >= MEASURED}
-        wider = [median / (1.0 if own else self._prior.values(n)[-1]) for n, median in timed.items()]
-        least = min(wider, default=own)
-        return own if own and own <= DISTURBED * least else least
 
     @property
     def references(self) -> int:
@@ -241,20 +238,13 @@ class Costs:
     def v(self, limit: int) -> list[float]:
         """Return v(1) … v(`limit`): measured, straight lines between, the slope of the seed or a guess beyond."""
         if len(self._v) < limit:
-            self._v = self._table(limit)
+            plain = self._usual_plain
+            measured = {n: samples.median for n, samples in self._passes.items() if samples.count >= MEASURED and plain}
+            points = {n: min(float(n), max(1.0, median / plain)) for n, median in measured.items()} | {1: 1.0}
+            self._tabled = {n: samples.median for n, samples in self._passes.items()}
+            curve = _Curve(points, self._prior).values(max(limit, NODES_MAX + 1, *points))
+            self._v = list(accumulate(reversed(curve), min))[::-1]
         return self._v[:limit]
-
-    def _table(self, limit: int) -> list[float]:
-        plain = self._usual_plain
-        points = {1: 1.0}
-        if plain:
-            for n, samples in sorted(self._passes.items()):
-                if n > 1 and samples.count >= MEASURED:
-                    points[n] = min(float(n), max(1.0, samples.median / plain))
-        curve = _Curve(points, self._prior)
-        self._tabled = {n: samples.median for n, samples in self._passes.items()}
-        widest = max(limit, NODES_MAX + 1, *points)
-        return list(accumulate(reversed(curve.values(widest)), min))[::-1]
 
 
 def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
@@ -289,7 +279,7 @@ class _Curve:
     def _worked_out(self, count: int) -> list[float]:
         values = list[float]()
         for (left, low), (right, high) in pairwise(self.points):
-            shares = [(n - left) / (right - left) for n in range(left, right)]
+            shares = ((n - left) / (right - left) for n in range(left, right))
             values += [low * (1 - share) + high * share for share in shares]
         (last, top), further = self.points[-1], range(self.last, count + 1)
         if self.shape is None:

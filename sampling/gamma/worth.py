@@ -2,8 +2,6 @@
 model runs. Knows probabilities and prices; no tokens, no sources and no clock.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

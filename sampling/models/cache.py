@@ -51,8 +51,8 @@ class Buffer:
         """Write `new` [N, 1, T, D] to these rows [N] of `of`, each to its own slots [N, T]."""
         data = self._with_room(new[:1].expand(of, -1, -1, -1), max(self.length, int(slots.max()) + 1))
         capacity, size = data.shape[2:]
-        flat = slots + capacity * rows[:, None]
-        data.view(-1, size).index_copy_(0, put(flat.flatten(), new.device), new.reshape(-1, size))
+        slots = slots + capacity * rows[:, None]  # of all rows, one after the other
+        data.view(-1, size).index_copy_(0, put(slots.flatten(), new.device), new.reshape(-1, size))
 
     def _with_room(self, like: Tensor, end: int) -> Tensor:
         """The tensor, with `end` slots counted as filled; a larger one where there is no room for them."""
@@ -300,5 +300,5 @@ def additive(mask: Tensor, network: Network) -> Tensor:
     """[B, T, S] bool → [B, 1, T, S] of 0 and the most negative number, in the model's dtype."""
     if network.device.type == "cpu" and network.dtype == torch.float32:
         return torch.from_numpy(np.where(mask.numpy(), _OPEN, _SHUT))[:, None]
-    zeros = torch.zeros(mask.shape, dtype=network.dtype, device=mask.device)
-    return zeros.masked_fill_(~mask, torch.finfo(network.dtype).min)[:, None].to(network.device, non_blocking=True)
+    shut = torch.zeros_like(mask, dtype=network.dtype).masked_fill_(~mask, torch.finfo(network.dtype).min)
+    return put(shut[:, None], network.device)

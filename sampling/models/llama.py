@@ -40,16 +40,13 @@ def supports(model: object) -> bool:
     config: HfConfig = getattr(model, "config", None)
     if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return False
-    windowed = type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
-    spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
-    shared = (getattr(model, "tp_size", None) or 1) > 1  # by several processes
     return (
         config.hidden_act in ("silu", "swish")
         and is_fixed(getattr(config, "rope_parameters", None))
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
-        and not windowed
-        and not shared
-        and not spread
+        and not (type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None)
+        and (getattr(model, "tp_size", None) or 1) == 1  # else several processes share it
+        and len(set((getattr(model, "hf_device_map", None) or {}).values())) <= 1
     )
 
 
@@ -156,7 +153,7 @@ def norm_of(module: HfModel, frozen: bool) -> Map:
     return lambda x: (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(least)).mul_(weight)
 
 
-def _side_by_side(linears: list[nn.Module]) -> Map:
+def side_by_side(linears: list[nn.Module]) -> Map:
     """x → the outputs of `linears`, concatenated: one product where all of them are quantized."""
     if all(isinstance(linear, QuantizedLinear) and linear.bias is None for linear in linears):
         joined = PackedWeight.joined([cast(QuantizedLinear, linear).packed for linear in linears])
@@ -203,10 +200,10 @@ class LlamaLayer:
         frozen, normed = isinstance(reading[0], QuantizedLinear), getattr(attention, "q_norm", None) is not None
         return LlamaLayer(
             before=norm_of(module.input_layernorm, frozen),
-            qkv=_side_by_side(reading),
+            qkv=side_by_side(reading),
             o=take(attention.o_proj),
             after=norm_of(module.post_attention_layernorm, frozen),
-            gate_up=_side_by_side([take(mlp.gate_proj), take(mlp.up_proj)]),
+            gate_up=side_by_side([take(mlp.gate_proj), take(mlp.up_proj)]),
             down=take(mlp.down_proj),
             heads=shared * attention.num_key_value_groups,
             shared=shared,
@@ -361,10 +358,8 @@ class FixedNetwork:
         self._hide(buffers.mask, mask, start, count)
         if fixed is None:
             slots, arguments = _Slots(cache, buffers.slots, reach), (buffers.ids, buffers.positions, buffers.mask)
-            fixed = buffers._replace(
-                run=self._capture(lambda: self.network.forward(*arguments, slots, width, wanted)),
-            )
-            cache.passes[width, reach, wanted] = fixed
+            run = self._capture(lambda: self.network.forward(*arguments, slots, width, wanted))
+            fixed = cache.passes[width, reach, wanted] = buffers._replace(run=run)
         logits, states = fixed.run()
         for buffer in cache.buffers:
             buffer.length = start + count

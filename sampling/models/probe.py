@@ -108,15 +108,11 @@ def _with_limits(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact
 def _uncached(model: HfModel, texts: Rows, sources: list[int]) -> Tensor:
     """[B, T, V] logits of a pass without a cache over each text; `sources`: the numbers of the encoder's prompts."""
     if not model.config.is_encoder_decoder:
-        ids = torch.tensor(texts)
-        named = takes(model, "position_ids")  # `generate` passes them then
-        own = {"position_ids": torch.arange(ids.shape[1])[None]} if named else {}
+        ids = torch.tensor(texts)  # `generate` passes positions to a model that takes them
+        own = {"position_ids": torch.arange(ids.shape[1])[None]} if takes(model, "position_ids") else {}
         return cast(Tensor, model(input_ids=ids, use_cache=False, **own).logits)
-    each = [
-        model(input_ids=torch.tensor([_SOURCES[at]]), decoder_input_ids=torch.tensor([text]), use_cache=False).logits
-        for text, at in zip(texts, sources, strict=True)
-    ]
-    return torch.cat(each)
+    pairs = [(torch.tensor([_SOURCES[at]]), torch.tensor([text])) for text, at in zip(texts, sources, strict=True)]
+    return torch.cat([model(input_ids=ids, decoder_input_ids=own, use_cache=False).logits for ids, own in pairs])
 
 
 def _near(logits: Tensor, right: Tensor) -> bool:
@@ -145,10 +141,9 @@ def _in_pieces(model: HfModel, network: Network, rows: Rows) -> bool:
 @torch.inference_mode()
 def _with_masks(model: HfModel, network: Network, start: int) -> bool:
     """Whether two rows, fed 1 and 3 tokens from `start`, and trees after them get the right logits."""
-    cache, count = _cache(network, 2), len(_PARENTS)
+    cache, count, lengths = _cache(network, 2), len(_PARENTS), [start, start]
     trees = [DraftTree.of(nodes, _PARENTS) for nodes in _NODES]
     network.forward(torch.tensor(_ROWS)[:, :start], torch.arange(start).expand(2, -1), None, cache, 1)
-    lengths = [start, start]
     for more in ([1, 3], [1, 1]):
         feed = [row[length : length + new] for row, length, new in zip(_ROWS, lengths, more, strict=True)]
         width, before = max(more), max(lengths)
@@ -163,8 +158,7 @@ def _with_masks(model: HfModel, network: Network, start: int) -> bool:
         ]
         padded = [text + [1] * (max(ends) + 2 - len(text)) for text in texts]
         right = _uncached(model, padded, [number for number in range(2) for _ in _PATHS])
-        expected = torch.stack([logits[len(text) - 1] for text, logits in zip(texts, right, strict=True)])
-        if not _near(logits.flatten(0, 1), expected):
+        if not _near(logits.flatten(0, 1), right[range(len(texts)), [len(text) - 1 for text in texts]]):
             return False
         cache.shift(torch.tensor([[0], [before + width - 1], [start]]), max(ends))
         lengths = ends
@@ -210,8 +204,8 @@ def twin(model: HfModel, config: HfConfig) -> HfModel:
 
     Raises ValueError where it would be large, and what transformers raises for a configuration that it does not take.
     """
-    attention = "eager" if model.config._attn_implementation == "eager" else "sdpa"
-    given = {"dtype": torch.float32, "attn_implementation": attention}
+    eager = model.config._attn_implementation == "eager"
+    given = {"dtype": torch.float32, "attn_implementation": "eager" if eager else "sdpa"}
     with torch.device("meta"):
         size = sum(weight.numel() for weight in type(model)._from_config(config, **given).parameters())
     if size > LARGEST:
@@ -285,12 +279,10 @@ def _few_heads(sizes: Json) -> Json:
     if not heads:
         return {}
     common, most = gcd(*heads.values()), max(heads.values())
-    several = [number for number in range(2, most // 4 + 1) if common % number == 0]
+    several = (number for number in range(2, most // 4 + 1) if common % number == 0)
     by = max(several, default=common if most > FEW else 1)
-    widths = {
-        name: size for name, size in sizes.items() if _WIDTHS.fullmatch(name) and _counts(size) and size % by == 0
-    }
-    fewer = {name: size // by for name, size in {**heads, **widths}.items()}
+    counts = {name: size for name, size in sizes.items() if _WIDTHS.fullmatch(name) and _counts(size)}
+    fewer = {name: size // by for name, size in (heads | counts).items() if size % by == 0}
     share = gcd(*(fewer[name] for name in heads if "mamba" in name or name == "num_heads"))
     groups = {name: gcd(size, share) for name, size in sizes.items() if _GROUPS.fullmatch(name) and _counts(size)}
     return fewer | groups

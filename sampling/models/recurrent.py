@@ -105,9 +105,8 @@ class RecurrentCache(SlotCache):
         return [self._layer(index, layer) for index, layer in enumerate(self._template)]
 
     def _layer(self, index: int, template: Any) -> Any:
-        if index in self.states:
-            both = isinstance(template, CacheLayerMixin)
-            return _SlotsAndState(self, index, self.states[index]) if both else self.states[index]
+        if (state := self.states.get(index)) is not None:
+            return _SlotsAndState(self, index, state) if isinstance(template, CacheLayerMixin) else state
         return slot_layer()(self, index) if isinstance(template, DynamicLayer) else template
 
     @contextmanager
@@ -124,10 +123,9 @@ class RecurrentCache(SlotCache):
         """Keep states after a pass of `fed` tokens, the last `drafted` of them drafts; `kept`: before the drafts."""
         self._cut = self._read = self._cut + fed
         committed = self._cut - drafted
-        last = self._points[-1].length if self._points else 0
         if drafted:
             self._keep(Point(committed, kept, False))
-        elif fed > 1 or committed - last >= EVERY:
+        elif fed > 1 or committed - (self._points[-1].length if self._points else 0) >= EVERY:
             self._keep(Point(committed, {index: _copied(state) for index, state in self.states.items()}, True))
 
     def _keep(self, point: Point) -> None:
@@ -179,8 +177,7 @@ class _Pass:
     def ends(self, layer: int, width: int) -> list[int]:
         """Where the steps of a layer end."""
         begun = all(self.cache.states[layer].has_previous_state.values())
-        first = 1 if begun else self.committed
-        steps = range(first, width) if self.singly else [self.committed]
+        steps = range(1 if begun else self.committed, width) if self.singly else [self.committed]
         return sorted({*(end for end in steps if end < width), width})
 
 

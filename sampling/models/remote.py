@@ -77,18 +77,15 @@ class RemoteSession(Session):
     def score(self, rows: Rows, draft: Draft) -> Tensor:
         """[1, N+1, V] by one request."""
         drafted = draft.trees[0].tokens
-        scored = self._scorer([*rows[0], *drafted], len(drafted))
-        return torch.stack([self._logits(place) for place in scored])[None]
+        return torch.stack(list(map(self._logits, self._scorer([*rows[0], *drafted], len(drafted)))))[None]
 
     def _logits(self, place: Ranked) -> Tensor:
         known = {token: value for token, value in place.items() if 0 <= token < self.vocab_size}
         if not known:
             raise UserError(f"{self._name} names no token of this vocabulary of {self.vocab_size}")
         left = max(_LEAST, 1 - sum(map(math.exp, known.values())))
-        rest = math.log(left / max(1, self.vocab_size - len(known)))
-        logits = torch.full((self.vocab_size,), rest)
-        for token, value in known.items():
-            logits[token] = value
+        logits = torch.full((self.vocab_size,), math.log(left / max(1, self.vocab_size - len(known))))
+        logits[list(known)] = torch.tensor(list(known.values()))
         return logits
 
     def select(self, rows: Tensor) -> None:
@@ -131,8 +128,8 @@ def score_by_vllm(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
         choice = choice["choices"][0]
         places = choice["prompt_logprobs"][-drafts:] if drafts else []
         scored = [{int(token): float(entry["logprob"]) for token, entry in place.items()} for place in places]
-        last = choice["logprobs"]["top_logprobs"][0]
-        scored.append({int(token.removeprefix("token_id:")): float(value) for token, value in last.items()})
+        last = choice["logprobs"]["top_logprobs"][0].items()
+        scored.append({int(token.removeprefix("token_id:")): float(value) for token, value in last})
     return [ranked(place) for place in scored]
 
 
@@ -148,13 +145,9 @@ def score_by_sglang(server: Server, ids: list[int], drafts: int) -> list[Ranked]
     answer = server.post("//generate", fields)
     with server.reading():
         meta = answer["meta_info"]
-        own = meta["input_token_logprobs"][-drafts:] if drafts else []
-        tops = meta["input_top_logprobs"][-drafts:] if drafts else []
-        scored = [
-            {int(token): float(value) for value, token, *_ in (*top, drafted)}
-            for top, drafted in zip(tops, own, strict=True)
-        ]
-        scored.append({int(token): float(value) for value, token, *_ in meta["output_top_logprobs"][0]})
+        own, tops = (meta[name][-drafts:] if drafts else [] for name in ("input_token_logprobs", "input_top_logprobs"))
+        places = [(*top, drafted) for top, drafted in zip(tops, own, strict=True)] + [meta["output_top_logprobs"][0]]
+        scored = [{int(token): float(value) for value, token, *_ in place} for place in places]
     return [ranked(place) for place in scored]
 
 
@@ -225,8 +218,7 @@ class EchoScorer:
     def _with_next(self, ids: list[int], named: Ranked) -> Ranked:
         """Return the named tokens with the one that the server gives after these ids."""
         token, value = self._next(ids)
-        if value is None:
-            value = math.log(max(_unnamed(named), 1e-9))
+        value = math.log(max(_unnamed(named), _LEAST)) if value is None else value
         return {token: value, **{other: less for other, less in named.items() if other != token}}
 
     def _next(self, ids: list[int]) -> tuple[int, float | None]:
@@ -264,8 +256,7 @@ class EchoScorer:
         return self._encoded(self._text(ids)) == ids
 
     def _text(self, ids: Sequence[int]) -> str:
-        how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(self._tokenizer.decode(list(ids), **how))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -80,11 +80,10 @@ class Translation:
             theirs = spelling.of(ids[:count])
         seconds, lead = watch.lap(), len(self.drafter.lead)
         own = _spans(self.drafter, theirs[len(self.drafter.begin) :], -lead)
-        spans = _spans(self.target, ids, 0)
         return replace(
             self,
             tokens=len(ids),
-            own=len({*own} & {*spans}) / len(ids),
+            own=len({*own} & {*_spans(self.target, ids, 0)}) / len(ids),
             spelled=(own[-1][1] + lead) / (len(sample) + lead),
             ratio=len(own) / len(ids),
             seconds=seconds / len(ids),
@@ -189,9 +188,8 @@ class TranslatedLM(LM):
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> TranslatedSession:
         """A session for `prompt`, in the target's ids; it keeps the common prefix with `previous`."""
-        size = self.vocab_size if target is None else target.vocab_size
         known = previous if isinstance(previous, TranslatedSession) and previous.rows == len(prompt) else None
-        return TranslatedSession(self, prompt, size, known)
+        return TranslatedSession(self, prompt, self.vocab_size if target is None else target.vocab_size, known)
 
 
 class TranslatedSession(Session):

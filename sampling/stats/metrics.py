@@ -30,15 +30,10 @@ class Meter:
         self._pieces = 0
         self._prompt_s = 0.0
         self._ttft_s: float | None = None
-        self._sums: Any = Counter()  # drafts and seconds, by name
-        self._rounds = self._width = self._branched = 0
+        self._sums: Any = Counter()  # rounds, drafts and seconds, by name
+        self._width = 0
         self._least_s: dict[bool, float] = {}  # of a target pass, by whether it read drafts
-        self._accepted_at: Counter[int] = Counter()
-        self._examined_at: Counter[int] = Counter()
-        self._histogram: Counter[int] = Counter()
-        self._drafted: Counter[int] = Counter()
-        self._calls: Counter[str] = Counter()
-        self._call_s: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, Any] = defaultdict(Counter)  # by name: over depths, drafts or models
         self._sources: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         self._reviews: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])  # accepted, examined
         self._gaps: list[float | None] = []
@@ -79,13 +74,13 @@ class Meter:
         self._sums.update(verify_s=step.verify_s, sample_s=step.sample_s, overhead_s=step.overhead_s)
         if isinstance(step, Step) and step.top2_gap is None:  # a server's piece of text
             return
-        self._rounds += 1
+        self._sums["rounds"] += 1
         if self.rows == 1:  # in a batch a row's share is not the time of the pass
             wide = isinstance(step, BeamStep) or bool(step.drafted)
             self._least_s[wide] = min(self._least_s.get(wide, step.verify_s), step.verify_s)
         for call in step.calls:
-            self._calls[call.model] += call.passes
-            self._call_s[call.model] += call.seconds
+            self._counts["calls"][call.model] += call.passes
+            self._counts["call_s"][call.model] += call.seconds
         if isinstance(step, Step):
             self._count_drafts(step)
 
@@ -94,17 +89,17 @@ class Meter:
         rejected = step.rejected[:1]  # one refusal a round: the first sibling counts for all
         accepted, depths = set(step.path), step.depths
         self._sums.update(draft_s=step.draft_s, n=len(step.drafted), accepted=len(step.path), rejected=len(rejected))
+        self._sums["branched"] += step.is_tree
         for node, source in enumerate(step.source):
             self._sources[source][0] += 1
             self._sources[source][1] += node in accepted
         for review in step.inner:
             self._review(review)
         self._width = max([self._width, step.gamma, *(depth + 1 for depth in depths)])
-        self._examined_at.update(depths[node] for node in (*step.path, *rejected))
-        self._accepted_at.update(depths[node] for node in step.path)
-        self._histogram[len(step.path)] += 1
-        self._drafted[len(step.drafted)] += 1
-        self._branched += step.is_tree
+        self._counts["examined"].update(depths[node] for node in (*step.path, *rejected))
+        self._counts["accepted"].update(depths[node] for node in step.path)
+        self._counts["histogram"][len(step.path)] += 1
+        self._counts["drafted"][len(step.drafted)] += 1
 
     def _review(self, step: Step) -> None:
         """Count a nested round, and those inside it."""
@@ -122,7 +117,7 @@ class Meter:
     @property
     def stats(self) -> Stats:
         """Return the figures so far."""
-        sums, width = self._sums, self._width
+        sums, counts, width = self._sums, self._counts, self._width
         seconds = [float(sums[name]) for name in ("draft_s", "verify_s", "sample_s", "overhead_s")]
         draft_ms, verify_ms, sample_ms, overhead_ms = (1000 * spent for spent in seconds)
         return Stats(
@@ -136,17 +131,17 @@ class Meter:
             draft_n_accepted=sums["accepted"],
             draft_n_rejected=sums["rejected"],
             draft_n_discarded=sums["n"] - sums["accepted"] - sums["rejected"],
-            target_passes=self._rounds,
-            accepted_at=tuple(self._accepted_at[depth] for depth in range(width)),
-            examined_at=tuple(self._examined_at[depth] for depth in range(width)),
-            acceptance_histogram=tuple(self._histogram[count] for count in range(width + 1) if self._histogram),
-            draft_histogram=tuple(self._drafted[count] for count in range(max(self._drafted, default=-1) + 1)),
+            target_passes=sums["rounds"],
+            accepted_at=tuple(counts["accepted"][depth] for depth in range(width)),
+            examined_at=tuple(counts["examined"][depth] for depth in range(width)),
+            acceptance_histogram=tuple(counts["histogram"][count] for count in range(width + 1) if counts["histogram"]),
+            draft_histogram=tuple(counts["drafted"][count] for count in range(max(counts["drafted"], default=-1) + 1)),
             draft_ms=draft_ms,
             verify_ms=verify_ms,
             sample_ms=sample_ms,
             overhead_ms=overhead_ms,
-            calls=dict(self._calls),
-            call_ms={model: 1000 * seconds for model, seconds in self._call_s.items()},
+            calls=dict(counts["calls"]),
+            call_ms={model: 1000 * seconds for model, seconds in counts["call_s"].items()},
             reviews={model: (accepted, examined) for model, (accepted, examined) in self._reviews.items()},
             sources=tuple(
                 (self._sources[source][0], self._sources[source][1])
@@ -157,7 +152,7 @@ class Meter:
             beams=self._beams,
             least_pass_ms=1000 * self._least_s[False] if False in self._least_s else None,
             least_wide_ms=1000 * self._least_s[True] if True in self._least_s else None,
-            branched=self._branched,
+            branched=sums["branched"],
             pieces=self._pieces,
             report=self._report,
         )

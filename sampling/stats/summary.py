@@ -18,8 +18,9 @@ from utils.remote.pieces import ServerFigures
 TARGET = "target"  # what calls name the outermost target
 
 
-def ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """Return part / whole; None where one is unknown, or the whole is 0."""
+    return part / whole if part is not None and whole else None
 
 
 def least(values: Iterable[float | None]) -> float | None:
@@ -158,9 +159,10 @@ class Stats:
             "calls": dict(self.calls),
             "call_ms": {model: round(spent, 3) for model, spent in self.call_ms.items()},
         }
-        reviews = self.reviews.items()
         optional = {
-            "reviews": {model: {"accepted": passed, "examined": seen} for model, (passed, seen) in reviews},
+            "reviews": {
+                model: {"accepted": passed, "examined": seen} for model, (passed, seen) in self.reviews.items()
+            },
             "openings": self.openings if self.openings > 1 else None,
             "beams": self.beams,
             "pieces": self.pieces,
@@ -195,7 +197,6 @@ def merge(stats: Iterable[Stats]) -> Stats:
     parts = list(stats)
     reasons = {part.stop_reason for part in parts}
     begun = [part for part in parts if part.ttft_ms is not None]
-    openings = sum(part.openings for part in begun)
     fields: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
     fields |= {name: _added(getattr(part, name) for part in parts) for name in _ADDED}
     fields |= {name: _by_model([getattr(part, name) for part in parts]) for name in _BY_MODEL}
@@ -204,7 +205,9 @@ def merge(stats: Iterable[Stats]) -> Stats:
     return Stats(
         **fields,
         stop_reason=reasons.pop() if len(reasons) == 1 else None,
-        ttft_ms=ratio(sum((part.ttft_ms or 0.0) * part.openings for part in begun), openings),
+        ttft_ms=ratio(
+            sum((part.ttft_ms or 0.0) * part.openings for part in begun), sum(part.openings for part in begun)
+        ),
         top2_gaps=tuple(gap for part in parts for gap in part.top2_gaps),
         beams=max((part.beams for part in parts), default=0),
         least_pass_ms=least(part.least_pass_ms for part in parts),
@@ -233,8 +236,7 @@ FULL = 0.9  # share of gamma a drafter must fill for the expected speed-up to de
 
 def speedup(plain: Stats, other: Stats) -> float | None:
     """How many times faster `other` emits tokens than `plain`; None where either has no rate."""
-    mine, theirs = other.predicted_per_second, plain.predicted_per_second
-    return None if mine is None or theirs is None else ratio(mine, theirs)
+    return ratio(other.predicted_per_second, plain.predicted_per_second)
 
 
 def speedup_over(pairs: Iterable[tuple[Stats, Stats]]) -> float | None:
@@ -265,14 +267,12 @@ def disturbed(plain: Stats, other: Stats) -> bool:
 
 def cost_ratio(drafted: Stats, plain: Stats) -> float | None:
     """c: seconds a drafted token / seconds of a one-token target pass; `plain` is a run of `ar`."""
-    token, one = ratio(drafted.draft_ms, drafted.draft_n), ratio(plain.verify_ms, plain.target_passes)
-    return None if token is None or one is None else ratio(token, one)
+    return ratio(ratio(drafted.draft_ms, drafted.draft_n), ratio(plain.verify_ms, plain.target_passes))
 
 
 def verify_ratio(drafted: Stats, plain: Stats) -> float | None:
     """v: seconds of a target pass over drafts / seconds of a one-token pass; `plain` is a run of `ar`."""
-    many, one = ratio(drafted.verify_ms, drafted.target_passes), ratio(plain.verify_ms, plain.target_passes)
-    return None if many is None or one is None else ratio(many, one)
+    return ratio(ratio(drafted.verify_ms, drafted.target_passes), ratio(plain.verify_ms, plain.target_passes))
 
 
 def expected(drafted: Stats, plain: Stats, gamma: int | str | None) -> float | None:

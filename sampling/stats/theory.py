@@ -27,8 +27,7 @@ def best_gamma(alpha: float, c: float, v: Callable[[int], float] | None = None, 
     `v(n)` is the cost of a target pass over n tokens relative to one token; None means flat.
     """
     cost = v or (lambda n: 1.0)
-    options = [(expected_speedup(alpha, gamma, c, cost(gamma + 1)), -gamma) for gamma in range(limit + 1)]
-    best, gamma = max(options)
+    best, gamma = max((expected_speedup(alpha, gamma, c, cost(gamma + 1)), -gamma) for gamma in range(limit + 1))
     return -gamma, best
 
 

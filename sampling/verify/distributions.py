@@ -57,7 +57,8 @@ class HostDistributions(Distributions):
 
     def all(self) -> Tensor:
         """Return [B, N+1, V]."""
-        return distributions_of(self.logits, self.draft, self._rows, self.sampler)
+        prefixes = prefixes_of(self._rows, self.draft) if self.sampler.needs_prefixes else []
+        return self.sampler.probs(self.logits, prefixes)
 
     def at(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor:
         """Return [M, V] of these rows after these nodes (-1: the root)."""
@@ -154,8 +155,8 @@ class DeviceDistributions(HostDistributions):
         count, trees = self.draft.width, zip(keys, self.draft.trees, strict=True)
         depths = [(key, [0, *tree.depths, *[0] * (count - len(tree.depths))]) for key, tree in trees]
         stands = torch.tensor([[number, start + depth] for (number, start), each in depths for depth in each])
-        drawn = self.sampler.draw(self._probs.flatten(0, 1), stands).view(self._probs.shape[:2])
-        self._draws = self.bring(drawn)[0].long().tolist()
+        drawn = self.sampler.draw(self._probs.flatten(0, 1), stands)
+        self._draws = self.bring(drawn.view(self._probs.shape[:2]))[0].long().tolist()
 
     def descend(self, row: int, node: int, key: tuple[int, int]) -> tuple[list[int], int]:
         assert self._draws is not None
@@ -182,11 +183,6 @@ class DeviceDistributions(HostDistributions):
             pairs = [(int(token), share) for token, share in zip(known, p, strict=True)]
             self._facts[place] = PositionFacts(top, total, dict(zip(tokens, own, strict=False)).__getitem__, pairs)
         return first
-
-
-def distributions_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:
-    """Return the verifier's distributions [B, N+1, V] at the root and after each node."""
-    return sampler.probs(logits, prefixes_of(rows, draft) if sampler.needs_prefixes else [])
 
 
 def prefixes_of(rows: Rows, draft: Draft, places: Sequence[Place] | None = None) -> Rows:

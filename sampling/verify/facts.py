@@ -2,8 +2,6 @@
 decision depends on them. Knows logits; no drafts and no rules.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable, Sequence

@@ -2,8 +2,6 @@
 and the alternatives at each position, with the trials that decided it. No decision depends on them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple

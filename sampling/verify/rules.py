@@ -72,8 +72,8 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Keys, sampler: Sample
 
 def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
     """Return the rule that verifies every draft of an answer."""
-    lossy = drafter.traits.rule is Rule.TYPICAL
-    return Rule.POINT if sampler.point_mass and not lossy else drafter.traits.rule
+    rule = drafter.traits.rule
+    return Rule.POINT if sampler.point_mass and rule is not Rule.TYPICAL else rule
 
 
 # -- point masses --------------------------------------------------------------------------------------------------
@@ -122,8 +122,7 @@ def verify_drawn(draft: Draft, keys: Keys, distributions: HostDistributions, sam
 
     def examine(rows: list[int], nodes: list[int], at: Tensor) -> Examined:
         p = distributions.at(rows, nodes)
-        stands = zip(rows, nodes, strict=True)
-        children = [draft.trees[row].children[node + 1] for row, node in stands]
+        children = [draft.trees[row].children[node + 1] for row, node in zip(rows, nodes, strict=True)]
         tokens = [draft.trees[row].path_tokens(each) for row, each in zip(rows, children, strict=True)]
         x = put(padded(tokens, -1, wide), p.device)
         if draft.probs is None:
@@ -154,8 +153,7 @@ def descend(
     def decide(rows: list[int], nodes: list[int]) -> None:
         depths = [0 if node < 0 else trees[row].depths[node] for row, node in zip(rows, nodes, strict=True)]
         at = torch.tensor([[keys[row][0], keys[row][1] + d, keys[row][1]] for row, d in zip(rows, depths, strict=True)])
-        found = examine(rows, nodes, at)
-        child, token, undefined = distributions.bring(*found)
+        child, token, undefined = distributions.bring(*examine(rows, nodes, at))
         each = zip(child.long().tolist(), token.long().tolist(), undefined.bool().tolist(), strict=True)
         decided.update(zip(zip(rows, nodes, strict=True), each, strict=True))
 

@@ -55,7 +55,7 @@ IDS = "lm_head.ids"  # of the reduced vocabulary
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FOUR_BITS = ".q4_1"  # after the name of a matrix in 4 bits
 _OPTIONAL = ("output_bias", "mlp_bias")  # keys that older folders lack, which have neither
-_LAYER = "model.layers.0."
+_LAYERS, _LAYER = "model.layers.", "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # only GLIDE heads have it
 
 
@@ -70,8 +70,11 @@ def save_student(folder: str | Path, student: DraftHead, about: Json | None = No
     folder.mkdir(parents=True, exist_ok=True)
     config, shape = student.config, asdict(student.config)
     shared = {_EMBEDDING: config.shared_embedding, _HEAD: config.shared_head}
-    own = {name: value for name, value in student.state_dict().items() if not shared.get(name)}
-    tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
+    tensors = {
+        name: value.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, value in student.state_dict().items()
+        if not shared.get(name)
+    }
     if about.get("bits") == 4:
         tensors = dict(_in_four_bits(name, value) for name, value in tensors.items())
     if config.short_list:
@@ -135,10 +138,10 @@ def head_of(module: nn.Module, target: nn.Module) -> DraftHead:
     The module does not change; its float32 tensors are shared. UserError for a module that is no head for `target`.
     """
     folder, config = Path(type(module).__name__), getattr(module, "config", {})
-    stored = dict(config.to_dict() if hasattr(config, "to_dict") else config)
     tensors = {name: value.detach() for name, value in module.state_dict().items()}
     if _CROSS not in tensors:
         raise UserError(f"{folder} is no GLIDE drafter: it has no {_CROSS}")
+    stored = dict(config.to_dict() if hasattr(config, "to_dict") else config)
     return _fitted(_completed(stored, tensors, target, folder), tensors, folder, target)
 
 
@@ -169,8 +172,9 @@ def _built(
     for name, value in tensors.items():
         if name in wanted and wanted[name].shape != value.shape:
             raise UserError(f"{unfit} {name} is {tuple(value.shape)}, not {tuple(wanted[name].shape)}")
-    values = {name: value.float() for name, value in tensors.items()}
-    missing, surplus = student.load_state_dict(values, strict=False, assign=True)
+    missing, surplus = student.load_state_dict(
+        {name: value.float() for name, value in tensors.items()}, strict=False, assign=True
+    )
     if missing or surplus:
         raise UserError(f"{unfit} it {f'lacks {missing[0]}' if missing else f'has {surplus[0]}, which nothing reads'}")
     for name, weight in packed.items():
@@ -202,8 +206,7 @@ def _completed(stored: Json, tensors: dict[str, Tensor], target: nn.Module | Non
     for key, (name, dim) in sizes.items():
         if name in tensors and tensors[name].dim() == 2:
             config.setdefault(key, tensors[name].shape[dim])
-    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
-    config.setdefault("num_hidden_layers", len(layers))
+    config.setdefault("num_hidden_layers", len({name.split(".")[2] for name in tensors if name.startswith(_LAYERS)}))
     query = tensors.get(_CROSS)
     if query is None or {"large_hidden_size", "large_num_attention_heads"} <= config.keys():
         return config
@@ -230,9 +233,8 @@ def _check_complete(stored: Json, own_format: bool, folder: Path) -> None:
     if own_format:
         missing = [field.name for field in fields(DraftHeadConfig) if field.name not in {*stored, *_OPTIONAL}]
     else:
-        inner = stored.get("transformer_layer_config") or stored
-        needed = ["student"] if stored.get("kind") in HEAD_KINDS else []
-        missing = [*needed, *({"rms_norm_eps"} - inner.keys())]
+        missing = ["student"] if stored.get("kind") in HEAD_KINDS else []
+        missing += {"rms_norm_eps"} - (stored.get("transformer_layer_config") or stored).keys()
     if missing:
         raise UserError(f"the drafter's {folder / CONFIG} is incomplete: it does not say {', '.join(missing[:3])}")
 
@@ -290,12 +292,11 @@ def check_target(config: DraftHeadConfig, target: nn.Module, folder: str | Path)
     if config.kind == "glide" and (getattr(target, "tp_size", None) or 1) > 1:
         raise UserError("drafter glide reads all keys and values of its target: it goes with one process")
     large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
-    size = head_size(large)
     compared = [
         ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, HEAD_KINDS),
         ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, HEAD_KINDS.keys() - {"plain"}),
         ("a target of", "heads", config.large_num_attention_heads, large.num_attention_heads, ("glide",)),
-        ("a target with heads of size", "", config.large_head_dim, size, ("glide",)),
+        ("a target with heads of size", "", config.large_head_dim, head_size(large), ("glide",)),
     ]
     for what, unit, theirs, ours, kinds in compared:
         if config.kind in kinds and theirs != ours:
@@ -323,10 +324,8 @@ def _tensors(folder: Path, stored: Json) -> dict[str, Tensor]:
             data = file.read_bytes()
             if "crc32" in stored and (len(data), zlib.crc32(data)) != (stored.get("bytes"), stored["crc32"]):
                 raise UserError(f"{file} is damaged: {len(data):,} bytes, their checksum is wrong")
-            if file.suffix == ".safetensors":
-                tensors |= load(data)
-            else:
-                tensors |= torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+            is_safe = file.suffix == ".safetensors"
+            tensors |= load(data) if is_safe else torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except UserError as error:
         raise UserError(f"the drafter's weights cannot be used: {error}") from None
     except (OSError, SafetensorError) as error:

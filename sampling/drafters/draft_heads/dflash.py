@@ -55,10 +55,11 @@ from sampling.drafters.draft_heads.published import states_read
 from sampling.drafters.draft_heads.sessions import BlockCausalSession, FollowingLM, FollowingSession, HeadParts
 from sampling.models.cache import additive
 from sampling.models.causal import CausalLM, CausalSession
-from sampling.models.llama import LlamaNetwork, norm_of, supports
+from sampling.models.llama import LlamaNetwork, norm_of, side_by_side, supports
 from sampling.models.network import TransformersNetwork
 from sampling.rows import put
 from sampling.types import Draft, Rows
+from sampling.vocabulary import best
 from utils.errors import UserError
 from utils.loading.sources import check_whole
 
@@ -109,8 +110,10 @@ class DFlashSession(BlockCausalSession, FollowingSession):
         return view
 
     def mask_tokens(self, count: int) -> int:
-        """Return the number of mask tokens in training: the rows of a block see each other, so that it never varies."""
-        return self.network.config.mask_tokens
+        """Return the number of mask tokens for `count` drafts: as many as in training, since the rows of a block see
+        each other; JetSpec's see no later one, so that the needed ones suffice."""
+        config = self.network.config
+        return count - config.from_anchor if config.kind == "jetspec" else config.mask_tokens
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """Return [B, N+1, n] logits of the block's last N + 1 rows: each row's last token and N mask tokens."""
@@ -150,14 +153,6 @@ class DFlashSession(BlockCausalSession, FollowingSession):
         return attention_masks
 
 
-class JetSpecSession(DFlashSession):
-    """B rows of a JetSpec head."""
-
-    def mask_tokens(self, count: int) -> int:
-        """Return the number of mask tokens that `count` drafts need: no row sees a later one."""
-        return count - self.network.config.from_anchor
-
-
 class DFlareNetwork(BlockNetwork):
     """The pass of a DFlare head."""
 
@@ -165,8 +160,9 @@ class DFlareNetwork(BlockNetwork):
         super().__init__(student)
         trunk, take = cast(Any, student.model), self._take
         self._shares = trunk.layer_fusion_weights.softmax(dim=1)
-        pairs = [[take(own.self_attn.k_proj_target), take(own.self_attn.v_proj_target)] for own in trunk.layers]
-        joined = [lambda x, pair=pair: torch.cat([linear(x) for linear in pair], dim=-1) for pair in pairs]
+        joined = [
+            side_by_side([take(own.self_attn.k_proj_target), take(own.self_attn.v_proj_target)]) for own in trunk.layers
+        ]
         self._readers = [replace(layer, qkv=qkv, heads=0) for layer, qkv in zip(self._layers, joined, strict=True)]
 
     def fused(self, features: Tensor) -> list[Tensor]:
@@ -293,9 +289,8 @@ class DFlash2Network(BlockNetwork):
     @torch.no_grad()
     def selected(self, logits: Tensor, tokens: Tensor, states: Tensor) -> Tensor:
         """Score the likeliest ids of logits [M, n] by the ids before [M] and states [M, H]; −∞ for all others."""
-        values, ids = logits.topk(min(self.config.choices, logits.shape[-1]), dim=-1)
-        scores = values + self.selector(tokens, states, ids)
-        return torch.full_like(logits, float("-inf")).scatter(1, ids, scores)
+        values, ids = best(logits, self.config.choices)
+        return torch.full_like(logits, float("-inf")).scatter(1, ids, values + self.selector(tokens, states, ids))
 
 
 class DFlash2Session(DFlashSession):
@@ -319,9 +314,8 @@ class PEagleSession(BlockCausalSession, FeatureSession):
 
     def _joined(self, embedded: Tensor, before: Tensor) -> Tensor:
         """Join tokens [B, T, H] with the target's states in slots [B, T], or the mask's."""
-        held = torch.tensor(self.target.held())
         states = at(self.target.hidden(self.lm.reads), before).to(embedded)
-        unread = put((before >= held[:, None])[..., None], self.device)
+        unread = put((before >= torch.tensor(self.target.held())[:, None])[..., None], self.device)
         return self.network.join_target(embedded, torch.where(unread, self.network.mask_hidden, states))
 
 
@@ -331,7 +325,7 @@ class BlockLM(FollowingLM):
     parts: Mapping[str, HeadParts] = {
         "peagle": (StudentNetwork, PEagleSession),
         "dflash": (BlockNetwork, DFlashSession),
-        "jetspec": (BlockNetwork, JetSpecSession),
+        "jetspec": (BlockNetwork, DFlashSession),
         "dflare": (DFlareNetwork, DFlashSession),
         "domino": (DominoNetwork, DominoSession),
         "dspark": (DSparkNetwork, DSparkSession),

@@ -42,14 +42,14 @@ class RMSNorm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """cos and sin [B, T, D] of positions [B, T], from a base; `inv_freq` [D/2] may be replaced."""
+    """cos and sin [B, T, D] of positions [B, T], from a base; `inv_freq` [D/2] may be replaced, and both scaled."""
 
-    def __init__(self, size: int, theta: float, inv_freq: Tensor | None = None) -> None:
+    def __init__(self, size: int, theta: float, inv_freq: Tensor | None = None, scaling: float = 1.0) -> None:
         super().__init__()
         with torch.device("cpu"):  # also while the default device is meta
             inverse = 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
         self.register_buffer("inv_freq", inverse if inv_freq is None else inv_freq.detach().float(), persistent=False)
-        self.attention_scaling = 1.0
+        self.attention_scaling = scaling
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions[..., None].float() * cast(Tensor, self.inv_freq)
@@ -58,8 +58,8 @@ class Rotary(nn.Module):
 
     def equals(self, other: "Rotary") -> bool:
         """Return whether both turn alike."""
-        same = torch.equal(cast(Tensor, self.inv_freq), cast(Tensor, other.inv_freq))
-        return same and self.attention_scaling == other.attention_scaling
+        both = cast(Tensor, self.inv_freq), cast(Tensor, other.inv_freq)
+        return torch.equal(*both) and self.attention_scaling == other.attention_scaling
 
 
 def turned(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -71,23 +71,21 @@ def turned(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 def rotary_of(config: DraftHeadConfig) -> Rotary:
     """Return the head's own rotary module: of the base alone, or stretched as transformers does it."""
-    rotary = Rotary(config.head_dim, config.rope_theta)
-    if config.rope:
-        from transformers import LlamaConfig
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    if not config.rope:
+        return Rotary(config.head_dim, config.rope_theta)
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        shape: Any = LlamaConfig(
-            hidden_size=config.hidden_size,
-            head_dim=config.head_dim,
-            num_attention_heads=1,  # only head_dim counts; the width need not be a multiple of it
-            max_position_embeddings=config.max_position_embeddings,
-            rope_parameters={"rope_theta": config.rope_theta, **config.rope},
-        )
-        with torch.device("cpu"):  # also while the default device is meta
-            inverse, scaling = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](shape, torch.device("cpu"))
-        rotary = Rotary(config.head_dim, config.rope_theta, inverse)
-        rotary.attention_scaling = float(scaling)
-    return rotary
+    shape: Any = LlamaConfig(
+        hidden_size=config.hidden_size,
+        head_dim=config.head_dim,
+        num_attention_heads=1,  # only head_dim counts; the width need not be a multiple of it
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters={"rope_theta": config.rope_theta, **config.rope},
+    )
+    with torch.device("cpu"):  # also while the default device is meta
+        inverse, scaling = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](shape, torch.device("cpu"))
+    return Rotary(config.head_dim, config.rope_theta, inverse, float(scaling))
 
 
 class SelfAttention(nn.Module):
@@ -175,10 +173,9 @@ def step_mask(length: int, step: int, device: torch.device) -> Tensor:
     A key of step k at position j is computed k tokens after the last target state; while drafting only the query
     i = j + (step − k) sees it.
     """
-    first = torch.ones(length, length, dtype=torch.bool, device=device).tril(-step)
     positions = torch.arange(length, device=device)
-    lines = [positions[:, None] - positions[None] == step - k for k in range(1, step + 1)]
-    return torch.cat([first, *lines], dim=1)
+    behind = positions[:, None] - positions[None]  # how far the key lies before the query
+    return torch.cat([behind >= step, *(behind == step - k for k in range(1, step + 1))], dim=1)
 
 
 def block_mask(length: int, block: int, offset: int, device: torch.device) -> Tensor:
@@ -188,8 +185,7 @@ def block_mask(length: int, block: int, offset: int, device: torch.device) -> Te
     """
     positions = torch.arange(length, device=device)
     number = (positions + offset) // block
-    seen = number[None] < number[:, None]
-    return seen | ((number == 0)[:, None] & (positions[None] <= positions[:, None]))
+    return (number[None] < number[:, None]) | ((number == 0)[:, None] & (positions[None] <= positions[:, None]))
 
 
 def lag_mask(length: int, lag: int, device: torch.device) -> Tensor:
@@ -210,9 +206,9 @@ class Layer(nn.Module):
         if self.joins:
             self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if config.kind == "dflare":  # of the target's states
+            sizes = config.hidden_size, config.num_key_value_heads * config.head_dim
             for name in ("k_proj_target", "v_proj_target"):
-                width, bias = config.num_key_value_heads * config.head_dim, config.attention_bias
-                self.self_attn.add_module(name, nn.Linear(config.hidden_size, width, bias=bias))
+                self.self_attn.add_module(name, nn.Linear(*sizes, bias=config.attention_bias))
         if config.kind == "glide":
             self.cross_attn = CrossAttention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -226,8 +222,7 @@ class Layer(nn.Module):
             return self.input_layernorm(x), x
         token, state = x.chunk(2, dim=-1)
         normed = self.hidden_norm(state)
-        read = torch.cat((self.input_layernorm(token), normed), dim=-1)
-        return read, normed if self.norm_before_residual else state
+        return torch.cat((self.input_layernorm(token), normed), dim=-1), normed if self.norm_before_residual else state
 
     def forward(
         self,
@@ -294,14 +289,6 @@ class Markov(nn.Module):
         return torch.tanh(out), torch.lerp(torch.tanh(candidate), state, torch.sigmoid(gate))
 
 
-class Confidence(nn.Module):
-    """DSpark's estimate, before a draft is drawn, of the chance that it is accepted."""
-
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__()
-        self.proj = nn.Linear(config.hidden_size + config.rank * config.confidence_with_markov, 1)
-
-
 class Selector(nn.Module):
     """DFlash2's scores of a position's candidates by the token before."""
 
@@ -332,14 +319,14 @@ class Trunk(nn.Module):
             self._add_block_parts(config)
         if config.is_eagle:
             large, count = config.large_hidden_size, len(config.reads)
-            state = 0 if config.wide else config.hidden_size
-            self.fc = nn.Linear(state + count * large, config.hidden_size, bias=config.fc_bias)
+            read = count * large if config.wide else config.hidden_size + count * large
+            self.fc = nn.Linear(read, config.hidden_size, bias=config.fc_bias)
             if config.norm_before_fc:
                 self.input_norm = RMSNorm(count * large, config.rms_norm_eps)
             if config.fc_norm:
                 self.fc_norm = nn.ModuleList(RMSNorm(large, config.rms_norm_eps) for _ in config.reads)
-        entered = config.is_eagle
-        self.layers = nn.ModuleList(Layer(config, entered and not at) for at in range(config.num_hidden_layers))
+        layers = range(config.num_hidden_layers)
+        self.layers = nn.ModuleList(Layer(config, config.is_eagle and not layer) for layer in layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if config.final_norm else nn.Identity()
 
     def _add_block_parts(self, config: BlockConfig) -> None:
@@ -354,13 +341,13 @@ class Trunk(nn.Module):
             self.fc = nn.Linear(count, config.hidden_size, bias=False)
         if config.markov:
             self.markov_head = Markov(config)
-        if config.confidence:
-            self.confidence_head = Confidence(config)
+        if config.confidence:  # DSpark's estimate, before a draft is drawn, of the chance that it is accepted
+            read = config.hidden_size + config.rank * config.confidence_with_markov
+            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(read, 1)})
         if config.memory:
             self.prefix_gru = nn.GRU(config.hidden_size, config.memory, bias=False, batch_first=True)
-            rows = config.short_list or config.vocab_size
-            maps = (config.hidden_size + config.memory, config.bottleneck), (config.bottleneck, rows)
-            first, last = (nn.Linear(*sizes, bias=False) for sizes in maps)
+            first = nn.Linear(config.hidden_size + config.memory, config.bottleneck, bias=False)
+            last = nn.Linear(config.bottleneck, config.short_list or config.vocab_size, bias=False)
             self.embed_proj = nn.Sequential(first, nn.SiLU(), last)
         if config.choices:
             self.candidate_selector = Selector(config)
@@ -401,9 +388,9 @@ class DraftHead(nn.Module):
         self.rotary = rotary_of(config)
         self.cross_rotary: Rotary | None = None
         if config.kind == "glide":
+            scaling = float(getattr(target_rotary, "attention_scaling", 1.0))
             inverse = getattr(target_rotary, "inv_freq", None)
-            self.cross_rotary = Rotary(config.large_head_dim, config.rope_theta, inverse)
-            self.cross_rotary.attention_scaling = float(getattr(target_rotary, "attention_scaling", 1.0))
+            self.cross_rotary = Rotary(config.large_head_dim, config.rope_theta, inverse, scaling)
 
     @property
     def ids(self) -> Tensor:
@@ -500,7 +487,7 @@ class DraftHead(nn.Module):
         """Return the logit [M] of the chance that the draft after `before` [M], of states [M, H], is accepted."""
         if cast(BlockConfig, self.config).confidence_with_markov and hasattr(self.model, "markov_head"):
             states = torch.cat((states, self.model.markov_head.markov_w1(before)), dim=-1)
-        return cast(Tensor, self.model.confidence_head.proj(states)[:, 0])
+        return cast(Tensor, self.model.confidence_head["proj"](states)[:, 0])
 
     def _joined(self, embedded: Tensor, hidden: Tensor, own: Tensor | None) -> Tensor:
         """Join tokens with the state one position before: the target's, or after the first step the head's own."""

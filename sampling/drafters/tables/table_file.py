@@ -178,12 +178,8 @@ def _level(data: bytes, start: int, described: Json) -> TableArrays:
     size, count, offsets = int(described["size"]), int(described["entries"]), described["offsets"]
     if not 1 <= size <= MOST:
         raise ValueError(size)
-    kinds = ("<u4", f"<u{described['token_bytes']}", "u1")
-    keys, tokens, confidence = (
-        np.frombuffer(data, dtype=kind, count=count, offset=start + int(offset))
-        for kind, offset in zip(kinds, offsets, strict=True)
-    )
-    return TableArrays(size, keys, tokens, confidence)
+    parts = zip(("<u4", f"<u{described['token_bytes']}", "u1"), offsets, strict=True)
+    return TableArrays(size, *(np.frombuffer(data, kind, count, start + int(offset)) for kind, offset in parts))
 
 
 def _aligned(offset: int) -> int:
@@ -234,8 +230,7 @@ def _published(file: Path, vocab_size: int | None) -> StaticTables:
         shown = json.dumps(listed[wrong])[:20]
         raise UserError(f"the bigram table {file} is damaged: entry {wrong} must be an id below {limit}, got {shown}")
     seen = [token for token, following in enumerate(listed) if following is not None and following > 0]
-    keys = np.array(seen, dtype=np.uint32)
-    tokens = np.array([listed[token] for token in seen], dtype=np.uint32)
+    keys, tokens = (np.array(ids, dtype=np.uint32) for ids in (seen, [listed[token] for token in seen]))
     sure = np.full(len(seen), round(255 * _UNKNOWN_CONFIDENCE), dtype=np.uint8)
     header = {"format": "bigram list", "vocab_size": len(listed), "source": file.name}
     return StaticTables(header, [TableArrays(1, keys, tokens, sure)])

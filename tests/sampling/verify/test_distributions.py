@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rows, Rule
-from sampling.verify.distributions import HostDistributions, distributions_of
+from sampling.verify.distributions import HostDistributions, prefixes_of
 from sampling.verify.rules import verify
 from utils.errors import LogitsError
 from utils.logits_processors import LogitsProcessor
@@ -49,7 +49,7 @@ def test_the_laws_of_a_verdict_are_all_there(processor: LogitsProcessor) -> None
     logits, draft = case(1)
     sampler = KeyedSampler(processor)
     verdict = verify(logits, draft, ROWS, [(0, 4), (1, 3)], sampler, Rule.POINT)
-    expected = distributions_of(logits, draft, ROWS, sampler)
+    expected = sampler.probs(logits, prefixes_of(ROWS, draft))
     assert torch.equal(verdict.distributions.all(), expected)
     assert torch.equal(verdict.distributions.at([1], [-1]), expected[[1], [0]])
     assert torch.equal(verdict.distributions.at([1, 0], [-1, 1]), expected[[1, 0], [0, 2]])
@@ -79,7 +79,7 @@ def test_one_row_is_judged_as_it_is_in_a_batch(draft: Draft, seed: int, temperat
 def test_what_is_drawn_at_a_node_is_the_draw_from_its_law(processor: LogitsProcessor) -> None:
     logits, draft = case(3)
     sampler = Counting(processor)
-    laws, expected = HostDistributions(logits, draft, ROWS, sampler), distributions_of(logits, draft, ROWS, sampler)
+    laws, expected = HostDistributions(logits, draft, ROWS, sampler), sampler.probs(logits, prefixes_of(ROWS, draft))
     before = sampler.made
     for row in range(2):
         for node in range(-1, NODES):
