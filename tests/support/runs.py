@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -181,6 +182,17 @@ def sample_counts(
 def tiers(quick: int, full: int) -> list[Any]:
     """Sizes of a proof by counting, as values of a parameter: the default run's, and the exhaustive one's."""
     return [quick, pytest.param(full, marks=pytest.mark.exhaustive)]
+
+
+def crossed(*values: Iterable[Any]) -> list[Any]:
+    """All combinations, as values of several parameters: few with each value go to the default run, all others to the
+    exhaustive one.
+    """
+    parts = [list(part) for part in values]
+    quick = {tuple(part[turn % len(part)] for part in parts) for turn in range(max(map(len, parts)))}
+    return [
+        pytest.param(*chosen, marks=[] if chosen in quick else pytest.mark.exhaustive) for chosen in product(*parts)
+    ]
 
 
 Noise = tuple[int, int, tuple[int, ...]]  # seed, stream and the parts of the key

@@ -36,7 +36,7 @@ from sampling.types import Drafter, KVCache, Rule
 from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.sampling.models.test_encoder_decoder import t5
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import answers, decode, emitted, enumeration_error, sample_counts, steps
+from tests.support.runs import answers, crossed, decode, emitted, enumeration_error, sample_counts, steps, tiers
 from tests.support.students import PrefixLM, make_student, make_target
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from utils.catalogue.specs import PairSpec, spec_from_argument
@@ -107,8 +107,7 @@ TABLED: dict[str, Callable[[int], Drafter]] = {
 
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", TABLED)
+@pytest.mark.parametrize(("name", "size"), crossed(TABLED, SIZES))
 def test_the_target_keeps_its_law(name: str, size: int, drafts: str) -> None:
     shape = {"prompt": PROMPT, "gamma": 2, "drafts": drafts, "together": 128}
     for length, most in ((3, 0), (4, 3)):
@@ -139,16 +138,17 @@ def test_a_cut_law_is_found() -> None:
 # -- the library's calls ----------------------------------------------------------------------------
 
 
-def counted(size: int, samples: int = 1_000) -> Counter[tuple[int, ...]]:
+def counted(size: int, samples: int) -> Counter[tuple[int, ...]]:
     small, large = Table(size, 2), Table(V, 1)
     warm = {"logits_processor": MultinomialProcessor(1.0), "max_gen_len": 3, "end_tokens_id": [], "gamma": 2}
     said = (speculative_generate(PROMPT, small, large, seed=seed, **warm)[0] for seed in range(samples))
     return Counter(tuple(ids[:2]) for ids in said)
 
 
+@pytest.mark.parametrize("samples", tiers(300, 1_000))
 @pytest.mark.parametrize("size", SIZES)
-def test_the_call_has_the_targets_law(size: int) -> None:
-    assert chi_square_p(counted(size), exact_law(target(), PROMPT, NaiveLaw(), 2)) > FAIL_BELOW
+def test_the_call_has_the_targets_law(size: int, samples: int) -> None:
+    assert chi_square_p(counted(size, samples), exact_law(target(), PROMPT, NaiveLaw(), 2)) > FAIL_BELOW
 
 
 def test_counting_finds_a_call_that_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +209,7 @@ KINDS: dict[str, Callable[[int], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "size"), crossed(KINDS, SIZES))
 def test_every_kind_says_what_plain_decoding_says(kind: str, size: int) -> None:
     """Greedy and with shared noise, one row and several; ids that one of the two lacks are never drafted."""
     lm, drafter = CausalLM(LARGE), KINDS[kind](size)
@@ -226,8 +225,7 @@ def test_every_kind_says_what_plain_decoding_says(kind: str, size: int) -> None:
             assert max(drafted) < (V if kind in ("joint tree", "glide reviews") else min(size, V))
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", ["glide", "feature", "glide reviews"])
+@pytest.mark.parametrize(("kind", "size"), crossed(["glide", "feature", "glide reviews"], SIZES))
 def test_every_kind_keeps_the_law(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling.models.cache, "GROW", 8)
     counts = sample_counts(

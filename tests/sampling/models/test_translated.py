@@ -96,7 +96,7 @@ Edit = tuple[int, str | bytes | list[int]]  # how much of the row is taken back,
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     edits=st.lists(
         st.tuples(
@@ -238,7 +238,7 @@ def choose(engine: PairEngine, by_text: bool, monkeypatch: pytest.MonkeyPatch) -
 def test_the_lane_keeps_the_law(engine: PairEngine, by_text: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     choose(engine, by_text, monkeypatch)
     found, accepted = Counter[tuple[int, ...]](), 0
-    for seed in range(4):
+    for seed in range(2):
         chosen = Settings(temperature=1.0, top_k=3, max_new_tokens=4, gamma=3, seed=seed)
         events = list(engine.lane("spec", chosen).run_rows([PROMPT] * 500))
         accepted += sum(len(getattr(event, "path", ())) for event in events)
@@ -260,14 +260,13 @@ def test_the_lane_keeps_the_law(engine: PairEngine, by_text: bool, monkeypatch: 
 def test_greedy_drafts_say_what_plain_decoding_says(
     engine: PairEngine, by_text: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """300 rows of noise of their own, prompts of different length."""
+    """150 rows of noise of their own, prompts of different length."""
     choose(engine, by_text, monkeypatch)
     prompts = [PROMPT[: 1 + place % len(PROMPT)] for place in range(150)]
-    for seed in range(2):
-        chosen = Settings(temperature=0.7, draft_sampling="greedy", max_new_tokens=10, gamma=3, seed=seed)
-        events = list(engine.lane("spec", chosen).run_rows(prompts))
-        assert sum(len(getattr(event, "drafted", ())) for event in events) > 1_000
-        assert emitted(events, 150) == emitted(engine.lane("ar", chosen).run_rows(prompts), 150)
+    chosen = Settings(temperature=0.7, draft_sampling="greedy", max_new_tokens=10, gamma=3)
+    events = list(engine.lane("spec", chosen).run_rows(prompts))
+    assert sum(len(getattr(event, "drafted", ())) for event in events) > 1_000
+    assert emitted(events, 150) == emitted(engine.lane("ar", chosen).run_rows(prompts), 150)
 
 
 def test_a_text_longer_than_the_drafters_context_goes_on(engine: PairEngine) -> None:

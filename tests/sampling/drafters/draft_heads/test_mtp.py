@@ -21,7 +21,7 @@ from tests.support.architectures import END, PROMPTS, generated
 from tests.support.mtp import SHIPPING, drafted, folder_of, loaded, shipped, target_of, tensors, with_tensors
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.refusals import refused
-from tests.support.runs import answers, decode, emitted, greedy
+from tests.support.runs import answers, crossed, decode, emitted, greedy
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.students import PrefixLM, close
 from tests.support.tiny import TinyPair, noisy_copy
@@ -56,8 +56,7 @@ def test_speculators_computes_the_same_of_qwens_layers(name: str) -> None:
     close(model.lm_head(theirs[0, -1]), drafted(name, ROW[:9], 1)[0][0], 1e-4)
 
 
-@pytest.mark.parametrize("gamma", [4, *(pytest.param(gamma, marks=pytest.mark.slow) for gamma in (1, 7))])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "gamma"), crossed(SHIPPING, (4, 1, 7)))
 def test_greedy_text_is_that_of_generate(name: str, gamma: int) -> None:
     target = CausalLM(target_of(name))
     said = answers(target, PROMPTS[1:], ModelDrafter(MtpLM(target)), greedy(), length=64, gamma=gamma, stop=[END])
@@ -88,7 +87,7 @@ def test_rows_beside_each_other_and_trees_say_what_each_row_says_alone() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafts", ["mtp", "model"])
+@pytest.mark.parametrize("drafts", ["mtp", pytest.param("model", marks=pytest.mark.exhaustive)])
 def test_sampled_text_of_a_hybrid_has_its_law(drafts: str) -> None:
     target = CausalLM(target_of("qwen3_5_text"))
     lm: Any = MtpLM(target) if drafts == "mtp" else CausalLM(noisy_copy(target_of("qwen3_5_text"), 0.03), "drafter")
