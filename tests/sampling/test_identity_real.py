@@ -29,9 +29,9 @@ from tests.support.runs import decode, emitted, reasons
 from tests.support.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
 
-LENGTH = 18
-SHORTER = 10  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are
-SAMPLED = 14
+LENGTH = 12
+SHORTER = 8  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are
+SAMPLED = 10
 TABLES = Path(__file__).parents[2] / "weights" / "smollm2-135m-tables" / "tables.bin"
 ARTICLE = (
     "The tide mill stands where the creek narrows. Twice a day the sea fills the pond behind its wall; twice a day "
@@ -184,15 +184,21 @@ def test_plain_decoding_equals_transformers(plain: Rows, references: list[Greedy
 
 
 ALONE = [("ngram", 4), ("shallow", 4)]
-NAMED = 3  # prompts that a drafter with a model of its own runs alone: long, early stop, repetitive
-BATCHED = [  # every kind at its widest passes, the narrowest and the middle ones once or twice each
-    *(("always wrong", 1), ("always wrong", 8), ("shallow", 1), ("shallow", 8), ("ngram", 1), ("ngram", 8)),
-    *(("tables", 4), ("tables", 8), ("stranger", 4), ("ngram, one level", 4), ("ngram, random fill", 8)),
+NAMED = 2  # prompts that a drafter with a model of its own runs alone: long, early stop
+BATCHED = [  # every kind once; the narrowest passes, the widest and those between
+    *(("always wrong", 1), ("shallow", 8), ("ngram", 8), ("tables", 4)),
+    *(("stranger", 4), ("ngram, one level", 4), ("ngram, random fill", 8)),
 ]
+WIDTHS = [("always wrong", 8), ("shallow", 1), ("ngram", 1), ("tables", 8)]  # in the exhaustive run
 
 
 @pytest.mark.parametrize(
-    ("name", "gamma", "together"), [(*case, False) for case in ALONE] + [(*case, True) for case in BATCHED]
+    ("name", "gamma", "together"),
+    [
+        *((*case, False) for case in ALONE),
+        *((*case, True) for case in BATCHED),
+        *(pytest.param(*case, True, marks=pytest.mark.exhaustive) for case in WIDTHS),
+    ],
 )
 def test_greedy_identity(
     name: str,

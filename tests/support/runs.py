@@ -188,10 +188,14 @@ def crossed(*values: Iterable[Any]) -> list[Any]:
     """All combinations, as values of several parameters: few with each value go to the default run, all others to the
     exhaustive one.
     """
-    parts = [list(part) for part in values]
-    quick = {tuple(part[turn % len(part)] for part in parts) for turn in range(max(map(len, parts)))}
+    parts = [list(enumerate(part)) for part in values]
+    quick = [[number % len(part) for part in parts] for number in range(max(map(len, parts)))]
     return [
-        pytest.param(*chosen, marks=[] if chosen in quick else pytest.mark.exhaustive) for chosen in product(*parts)
+        pytest.param(
+            *(value for _, value in chosen),
+            marks=[] if [number for number, _ in chosen] in quick else pytest.mark.exhaustive,
+        )
+        for chosen in product(*parts)
     ]
 
 

@@ -22,7 +22,7 @@ from sampling.types import Budget, Draft, FixedPace, Limits, Rows
 from sampling.verify.rules import Review
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
-from tests.support.runs import answers, decode, drafting, emitted, greedy, sample_counts, steps, tiers
+from tests.support.runs import answers, crossed, decode, drafting, emitted, greedy, sample_counts, steps, tiers
 from tests.support.students import PrefixLM, close, fed, make_drafter, make_student, make_target, text
 from tests.support.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
@@ -214,8 +214,7 @@ def counted(case: str, way: str, lenience: float, samples: int, law: NaiveLaw | 
 
 
 @pytest.mark.parametrize("samples", tiers(2_500, 20_000))
-@pytest.mark.parametrize("way", SAMPLERS)
-@pytest.mark.parametrize("case", COUNTED)
+@pytest.mark.parametrize(("case", "way"), crossed(COUNTED, SAMPLERS))
 def test_sampled_tokens_have_the_targets_law(case: str, way: str, samples: int) -> None:
     assert counted(case, way, 3.0, samples) > FAIL_BELOW
 
@@ -227,8 +226,9 @@ def test_the_count_sees_a_target_that_is_a_little_off() -> None:
 # -- caches ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("case", ["plain < maxgram", "glide < maxgram", "glide < plain < maxgram"])
+@pytest.mark.parametrize(
+    ("case", "layers"), crossed(["plain < maxgram", "glide < maxgram", "glide < plain < maxgram"], [1, 2])
+)
 def test_every_review_is_that_of_a_fresh_session(case: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a proposal too, where the reviewer has read tokens that nobody has committed."""
     audited, real = Counter[str](), CascadeDrafter.review
@@ -251,8 +251,9 @@ def test_every_review_is_that_of_a_fresh_session(case: str, layers: int, monkeyp
     assert min(audited[name] for name in CASES[case][0][:-1]) > 15
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("case", ["plain < maxgram", "glide < maxgram", "glide < plain < maxgram"])
+@pytest.mark.parametrize(
+    ("case", "layers"), crossed(["plain < maxgram", "glide < maxgram", "glide < plain < maxgram"], [1, 2])
+)
 def test_after_every_round_a_reviewer_says_what_a_fresh_one_does(case: str, layers: int) -> None:
     target = make_target(V, seed=10)
     lm, drafter, prompt = CausalLM(target), cascade(case, target, 2.0, layers), PROMPTS[0]

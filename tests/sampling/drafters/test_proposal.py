@@ -30,7 +30,7 @@ from sampling.gamma.ratios import Ratios
 from sampling.models.causal import CausalLM
 from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Verdict
 from tests.sampling.drafters.tables.test_lookup import tables_of
-from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
+from tests.support.runs import answers, crossed, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_drafter, make_student, make_target, text
 from tests.support.toys import ALONE, Given, TableLM, ToyLM, parents_of
 
@@ -283,11 +283,10 @@ def test_the_price_of_a_pass_is_lost_to_every_row(price: float, depth: int) -> N
 # -- the text ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("peek", [False, True])
+@pytest.mark.parametrize(("peek", "temperature"), crossed([False, True], [0.0, 0.5, 1.0]))
 def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: float) -> None:
     thought = 0
-    for seed in range(20):
+    for seed in range(12):
         alone = answers(TableLM(8, seed=4), [PROMPT], NoDrafter(), sampler(temperature, seed), length=24)
         lm = TableLM(8, seed=4, sharpness=1.0)
         made = LookupDrafter(model=ModelSource(lm), tree=True, least=0.0, shared_noise=peek, recall=True, learn=True)
@@ -297,8 +296,7 @@ def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: flo
     assert thought > 20
 
 
-@pytest.mark.parametrize("kind", ["plain", "glide", "feature"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("kind", "temperature"), crossed(["plain", "glide", "feature"], [0.0, 0.8]))
 def test_every_kind_of_student_may_be_asked(kind: str, temperature: float) -> None:
     """Two answers in one conversation over a real network: the student's cache follows trees and rejections."""
     target = make_target(8, seed=10, dtype=torch.float64)

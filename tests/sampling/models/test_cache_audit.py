@@ -19,7 +19,7 @@ from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Session
 from tests.support.refusals import refused
-from tests.support.runs import after, answers, emitted, sampler
+from tests.support.runs import after, answers, crossed, emitted, sampler
 from tests.support.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
 
@@ -104,8 +104,7 @@ DRAFTING = ["none", "ngram", "itself", "always 3"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("drafting", DRAFTING)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "drafting"), crossed(SHAPES, DRAFTING))
 def test_after_every_round_cached_and_uncached_agree(name: str, drafting: str, dtype: str) -> None:
     kind, bound = DTYPES[dtype]
     model = model_of(name, kind)
@@ -155,8 +154,7 @@ def test_turns_undo_and_regen(name: str) -> None:
         assert answers(lm, [shorter], drafting["ngram"], sampler(0.9, 9), length=5, session=session)[0] == plain
 
 
-@pytest.mark.parametrize("drafting", DRAFTING)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "drafting"), crossed(SHAPES, DRAFTING))
 def test_interrupts_and_closed_generators(name: str, drafting: str) -> None:
     model = model_of(name)
     lm, prompt = CausalLM(model), text(6, 14)
@@ -213,8 +211,7 @@ def test_a_fork_goes_its_own_way(name: str) -> None:
 # -- batches --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drafting", DRAFTING)
-@pytest.mark.parametrize("name", RAGGED)
+@pytest.mark.parametrize(("name", "drafting"), crossed(RAGGED, DRAFTING))
 def test_ragged_rows_after_every_round(name: str, drafting: str) -> None:
     model = model_of(name)
     lm, prompts = CausalLM(model), [text(30, 3), text(31, 11), text(32, 6), text(33, 1)]

@@ -31,7 +31,7 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Rows
 from tests.support.reference import chi_square_p, exact_law, greedy_answer
 from tests.support.refusals import refused
-from tests.support.runs import answers, decode, emitted, sample_counts, steps
+from tests.support.runs import answers, crossed, decode, emitted, sample_counts, steps
 from tests.support.tiny import tiny_model
 from utils.logits_processors import make_processor
 
@@ -255,8 +255,7 @@ def test_a_session_of_the_same_prompt_serves_again_without_its_encoder(target: A
 NAMES = ("none", "model", "ngram", "tables", "maxgram", "cascade", "chain")
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 7])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "gamma"), crossed(NAMES, [1, 4, 7]))
 def test_greedy_text_is_the_models_own(target: Any, small: Any, name: str, gamma: int) -> None:
     lm, make = EncDecLM(target), drafters(small)[name]
     wanted = [greedy_answer(Oracle(target, prompt), [0], 16, [END]) for prompt in PROMPTS]
@@ -311,7 +310,7 @@ def test_sampled_text_has_the_targets_law(target: Any, small: Any, name: str) ->
         make,
         lambda seed: KeyedSampler(make_processor(1.3), 900 + seed),
         prompt=prompt,
-        samples=3_000,
+        samples=1_500,
         batch=500,
         length=3,
         gamma=3,

@@ -25,6 +25,7 @@ from transformers import (
 
 from sampling.models import llama
 from sampling.models.llama import LlamaNetwork
+from tests.support.runs import crossed
 from utils.kernels.build import instruction_set
 from utils.kernels.quantized_linear import pack
 
@@ -117,8 +118,7 @@ def close(got: Tensor, wanted: Tensor, relative: float = 1e-4) -> None:
     assert worst < relative, f"off by {worst:.1e} of the largest value"
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("pieces", [[70], [60, 8, 1, 1], [1, 3, 40, 26], [35, 35]])
+@pytest.mark.parametrize(("name", "pieces"), crossed(MODELS, [[70], [60, 8, 1, 1], [1, 3, 40, 26], [35, 35]]))
 def test_logits_equal_transformers_however_the_tokens_are_cut(name: str, pieces: list[int]) -> None:
     oracle, network = make(name)
     for rows in (1, 3):

@@ -14,7 +14,7 @@ from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.recurrent import KEPT, recurrent_layers
 from sampling.types import Draft, FixedPace, Limits
 from tests.support.architectures import PROMPTS, architecture, differing
-from tests.support.runs import emitted, greedy
+from tests.support.runs import crossed, emitted, greedy
 from tests.support.tiny import noisy_copy
 from utils.errors import UserError
 
@@ -52,8 +52,7 @@ def check(session: CausalSession, model: Any, row: list[int], draft: list[int]) 
     assert (logits - right).abs().max() < 1e-3 * max(1.0, float(right.abs().max()))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("name", "seed"), crossed(WAYS, range(2)))
 def test_wherever_the_rows_go_back_the_logits_are_right(name: str, seed: int) -> None:
     draw = random.Random(seed)
     model, row = model_of(name), [draw.randrange(20, 60) for _ in range(30)]

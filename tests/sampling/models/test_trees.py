@@ -30,7 +30,7 @@ from sampling.models.network import TransformersNetwork
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits
 from tests.sampling.models.test_cache_audit import V, build
-from tests.support.runs import answers, decode, steps
+from tests.support.runs import answers, crossed, decode, steps
 from tests.support.students import fed, make_student, make_target
 from utils.errors import UserError
 from utils.logits_processors import make_processor
@@ -104,8 +104,7 @@ MODES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NO_TREES)
+@pytest.mark.parametrize(("name", "way"), crossed(NO_TREES, WAYS))
 def test_every_drafter_drafts_chains(name: str, way: str) -> None:
     """Its rule stays its own: a tree's nodes are point masses in every mode, and so are those of its chain."""
     model = NO_TREES[name]()

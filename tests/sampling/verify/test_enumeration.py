@@ -17,7 +17,7 @@ from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.types import Drafter
 from tests.support.reference import NaiveLaw
-from tests.support.runs import enumeration_error
+from tests.support.runs import crossed, enumeration_error
 from tests.support.toy_drafters import FixedLawDrafter, LawDrafter, MixedDrafter, PointDrafter
 from tests.support.toys import TableLM, ToyLM
 
@@ -65,9 +65,12 @@ def test_every_drafter_emits_the_targets_law(name: str, drafts: str) -> None:
     assert error < EXACT
 
 
-@pytest.mark.parametrize("name", ["model", "ngram", "early stop", "always 0"])
-@pytest.mark.parametrize(("gamma", "length"), [(1, 4), (3, 3), (2, 1), (2, 2), (2, 3), (3, 4)])
-def test_other_gammas_and_limits(name: str, gamma: int, length: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    crossed(["model", "ngram", "early stop", "always 0"], [(1, 4), (3, 3), (2, 1), (2, 2), (2, 3), (3, 4)]),
+)
+def test_other_gammas_and_limits(name: str, limits: tuple[int, int]) -> None:
+    gamma, length = limits
     error = enumeration_error(TableLM(3, seed=2), MAKERS[name], prompt=PROMPT, length=length, gamma=gamma, together=128)
     assert error < EXACT
 
@@ -93,8 +96,7 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("name", ["model", "model, sharp", "ngram", "early stop", "never 2"])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("law", "name"), crossed(LAWS, ["model", "model, sharp", "ngram", "early stop", "never 2"]))
 def test_processors_shape_target_and_drafts_alike(law: str, name: str) -> None:
     error = enumeration_error(
         sure_start(3, 4), MAKERS[name], prompt=PROMPT, length=4, gamma=2, law=LAWS[law], together=128
@@ -103,8 +105,9 @@ def test_processors_shape_target_and_drafts_alike(law: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
-@pytest.mark.parametrize("stop", [{0}, {1}, {2}, {0, 1}])
-@pytest.mark.parametrize("name", ["model", "ngram", "always 0", "early stop"])
+@pytest.mark.parametrize(
+    ("name", "stop"), crossed(["model", "ngram", "always 0", "early stop"], [{0}, {1}, {2}, {0, 1}])
+)
 def test_stop_tokens_inside_drafts_truncate_rightly(name: str, stop: set[int], drafts: str) -> None:
     options = {"prompt": PROMPT, "length": 4, "gamma": 2, "stop": stop, "drafts": drafts, "together": 128}
     assert enumeration_error(sure_start(3, 5), MAKERS[name], **options) < EXACT

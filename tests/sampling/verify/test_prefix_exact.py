@@ -22,7 +22,7 @@ from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support import cascades
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, same_or_tied, transformers_greedy
-from tests.support.runs import answers, enumeration_error, sample_counts
+from tests.support.runs import answers, crossed, enumeration_error, sample_counts
 from tests.support.students import KINDS, PrefixLM, make_drafter, make_student, make_target
 from tests.support.tiny import noisy_copy, tiny_model
 from tests.support.toy_drafters import LawDrafter, MixedDrafter, PointDrafter
@@ -57,15 +57,16 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
 
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("name", "law"), crossed(MAKERS, LAWS))
 def test_every_drafter_emits_the_targets_law(name: str, law: str, drafts: str) -> None:
     options = {"prompt": PROMPT, "length": 4, "gamma": 2, "drafts": drafts, "law": LAWS[law], "together": 128}
     assert enumeration_error(sure_start(3, 1), MAKERS[name], **options) < EXACT
 
 
-@pytest.mark.parametrize("lenience", [1.0, 3.0])
-@pytest.mark.parametrize("name", ["model < points", "model < model", "model < law", "chain", "chain of models"])
+@pytest.mark.parametrize(
+    ("name", "lenience"),
+    crossed(["model < points", "model < model", "model < law", "chain", "chain of models"], [1.0, 3.0]),
+)
 def test_cascades_and_chains_too(name: str, lenience: float) -> None:
     law = NaiveLaw(top_k=2, repetition_penalty=1.8, no_repeat_ngram=2)
     options = {"prompt": PROMPT, "length": 4, "gamma": 64, "law": law, "together": 128}
@@ -153,7 +154,7 @@ def counted(name: str, samples: int) -> float:
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_sampled_tokens_have_the_targets_law(name: str) -> None:
-    assert counted(name, 10_000 if name == "rejection" else 5_000) > FAIL_BELOW
+    assert counted(name, 5_000) > FAIL_BELOW
 
 
 @pytest.mark.parametrize("name", ["rejection", "gumbel"])
@@ -177,28 +178,19 @@ def theirs(rules: Rules) -> Rules:
 
 @pytest.mark.parametrize("rules", PENALTIES)
 def test_greedy_text_is_that_of_transformers(rules: Rules) -> None:
+    """Of prompts alone and of ragged rows, each ruled by its own prefix."""
     model = tiny_model(3)
     lm, small = CausalLM(model), CausalLM(noisy_copy(model, 0.05), "drafter")
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [250, 9, 9, 9], list(range(40, 80))]
-    references = [transformers_greedy(model, prompt, 60, [2], **theirs(rules)) for prompt in prompts]
+    references = [transformers_greedy(model, prompt, 40, [2], **theirs(rules)) for prompt in prompts]
     for make in (NoDrafter, lambda: ModelDrafter(small), lambda: NgramDrafter(lm.vocab_size), MaxGramDrafter):
         for gamma, together in ((1, True), (4, False), (8, True)):
-            sampler, options = KeyedSampler(make_processor(0.0, **rules)), {"length": 60, "gamma": gamma, "stop": [2]}
+            sampler, options = KeyedSampler(make_processor(0.0, **rules)), {"length": 40, "gamma": gamma, "stop": [2]}
             if together:
                 found = answers(lm, prompts, make(), sampler, **options)
             else:
                 found = [answers(lm, [prompt], make(), sampler, **options)[0] for prompt in prompts]
             assert all(same_or_tied(ids, told) != "different" for ids, told in zip(found, references, strict=True))
-
-
-def test_ragged_rows_are_ruled_by_their_own_prefixes() -> None:
-    model = tiny_model(3)
-    lm, small = CausalLM(model), CausalLM(noisy_copy(model, 0.05), "drafter")
-    prompts, rules = [[5, 6, 7, 5, 6, 7, 5, 6], [250, 9, 9, 9], list(range(40, 80))], PENALTIES[2]
-    references = [transformers_greedy(model, prompt, 40, [2], **theirs(rules)) for prompt in prompts]
-    sampler = KeyedSampler(make_processor(0.0, **rules))
-    found = answers(lm, prompts, ModelDrafter(small), sampler, length=40, gamma=4, stop=[2])
-    assert all(same_or_tied(ids, told) != "different" for ids, told in zip(found, references, strict=True))
 
 
 def test_the_default_model_says_what_transformers_says(default_pair: Any, reference_model: Any) -> None:
@@ -212,10 +204,10 @@ def test_the_default_model_says_what_transformers_says(default_pair: Any, refere
     template = default_pair.tokenizer.apply_chat_template
     prompts = [list(template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]
     stop = default_pair.stop_ids
-    references = [transformers_greedy(reference_model, prompt, 20, stop, **theirs(rules)) for prompt in prompts]
+    references = [transformers_greedy(reference_model, prompt, 14, stop, **theirs(rules)) for prompt in prompts]
     for drafter in (NoDrafter(), LookupDrafter(), NgramDrafter(lm.vocab_size)):
         sampler = KeyedSampler(make_processor(0.0, **rules))
-        found = answers(lm, prompts, drafter, sampler, length=20, gamma=4, stop=stop)
+        found = answers(lm, prompts, drafter, sampler, length=14, gamma=4, stop=stop)
         told += [same_or_tied(ids, reference) for ids, reference in zip(found, references, strict=True)]
     assert "different" not in told
     assert told.count("same") >= 5

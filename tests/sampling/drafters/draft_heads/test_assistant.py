@@ -61,7 +61,7 @@ def test_the_logits_are_those_of_transformers_own_loop(engine: PairEngine) -> No
             row = [*row, int(wanted.argmax())]
 
 
-@pytest.mark.parametrize("gamma", [4, *(pytest.param(gamma, marks=pytest.mark.slow) for gamma in (1, 7))])
+@pytest.mark.parametrize("gamma", [4, *(pytest.param(gamma, marks=pytest.mark.exhaustive) for gamma in (1, 7))])
 def test_greedy_text_is_that_of_generate(engine: PairEngine, gamma: int) -> None:
     drafter = engine.drafters.make("model", Settings())
     said = answers(engine.target, PROMPTS[1:], drafter, greedy(), length=64, gamma=gamma, stop=[95])

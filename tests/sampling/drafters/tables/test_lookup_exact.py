@@ -16,7 +16,7 @@ from tests.sampling.drafters.tables.test_lookup import AGAIN, SAMPLER, growing, 
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw
-from tests.support.runs import answers, decode, emitted, enumeration_error, sampler, steps
+from tests.support.runs import answers, crossed, decode, emitted, enumeration_error, sampler, steps
 from tests.support.toys import TableLM
 from utils.logits_processors import make_processor
 
@@ -67,22 +67,21 @@ def test_text_and_noise_are_plain_decodings(temperature: float, gamma: int) -> N
     assert lm.passes - before < max(map(len, plain))  # drafts were accepted
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("peek", [False, True])
+@pytest.mark.parametrize(("peek", "temperature"), crossed([False, True], [0.0, 0.5, 1.0]))
 def test_the_text_of_trees_is_plain_decodings_with_that_seed(peek: bool, temperature: float) -> None:
     recalls, tables = 0, tables_of(AGAIN, [4, 5, 6, 7])
-    for seed in range(20):
+    for seed in range(12):
         alone = answers(TableLM(8, seed=4), [AGAIN], NoDrafter(), sampler(temperature, seed), length=24)
         made = LookupDrafter(tables, tree=True, least=0.0, shared_noise=peek, recall=True)
         run = decode(TableLM(8, seed=4), [AGAIN], made, sampler(temperature, seed), length=24, gamma=6)
         assert emitted(run) == alone
         recalls += sum(step.source.count(made.traits.names.index("recalled")) for step in steps(run))
-    assert (recalls > 100) == (temperature > 0)  # a greedy target's distribution says no more than its text
+    assert (recalls > 60) == (temperature > 0)  # a greedy target's distribution says no more than its text
 
 
 def test_the_first_two_tokens_have_the_targets_law() -> None:
     """Over seeds, where every draft was chosen by the very noise that judges it."""
-    model, counts, rounds = TableLM(8, seed=4), torch.zeros(8, 8), 1500
+    model, counts, rounds = TableLM(8, seed=4), torch.zeros(8, 8), 800
     for seed in range(rounds):
         said = answers(model, [AGAIN], growing(shared_noise=True), sampler(1.0, seed), length=3, gamma=4)[0]
         counts[said[0], said[1]] += 1
