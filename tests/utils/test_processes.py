@@ -92,10 +92,10 @@ def test_sampled_drafts_under_gamma_auto_keep_the_processes_in_step(
     catalogue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = ["--compare", "ar,spec", "--gamma", "auto", "--temperature", "0.8", "--coupling", "gumbel", "--json"]
-    with Ranks(tmp_path, 3, infer, words(catalogue, *drawn, tokens=40)) as ranks:
+    with Ranks(tmp_path, 3, infer, words(catalogue, *drawn, tokens=24)) as ranks:
         assert ranks.codes() == [0, 0, 0], [ranks.errors(rank) for rank in range(3)]
         shared = [result["ids"] for result in json.loads(ranks.out(0))["results"]]
-    assert main(words(catalogue, *drawn, tokens=40)) == 0
+    assert main(words(catalogue, *drawn, tokens=24)) == 0
     assert [result["ids"] for result in json.loads(capsys.readouterr().out)["results"]] == shared
 
 

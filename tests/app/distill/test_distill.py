@@ -187,7 +187,7 @@ KILLABLE = (
     "from app.command_line.main import main; make = d.job_of;"
     "d.job_of = lambda *given: replace(make(*given), save_every=0.0); sys.exit(main(sys.argv[1:]))"
 )
-LONGER = ["--epochs", "10", "--lr", "0.004", "--batch-tokens", "512", "--patience", "100"]
+LONGER = ["--epochs", "4", "--lr", "0.004", "--batch-tokens", "512", "--patience", "100"]
 
 
 @pytest.mark.usefixtures("saved_often")

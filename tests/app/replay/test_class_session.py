@@ -13,9 +13,11 @@ pytestmark = pytest.mark.slow
 FILE = "docs/examples/class.jsonl"
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+@pytest.mark.parametrize(
+    "columns", [60, 140, *(pytest.param(width, marks=pytest.mark.exhaustive) for width in (80, 100))]
+)
 def test_it_has_two_questions_a_round_in_steps_a_forced_token_and_a_simulated_lane(columns: int) -> None:
-    played = Terminal("replay", FILE, "--speed", "30", columns=columns, rows=24)
+    played = Terminal("replay", FILE, "--speed", "30", columns=columns, rows=24, warm=True)
     seen: list[str] = []
 
     def over() -> bool:

@@ -296,14 +296,18 @@ def hub(tmp_path):
         yield address
 
 
-def test_a_hub_model_is_fetched_with_progress_and_then_loads_offline(hub, tmp_path):
+def test_a_hub_model_is_fetched_then_loads_offline_and_what_is_not_there_is_one_line(hub, tmp_path):
     home = tmp_path / "home"
     parameters = sum(p.numel() for p in tiny_model().parameters())
-    assert load_from_hub(home, hub, False) == [f"tiny {parameters} 1.0"]  # the whole of it was reported
+    assert load_from_hub(home, hub, ("org/tiny", False, None), ("org/tiny", False, "v9")) == [
+        f"tiny {parameters} 1.0",  # the whole of it was reported
+        "error: the hub's org/tiny has no revision 'v9'",
+    ]
     assert not list(home.rglob("pytorch_model.bin"))
-    assert load_from_hub(home, "http://127.0.0.1:9", True, False) == [f"tiny {parameters} cached"] * 2
-
-
-def test_an_unknown_revision_is_one_line(hub, tmp_path):
-    told = load_from_hub(tmp_path / "home", hub, False, revision="v9")
-    assert told == ["error: the hub's org/tiny has no revision 'v9'"]
+    unreached = [(name, offline, None) for name in ("org/tiny", "org/other") for offline in (False, True)]
+    missing = "error: org/other is not in the hub's cache and"
+    assert load_from_hub(home, "http://127.0.0.1:9", *unreached) == [
+        *[f"tiny {parameters} cached"] * 2,
+        f"{missing} the hub cannot be reached: name a folder or connect once",
+        f"{missing} offline mode forbids fetching it: name a folder or connect once",
+    ]
