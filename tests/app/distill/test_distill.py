@@ -37,7 +37,7 @@ from training.draft_heads.features import (
 )
 from training.draft_heads.losses import held_out
 from training.draft_heads.train import load_checkpoint, teacher_for
-from training.text.dialogues import KINDS
+from training.text.dialogues import TASKS
 from training.text.synthesize import read_texts, split, written
 from utils.progress import never
 
@@ -297,7 +297,7 @@ def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp
         (["--data", "a.jsonl", "--prompts", "b"], 2, "--data FILES and --prompts contradict"),
         (["--kinds", "qa", "--prompts", "b"], 2, "--kinds and --prompts contradict"),
         (["--kinds", "qa", "--data", "a.jsonl"], 2, "--kinds and --data FILES contradict"),
-        (["--kinds", "poetry"], 2, f"--kinds must be all or a comma list of {', '.join(KINDS)}, got 'poetry'"),
+        (["--kinds", "poetry"], 2, f"--kinds must be all or a comma list of {', '.join(TASKS)}, got 'poetry'"),
         (["--stage", "text", "--data", "a.jsonl"], 2, "--stage text writes text, --data FILES reads it"),
         (["--stage", "all"], 2, "--stage must be text, tables or head, got 'all'"),
         (["--max-n", "17"], 2, "--max-n must be a whole number from 1 to 16"),

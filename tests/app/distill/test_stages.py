@@ -12,7 +12,7 @@ from app.distill.distill import load_target
 from app.distill.options import distill_args
 from app.settings.table import ModelOptions, Settings
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
-from training.text.dialogues import KINDS
+from training.text.dialogues import TASKS
 from training.text.synthesize import written
 from utils.progress import never
 
@@ -34,7 +34,7 @@ def answers(out: Path) -> dict[int, dict[str, Any]]:
 
 def test_kinds_are_a_list_or_all_of_them() -> None:
     assert distill_args({"out": "d"}).tasks == ("chat",)
-    assert distill_args({"out": "d", "kinds": "all"}).tasks == tuple(KINDS)
+    assert distill_args({"out": "d", "kinds": "all"}).tasks == tuple(TASKS)
     assert distill_args({"out": "d", "kinds": "qa, chat,qa"}).tasks == ("qa", "chat", "qa")
 
 
