@@ -37,6 +37,7 @@ from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sample
 from sampling.verify.rules import Keys
 from tests.support import proofs
 from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, placed
+from tests.support.runs import crossed
 from tests.support.students import make_target
 from tests.support.tiny import noisy_copy
 from utils.catalogue.specs import spec_from_argument
@@ -96,8 +97,7 @@ def in_few_bits(kind: str, device: torch.device, folder: Path) -> tuple[Proofs, 
     return proof, min(likeness for *_, likeness in found)
 
 
-@pytest.mark.parametrize("precision", FORMATS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "precision"), crossed(NAMES, FORMATS))
 def test_drafts_change_no_text_no_distribution_and_no_cache(name: str, precision: str, device: torch.device) -> None:
     proofs_on(device, precision).run(name)
 
@@ -112,8 +112,9 @@ def recorded_proofs(device: torch.device, precision: str) -> Proofs:
     return Proofs(device, precision, SMALL, (target, few, guesses[0], guesses[1]))
 
 
-@pytest.mark.parametrize("precision", FORMATS)
-@pytest.mark.parametrize("name", ["passes of different width", "identity, model chain", "cache audit"])
+@pytest.mark.parametrize(
+    ("name", "precision"), crossed(["passes of different width", "identity, model chain", "cache audit"], FORMATS)
+)
 def test_recorded_passes_change_no_text_and_no_cache(name: str, precision: str, device: torch.device) -> None:
     recorded_proofs(device, precision).run(name)
 
@@ -285,8 +286,7 @@ FAULTS: dict[str, tuple[Any, str, Any, dict[str, str]]] = {  # where, what, what
 }
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "precision"), crossed(FAULTS, ["float32", "bfloat16"]))
 def test_a_fault_put_in_on_purpose_is_found_and_named(
     fault: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from sampling.verify.rules import Examined, Keys, verify
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import decode, enumeration_error, sample_counts, steps
+from tests.support.runs import crossed, decode, enumeration_error, sample_counts, steps
 from tests.support.toy_drafters import LawDrafter, TreeDrafter
 from tests.support.toys import TableLM
 from utils.logits_processors import make_processor
@@ -40,15 +40,15 @@ def error_of(
     )
 
 
-@pytest.mark.parametrize("widths", [*SHAPES, (3, 2), (3, 3), (2, 2, 1), (1, 1, 2), (2, 2, 2)])
-@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize(
+    ("widths", "holes"), crossed([*SHAPES, (3, 2), (3, 3), (2, 2, 1), (1, 1, 2), (2, 2, 2)], [False, True])
+)
 def test_trees_of_point_masses_are_exact(widths: tuple[int, ...], holes: bool) -> None:
     length = len(widths) + 2
     assert error_of(lambda: TreeDrafter(DRAFTER, widths, holes=holes), len(widths), "greedy", length) < EXACT
 
 
-@pytest.mark.parametrize("widths", SHAPES)
-@pytest.mark.parametrize("replacing", [False, True])
+@pytest.mark.parametrize(("widths", "replacing"), crossed(SHAPES, [False, True]))
 def test_trees_of_drawn_children_are_exact(widths: tuple[int, ...], replacing: bool) -> None:
     law = NaiveLaw(top_k=2) if len(widths) > 1 else NaiveLaw()  # two of three tokens: fewer forks
     make = lambda: TreeDrafter(DRAFTER, widths, replacing=replacing)  # noqa: E731
