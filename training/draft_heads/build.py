@@ -53,23 +53,21 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
                 "needs 7"
             )
         # The norms that *speculators* 0.9 trains with.
-        norms = dict.fromkeys(("norm_before_fc", "norm_before_residual", "norm_output"), True)
-        values |= {"wide": True, **norms}
+        values |= dict.fromkeys(("wide", "norm_before_fc", "norm_before_residual", "norm_output"), True)
     if kind in BLOCK_KINDS:
         # The mask's row enters as the embedding of the last id, of which hardly any text has a token.
         values |= {"qk_norm": True, "mask": large.vocab_size - 1}
     if kind == "dspark":
-        values |= {"from_anchor": True, "markov": "vanilla", "rank": RANK}
-        values |= {"confidence": True, "confidence_with_markov": True}
+        values |= {"markov": "vanilla", "rank": RANK}
+        values |= dict.fromkeys(("from_anchor", "confidence", "confidence_with_markov"), True)
     values |= given
     if "num_attention_heads" in given:
         values["head_dim"] = values["hidden_size"] // given["num_attention_heads"]
     values["shared_embedding"] = values["hidden_size"] == width
     if values.get("shared_head") and not values["shared_embedding"]:
         raise UsageError(f"a head of width {values['hidden_size']} cannot share rows of the target's width {width}")
-    if kind in BLOCK_KINDS:
-        return BlockConfig(**values, windows=(0,) * values["num_hidden_layers"])
-    return DraftHeadConfig(**values)
+    block = {"windows": (0,) * values["num_hidden_layers"]}
+    return BlockConfig(**values, **block) if kind in BLOCK_KINDS else DraftHeadConfig(**values)
 
 
 def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], seed: int) -> DraftHead:
@@ -89,18 +87,16 @@ def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], 
         embedding = plain(target.get_input_embeddings()).weight.detach()
         trunk.embed_tokens.weight = nn.Parameter(embedding.float(), requires_grad=False)
         head.lm_head.weight = nn.Parameter((rows[head.ids] if config.short_list else rows).clone())
-    if config.kind == "feature":
-        for joined in (trunk.join_feature, trunk.join_state):
-            if joined.weight.shape[0] == joined.weight.shape[1]:
-                nn.init.eye_(joined.weight)
     width = config.hidden_size
+    for joined in (trunk.join_feature, trunk.join_state) if config.kind == "feature" else ():
+        if joined.weight.shape[0] == joined.weight.shape[1]:
+            nn.init.eye_(joined.weight)
     if hasattr(trunk, "markov_head"):
         nn.init.zeros_(trunk.markov_head.markov_w2.weight)
     if hasattr(trunk, "fc") and width == config.large_hidden_size:
         trunk.fc.weight.data[:, -width:] = torch.eye(width)  # the highest of the states that it reads
-    if config.kind == "glide":
-        for layer in trunk.layers:
-            nn.init.zeros_(layer.cross_attn.o_proj.weight)
+    for layer in trunk.layers if config.kind == "glide" else ():
+        nn.init.zeros_(layer.cross_attn.o_proj.weight)
     return _trainable(head)
 
 
@@ -149,8 +145,10 @@ def continued(old: DraftHead, config: DraftHeadConfig, device: torch.device) -> 
     with torch.device("meta"):  # no memory for parameters that are replaced
         head = DraftHead(config, old.ids)
     weights = {name: torch.zeros(value.shape) for name, value in head.state_dict().items() if "recency" in name}
-    for name, value in old.state_dict().items():
-        weights[name] = value.detach() if "embed_tokens" in name else value.detach().clone()
+    weights |= {
+        name: value.detach() if "embed_tokens" in name else value.detach().clone()
+        for name, value in old.state_dict().items()
+    }
     head.load_state_dict(weights, assign=True)
     head.requires_grad_(True)
     head.adopt(old.ids, old.cross_rotary)

@@ -14,6 +14,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,13 @@ class StreamedExamples:
             outputs = _run(self.model, [self.texts[index] for index in batch], (), self.reads)
             for index, output in zip(batch, outputs, strict=True):
                 width = output["hidden"].shape[-1] // (1 + len(self.reads))
-                last, read = output["hidden"][:, :width], output["hidden"][:, width:]
-                examples[index] = Example(output["ids"].long(), self.texts[index].start, last, {}, read)
+                examples[index] = Example(
+                    ids=output["ids"].long(),
+                    start=self.texts[index].start,
+                    hidden=output["hidden"][:, :width],
+                    kv={},
+                    read=output["hidden"][:, width:],
+                )
         return [examples[index] for index in chosen]
 
 
@@ -112,8 +118,8 @@ def extract(
         progress("running the target over the texts", first / len(texts))
         if interrupt():
             return files
-        content = [facts, [[text.ids, text.start] for text in part], sorted(layers), reads]
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()[:16]
+        content = json.dumps([facts, [[text.ids, text.start] for text in part], sorted(layers), reads], sort_keys=True)
+        digest = hashlib.sha256(content.encode("ascii")).hexdigest()[:16]
         files.append(folder / f"features-{digest}.safetensors")
         if not files[-1].is_file():
             write_bytes(files[-1], save(_shard(model, part, layers, reads)))
@@ -125,8 +131,7 @@ def _shard(model: Any, texts: Sequence[Passage], layers: Sequence[int], reads: t
     for batch in in_batches(sorted(range(len(texts)), key=lengths.__getitem__), lengths, FED):
         outputs |= zip(batch, _run(model, [texts[index] for index in batch], layers, reads), strict=True)
     tensors = {name: torch.cat([outputs[index][name] for index in range(len(texts))]) for name in outputs[0]}
-    starts = [text.start for text in texts]
-    return {**tensors, "length": torch.tensor(lengths), "start": torch.tensor(starts)}
+    return {**tensors, "length": torch.tensor(lengths), "start": torch.tensor([text.start for text in texts])}
 
 
 @torch.no_grad()
@@ -149,8 +154,8 @@ def _run(
         count = len(text.ids)
         output = {"ids": ids[row, :count].to("cpu", torch.int32), "hidden": _kept(hidden[row, :count])}
         for layer in layers:
-            for name, part in zip(("key", "value"), cache.layer(layer), strict=True):
-                output[f"{name}.{layer}"] = _kept(part[row, :, :count].transpose(0, 1))
+            key, value = (_kept(part[row, :, :count].transpose(0, 1)) for part in cache.layer(layer))
+            output |= {f"key.{layer}": key, f"value.{layer}": value}
         outputs.append(output)
     return outputs
 
@@ -197,9 +202,13 @@ class Batch:
         return int((self.weight > 0).sum())
 
     def to(self, device: torch.device) -> Batch:
-        kv = [(key.to(device), value.to(device)) for key, value in self.kv]
-        read = None if self.read is None else self.read.to(device)
-        return Batch(self.ids.to(device), self.hidden.to(device), kv, self.weight.to(device), read)
+        return Batch(
+            ids=self.ids.to(device),
+            hidden=self.hidden.to(device),
+            kv=[(key.to(device), value.to(device)) for key, value in self.kv],
+            weight=self.weight.to(device),
+            read=None if self.read is None else self.read.to(device),
+        )
 
 
 def make_batch(examples: Sequence[Example], layers: Sequence[int], prompt_weight: float) -> Batch:
@@ -209,9 +218,7 @@ def make_batch(examples: Sequence[Example], layers: Sequence[int], prompt_weight
         weight[row, : len(example.ids)] = prompt_weight
         weight[row, max(0, example.start - 1) : len(example.ids)] = 1.0
 
-    def stacked(parts: Sequence[Tensor]) -> Tensor:
-        return pad_sequence(list(parts), batch_first=True)
-
+    stacked = partial(pad_sequence, batch_first=True)
     kv = [
         (
             stacked([example.kv[layer][0] for example in examples]).transpose(1, 2),
@@ -230,9 +237,8 @@ def grouped(lengths: Sequence[int], tokens: int, seed: int) -> list[list[int]]:
     draw, order = random.Random(seed), list(range(len(lengths)))
     draw.shuffle(order)
     pool = max(1, POOL * tokens // max(1, *lengths))
-    batches: list[list[int]] = []
-    for first in range(0, len(order), pool):
-        batches += in_batches(sorted(order[first : first + pool], key=lengths.__getitem__), lengths, tokens)
+    pools = (sorted(order[first : first + pool], key=lengths.__getitem__) for first in range(0, len(order), pool))
+    batches = [batch for chosen in pools for batch in in_batches(chosen, lengths, tokens)]
     draw.shuffle(batches)
     return batches
 

@@ -3,7 +3,7 @@
 Knows draft heads and batches, no optimizer and no files.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -47,8 +47,8 @@ def loss(
     """
     wanted = batch.weight > 0
     weight, hidden = batch.weight[wanted], batch.hidden[wanted]
-    read = _read(draft_head, batch)
-    states = [state[wanted] for state in draft_head.states(batch.ids, read, batch.kv or None, offset, steps)]
+    states = draft_head.states(batch.ids, _read(draft_head, batch), batch.kv or None, offset, steps)
+    states = [state[wanted] for state in states]
     total, first = torch.zeros((), device=weight.device), 0.0
     scale = sum(decay**step for step in range(steps))
     for begin in range(0, len(weight), CHUNK):
@@ -95,10 +95,9 @@ def block_loss(
         total = total + each.sum()
         if config.confidence:
             accepted = torch.minimum(probs, logits.detach().softmax(dim=-1)).sum(dim=-1)
-            doubt = F.binary_cross_entropy_with_logits(
+            total = total + F.binary_cross_entropy_with_logits(
                 draft_head.confidence(state, before).float(), accepted, weight[:, :, depth][chosen], reduction="sum"
             )
-            total = total + doubt
     return total / float(weight.sum()), first / max(1e-9, float(weight[:, :, 0].sum()))
 
 
@@ -118,12 +117,10 @@ class Held:
 @torch.no_grad()
 def favourites(teacher: Teacher, batches: Sequence[Batch]) -> list[Tensor]:
     """Return of each batch [B, T] the target's most probable ids; −1 where nothing is measured."""
-    result = []
-    for batch in batches:
+    result = [torch.full_like(batch.ids, -1) for batch in batches]
+    for batch, ids in zip(batches, result, strict=True):
         wanted = batch.weight >= 1
-        ids = torch.full_like(batch.ids, -1)
         ids[wanted] = torch.cat([teacher.favourite(part) for part in torch.split(batch.hidden[wanted], CHUNK)])
-        result.append(ids)
     return result
 
 
@@ -142,7 +139,8 @@ def held_out(
         wanted = before = batch.weight >= 1
         states = drafted_states(draft_head, batch, depth)
         for step, state in enumerate(states):  # fewer than `depth` of a short block
-            best = _by_chunk(lambda *part: draft_head.logits(*part).argmax(dim=-1), state, batch.ids)
+            chunks = zip(torch.split(state.flatten(0, 1), CHUNK), torch.split(batch.ids.flatten(), CHUNK), strict=True)
+            best = torch.cat([draft_head.logits(*chunk).argmax(dim=-1) for chunk in chunks]).view(batch.ids.shape)
             agree = (ids[best] if len(ids) else best) == favourite
             seen[step] += float(before.sum())
             hits[step] += float((before & agree).sum())
@@ -178,9 +176,3 @@ def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tens
 def _read(draft_head: DraftHead, batch: Batch) -> Tensor | None:
     """Return the target's states that this kind of draft head reads."""
     return {"feature": batch.hidden, "eagle": batch.read}.get(draft_head.config.kind)
-
-
-def _by_chunk(act: Callable[[Tensor, Tensor], Tensor], states: Tensor, ids: Tensor) -> Tensor:
-    """Return `act` on states [B, T, G] and ids [B, T], some positions at a time, as [B, T]."""
-    parts = zip(torch.split(states.flatten(0, 1), CHUNK), torch.split(ids.flatten(), CHUNK), strict=True)
-    return torch.cat([act(*part) for part in parts]).view(ids.shape)

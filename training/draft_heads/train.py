@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,11 @@ class TrainingJob:
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     """Return the state last saved; None if there is none. UserError if it cannot be read."""
     file = folder / NAME
-    if not file.is_file():
-        return None
     try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else None
     except Exception as error:  # pickle raises many errors
         why = " ".join(str(error).split())[:100]
         raise UserError(f"cannot read the checkpoint {file} ({why}): remove it to begin again") from error
-    return state
 
 
 class Training:
@@ -97,17 +95,19 @@ class Training:
             for batch in grouped(held.lengths, job.batch_tokens, 0)
         ]
         self.trained = {name: weight for name, weight in draft_head.named_parameters() if weight.requires_grad}
-        matrices = [weight for weight in self.trained.values() if weight.dim() > 1]
-        vectors = [weight for weight in self.trained.values() if weight.dim() <= 1]
-        groups = [{"params": matrices, "weight_decay": job.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=job.lr, betas=job.betas)
+        groups: list[dict[str, Any]] = [
+            {"params": [weight for weight in self.trained.values() if weight.dim() > 1]},
+            {"params": [weight for weight in self.trained.values() if weight.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=job.lr, betas=job.betas, weight_decay=job.weight_decay)
         self.total = max(1, round(job.epochs * len(grouped(self.lengths, job.batch_tokens, 0))))
         self.step = self.tokens = self.worse = 0
         self.seconds = self.shown = 0.0  # `shown`: the loss, smoothed over the last steps
         self.curve: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
         self._favourites: list[torch.Tensor] = []  # of the held-out batches, computed once
-        self._orders: dict[int, list[list[int]]] = {}
+        # The batches of an epoch. Every step needs the earlier epochs' too, so they are kept.
+        self._order = cache(lambda epoch: grouped(self.lengths, job.batch_tokens, job.seed + epoch))
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()
 
@@ -122,8 +122,7 @@ class Training:
         }
 
     def _resume(self) -> None:
-        state = load_checkpoint(self.folder)
-        if state is None:
+        if (state := load_checkpoint(self.folder)) is None:
             return
         if state["facts"] != self._facts():
             theirs, ours = (
@@ -131,8 +130,10 @@ class Training:
                 for facts in (state["facts"], self._facts())
             )
             name = str(first_difference(theirs, ours))
-            other = f"{name} {theirs.get(name)} instead of {ours.get(name)}"
-            raise UserError(f"{self.folder} holds another run ({other}): choose another --out, or remove it")
+            raise UserError(
+                f"{self.folder} holds another run ({name} {theirs.get(name)} instead of {ours.get(name)}): choose "
+                "another --out, or remove it"
+            )
         with torch.no_grad():
             for name, value in state["parameters"].items():
                 self.trained[name].copy_(value)
@@ -141,9 +142,12 @@ class Training:
 
     def _save(self) -> None:
         """Write the state, whole or not at all. Raises OSError (a full disk) with the last one intact."""
-        parameters = {name: value.detach() for name, value in self.trained.items()}
-        kept = {name: getattr(self, name) for name in _KEPT}
-        state = {"facts": self._facts(), "parameters": parameters, "optimizer": self.optimizer.state_dict(), **kept}
+        state = {
+            "facts": self._facts(),
+            "parameters": {name: value.detach() for name, value in self.trained.items()},
+            "optimizer": self.optimizer.state_dict(),
+            **{name: getattr(self, name) for name in _KEPT},
+        }
         written = io.BytesIO()  # torch answers a full disk with an internal error
         torch.save(state, written)
         write_bytes(self.folder / NAME, written.getvalue())
@@ -173,8 +177,7 @@ class Training:
         return True
 
     def _done(self) -> float:
-        by_time = 0.0 if self.job.minutes is None else self.seconds / (60 * self.job.minutes)
-        return max(self.step / self.total, by_time)
+        return max(self.step / self.total, self.seconds / (60 * (self.job.minutes or math.inf)))
 
     def _due(self) -> bool:
         if self.job.minutes is None:
@@ -190,25 +193,19 @@ class Training:
         chosen = self.examples.take(self._order(epoch)[index])
         return make_batch(chosen, self.layers, self.job.prompt_weight).to(self.device)
 
-    def _order(self, epoch: int) -> list[list[int]]:
-        """Return the batches of an epoch; every step needs the earlier epochs' too, so they are kept."""
-        if epoch not in self._orders:
-            self._orders[epoch] = grouped(self.lengths, self.job.batch_tokens, self.job.seed + epoch)
-        return self._orders[epoch]
-
     def _learn(self, batch: Batch) -> float:
         job, done = self.job, self._done()
         rate = min(1.0, (self.step + 1) / max(1.0, job.warmup * self.total)) * (0.5 + 0.5 * math.cos(math.pi * done))
         for group in self.optimizer.param_groups:
             group["lr"] = job.lr * max(rate, 0.02)
         offset = random.Random(job.seed * 1_000_003 + self.step).randrange(self.draft_head.config.block_size)
-        steps = 1 if done < job.single else job.steps
         self.draft_head.train()
         with self._mixed():
             if job.anchors:
                 noise = torch.Generator().manual_seed(job.seed * 1_000_003 + self.step)
                 value, first = block_loss(self.draft_head, self.teacher, batch, job.anchors, noise)
             else:
+                steps = 1 if done < job.single else job.steps
                 value, first = loss(self.draft_head, self.teacher, batch, steps=steps, decay=job.decay, offset=offset)
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]

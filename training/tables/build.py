@@ -52,8 +52,10 @@ class Level:
 
     def take(self, chosen: Array) -> Level:
         """Return only the entries where `chosen` [N] is true."""
-        arrays = (self.keys, self.tokens, self.confidence, self.counts, self.repeats)
-        return Level(self.size, *(array[chosen] for array in arrays))
+        return Level(
+            self.size,
+            *(array[chosen] for array in (self.keys, self.tokens, self.confidence, self.counts, self.repeats)),
+        )
 
 
 def count_levels(passages: Iterable[Passage], max_n: int, most: int = 1) -> list[Level]:
@@ -143,18 +145,17 @@ def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator
 
 def passage_of(line: str, where: str, vocab_size: int, encode: Encode | None = None) -> Passage:
     """Return the sequence in a line of JSON; without `encode` it must hold ids. UserError names `where`."""
-    wanted = '"ids"' if encode is None else '"ids", "text" or "prompt"'
     data = object_in(line, where)
     text = data.get("text", data.get("prompt"))
     if "ids" not in data and encode is not None and isinstance(text, str):
         return Passage(encode(text))
     if "ids" not in data:
+        wanted = '"ids"' if encode is None else '"ids", "text" or "prompt"'
         raise UserError(f"{where}: needs {wanted}, has {', '.join(map(str, data)) or 'nothing'}")
     ids, start = data["ids"], data.get("start", 0)
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise UserError(f"{where}: ids must be a list of whole numbers")
-    outside = [token for token in (min(ids, default=0), max(ids, default=0)) if not 0 <= token < vocab_size]
-    if outside:
+    if outside := [token for token in (min(ids, default=0), max(ids, default=0)) if not 0 <= token < vocab_size]:
         raise UserError(f"{where}: id {outside[0]} lies outside the vocabulary of {vocab_size} ids")
     if type(start) is not int or not 0 <= start <= len(ids):
         raise UserError(f"{where}: start must be a whole number from 0 to {len(ids)}, got {start!r}")
@@ -211,8 +212,7 @@ def build(
     """
     kept = [passage for passage in passages if len(passage.ids)]
     counted = sum(max(0, len(passage.ids) - max(passage.start, 1)) for passage in kept)
-    levels = count_levels(kept, max_n, most=choices)
-    if not levels:
+    if not (levels := count_levels(kept, max_n, most=choices)):
         raise UserError(f"{source}: no tokens to count")
     entries = (int(max_mb * 1e6) - _HEADER) // _ENTRY[2 if vocab_size <= 1 << 16 else 4]
     if entries < 1:

@@ -142,7 +142,15 @@ _TASKS = (
     "Tell me about",
     "Plan a trip to",
 )
-_PROGRAMS: tuple[str, ...] = (
+_CODE = (
+    *("a Python function", "a function in Python", "a short Python function", "a Python class", "a Python script"),
+    *("a Python generator", "a Python decorator", "a Python program", "a JavaScript function", "a TypeScript function"),
+    *("a C function", "a C++ function", "a C++ class", "a Java method", "a Java class", "a Go function"),
+    *("a Rust function", "a Bash script", "a SQL query", "a regular expression", "a React component"),
+    *("unit tests for a function", "a command line tool in Python", "a small web server", "an algorithm"),
+    *("a data class", "a context manager", "an iterator", "a pandas script", "a recursive function"),
+)
+_PROGRAMS = (
     "Write a Python function that",
     "Write a Python program to",
     "Write a program in C++ that",
@@ -155,20 +163,12 @@ _PROGRAMS: tuple[str, ...] = (
     "Fix the error in this code:\n\ndef",
     "Design a class that",
     "Write a recursive function",
-)
-_CODE = (
-    *("a Python function", "a function in Python", "a short Python function", "a Python class", "a Python script"),
-    *("a Python generator", "a Python decorator", "a Python program", "a JavaScript function", "a TypeScript function"),
-    *("a C function", "a C++ function", "a C++ class", "a Java method", "a Java class", "a Go function"),
-    *("a Rust function", "a Bash script", "a SQL query", "a regular expression", "a React component"),
-    *("unit tests for a function", "a command line tool in Python", "a small web server", "an algorithm"),
-    *("a data class", "a context manager", "an iterator", "a pandas script", "a recursive function"),
-)
-_PROGRAMS += tuple(
-    f"{verb} {code} {link}"
-    for verb in ("Write", "Implement", "Create", "Show me", "I need", "Please write")
-    for code in _CODE
-    for link in ("that", "to", "which takes", "for")
+    *(
+        f"{verb} {code} {link}"
+        for verb in ("Write", "Implement", "Create", "Show me", "I need", "Please write")
+        for code in _CODE
+        for link in ("that", "to", "which takes", "for")
+    ),
 )
 _EXTRACTS = (
     "Extract all names from the following text:",
@@ -308,15 +308,15 @@ class Talk:
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the ids of the chat up to where its answer begins; without a template of the first message itself."""
-        if not self.templated:
-            return first_ids(self._tokenizer, messages[0]["content"])
-        return self.ids(self._render(messages))
+        if self.templated:
+            return self.ids(render(self._tokenizer, messages))
+        return first_ids(self._tokenizer, messages[0]["content"])
 
     def opening(self, messages: Sequence[dict[str, str]] = ()) -> list[int]:
         """Return the ids of the chat up to where the user's next turn begins. UserError where that is not found."""
         if not self.templated:
             raise UserError("the target has no chat template to write to itself with: give it files or prompts")
-        head, mark, _ = self._render([*messages, _user(_MARK)]).partition(_MARK)
+        head, mark, _ = render(self._tokenizer, [*messages, _user(_MARK)]).partition(_MARK)
         if not mark:
             raise UserError("the target's chat template changes the user's turn: give it files or prompts")
         return self.ids(head)
@@ -326,9 +326,6 @@ class Talk:
 
     def text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        return render(self._tokenizer, messages)
 
 
 def _user(text: str) -> dict[str, str]:
@@ -435,9 +432,7 @@ class GivenPrompts:
         return self._most if several else min(self._most, max(first, default=0) + self._answer)
 
     def chat(self, number: int) -> Chat | None:
-        if number >= len(self._turns) * len(self._temperatures):
-            return None
-        return self._chat(number)
+        return self._chat(number) if number < len(self._turns) * len(self._temperatures) else None
 
     def _chat(self, number: int) -> Chat:
         temperature = self._temperatures[number // len(self._turns)]

@@ -9,8 +9,9 @@ read back, and split into texts to learn from and texts that are held out. Knows
 import json
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count, filterfalse, islice
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,10 @@ class TextWriter:
 
     def _waiting(self, done: Container[int]) -> Iterator[_Row]:
         """Yield the source's chats but those `done`, each as a row that has not begun."""
-        for number in count():
-            if number not in done:
-                chat = self.source.chat(number)
-                if chat is None:
-                    return
-                yield _Row(number, chat)
+        for number in filterfalse(done.__contains__, count()):
+            if (chat := self.source.chat(number)) is None:
+                return
+            yield _Row(number, chat)
 
     def _ended(self, row: _Row, capacity: int) -> bool:
         """Return whether the row's answer has its last token."""
@@ -127,9 +126,9 @@ class TextWriter:
 
     def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> None:
         """Append a token to each row."""
-        temperatures = [row.ask.temperature for row in rows]
         keys = [stream_key(self.seed, _STREAM + row.continuations, row.number, len(row.ids)) for row in rows]
-        for row, token in zip(rows, draw(logits.float(), temperatures, keys), strict=True):
+        tokens = draw(logits.float(), [row.ask.temperature for row in rows], keys)
+        for row, token in zip(rows, tokens, strict=True):
             row.ids.append(token)
 
 
@@ -140,8 +139,7 @@ def draw(logits: Tensor, temperatures: list[float], keys: list[int]) -> list[int
     """
     best = logits.max(dim=-1)
     chosen: list[int] = best.indices.tolist()
-    warm = [row for row, temperature in enumerate(temperatures) if temperature > 0]
-    if not warm:
+    if not (warm := [row for row, temperature in enumerate(temperatures) if temperature > 0]):
         return chosen
     heat = torch.tensor([temperatures[row] for row in warm], device=logits.device)[:, None]
     mass = (logits[warm] - best.values[warm, None]).div_(heat).exp_().cumsum(dim=-1)
@@ -171,12 +169,10 @@ def _rows(file: Path) -> list[DialogueLine]:
 
 
 def _row(line: str, file: Path) -> DialogueLine:
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         row = json.loads(line)
         if isinstance(row["ids"], list) and isinstance(row["start"], int) and isinstance(row["number"], int):
             return dict(row)
-    except (ValueError, KeyError, TypeError):
-        pass
     raise UserError(f"{file} is no file of self-written text: remove it, or name another")
 
 
@@ -201,8 +197,7 @@ def write_self(
     with file.open("ab", buffering=0) as out:
         for number, lines in writer.chats(done, interrupt):
             kept = lines or [{"ids": [], "start": 0, "number": number}]
-            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept)
-            append(out, text.encode("ascii"), file)
+            append(out, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept).encode("ascii"), file)
             count += sum(len(line["ids"]) - line["start"] for line in lines)
             progress(count)
             if count >= tokens:
@@ -236,8 +231,7 @@ def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> li
 def split(texts: Sequence[Passage], held: int) -> tuple[list[Passage], list[Passage]]:
     """Return (to learn from, held out): `held` sequences at equal steps are held out, at most a fifth."""
     held = max(1, min(held, len(texts) // 5))
-    step = len(texts) // held
-    chosen = {index * step for index in range(held)}
+    chosen = {index * (len(texts) // held) for index in range(held)}
     return (
         [text for index, text in enumerate(texts) if index not in chosen],
         [text for index, text in enumerate(texts) if index in chosen],
