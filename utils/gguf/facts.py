@@ -43,8 +43,10 @@ _READ = {  # keys that this file reads, that transformers gets from the tensors,
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 }
 # Keys with a default in the format, or known from the tensors' shapes.
-_OPTIONAL = {"vocab_size", "attention.head_count_kv", "rope.dimension_count", "attention.key_length"}
-_OPTIONAL |= {"decoder_start_token_id", "feed_forward_length", "nextn_predict_layers"}
+_OPTIONAL = {
+    *("vocab_size", "attention.head_count_kv", "rope.dimension_count", "attention.key_length"),
+    *("decoder_start_token_id", "feed_forward_length", "nextn_predict_layers"),
+}
 _NO_BASE = ("falcon", "gemma2", "nemotron")  # families whose files never have the base of their positions
 # Values without effect, as are 0, empty and false ones. Every sixth layer of Gemma 3 has full attention.
 _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "attention.sliding_window_pattern": 6}
@@ -80,17 +82,19 @@ def teach_families() -> None:
     scales: dict[str, str | None] = {
         "attention.scale": "attention_multiplier",
         "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
     }
-    scales |= {"residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}
-    for family in ("granite", "olmo2", "smollm3", "olmoe"):
-        table[family] = plain | scales if family == "granite" else plain
-        reader.GGUF_SUPPORTED_ARCHITECTURES.append(family)
-    delta = ["full_attention_interval", "rope.dimension_sections", "nextn_predict_layers"]
-    delta += [f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")]
-    for family in ("qwen35", "qwen35moe"):  # whose configurations transformers makes without this table
-        table[family] = plain | dict.fromkeys(delta, "")
-    for family in ("granite", "smollm3"):  # whose queries and keys lie as Llama's
-        reader.TENSOR_PROCESSORS[family] = reader.TENSOR_PROCESSORS["llama"]
+    table |= {"granite": plain | scales, **dict.fromkeys(("olmo2", "smollm3", "olmoe"), plain)}
+    reader.GGUF_SUPPORTED_ARCHITECTURES.extend(("granite", "olmo2", "smollm3", "olmoe"))
+    delta = (
+        *("full_attention_interval", "rope.dimension_sections", "nextn_predict_layers"),
+        *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")),
+    )
+    # Their configurations transformers makes without this table.
+    table |= dict.fromkeys(("qwen35", "qwen35moe"), plain | dict.fromkeys(delta, ""))
+    # Their queries and keys lie as Llama's.
+    reader.TENSOR_PROCESSORS.update(dict.fromkeys(("granite", "smollm3"), reader.TENSOR_PROCESSORS["llama"]))
 
 
 def complete(config: HfConfig, header: GgufHeader) -> None:
@@ -151,23 +155,24 @@ def _set_rope(config: HfConfig, header: GgufHeader, size: int) -> None:
     for name, values in {**{key: [base] for key, base in bases.items() if base is not None}, **factors}.items():
         if not all(isinstance(value, int | float) and 0 < value < math.inf for value in values):
             raise UserError(f"{name} is no base and no factor to turn positions by: {values[:3]}")
-    full = rope.get("full_attention", rope)
-    rotary_dim = header.get("rope.dimension_count", size)
-    if "partial_rotary_factor" in full:
-        full = {"partial_rotary_factor": rotary_dim / size}
-    elif rotary_dim != size:
+    rotary_dim, key = header.get("rope.dimension_count", size), "partial_rotary_factor"
+    part = {key: rotary_dim / size} if key in rope.get("full_attention", rope) else {}
+    if rotary_dim != size and not part:
         raise UserError(f"{header.architecture}.rope.dimension_count is {rotary_dim}, where its heads have {size}")
-    else:
-        full = {}
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = _original(config, header)
-    full |= {
-        "rope_theta": header.get("rope.freq_base", _PLAIN_BASE),
+    full = {
+        **{**part, "rope_theta": header.get("rope.freq_base", _PLAIN_BASE)},
         **scaling(config, header, factors, rotary_dim // 2),
     }
     if "full_attention" in rope:
-        short = {"rope_type": "default", "rope_theta": header.get("rope.freq_base_swa", _PLAIN_BASE)}
-        full = {"full_attention": full, "sliding_attention": short}
+        full = {
+            "full_attention": full,
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": header.get("rope.freq_base_swa", _PLAIN_BASE),
+            },
+        }
     config.rope_parameters = full
 
 
@@ -187,9 +192,9 @@ def scaling(config: HfConfig, header: GgufHeader, factors: Mapping[str, list[flo
     kind = header.get("rope.scaling.type", "linear")
     attention = header.get("rope.scaling.attn_factor", 1.0)
     original = _original(config, header)
-    known = {"none", "linear", "yarn", "longrope"}
-    if kind not in known:
-        raise UserError(f"{header.architecture}.rope.scaling.type is '{kind}': known are {', '.join(sorted(known))}")
+    before = {"original_max_position_embeddings": original}
+    if kind not in ("linear", "longrope", "none", "yarn"):
+        raise UserError(f"{header.architecture}.rope.scaling.type is '{kind}': known are linear, longrope, none, yarn")
     lists = {name.split(".")[0]: values for name, values in factors.items()}
     for name, values in lists.items():
         if len(values) != pairs:
@@ -205,14 +210,14 @@ def scaling(config: HfConfig, header: GgufHeader, factors: Mapping[str, list[flo
         scale = header.get("rope.scaling.yarn_attn_factor", 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0)
         betas = {name: header.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
         given = {name: value for name, value in betas.items() if value is not None}
-        lengths = {"factor": factor, "original_max_position_embeddings": original}
-        return {"rope_type": "yarn", **lengths, "attention_factor": scale * attention, **given}
+        return {"rope_type": "yarn", "factor": factor, **before, "attention_factor": scale * attention, **given}
     if kind == "linear":
         each = [factor * value for value in each]
     short, long = (lists.get(f"rope_factors_{name}", each) for name in ("short", "long"))
     if short == long and attention == 1.0 and len(set(short)) == 1:
         return {"rope_type": "default"} if short[0] == 1.0 else {"rope_type": "linear", "factor": short[0]}
-    stretch = max(1.0, config.max_position_embeddings / original)
-    lengths = {"factor": stretch, "original_max_position_embeddings": original}
-    rules = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
-    return {**rules, **lengths, "attention_factor": attention}
+    lengths = {"factor": max(1.0, config.max_position_embeddings / original), **before}
+    return {
+        **{"rope_type": "longrope", "short_factor": short, "long_factor": long},
+        **{**lengths, "attention_factor": attention},
+    }

@@ -22,7 +22,7 @@ from utils.objects import Json
 
 _ALIGNMENT = 32  # of a file that names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_TEXT, _ARRAY = 8, 9
+_TEXT, _ARRAY, _SIZE = 8, 9, struct.Struct("<Q")
 UNDEFINED = (*HEAD_KINDS, "pard", "pard2", "medusa")  # no architectures of llama.cpp: dflash and dspark come before
 TOKENS = "tokenizer.ggml.tokens"
 _NO_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
@@ -41,6 +41,17 @@ class TensorInfo(NamedTuple):
     def read(self) -> np.ndarray:
         """Its bytes, uint8 [size], copied: a mapped file would count as resident."""
         return np.fromfile(self.file, np.uint8, self.size, offset=self.start)
+
+    def floats(self) -> np.ndarray:
+        """Its numbers, float32 of its shape."""
+        return dequantized(self.read(), self.kind).reshape(self.shape)
+
+
+def dequantized(data: np.ndarray, kind: str) -> np.ndarray:
+    """Return the numbers of a tensor's bytes, float32: rows [N, bytes] as [N, K]."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    return dequantize(data, GGMLQuantizationType[kind])
 
 
 class GgufHeader(NamedTuple):
@@ -65,9 +76,12 @@ class GgufHeader(NamedTuple):
         """
         names = {tensor.name for tensor in self.tensors}
         if self.architecture in ("dflash", "dspark"):  # builds before DSpark joined DFlash have its own name
-            last = "jetspec" if self.get("attention.causal") else "dflash"
-            last = "dflash2" if "selector_hidden.weight" in names else last
-            return "dspark" if "markov_w1.weight" in names else last
+            cases = {
+                "dspark": "markov_w1.weight" in names,
+                "dflash2": "selector_hidden.weight" in names,
+                "jetspec": self.get("attention.causal"),
+            }
+            return next((kind for kind, holds in cases.items() if holds), "dflash")
         if self.get("nextn_predict_layers") and "blk.0.attn_norm.weight" not in names:
             return "mtp"
         if self.architecture in UNDEFINED:
@@ -89,33 +103,25 @@ class GgufHeader(NamedTuple):
         """The tensors but those that the configuration holds."""
         return [tensor for tensor in self.tensors if not _NO_PARAMETERS.fullmatch(tensor.name)]
 
-    @property
-    def float32_bytes(self) -> int:
-        """Bytes of the tensors, expanded."""
-        return 4 * sum(prod(tensor.shape) for tensor in self.tensors)
-
 
 def read_header(file: Path) -> GgufHeader:
     """Return the header of a GGUF file, of all parts if `file` is one of several. UserError names the mistake."""
     metadata, tensors = _header_of(file)
-    count = metadata.get("split.count", 1)
-    if count <= 1:
+    if (count := metadata.get("split.count", 1)) <= 1:
         return GgufHeader(metadata, tensors, (file,))
-    parts = gguf_parts(file)
-    if len(parts) != count:
+    if len(parts := gguf_parts(file)) != count:
         raise UserError(f"{file} is one of {count} parts: name it …-00001-of-{count:05}.gguf, as it was")
-    named: dict[str, TensorInfo] = {}
+    headers = []
     for number, part in enumerate(parts):
         if not part.is_file():
             raise UserError(f"{file.name} is one of {count} parts, and {part} is missing")
-        part_metadata, held = _header_of(part)
-        if (part_metadata.get("split.no"), part_metadata.get("split.count")) != (number, count):
+        headers.append(_header_of(part))
+        if [headers[-1][0].get(key) for key in ("split.no", "split.count")] != [number, count]:
             raise UserError(f"{part} is not part {number + 1} of {count}, as its name says")
-        metadata = part_metadata if number == 0 else metadata
-        named |= {tensor.name: tensor for tensor in held}
-        tensors = held if number == 0 else (*tensors, *held)
-    if len(named) != len(tensors) or metadata.get("split.tensors.count", len(tensors)) != len(tensors):
-        raise UserError(f"the parts of {file} hold {len(named)} tensors, not those that the first one counts")
+    metadata, tensors = headers[0][0], tuple(tensor for _, held in headers for tensor in held)
+    different = len({tensor.name for tensor in tensors})
+    if not different == len(tensors) == metadata.get("split.tensors.count", len(tensors)):
+        raise UserError(f"the parts of {file} hold {different} tensors, not those that the first one counts")
     return GgufHeader(metadata, tensors, parts)
 
 
@@ -133,7 +139,7 @@ def _header_of(file: Path) -> tuple[Json, tuple[TensorInfo, ...]]:
 def _parsed(file: Path, size: int, _changed: int) -> tuple[Json, tuple[TensorInfo, ...]]:
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            metadata, table, end = _tables(data, file)
+            metadata, table, end = _tables(data)
         except (struct.error, IndexError):
             raise UserError(f"{file} is incomplete: it has {_mb(size)} MB and ends within its header") from None
         except (ValueError, KeyError, OverflowError, MemoryError) as error:
@@ -144,58 +150,54 @@ def _parsed(file: Path, size: int, _changed: int) -> tuple[Json, tuple[TensorInf
     return metadata, _tensors(file, size, metadata.get("general.alignment", _ALIGNMENT), table, end)
 
 
-def _tables(data: mmap.mmap, file: Path) -> tuple[Json, list[tuple[str, tuple[int, ...], int, int]], int]:
+def _tables(data: mmap.mmap) -> tuple[Json, list[tuple[str, tuple[int, ...], int, int]], int]:
     """Metadata; name, shape, type and offset of each tensor; where the header ends."""
-    version, tensors, values = struct.unpack_from("<IQQ", data, 4)
+    data.seek(4)
+    version, tensors, values = _numbers(data, "IQQ")
     if version not in (2, 3):
         raise ValueError(f"its version is {version}; 2 and 3 are read, little-endian")
     metadata: Json = {}
-    at = 24
     for _ in range(values):
-        key, at = _text(data, at)
-        (kind,) = struct.unpack_from("<I", data, at)
-        metadata[key], at = _value(data, at + 4, kind, key == TOKENS)
+        key = _text(data)
+        metadata[key] = _value(data, _numbers(data, "I")[0], key == TOKENS)
     table = []
     for _ in range(tensors):
-        name, at = _text(data, at)
-        (count,) = struct.unpack_from("<I", data, at)
-        *sizes, kind, offset = struct.unpack_from(f"<{count}QIQ", data, at + 4)
+        name, (count,) = _text(data), _numbers(data, "I")
+        *sizes, kind, offset = _numbers(data, f"{count}QIQ")
         table.append((name, tuple(reversed(sizes)), kind, offset))
-        at += 16 + 8 * count
-    return metadata, table, at
+    return metadata, table, data.tell()
 
 
-def _text(data: mmap.mmap, at: int) -> tuple[str, int]:
-    (size,) = struct.unpack_from("<Q", data, at)
-    end = at + 8 + size
-    if end > len(data):
+def _numbers(data: mmap.mmap, layout: str) -> tuple[Any, ...]:
+    """Return the next numbers of a file, by a layout of the module struct. struct.error if they are not all there."""
+    return struct.unpack(f"<{layout}", data.read(struct.calcsize(f"<{layout}")))
+
+
+def _text(data: mmap.mmap) -> str:
+    (size,) = _SIZE.unpack(data.read(_SIZE.size))
+    if size > len(data) - data.tell():
         raise IndexError
-    return data[at + 8 : end].decode(), end
+    return data.read(size).decode()
 
 
-def _value(data: mmap.mmap, at: int, kind: int, keep: bool = False) -> tuple[Any, int]:
-    """Return a value and its end; for an array of texts its length unless `keep`."""
+def _value(data: mmap.mmap, kind: int, keep: bool = False) -> Any:
+    """Return the next value of a file; of an array of texts its length unless `keep`."""
     if kind == _TEXT:
-        return _text(data, at)
+        return _text(data)
     if kind != _ARRAY:
-        return struct.unpack_from(f"<{_NUMBERS[kind]}", data, at)[0], at + struct.calcsize(f"<{_NUMBERS[kind]}")
-    inner, count = struct.unpack_from("<IQ", data, at)
-    at += 12
+        return _numbers(data, _NUMBERS[kind])[0]
+    inner, count = _numbers(data, "IQ")
     if count > len(data):
         raise IndexError
     if inner != _TEXT:
-        layout = f"<{count}{_NUMBERS[inner]}"
-        return list(struct.unpack_from(layout, data, at)), at + struct.calcsize(layout)
+        return list(_numbers(data, f"{count}{_NUMBERS[inner]}"))
     if keep:
-        texts = []
-        for _ in range(count):
-            text, at = _text(data, at)
-            texts.append(text)
-        return texts, at
-    size_of = struct.Struct("<Q").unpack_from
+        return [_text(data) for _ in range(count)]
+    at = data.tell()
     for _ in range(count):
-        at += 8 + size_of(data, at)[0]
-    return count, at
+        at += _SIZE.size + _SIZE.unpack_from(data, at)[0]
+    data.seek(min(at, len(data)))
+    return count
 
 
 def _tensors(
@@ -243,14 +245,13 @@ def write_joined(header: GgufHeader, out: IO[bytes], *, weights: bool) -> None:
 
     alignment = header.metadata.get("general.alignment", _ALIGNMENT)
     with header.parts[0].open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        (count,) = struct.unpack_from("<Q", data, 16)
-        kept, at = [], 24
+        data.seek(16)
+        kept, (count,) = [], _numbers(data, "Q")
         for _ in range(count):
-            key, after = _text(data, at)
-            _, after = _value(data, after + 4, struct.unpack_from("<I", data, after)[0])
+            begin, key = data.tell(), _text(data)
+            _value(data, _numbers(data, "I")[0])
             if not key.startswith("split."):
-                kept.append(data[at:after])
-            at = after
+                kept.append(data[begin : data.tell()])
         out.write(data[:8] + struct.pack("<QQ", len(header.tensors), len(kept)) + b"".join(kept))
     offset = 0
     for tensor in header.tensors:
@@ -285,10 +286,12 @@ _INSIDE = {
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{
+        f"ffn_{part}{end}": f"mlp.{within}{part}_proj"
+        for part in ("gate", "up", "down")
+        for end, within in (("", ""), ("_exps", "experts."), ("_shexp", "shared_expert."))
+    },
 }
-for _part in ("gate", "up", "down"):
-    _INSIDE |= {f"ffn_{_part}": f"mlp.{_part}_proj", f"ffn_{_part}_exps": f"mlp.experts.{_part}_proj"}
-    _INSIDE |= {f"ffn_{_part}_shexp": f"mlp.shared_expert.{_part}_proj"}
 _AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA = {**_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
 _OTHERWISE = {

@@ -27,7 +27,7 @@ from torch import Tensor
 from utils.errors import UserError
 from utils.families import UnfitError
 from utils.gguf.facts import check_known, scaling
-from utils.gguf.header import TOKENS, GgufHeader, TensorInfo, module_name
+from utils.gguf.header import TOKENS, GgufHeader, TensorInfo, dequantized, module_name
 from utils.kernels.bindings import FLOATS, TYPES, load
 from utils.kernels.quantized_linear import PackedWeight
 from utils.objects import Json
@@ -69,8 +69,7 @@ def write_head(header: GgufHeader, folder: Path) -> None:
     """Write the head's `config.json` and `model.safetensors`. UserError, in one line, for what cannot be read."""
     from safetensors.torch import save_file
 
-    file, tensors = header.parts[0].name, dict[str, Tensor]()
-    order = None
+    file, tensors, order = header.parts[0].name, dict[str, Tensor](), None
     if listed := next((info for info in header.tensors if info.name == "d2t"), None):
         ids = torch.from_numpy(listed.read().view(np.int64 if listed.kind == "I64" else np.int32)).long()
         order = ids.argsort().numpy()
@@ -83,14 +82,11 @@ def write_head(header: GgufHeader, folder: Path) -> None:
             rows = order if name.rpartition(".")[0] in _BY_LIST else None
             if header.head == "assistant":
                 name = name if name.startswith(_PROJECTIONS) else f"model.{name}"
-                tensors[name] = torch.from_numpy(_floats(info.read(), info.kind).reshape(info.shape))
+                tensors[name] = torch.from_numpy(info.floats())
             else:
                 tensors |= dict([stored(name, info, permuted, rows)])
-    if header.head == "assistant":
-        config = _assistant(header)
-    else:
-        config = {**_shape(header), **(_eagle if header.architecture == "eagle3" else _block)(header)}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    config = {"assistant": _assistant, "eagle": _eagle}.get(header.head, _block)
+    (folder / "config.json").write_text(json.dumps(config(header), indent=2) + "\n", encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
 
 
@@ -128,18 +124,11 @@ def stored(name: str, info: TensorInfo, permuted: int = 0, order: np.ndarray | N
     the rows.
     """
     kept = info.kind in {*TYPES} - {*FLOATS} and len(info.shape) == 2 and name.endswith(".weight")
-    rows = info.read().reshape(info.shape[0], -1) if kept else _floats(info.read(), info.kind).reshape(info.shape)
+    rows = info.read().reshape(info.shape[0], -1) if kept else info.floats()
     if permuted:
         rows = rows.reshape(permuted, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
     rows = np.ascontiguousarray(rows if order is None else rows[order])
     return f"{name}.{info.kind.lower()}" if kept else name, torch.from_numpy(rows)
-
-
-def _floats(data: np.ndarray, kind: str) -> np.ndarray:
-    """Return the numbers of a tensor's bytes: rows [N, bytes] as [N, K]."""
-    from gguf import GGMLQuantizationType, dequantize
-
-    return dequantize(data, GGMLQuantizationType[kind])
 
 
 def unstored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, PackedWeight]]:
@@ -156,7 +145,7 @@ def unstored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
             packed[own] = weight = PackedWeight.of(kind.upper(), value.numpy())
             floats[own] = torch.empty(weight.out_features, weight.in_features, device="meta")
         else:
-            floats[own] = torch.from_numpy(_floats(value.numpy(), kind.upper()))
+            floats[own] = torch.from_numpy(dequantized(value.numpy(), kind.upper()))
     return floats, packed
 
 
@@ -192,6 +181,7 @@ def _shape(header: GgufHeader) -> Json:
 
 def _eagle(header: GgufHeader) -> Json:
     return {
+        **_shape(header),
         "model_type": "llama",
         "eagle_aux_hidden_state_layer_ids": _said(header, "target_layers", "extract_layers"),
         "target_hidden_size": header.get("target_hidden_size"),
@@ -201,7 +191,7 @@ def _eagle(header: GgufHeader) -> Json:
 
 
 def _block(header: GgufHeader) -> Json:
-    """Return the further keys of a DFlash, DSpark or DFlash2 head."""
+    """Return the configuration of a DFlash, DSpark or DFlash2 head."""
     window = header.get("attention.sliding_window") or 0
     pattern = header.get("attention.sliding_window_pattern", [bool(window)] * _said(header, "block_count"))
     shapes = {info.name: info.shape for info in header.tensors}
@@ -211,6 +201,7 @@ def _block(header: GgufHeader) -> Json:
         "mask_token_id": header.metadata.get("tokenizer.ggml.mask_token_id", header.get("mask_token_id")),
     }
     config = {
+        **_shape(header),
         "model_type": "qwen3",
         "layer_types": ["sliding_attention" if windowed and window else "full_attention" for windowed in pattern],
         "use_sliding_window": bool(window),
@@ -223,8 +214,10 @@ def _block(header: GgufHeader) -> Json:
         sizes = {name: header.get(name) for name in _SIZES if header.get(name) is not None}
         return {**config, "dflash_config": {**reads, **sizes}}
     with_markov = confidence is not None and confidence[-1] > _said(header, "embedding_length")
-    heads = {"enable_confidence_head": confidence is not None, "confidence_head_with_markov": with_markov}
-    return {**config, **reads, **heads, "markov_rank": markov[-1]}
+    return {
+        **{**config, **reads, "enable_confidence_head": confidence is not None},
+        **{"confidence_head_with_markov": with_markov, "markov_rank": markov[-1]},
+    }
 
 
 _OF_ASSISTANTS = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.gguf.header import TOKENS, GgufHeader
-from utils.objects import HfTokenizer
+from utils.objects import HfTokenizer, Json
 from utils.tokenizer import BOS_BEFORE_CHAT
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4  # among tokenizer.ggml.token_type
@@ -38,12 +38,16 @@ _SHOWN = {"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"}  # user-de
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 
 # Those that split as GPT-2's does, by llama.cpp's list; None: files from before the key.
-_AS_GPT2 = {None, "default", "gpt-2", "phi-2", "jina-es", "jina-de", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo"}
-_AS_GPT2 |= {"jais", "trillion", "granite-docling"}
+_AS_GPT2 = {
+    *(None, "default", "gpt-2", "phi-2", "jina-es", "jina-de", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo"),
+    *("jais", "trillion", "granite-docling"),
+}
 
 # Those in which a word that is a token is that token, without merges, and texts begin with the BOS.
-_WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
-_WHOLE_WORDS |= {"jina-v5-nano"}
+_WHOLE_WORDS = {
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"),
+    "jina-v5-nano",
+}
 
 
 def _tokenizer(header: GgufHeader, key: str, default: object = None) -> Any:
@@ -51,9 +55,8 @@ def _tokenizer(header: GgufHeader, key: str, default: object = None) -> Any:
 
 
 def _role(header: GgufHeader, role: str) -> int | None:
-    default = _LLAMA.get(role) if _tokenizer(header, "model") == "llama" else None
-    token: int | None = _tokenizer(header, f"{role}_token_id", default)
-    return token
+    default = _LLAMA if _tokenizer(header, "model") == "llama" else dict[str, int]()
+    return header.metadata.get(f"tokenizer.ggml.{role}_token_id", default.get(role))
 
 
 def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
@@ -75,10 +78,9 @@ def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
         "<|end|>": several and bool(names & {"<|call|>", "<|calls|>"}),
         "</s>": bool(names & {"<|tool_response>", "<|plamo:eos|>"}),
     }
-    for token, holds in plain.items():
-        if holds and token in names:
-            ends.discard(ids[token])
-            types[ids[token]] = _USER if token == "<|end|>" else _NORMAL
+    for token in (token for token, holds in plain.items() if holds and token in names):
+        ends.discard(ids[token])
+        types[ids[token]] = _USER if token == "<|end|>" else _NORMAL
     for token in _SHOWN & ids.keys():
         types[ids[token]] = _USER
     return tokens, types, ends
@@ -96,8 +98,7 @@ def tokenizer_of(file: Path, header: GgufHeader, context: int) -> HfTokenizer:
     from tokenizers import AddedToken, Tokenizer
 
     tokens, types, _ = _typed(header)
-    kind = _tokenizer(header, "model")
-    if kind not in ("llama", "gpt2"):
+    if (kind := _tokenizer(header, "model")) not in ("llama", "gpt2"):
         return transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     ids = {token: index for index, token in enumerate(tokens)}
     named = {role: token for role in ("bos", "eos", "unknown", "padding") if (token := _role(header, role)) is not None}
@@ -138,11 +139,8 @@ def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]
     from transformers.tokenization_utils_base import generate_merges
 
     scores = dict(zip(ids, _tokenizer(header, "scores", [0.0] * len(ids)), strict=False))
-    merges = generate_merges(dict(ids), scores)
-    unknown = roles.get("unk_token")
-    backend = Tokenizer(
-        models.BPE(vocab=dict(ids), merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    rules: Json = {"unk_token": roles.get("unk_token"), "fuse_unk": True, "byte_fallback": True}
+    backend = Tokenizer(models.BPE(vocab=dict(ids), merges=generate_merges(dict(ids), scores), **rules))
     prefix = _tokenizer(header, "add_space_prefix", True)
     spaces = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
@@ -157,8 +155,7 @@ def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> HfTokeni
     from tokenizers import Tokenizer, pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    split = _tokenizer(header, "pre")
-    if split not in _AS_GPT2 | _DIGITS_APART | GGUF_PRE_TOKENIZER_SPLITS.keys():
+    if (split := _tokenizer(header, "pre")) not in _AS_GPT2 | _DIGITS_APART | GGUF_PRE_TOKENIZER_SPLITS.keys():
         raise UserError(f"tokenizer.ggml.pre is '{split}', a way to split text that this program does not know")
     theirs: HfTokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     state = json.loads(theirs.backend_tokenizer.to_str())
@@ -167,6 +164,5 @@ def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> HfTokeni
     backend = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
     if split in _DIGITS_APART:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     return backend

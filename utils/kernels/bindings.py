@@ -194,11 +194,6 @@ def descend(
     return numbers[2 * count : 2 * count + descent.stood].tolist(), walks
 
 
-def find_offers(offers: int) -> None:
-    """Fill the record at an address with the offers of look-ups after the tail in it."""
-    kernels().find_offers(offers)
-
-
 def gumbel_noise(state: int, ids: Sequence[int]) -> list[float]:
     """Return the Gumbel noise of ids under the stream in this state."""
     numbers, result = array("q", ids), array("d", bytes(8 * len(ids)))

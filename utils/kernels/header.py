@@ -31,17 +31,12 @@ FUNCTIONS = {  # their results and arguments
 STRUCTURES: dict[str, type[Structure]] = {}
 
 
-def _field(kind: str, pointer: str, count: str) -> Any:
-    """The type of a field, of an array of `count` where that is not empty."""
-    own = ctypes.c_void_p if "*" in pointer else _NUMBERS.get(kind) or STRUCTURES[kind]
-    return own * int(CONSTANTS.get(count, count)) if count else own
-
-
 for _body, _name in re.findall(r"typedef struct {([^{}]*)} (\w+);", _TEXT):
     _fields = [
-        (name, _field(kind, pointer, count))
+        (name, own * int(CONSTANTS.get(count, count)) if count else own)  # an array where there is a count
         for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", _body)
         for pointer, name, count in re.findall(r"([*\w ]*?)(\w+)(?:\[(\w+)\])?(?:,|$)", names)
+        for own in [ctypes.c_void_p if "*" in pointer else _NUMBERS.get(kind) or STRUCTURES[kind]]
     ]
     _inner = [name for name, _ in _fields if name == "pass"]  # its fields are the outer structure's, too
     STRUCTURES[_name] = type(_name, (ctypes.Structure,), {"_anonymous_": _inner, "_fields_": _fields})

@@ -86,9 +86,9 @@ class PackedWeight:
     in_features: int
 
     @staticmethod
-    def of(kind: str, data: np.ndarray) -> PackedWeight:
-        """The weight whose rows are `data` [out, bytes] in a GGUF file."""
-        return PackedWeight(pack_rows(kind, data), kind, len(data), width_of(kind, data))
+    def of(kind: str, data: np.ndarray, check: Callable[[], None] = lambda: None) -> PackedWeight:
+        """The weight whose rows are `data` [out, bytes] in a GGUF file. `check`: see :func:`pack_rows`."""
+        return PackedWeight(pack_rows(kind, data, check), kind, len(data), width_of(kind, data))
 
     @staticmethod
     def floats(weight: Tensor) -> PackedWeight:
@@ -101,12 +101,8 @@ class PackedWeight:
         """Float weights [out, in] rounded to `kind`: each code is the nearest under the 16-bit scale (and minimum) of
         its group. ValueError for weights that are no numbers, or too large for 16 bits."""
         layout, weight = "Q4_1" if kind == "q4" else "Q8_0", weight.flatten(0, -2)
-        pieces = [
-            pack_rows(layout, rounded_rows(weight[at : at + _ROUNDED], layout))
-            for at in range(0, len(weight), _ROUNDED)
-        ]
-        data = torch.cat([torch.from_numpy(piece) for piece in pieces]).numpy()  # aligned to 64 bytes
-        return PackedWeight(data, layout, *weight.shape)
+        pieces = [PackedWeight.of(layout, rounded_rows(part, layout)) for part in weight.split(_ROUNDED)]
+        return cast(PackedWeight, PackedWeight.joined(pieces))
 
     @staticmethod
     def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
@@ -164,10 +160,9 @@ def rounded_rows(weight: Tensor, layout: str) -> np.ndarray:
     """The rows [N, bytes] of float weights [N, K] as a GGUF file has them; ValueError for numbers beyond 16 bits."""
     groups = weight.detach().to(torch.float32).reshape(len(weight), -1, GROUP)
     least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    low, scale, bounds = torch.zeros_like(least).half(), (torch.maximum(most, -least) / 127).half(), (-127, 127)
     if layout == "Q4_1":
         low, scale, bounds = least.half(), ((most - least) / 15).half(), (0, 15)
-    else:
-        low, scale, bounds = torch.zeros_like(least).half(), (torch.maximum(most, -least) / 127).half(), (-127, 127)
     if not (low.isfinite() & scale.isfinite()).all():
         raise ValueError("a weight is no number, or too large for 16 bits")
     steps = (groups - low.float()) / scale.float().where(scale != 0, 1.0)
@@ -223,10 +218,12 @@ class QuantizedLinear(_Quantized):
         ends = list(itertools.accumulate(sizes))
         if any(end % COLUMNS for end in ends[:-1]):
             return []
-        cuts = list(zip([0, *ends], ends, strict=False))
-        biases = [None if self.bias is None else self.bias[first:last] for first, last in cuts]
-        packed = [self.packed.part(first, last) for first, last in cuts]
-        return [QuantizedLinear(*both, self.narrow) for both in zip(packed, biases, strict=True)]
+        return [
+            QuantizedLinear(
+                self.packed.part(first, last), None if self.bias is None else self.bias[first:last], self.narrow
+            )
+            for first, last in itertools.pairwise([0, *ends])
+        ]
 
     def unpacked(self) -> nn.Linear:
         """The plain layer with the same numbers."""
@@ -343,8 +340,7 @@ def layer_over(part: HfModel, weights: Mapping[str, PackedWeight]) -> nn.Module:
 def _pack(model: nn.Module, make: Callable[[Tensor, bool], PackedWeight], tables: bool, step: int = 1) -> int:
     """Replace layers in turn, so that each dense weight is freed at once; how many weights were packed."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    parts = model.named_modules(remove_duplicate=False)
-    names = [name for name, part in parts if _weights(part, tables, step)]
+    names = [name for name, part in model.named_modules(remove_duplicate=False) if _weights(part, tables, step)]
     packed: dict[int, PackedWeight] = {}
     for name in names:
         part = model.get_submodule(name)

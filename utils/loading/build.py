@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -45,15 +44,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 LoadStep = tuple[str, Callable[[HfModel], object]]  # its stage, and its act on the model
-
-
-@dataclass(frozen=True)
-class LoadWork:
-    """A plan and the work that carries it out."""
-
-    plan: LoadPlan
-    build: Callable[[], HfModel]
-    steps: Sequence[LoadStep] = ()  # after it is built
+LoadWork = tuple[LoadPlan, Callable[[], HfModel], Sequence[LoadStep]]  # what builds the model, and the steps after it
 
 
 def load_model(
@@ -75,17 +66,17 @@ def load_model(
         raise UserError(f"--graphs replays passes on an NVIDIA GPU, {spec.name} runs on {chosen.type}")
     progress(f"loading {spec.name}")
     with quiet_warnings(), _in_one_line(spec.name, folder, chosen):
-        work = work_of(spec, folder, options, device, quantization, progress)
-        model = work.build()
-        for stage, step in work.steps:
+        plan, build, steps = work_of(spec, folder, options, device, quantization, progress)
+        model = build()
+        for stage, step in steps:
             progress(stage)
             step(model)
         progress.check()
-    model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if work.plan.quantization == "none" else None)
+    model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if plan.quantization == "none" else None)
     if options.activations == "q8":
         narrow_activations(model)
     return LoadedModel(
-        **vars(work.plan),
+        **vars(plan),
         model=model,
         parameters=model.counted,
         bytes=held_bytes(model) + sum(weight.data.nbytes for weight in packed_weights(model)),
@@ -113,7 +104,7 @@ def work_of(
                 entry = entry_of(spec, own, options, progress)
                 build = partial(packed_model, own, entry, folder, spec.name)
                 bits = str(read_object(entry / "index.json")["type"])
-                return LoadWork(_planned(spec.name, own, chosen, torch.float32, bits, stored="GGUF"), build)
+                return _planned(spec.name, own, chosen, torch.float32, bits, stored="GGUF"), build, ()
             except UnfitError as error:
                 why = str(error)
         folder = model_folder(spec, options, progress)
@@ -155,7 +146,7 @@ def work_of(
         converts=tuple(what.replace("torch.", "") for what, holds in converts.items() if holds),
         expanded=why or unfit,
     )
-    return LoadWork(plan, build, _steps(spec.name, kind, packs, tables))
+    return plan, build, _steps(spec.name, kind, packs, tables)
 
 
 def _planned(
@@ -185,13 +176,9 @@ def _planned(
 
 def _steps(name: str, kind: str, packs: bool, tables: bool) -> Sequence[LoadStep]:
     """Return the changes of a built model: its weights rounded to `kind`, the others packed as they are."""
-    steps: list[LoadStep] = []
-    if kind in KINDS:
-        steps.append((f"rounding {name} to {kind}", partial(quantize, kind=kind, tables=tables)))
-    if packs:
-        acts = partial(pack, tables=tables), nn.Module.float, hide_weights  # other parts compute in float32
-        steps += [(f"packing {name}", act) for act in acts]
-    return steps
+    rounds: list[LoadStep] = [(f"rounding {name} to {kind}", partial(quantize, kind=kind, tables=tables))]
+    acts = partial(pack, tables=tables), nn.Module.float, hide_weights  # other parts compute in float32
+    return [*(rounds if kind in KINDS else ()), *((f"packing {name}", act) for act in acts if packs)]
 
 
 def _config_of(name: str, folder: Path, options: LoadOptions) -> tuple[HfConfig, HfModel]:
@@ -214,12 +201,10 @@ def _unfit(config: HfConfig, attention: str | None, progress: Progress) -> str:
     """Return why no compiled pass runs a model; "" if one does."""
     try:
         make_kernels(progress)
-        if attention:
-            raise UnfitError("--attn-implementation asks for transformers' own pass")
-        facts_of(config)
+        facts = None if attention else facts_of(config)
     except UnfitError as error:
         return str(error)
-    return ""
+    return "" if facts else "--attn-implementation asks for transformers' own pass"
 
 
 def _built(
@@ -294,8 +279,10 @@ def _in_one_line(name: str, folder: Path, chosen: torch.device) -> Iterator[None
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
             left, total = torch.cuda.mem_get_info(chosen) if chosen.type == "cuda" else (0, 0)
             free = f", {left / 1e9:.1f} of {total / 1e9:.1f} GB free on {chosen}" if total else ""
-            weights = f"{_weights(folder) / 1e9:.1f} GB of weights{free}"
-            why = f"out of memory loading {name} ({weights}): try --quantization nf4 or a smaller model"
+            why = (
+                f"out of memory loading {name} ({_weights(folder) / 1e9:.1f} GB of weights{free}): "
+                "try --quantization nf4 or a smaller model"
+            )
         elif "trust_remote_code" in text:
             why = f"{name} needs its own code: allow it with --trust-remote-code"
         raise UserError(why) from error
@@ -333,8 +320,7 @@ def stop_ids(model: HfModel, tokenizer: HfTokenizer) -> frozenset[int]:
     """Return all ids that end an answer: the generation configuration's, the model's, the tokenizer's and its
     template's. UserError for one that is no id.
     """
-    configs = (model.generation_config, model.config, tokenizer)
-    named = [getattr(config, "eos_token_id", None) for config in configs]
+    named = [getattr(config, "eos_token_id", None) for config in (model.generation_config, model.config, tokenizer)]
     lists = [ids if isinstance(ids, list | tuple) else [ids] for ids in named if ids is not None]
     ends = frozenset(token for ids in lists for token in ids)
     if others := [end for end in ends if not isinstance(end, int)]:
@@ -358,14 +344,10 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(name: str, device: torch.device, own: torch.dtype | None) -> torch.dtype:
     """Return the dtype `name`; "auto" is float32 on the CPU, float16 on mps, on CUDA the model's own half type.
     UsageError for another name."""
-    if name in _DTYPES:
-        return _DTYPES[name]
-    if name != "auto":
+    if name not in ("auto", *_DTYPES):
         raise UsageError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got '{name}'")
-    if device.type == "cpu":
-        return torch.float32
-    if device.type == "mps":
-        return torch.float16
+    if known := _DTYPES.get(name) or {"cpu": torch.float32, "mps": torch.float16}.get(device.type):
+        return known
     if own in (torch.float16, torch.bfloat16):
         return own
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
@@ -411,14 +393,15 @@ def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> 
     """
     if kind not in QUANTIZATIONS:
         raise UsageError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got '{kind}'")
-    if kind == "none":
-        return None
     if kind in KINDS:
         if device.type != "cpu" or dtype != torch.float32:
-            got = f"{str(dtype).removeprefix('torch.')} on {device.type}"
-            raise UsageError(f"quantization {kind} computes in float32 on the cpu, got {got}")
+            raise UsageError(
+                f"quantization {kind} computes in float32 on the cpu, got {str(dtype).removeprefix('torch.')} on "
+                f"{device.type}"
+            )
         if why := why_not():
             raise UserError(f"quantization {kind} has no kernels here ({why}): use --quantization none")
+    if kind in ("none", *KINDS):
         return None
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"quantization {kind} runs on cpu and cuda, not on {device.type}: use --quantization none")
@@ -435,10 +418,9 @@ def held_bytes(model: nn.Module) -> int:
     """Return bytes of all parameters and buffers, with the scales of 4-bit weights; of a tensor that several processes
     share, those of this process's part."""
     states = [weight.quant_state for weight in model.parameters() if hasattr(weight, "quant_state")]
-    kept = chain.from_iterable(state.as_dict().values() for state in states)
-    tensors = [*model.parameters(), *model.buffers(), *(part for part in kept if isinstance(part, Tensor))]
-    tensors = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    parts = chain(model.parameters(), model.buffers(), *(state.as_dict().values() for state in states))
+    local = (part.to_local() if hasattr(part, "to_local") else part for part in parts if isinstance(part, Tensor))
+    return sum(tensor.nbytes for tensor in local)
 
 
 def hide_weights(model: nn.Module) -> None:

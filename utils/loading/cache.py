@@ -25,10 +25,8 @@ _PIECE = 1 << 20
 
 def cache_folder() -> Path:
     """`SPEC_CACHE_DIR`, else `speculative-console` under `XDG_CACHE_HOME` or `~/.cache`. Not created."""
-    if named := os.environ.get("SPEC_CACHE_DIR"):
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "speculative-console"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("SPEC_CACHE_DIR") or f"{base}/speculative-console").expanduser()
 
 
 def sha256(*files: Path, progress: Progress = SILENT) -> str:
@@ -114,8 +112,7 @@ def publish(folder: Path, entry: Path, source: dict[str, object]) -> None:
                 "sha256": sha256(path),
             }
         write_json(folder / MANIFEST, {"source": source, "made": time.time(), "files": noted})
-        real = os.path.realpath(entry)  # a link stays
-        if os.path.exists(real):
+        if os.path.exists(real := os.path.realpath(entry)):  # a link stays
             shutil.rmtree(real)
         shutil.move(folder, real)
 
@@ -154,16 +151,14 @@ def check_memory(what: str, needed: float, instead: str) -> None:
     """Raise UserError if `needed` bytes are not free; `what` needs them, `instead` is the way out."""
     import psutil
 
-    free = psutil.virtual_memory().available
-    if needed > free:
+    if needed > (free := psutil.virtual_memory().available):
         raise UserError(f"{what} needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free: {instead}")
 
 
 def check_disk(what: str, needed: float, folder: Path) -> None:
     """Raise UserError if the disk of `folder`, in the cache, has not `needed` bytes."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
+    if needed > (free := shutil.disk_usage(existing).free):
         raise UserError(
             f"{what} needs {needed / 1e9:.1f} GB of disk, {free / 1e9:.1f} GB are free in {cache_folder()}: free some, "
             "or set SPEC_CACHE_DIR"

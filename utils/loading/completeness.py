@@ -19,9 +19,11 @@ def check_tensors(
     mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]] = (),
 ) -> None:
     """Raise UserError with up to three of these tensors, if there are any. `mismatched`: name, shape, expected."""
-    mistakes = [f"it lacks {tensor}" for tensor in sorted(missing)]
-    mistakes += [f"{tensor} is {(*shape,)}, not {(*expected,)}" for tensor, shape, expected in sorted(mismatched)]
-    mistakes += [f"it has {tensor}, which nothing reads" for tensor in sorted(unexpected)]
+    mistakes = [
+        *(f"it lacks {tensor}" for tensor in sorted(missing)),
+        *(f"{tensor} is {(*shape,)}, not {(*expected,)}" for tensor, shape, expected in sorted(mismatched)),
+        *(f"it has {tensor}, which nothing reads" for tensor in sorted(unexpected)),
+    ]
     if mistakes:
         more = f" (and {len(mistakes) - _SHOWN} more)" if len(mistakes) > _SHOWN else ""
         raise UserError(f"{name} does not fit its configuration: {'; '.join(mistakes[:_SHOWN])}{more}")
@@ -43,12 +45,14 @@ def _predicts_ahead(key: str, config: HfConfig) -> bool:
     return layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < more
 
 
-_MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
 _ROPE, _ROPE_BEFORE, _BASE, _SHARE = "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"
 _FIRST_WITH_POSITIONS = (5, 0)  # the release of transformers that began to write them
 _NO_EFFECT = re.compile(r"drop|init|^(bos|pad|sep|cls|mask)_token_id$|loss|^(use_cache|pretraining_tp)$|^output_router")
-_SCALARS = {*_MULTIPLIERS, "attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "num_experts_per_tok"}
-_SCALARS |= {"query_pre_attn_scalar", "no_rope_layers"}
+_SCALARS = {
+    *("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier", "logit_scale"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "num_experts_per_tok", "query_pre_attn_scalar"),
+    "no_rope_layers",
+}
 
 
 def check_written(name: str, stored: Json, config: HfConfig) -> None:
@@ -63,8 +67,7 @@ def check_written(name: str, stored: Json, config: HfConfig) -> None:
     kind, usual = type(config), config.to_dict()
     if not kind.__module__.startswith("transformers."):
         return  # the model's own code, of any age
-    unread = [key for key, value in stored.items() if key in _SCALARS and value and not hasattr(kind, key)]
-    if unread:
+    if unread := [key for key, value in stored.items() if key in _SCALARS and value and not hasattr(kind, key)]:
         raise UserError(f"the config.json of {name} says what its family does not read: {', '.join(unread)}")
     spelled = {kind.attribute_map.get(key, key) for key in stored} | stored.keys()
     heads = kind.attribute_map.get("num_attention_heads", "num_attention_heads")
@@ -74,8 +77,7 @@ def check_written(name: str, stored: Json, config: HfConfig) -> None:
         own = usual.keys() - PreTrainedConfig().to_dict().keys()
         same = version == usual["transformers_version"]
         needed |= {key for key in own if not _NO_EFFECT.search(key) and (same or usual[key] is not None)}
-    if spelled & {_ROPE_BEFORE, _BASE}:  # where older files have them
-        needed.discard(_ROPE)
+    needed -= {_ROPE} if spelled & {_ROPE_BEFORE, _BASE} else set()  # where older files have them
     rope, whole = stored.get(_ROPE) or {}, usual.get(_ROPE) or {}
     parts = [(rope.get(key), part) for key, part in whole.items() if isinstance(part, Mapping)] or [(rope, whole)]
     turned = {key for rope, whole in parts if rope for key in ({_BASE, _SHARE} & whole.keys()) - rope.keys()}

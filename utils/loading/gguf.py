@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,9 @@ def converted(
         if weights and not (header := read_header(file)).head:
             what = f"expanding {file.name} to float32"
             joined = sum(part.stat().st_size for part in header.parts) if len(header.parts) > 1 else 0
-            instead = "leave out --quantization none, or take a smaller model"
-            check_memory(what, _EXPANDING * header.float32_bytes, instead)
-            check_disk(what, header.float32_bytes + joined, folder)
+            expanded = 4 * sum(prod(tensor.shape) for tensor in header.tensors)  # bytes
+            check_memory(what, _EXPANDING * expanded, "leave out --quantization none, or take a smaller model")
+            check_disk(what, expanded + joined, folder)
         _convert(file, folder, weights, progress)
 
     entries = converted_entries(digest, weights)
@@ -121,11 +122,10 @@ def main(source: Path, folder: Path, weights: bool) -> int:
         return 0
     except UserError as error:
         report(refused=str(error))
-        return 1
     except Exception as error:  # any error ends this process with one line
         number = {"errno": error.errno} if isinstance(error, OSError) and error.errno else {}
         report(error=" ".join(str(error).split()) or type(error).__name__, **number)
-        return 1
+    return 1
 
 
 def write_folder(source: Path, folder: Path, report: Callable[[float], None], *, weights: bool = True) -> None:
@@ -138,8 +138,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
 
     step = (lambda done: None) if weights else report
     step(0.15)
-    header = read_header(source)
-    if header.head:
+    if (header := read_header(source)).head:
         from utils.gguf.heads import write_head
 
         (_write_layer if header.head == "mtp" else write_head)(header, folder)
@@ -206,20 +205,16 @@ def _whole(header: GgufHeader, folder: Path, weights: bool) -> Path:
     """Return the file itself, or a split one joined in `folder`; without `weights` the tensors are a hole."""
     if len(header.parts) == 1:
         return header.parts[0]
-    joined = folder / "joined.gguf"
-    with joined.open("wb") as out:
+    with (folder / "joined.gguf").open("wb") as out:
         write_joined(header, out, weights=weights)
-    return joined
+    return folder / "joined.gguf"
 
 
 def _unread(header: GgufHeader, names: Mapping[str, str]) -> set[str]:
     """Return the file's tensors that transformers' loader silently ignores. `names`: its table from the file's names to
     its own; empty for families whose loader reports them itself."""
-    if not names:
-        return set()
-    ours = {tensor.name for tensor in header.parameters}
-    if header.architecture == "gpt2":
-        ours.discard("output.weight")  # read without the table
+    ours = {tensor.name for tensor in header.parameters if names}
+    ours -= {"output.weight"} if header.architecture == "gpt2" else set()  # read without the table
     return {name for name in ours if name not in names and name.removesuffix(".weight") not in names}
 
 
@@ -253,15 +248,16 @@ def _check_packable(name: str, header: GgufHeader, model: HfModel) -> None:
 
 
 # Parts of a multi-token prediction layer that other layers lack, and Qwen's names of them.
-_JOINING = {"eh_proj": "fc", "shared_head_norm": "norm"}
-_JOINING |= {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
+_JOINING = {
+    **{"eh_proj": "fc", "shared_head_norm": "norm"},
+    **{"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"},
+}
 
 
 def _save_next_token_layer(header: GgufHeader, layers: int, folder: Path) -> None:
     """Write the tensors of the multi-token prediction layer after a Qwen3.5 target's `layers`, which transformers
     leaves out, in float32 and under the names that Qwen publishes, if the file has one."""
     import torch
-    from gguf import GGMLQuantizationType, dequantize
     from safetensors.torch import save_file
 
     tensors: Json = {}
@@ -269,7 +265,7 @@ def _save_next_token_layer(header: GgufHeader, layers: int, folder: Path) -> Non
         part = info.name.removeprefix(f"blk.{layers}.").removesuffix(".weight")
         if not info.name.startswith(f"blk.{layers}.") or part in ("nextn.embed_tokens", "nextn.shared_head_head"):
             continue
-        values = torch.from_numpy(dequantize(info.read(), GGMLQuantizationType[info.kind])).reshape(info.shape)
+        values = torch.from_numpy(info.floats())
         own = _JOINING.get(part.removeprefix("nextn."))
         name = own or module_name(f"blk.0.{part}.weight", header.architecture)[0].removeprefix("model.")
         if part.endswith("norm"):  # a file has 1 + w
@@ -290,8 +286,10 @@ def _write_layer(header: GgufHeader, folder: Path) -> None:
     name, family = header.parts[0].name, header.architecture
     if family not in ("qwen3next", "qwen35", "qwen35moe"):
         raise UserError(f"{name} holds the next-token layer of a {family} model: Qwen3-Next's and Qwen3.5's are read")
-    rounded = any(info.kind not in FLOATS for info in header.tensors)
-    config = {"kind": "mtp", "gguf": family, "rounded": rounded, "hidden_size": header.get("embedding_length")}
+    config = {
+        **{"kind": "mtp", "gguf": family, "hidden_size": header.get("embedding_length")},
+        "rounded": any(info.kind not in FLOATS for info in header.tensors),
+    }
     write_json(folder / "config.json", config)
     _save_next_token_layer(header, header.get("block_count", 0) - header.get("nextn_predict_layers"), folder)
 
@@ -304,10 +302,9 @@ def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str,
     """
     known, own = dict[str, str](), legacy.get_gguf_hf_weights_map
 
-    def bar(items: Iterable[object], **_named: object) -> Iterator[object]:
-        held = list(items)
-        for done, item in enumerate(held):
-            report(_READ * done / len(held))
+    def bar(items: Sequence[object], **_named: object) -> Iterator[object]:
+        for done, item in enumerate(items):
+            report(_READ * done / len(items))
             yield item
 
     gguf.GGUFReader = functools.cache(gguf.GGUFReader)

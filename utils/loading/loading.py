@@ -128,8 +128,7 @@ def load_drafter(
 
 def _check_whole(pair: LoadedPair, drafter: ModelSpec, folder: Path) -> None:
     """Raise UserError for a drafter that is the target's whole model, with layers for multi-token prediction."""
-    ahead = read_header(Path(drafter.gguf)).get("nextn_predict_layers") if drafter.gguf else ships_mtp(folder)
-    if not ahead:
+    if not (read_header(Path(drafter.gguf)).get("nextn_predict_layers") if drafter.gguf else ships_mtp(folder)):
         return
     config, large = read_object(folder / "config.json"), pair.target.model.config.get_text_config()
     own = config.get("text_config") or config
@@ -252,19 +251,17 @@ def load_served(spec: PairSpec, options: LoadOptions, progress: Progress) -> Loa
 
     from utils.loading.build import load_tokenizer
 
-    target, ends = spec.target, frozenset[int]()
+    target, ends, tokenizer, size = spec.target, frozenset[int](), None, 0
     server = server_at(str(target.url), target.model, target.key_env)
     progress(f"asking {server.address}")
-    name, tokenizer, size, context = server.chosen or target.name, None, 0, server.context or NO_LIMIT
+    name, context = server.chosen or target.name, server.context or NO_LIMIT
     if target.tokenizer is not None:
         quiet_environment()
         folder = model_folder(target.tokenizer, options, progress, weights=False, tokenizer_only=True)
-        tokenizer = load_tokenizer(folder, options)
-        if tokenizer is None:
+        if (tokenizer := load_tokenizer(folder, options)) is None:
             raise UserError(f"{target.tokenizer.name} has no tokenizer files: drafts for a server need its tokenizer")
         size = max(tokenizer.get_vocab().values()) + 1
-        own: int | None = getattr(tokenizer, "eos_token_id", None)
-        ends = end_ids(tokenizer) | (frozenset() if own is None else {own})
+        ends = end_ids(tokenizer) | ({tokenizer.eos_token_id} - {None})
     pair = LoadedPair(
         spec=spec,
         target=LoadedModel(

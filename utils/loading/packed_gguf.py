@@ -10,20 +10,20 @@ longer to import than all else, is imported only for its own pass.
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from utils.catalogue.specs import ModelSpec
 from utils.families import FAMILIES, UnfitError, facts_of, frequencies, rules_of
 from utils.files import read_object, replacing, write_json
 from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, TensorInfo, module_name, read_header
@@ -34,19 +34,14 @@ from utils.kernels.quantized_linear import (
     QuantizedEmbedding,
     QuantizedExperts,
     QuantizedLinear,
-    pack_rows,
     unpacked_copy,
-    width_of,
 )
 from utils.loading.cache import cache_folder, check_disk, check_memory, filled, writing
+from utils.loading.loaded import LoadOptions
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import digest_of, gguf_file
 from utils.objects import HfConfig, HfModel, Json
 from utils.progress import SILENT, Progress
-
-if TYPE_CHECKING:
-    from utils.catalogue.specs import ModelSpec
-    from utils.loading.loaded import LoadOptions
 
 FORMAT = 3  # raised whenever a file is packed differently
 _PERMUTED = ("llama", "granite", "smollm3")  # llama.cpp permutes the rows of their queries and keys
@@ -122,14 +117,7 @@ class _Tensor(NamedTuple):
 
     def data(self) -> np.ndarray:
         """Rows [N, bytes of a row], or the numbers."""
-        data = self.info.read()
-        if not self.vector:
-            return data.reshape(math.prod(self.info.shape[:-1]), -1)
-        if self.info.kind != "F32":
-            from gguf import GGMLQuantizationType, dequantize
-
-            data = dequantize(data, GGMLQuantizationType[self.info.kind])
-        return data.view(np.float32).reshape(self.info.shape)
+        return self.info.floats() if self.vector else self.info.read().reshape(math.prod(self.info.shape[:-1]), -1)
 
 
 def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
@@ -188,14 +176,10 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
                     "shape": (1, *data.shape) if tensor.name.endswith("expert_gate") else data.shape,
                 }
                 continue
-            kind = tensor.info.kind
-            packed = pack_rows(kind, data, progress.check)
-            weights[tensor.name] = {
-                "at": put(packed),
-                "shape": [*packed.shape, len(data), width_of(kind, data)],
-                "kind": kind,
-            }
-            types[kind] += packed.size
+            packed = PackedWeight.of(tensor.info.kind, data, progress.check)
+            sizes = [*packed.data.shape, packed.out_features, packed.in_features]
+            weights[tensor.name] = {"at": put(packed.data), "shape": sizes, "kind": packed.kind}
+            types[packed.kind] += packed.data.size
             del packed
     write_json(folder / "index.json", {"type": types.most_common(1)[0][0], "weights": weights, "vectors": vectors})
 
@@ -270,7 +254,7 @@ class PackedModel(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self.get_submodule(HEAD)
 
-    @functools.cached_property
+    @cached_property
     def whole(self) -> HfModel:
         """transformers' model over the same layers; no part of this module."""
         quiet_libraries()
@@ -305,20 +289,17 @@ class PackedModel(nn.Module):
 def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> PackedModel:
     """The model of `config` over the packed weights in `entry`. `folder`: of the converted model, with its generation
     configuration."""
-    index = read_object(entry / "index.json")
+    index, ends = read_object(entry / "index.json"), folder / _GENERATION
     check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
     vectors, weights = {}, {}
     for tensor, span in index["vectors"].items():
-        numbers = data[span["at"] : span["at"] + 4 * math.prod(span["shape"])].view(np.float32)
-        vectors[tensor] = torch.from_numpy(numbers.reshape(span["shape"]).copy())
+        vectors[tensor] = torch.from_numpy(np.ndarray(span["shape"], np.float32, data, span["at"]).copy())
     for tensor, span in index["weights"].items():
-        blocks, size, *sizes = span["shape"]
-        part = data[span["at"] : span["at"] + blocks * size].reshape(blocks, size)
-        weights[tensor] = PackedWeight(part, span["kind"], *sizes)
+        *shape, rows, width = span["shape"]
+        weights[tensor] = PackedWeight(np.ndarray(shape, np.uint8, data, span["at"]), span["kind"], rows, width)
     weights.setdefault(HEAD, weights[TABLE])
-    file = folder / _GENERATION
-    generation = read_object(file) if file.is_file() else {}
+    generation = read_object(ends) if ends.is_file() else {}
     return PackedModel(config, FileConfig(**generation), folder, weights, vectors)
 
 

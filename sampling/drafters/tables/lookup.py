@@ -23,7 +23,7 @@ from sampling.gamma.constants import MIN_PATH
 from sampling.rows import common_prefix, parted
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import best
-from utils.kernels.bindings import OFFERED, Offers, at_hand, find_offers
+from utils.kernels.bindings import OFFERED, Offers, at_hand, kernels
 
 LONGEST = 5  # tokens of a match
 CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
@@ -205,7 +205,7 @@ class CompiledLookUps:
                 tokens[count], probs[count], sources[count] = token, prob, index
                 count += 1
         record.found = count
-        find_offers(self._address)
+        kernels().find_offers(self._address)
         count = record.found
         each = zip(tokens[:count], sources[:count], p[:count], probs[:count], strict=True)
         return list(map(tuple.__new__, repeat(Candidate), each))  # as Candidate._make, in C

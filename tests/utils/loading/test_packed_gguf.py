@@ -18,9 +18,9 @@ from tests.support.quantized import keep_code, quantised
 from utils.catalogue.specs import spec_from_argument
 from utils.families import UnfitError
 from utils.gguf.header import module_name
+from utils.kernels import quantized_linear
 from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, quantize, unpacked_copy
-from utils.loading import packed_gguf
 from utils.loading.build import load_model
 from utils.loading.cache import cache_folder
 from utils.loading.loaded import LoadedModel, LoadOptions
@@ -202,7 +202,7 @@ def test_an_unfit_file_is_refused_by_its_header_alone(tmp_path: Path, monkeypatc
 
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gguf, "GGUFReader", never_done)
-    monkeypatch.setattr(packed_gguf, "pack_rows", never_done)
+    monkeypatch.setattr(quantized_linear, "pack_rows", never_done)
     with pytest.raises(UnfitError, match="no kernel for MXFP4"):
         entry_of(written(tmp_path / "late.gguf", {"blk.0.attn_output": "MXFP4"}), "a" * 64)
     with pytest.raises(AssertionError, match="for nothing"):
