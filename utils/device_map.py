@@ -27,15 +27,11 @@ def room_of(device: torch.device) -> dict[Device, int]:
     """Return bytes that may be filled on each device, the fastest first."""
     import psutil
 
-    room: dict[Device, int] = {}
+    here = int(USED * psutil.virtual_memory().available)
+    room: dict[Device, int] = {"mps": here} if device.type == "mps" else {}
     if device.type == "cuda":
-        for index in range(torch.cuda.device_count()):
-            room[index] = int(USED * torch.cuda.mem_get_info(index)[0])
-    elif device.type == "mps":
-        room["mps"] = int(USED * psutil.virtual_memory().available)
-    room["cpu"] = int(USED * psutil.virtual_memory().available)
-    room["disk"] = _DISK
-    return room
+        room = {index: int(USED * torch.cuda.mem_get_info(index)[0]) for index in range(torch.cuda.device_count())}
+    return {**room, "cpu": here, "disk": _DISK}
 
 
 def device_map(
@@ -70,9 +66,11 @@ def device_map(
     if scale < 1:  # bitsandbytes computes where its weights lie
         free = {device: size for device, size in free.items() if device not in COPIED}
     free[first] -= head  # accelerate places the embedding first, but not the head
-    limits = {device: int(size / scale) for device, size in free.items()}
     devices: dict[str, Device] = infer_auto_device_map(
-        model, max_memory=limits, no_split_module_classes=list(model._no_split_modules or ()), dtype=dtype
+        model,
+        max_memory={device: int(size / scale) for device, size in free.items()},
+        no_split_module_classes=list(model._no_split_modules or ()),
+        dtype=dtype,
     )
     devices |= {part: first for part in devices if any(f"{end}.".startswith(f"{part}.") for end in kept) or not part}
     if sum(kept.values()) > room[first] or (scale < 1 and "disk" in devices.values()):
@@ -94,8 +92,7 @@ def main_device(model: HfModel) -> torch.device | None:
 
 def spread_note(name: str, model: HfModel) -> str:
     """Return the gigabytes on each device, and the cost of copying; "" for a model on one device."""
-    main = main_device(model)
-    if main is None:
+    if (main := main_device(model)) is None:
         return ""
     held: Counter[str] = Counter()
     for part, device in model.hf_device_map.items():
@@ -103,12 +100,8 @@ def spread_note(name: str, model: HfModel) -> str:
         held[f"cuda:{device}" if isinstance(device, int) else str(device)] += size
     listed = ", ".join(f"{size / 1e9:.2g} GB on {device}" for device, size in held.items())
     copied = sum(size for device, size in held.items() if device in COPIED and device != str(main))
-    cost = (
-        f"; every pass copies {copied / 1e9:.2g} GB to {main}, however many tokens it checks: slow, and drafts pay"
-        if copied
-        else ""
-    )
-    return f"{name} is spread: {listed}{cost}"
+    cost = f"; every pass copies {copied / 1e9:.2g} GB to {main}, however many tokens it checks: slow, and drafts pay"
+    return f"{name} is spread: {listed}{cost if copied else ''}"
 
 
 class Graphs:

@@ -54,8 +54,8 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     bare = {name.lstrip("/-"): name for name in sorted(set(names))}
     wanted = word.lstrip("/-").casefold()
     starting = [name for name in bare if len(wanted) > 1 and name.startswith(wanted)]
-    close = difflib.get_close_matches(wanted, list(bare), 1, 0.6)
-    return next((bare[name] for name in (wanted, *starting, *close) if name in bare), None)
+    near = (wanted, *starting, *difflib.get_close_matches(wanted, list(bare), 1, 0.6))
+    return next((bare[name] for name in near if name in bare), None)
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

@@ -85,8 +85,7 @@ def rules_of(config: HfConfig) -> Json:
 
 def facts_of(config: HfConfig) -> FamilyFacts:
     """Return the facts about a causal model of `config`. UnfitError if the compiled pass does not compute it."""
-    family = FAMILIES.get(config.model_type)
-    if family is None:
+    if (family := FAMILIES.get(config.model_type)) is None:
         raise UnfitError(f"no compiled pass computes {config.model_type}")
     size, rules = head_size(config), rules_of(config)
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
@@ -185,8 +184,6 @@ def table(frequency: Tensor, scaling: float, first: int, last: int) -> Tensor:
     The blocks of positions are whole because torch rounds differently at the end of a tensor, and the bits must depend
     on the position alone.
     """
-    blocks = []
-    for start in range(first, last, BLOCK):
-        angle = torch.arange(start, start + BLOCK)[:, None].float() * frequency
-        blocks.append(torch.cat([angle.cos() * scaling, angle.sin() * scaling], dim=1))
-    return torch.cat(blocks)
+    positions = (torch.arange(start, start + BLOCK)[:, None].float() for start in range(first, last, BLOCK))
+    angles = (position * frequency for position in positions)
+    return torch.cat([torch.cat([angle.cos() * scaling, angle.sin() * scaling], dim=1) for angle in angles])

@@ -60,9 +60,7 @@ class Window:
     def _last(self, ids: list[int], count: int) -> list[int]:
         """Return the last `count` ids, without those at their beginning that are part of a character."""
         last = ids[-count:]
-        if len(last) == len(ids):
-            return last
-        tails = (last[start:] for start in range(len(last)))
+        tails = (last[start:] for start in range(len(last) if len(last) < len(ids) else 0))
         return next((tail for tail in tails if self._complete(tail)[:1] not in ("", REPLACEMENT)), last)
 
     def _complete(self, ids: list[int]) -> str:
@@ -70,8 +68,7 @@ class Window:
         whole = self._decode(ids) if ids else ""
         if not whole.endswith(REPLACEMENT):  # a session log has only the texts that were decoded
             return whole
-        ends = range(max(1, len(ids) - _SPLIT), len(ids))
-        texts = [whole, *(self._decode(ids[:end]) for end in ends)]
+        texts = [whole, *(self._decode(ids[:end]) for end in range(max(1, len(ids) - _SPLIT), len(ids)))]
         return max((text.rstrip(REPLACEMENT) for text in texts), key=len)
 
     def ahead(self, tokens: Iterable[int]) -> list[str]:

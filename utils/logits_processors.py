@@ -84,8 +84,7 @@ def ban_repeats(scores: Tensor, n: int, prefixes: Sequence[Sequence[int]]) -> No
     """
     banned = scores.clone()
     banned.view(-1)[_flat_indices(scores, (followers(prefix, n) for prefix in prefixes))] = -math.inf
-    left = (banned > -math.inf).any(dim=-1, keepdim=True)
-    scores.copy_(banned.where(left, scores))
+    scores.copy_(banned.where((banned > -math.inf).any(dim=-1, keepdim=True), scores))
 
 
 def followers(prefix: Sequence[int], n: int) -> set[int]:
@@ -315,8 +314,7 @@ class LogitsProcessor:
     @property
     def at_work(self) -> list[tuple[Argument, float]]:
         """The rules that are not off, with their numbers, in the order in which they act."""
-        given = [(rule, getattr(self, name)) for name, rule in ARGUMENTS.items()]
-        return [(rule, value) for rule, value in given if value != rule.off]
+        return [(rule, value) for name, rule in ARGUMENTS.items() if (value := getattr(self, name)) != rule.off]
 
     @cached_property
     def needs_prefixes(self) -> bool:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -26,11 +27,10 @@ def facts(device: Any) -> Json:
     import torch
     import transformers
 
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": str(device),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -45,9 +45,8 @@ def facts(device: Any) -> Json:
 def cpu_name() -> str:
     """Return the processor's name, from the system."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        if name := re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return name[1].strip()
     return platform.processor() or platform.machine()
 
 

@@ -27,12 +27,8 @@ class Markers:
         self.words = sorted((*special, *self.written), key=len, reverse=True)
 
     def found(self, text: str) -> list[str]:
-        """Return the different markers in a text, in order."""
-        return list(dict.fromkeys(self._any(()).findall(text)))
-
-    def count(self, text: str) -> int:
-        """Return the number of markers in a text with cuts."""
-        return len(self._any(()).findall(text))
+        """Return the markers in a text, in order."""
+        return self._any(()).findall(text)
 
     def cut(self, text: str, keep: tuple[str, ...] = (), edges: bool = False) -> str:
         """Return the text with a cut in every marker but those of `keep`; `edges`: also beside half a marker at either

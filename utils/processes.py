@@ -40,8 +40,7 @@ class Process:
     def of(environ: Mapping[str, str]) -> Process:
         """Return the process that torchrun's variables describe; alone if one is missing."""
         numbers = [environ.get(name, default) for name, default in _NUMBERS.items()]
-        complete = all(environ.get(name, "").strip() for name in _NEEDED)
-        complete = complete and all(number.isdigit() for number in numbers)
+        complete = all(environ.get(name, "").strip() for name in _NEEDED) and all(map(str.isdigit, numbers))
         return Process(*map(int, numbers)) if complete else Process()
 
 
@@ -120,8 +119,7 @@ def join(device: str) -> str:
 
 def check_command(command: str) -> None:
     """Raise UsageError for a sub-command that several processes cannot run."""
-    count = this_process().world_size
-    if count > 1 and command not in ("run", "bench"):
+    if (count := this_process().world_size) > 1 and command not in ("run", "bench"):
         raise UsageError(f"{command} runs in one process, torchrun started {count} (run and bench share a target)")
 
 

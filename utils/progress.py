@@ -92,20 +92,17 @@ def run_child(
     for reader in readers:
         reader.start()
     try:
-        running = True
-        while running:
+        while process.returncode is None:
             on_tick()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
-                running = False
     except BaseException:
         process.kill()
         process.wait()
         raise
     finally:
-        deadline = time.monotonic() + 2
         for reader in readers:
-            reader.join(max(0.0, deadline - time.monotonic()))
+            reader.join(1.0)
     return process.returncode, "".join(errors)
 
 

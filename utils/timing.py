@@ -15,15 +15,11 @@ class Stopwatch:
     """Laps of device-synchronised wall time, in seconds."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self._device = device
-        self._last = self._now()
-
-    def _now(self) -> float:
-        synchronize(self._device)
-        return time.perf_counter()
+        self._device, self._last = device, 0.0
+        self.lap()
 
     def lap(self) -> float:
         """Seconds since the last lap (or since the start)."""
-        now = self._now()
-        seconds, self._last = now - self._last, now
-        return seconds
+        synchronize(self._device)
+        before, self._last = self._last, time.perf_counter()
+        return self._last - before

@@ -9,6 +9,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,8 @@ class FileTokenizer:
         self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, tokens, template
         self.init_kwargs, self._load = dict(stored), load
         for role in ROLES:
-            token = tokens.get(role)
-            setattr(self, role, token)
-            setattr(self, f"{role}_id", None if token is None else backend.token_to_id(token))
+            setattr(self, role, tokens.get(role))
+            setattr(self, f"{role}_id", backend.token_to_id(tokens[role]) if role in tokens else None)
 
     @functools.cached_property
     def whole(self) -> HfTokenizer:
@@ -104,9 +104,11 @@ class FileTokenizer:
         ours = options.keys() <= own and options.get("tokenize") is False
         if not ours or not messages or template is None or _BEYOND.search(template):
             return self.whole.apply_chat_template(messages, chat_template=chat_template, **options)
-        names = {"tools": None, "documents": None, **self.special_tokens_map}
-        begin = options.get("add_generation_prompt", False)
-        return _compiled(template).render(messages=messages, add_generation_prompt=begin, **names)
+        return _compiled(template).render(
+            messages=messages,
+            add_generation_prompt=options.get("add_generation_prompt", False),
+            **{"tools": None, "documents": None, **self.special_tokens_map},
+        )
 
 
 @functools.cache
@@ -154,11 +156,10 @@ def sentence_pieces(folder: Path) -> list[str] | None:
         return None
     from sentencepiece import SentencePieceProcessor
 
-    try:
+    with suppress(OSError, RuntimeError):  # tiktoken's files have the same name
         model = SentencePieceProcessor(model_file=str(file))
-    except (OSError, RuntimeError):  # tiktoken's files have the same name
-        return None
-    return list(model.id_to_piece(model.encode(_SAMPLE)))
+        return list(model.id_to_piece(model.encode(_SAMPLE)))
+    return None
 
 
 def splitting_so(pieces: list[str], makers: Iterable[Callable[[], HfTokenizer]]) -> HfTokenizer:
@@ -167,10 +168,8 @@ def splitting_so(pieces: list[str], makers: Iterable[Callable[[], HfTokenizer]])
     transformers chooses a class by the model's type, and the class may expect another kind of sentencepiece model.
     """
     for make in makers:
-        try:
+        with suppress(Exception):  # a class that cannot read this model at all
             tokenizer = make()
-        except Exception:  # a class that cannot read this model at all
-            continue
-        if tokenizer.convert_ids_to_tokens(tokenizer.encode(_SAMPLE, add_special_tokens=False)) == pieces:
-            return tokenizer
+            if tokenizer.convert_ids_to_tokens(tokenizer.encode(_SAMPLE, add_special_tokens=False)) == pieces:
+                return tokenizer
     raise ValueError("no class of transformers splits text as its sentencepiece model does, a tokenizer.json is needed")

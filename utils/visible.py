@@ -24,9 +24,10 @@ def _table(ascii_only: bool) -> dict[int, str]:
     table = {code: f"\\x{code:02x}" for code in _CONTROLS} | {code: f"\\u{code:04x}" for code in _DIRECTIONS}
     table |= dict.fromkeys(_UNSEEN, "") | dict.fromkeys((0xA0, 0x2028, 0x2029), " ")
     table |= dict.fromkeys(_SURROGATES, "?" if ascii_only else "\ufffd")
-    for code in (*range(0x09), *range(0x0B, 0x20), 0x7F):
-        table[code] = f"^{chr(code ^ 0x40)}" if ascii_only else chr(0x2421 if code == 0x7F else 0x2400 + code)
-    return table
+    return table | {
+        code: f"^{chr(code ^ 0x40)}" if ascii_only else chr(0x2421 if code == 0x7F else 0x2400 + code)
+        for code in (*range(0x09), *range(0x0B, 0x20), 0x7F)
+    }
 
 
 _TABLES = {False: _table(False), True: _table(True)}

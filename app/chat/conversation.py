@@ -49,7 +49,7 @@ class Template:
         if markers is None or edged == plain:
             return text
         other = self._render(*edged)  # half a marker at a message's end may be whole in the template's text
-        return other if markers.count(other) < markers.count(text) else text
+        return other if len(markers.found(other)) < len(markers.found(text)) else text
 
     def _cut(self, system: str, messages: list[Message], edges: bool = False) -> tuple[str, list[Message]]:
         """Return a chat with its markers cut, but for those in answers that are no special tokens: the model's own."""
@@ -423,9 +423,9 @@ class Conversation:
         return self.template.markers.cut(text) if self.template.markers else text
 
     def markers_in(self, plan: Plan) -> list[str]:
-        """Return the control tokens that stand in the messages of a plan and are read as text."""
-        markers, turns = self.template.markers, self.turns[: plan.keep]
-        return markers.found("\n".join([plan.user, *(turn.user for turn in turns)])) if markers else []
+        """Return the different control tokens that stand in the messages of a plan and are read as text."""
+        text = "\n".join([plan.user, *(turn.user for turn in self.turns[: plan.keep])])
+        return [*dict.fromkeys(self.template.markers.found(text))] if self.template.markers else []
 
     def _same_ids(self, tokenizer: HfTokenizer) -> bool:
         mine, other = (getattr(each, "get_vocab", None) for each in (self.tokenizer, tokenizer))

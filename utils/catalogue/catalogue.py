@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zipfile import BadZipFile, ZipFile
 
 import yaml
@@ -82,8 +82,7 @@ def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
     except OSError as error:
         raise UsageError(f"cannot read the catalogue {file}: {' '.join(str(error).split())}") from error
     except YamlError as problem:
-        line, text = problem.args
-        raise UsageError(f"{file}:{line}: {text}") from problem
+        raise UsageError(f"{file}:{problem}") from problem
     return _Reader(file, tree, known).catalogue()
 
 
@@ -126,15 +125,14 @@ class _Reader:
         if "drafter" not in data and data.get("method") in OWN_METHODS:
             data = {**data, "drafter": data["method"]}
         read = {key: self.model(data[key], self.known.drafters) for key in ("target", "drafter") if key in data}
+        read |= {"tables": self.absolute(data["tables"])} if "tables" in data else {}
         if isinstance(data.get("cascade"), list):
             read["cascade"] = self.members((*path, "cascade"), data["cascade"], label)
-        if isinstance(data.get("tables"), str):
-            read["tables"] = self.absolute(data["tables"])
         if isinstance(data.get("students"), dict):
             read["students"] = {key: self.absolute(value) for key, value in data["students"].items()}
         pair = self.checked(PairSpec, {**data, **read, "name": name}, path, label)
-        if (problem := next(problems(pair, self.known), None)) is not None:
-            raise self.wrong((*path, *problem.key), f"{label}: {problem.text}")
+        for key, problem in problems(pair, self.known):
+            raise self.wrong((*path, *key), f"{label}: {problem}")
         return pair.model_copy(update={"defaults": {**defaults, **pair.presets, **own}})
 
     def members(self, path: Where, data: list[Any], label: str) -> list[object]:
@@ -200,8 +198,7 @@ def _line_for(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
     """Return a pydantic error in our words."""
     key, last, mistake = ".".join(map(str, where)), str(where[-1]) if where else "", error["type"]
     if mistake == "extra_forbidden":
-        names = (ModelSpec if len(where) > 1 else kind).model_fields
-        return f"unknown key {shown(last)}{did_you_mean(last, names)}"
+        return f"unknown key {shown(last)}{did_you_mean(last, (ModelSpec if len(where) > 1 else kind).model_fields)}"
     if mistake == "missing":
         return f"needs a {last}"
     if mistake == "value_error":
@@ -218,15 +215,14 @@ def _shown(value: object) -> str:
 
 
 class YamlError(Exception):
-    """The line of a mistake, counted from 1, and a sentence on it."""
+    """LINE: a sentence on the mistake there; lines are counted from 1."""
 
 
-@dataclass
-class YamlTree:
+class YamlTree(NamedTuple):
     """`data` as yaml.safe_load gives it; `lines[path]` the line on which the key at that path stands."""
 
-    data: Any = None
-    lines: dict[Where, int] = field(default_factory=dict)
+    data: Any
+    lines: dict[Where, int]
 
     def line(self, path: Where) -> int:
         """Return the line of the deepest known key on the way to `path`; 1 if there is none."""
@@ -235,28 +231,26 @@ class YamlTree:
 
 def read_yaml(text: str) -> YamlTree:
     """Parse `text`. Raises YamlError for broken syntax, duplicate keys and keys that are no text."""
-    tree = YamlTree()
     loader: Any = None
+    lines: dict[Where, int] = {}
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        tree.data = None if node is None else _plain(loader, node, (), tree.lines)
+        return YamlTree(None if node is None else _plain(loader, node, (), lines), lines)
     except yaml.reader.ReaderError as error:
         line, code = text.count("\n", 0, error.position) + 1, f"U+{ord(text[error.position]):04X}"
-        raise YamlError(line, f"{code} is a character that YAML does not allow") from error
+        raise YamlError(f"{line}: {code} is a character that YAML does not allow") from error
     except YamlError:
         raise
     except Exception as error:  # yaml raises many: ValueError of an escape, RecursionError of deep nesting
         mark = getattr(error, "problem_mark", None) or loader.get_mark()
         problem = getattr(error, "problem", None) or str(error) or type(error).__name__
-        raise YamlError(mark.line + 1, f"broken YAML: {problem}") from error
-    return tree
+        raise YamlError(f"{mark.line + 1}: broken YAML: {problem}") from error
 
 
 def _plain(loader: yaml.SafeLoader, node: yaml.Node, path: Where, lines: dict[Where, int]) -> Any:
     if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            lines[(*path, index)] = item.start_mark.line + 1
+        lines.update({(*path, index): item.start_mark.line + 1 for index, item in enumerate(node.value)})
         return [_plain(loader, item, (*path, index), lines) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         return _scalar(loader, node)
@@ -265,10 +259,10 @@ def _plain(loader: yaml.SafeLoader, node: yaml.Node, path: Where, lines: dict[Wh
         key = _scalar(loader, key_node) if isinstance(key_node, yaml.ScalarNode) else None
         line = key_node.start_mark.line + 1
         if not isinstance(key, str):
-            raise YamlError(line, f"a key must be text, got {key_node.value!r}: put it in quotes")
+            raise YamlError(f"{line}: a key must be text, got {key_node.value!r}: put it in quotes")
         if key in data:
             where = f"pair '{key}'" if path == ("pairs",) else f"key '{key}'"
-            raise YamlError(line, f"duplicate {where} (first on line {lines[(*path, key)]})")
+            raise YamlError(f"{line}: duplicate {where} (first on line {lines[(*path, key)]})")
         lines[(*path, key)] = line
         data[key] = _plain(loader, value_node, (*path, key), lines)
     return data
@@ -276,15 +270,12 @@ def _plain(loader: yaml.SafeLoader, node: yaml.Node, path: Where, lines: dict[Wh
 
 def _scalar(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
     """Return the value of a scalar. YamlError for one that its tag does not allow, or that no file name can have."""
-    try:
+    with suppress(Exception):  # yaml raises many: IndexError of '!!int', KeyError of '!!bool x'
         value = loader.construct_object(node)
-        wrong = isinstance(value, str) and _NO_TEXT.search(value) is not None
-    except Exception:  # yaml raises many: IndexError of '!!int', KeyError of '!!bool x'
-        wrong = True
-    if wrong:
-        kind = node.tag.rpartition(":")[2]
-        raise YamlError(node.start_mark.line + 1, f"broken YAML: {node.value[:40]!r} is no {kind}")
-    return value
+        if not isinstance(value, str) or _NO_TEXT.search(value) is None:
+            return value
+    kind = node.tag.rpartition(":")[2]
+    raise YamlError(f"{node.start_mark.line + 1}: broken YAML: {node.value[:40]!r} is no {kind}")
 
 
 # -- draft heads in folders -----------------------------------------------------------------------------
@@ -315,12 +306,13 @@ def _kind_by_config(config: Json) -> str | None:
         return theirs if theirs in BLOCK_KINDS else "eagle"
     if isinstance(nested, dict):
         said = {**config, **nested}
-        if said.get("projector_type") == "domino":
-            return "domino"
-        if "DFlare" in str(config.get("architectures")):
-            return "dflare"
-        causal = said.get("causal_head") or said.get("causal")  # the name in vLLM
-        return "dflash2" if "selector_rank" in said else "jetspec" if causal else "dflash"
+        cases = {
+            "domino": said.get("projector_type") == "domino",
+            "dflare": "DFlare" in str(config.get("architectures")),
+            "dflash2": "selector_rank" in said,
+            "jetspec": said.get("causal_head") or said.get("causal"),  # the name in vLLM
+        }
+        return next((kind for kind, holds in cases.items() if holds), "dflash")
     if "target_layer_ids" in config and "mask_token_id" in config:  # DeepSpec's
         return "dspark" if config.get("markov_rank") or config.get("enable_confidence_head") else "dflash"
     return None
@@ -333,24 +325,18 @@ def ships_mtp(folder: str | Path) -> bool:
 
 def _kind_by_weights(folder: Path) -> str | None:
     """Return the kind of published draft head in `folder`, by the names of its weights."""
-    for names in _weight_names(folder):
-        if (kind := next((kind for kind, name in _KIND_BY_WEIGHT.items() if name.search(names)), None)) is not None:
-            return kind
-    return None
+    found = (kind for names in _weight_names(folder) for kind, name in _KIND_BY_WEIGHT.items() if name.search(names))
+    return next(found, None)
 
 
 def _weight_names(folder: Path) -> Iterator[bytes]:
     """Yield the part of each weight file, or of an index, that has the tensors' names; reads no tensor."""
     for file in (*folder.glob("*.index.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")):
-        try:
-            with file.open("rb") as opened:
-                if file.suffix == ".json":
-                    names = opened.read()
-                elif file.suffix == ".safetensors":
-                    names = opened.read(int.from_bytes(opened.read(8), "little") & 0xFFFFFFF)
-                else:
-                    packed = ZipFile(opened)
-                    names = packed.read(next(name for name in packed.namelist() if name.endswith("data.pkl")))
-        except (OSError, BadZipFile, KeyError, StopIteration):
-            continue
-        yield names
+        with suppress(OSError, BadZipFile, KeyError), file.open("rb") as opened:
+            if file.suffix == ".json":
+                yield opened.read()
+            elif file.suffix == ".safetensors":
+                yield opened.read(int.from_bytes(opened.read(8), "little") & 0xFFFFFFF)
+            else:
+                packed = ZipFile(opened)
+                yield from (packed.read(name) for name in packed.namelist() if name.endswith("data.pkl"))

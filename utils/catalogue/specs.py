@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -101,9 +102,8 @@ class ModelSpec(BaseModel):
             f"id must be a hub id like org/name, got '{self.id}'": _unlike(_HUB_ID, self.id),
             f"repository must be a hub id like org/name, got '{self.repository}'": _unlike(_HUB_ID, self.repository),
         }
-        for problem, is_so in wrong.items():
-            if is_so:
-                raise ValueError(problem)
+        for problem in (problem for problem, holds in wrong.items() if holds):
+            raise ValueError(problem)
         if not self.name:
             object.__setattr__(self, "name", self._source_name())
         return self
@@ -157,11 +157,9 @@ def weights_at(source: str) -> str:
 
 def is_gguf(path: Path) -> bool:
     """Return whether a file begins as GGUF files do."""
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
-        return False
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+    return False
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
@@ -171,8 +169,7 @@ def gguf_parts(path: Path) -> tuple[Path, ...]:
     named = _PART.search(path.stem)
     if named is None or path.suffix != ".gguf":
         return (path,)
-    count = int(named[1])
-    begin = path.stem[: named.start()]
+    begin, count = path.stem[: named.start()], int(named[1])
     return tuple(path.with_name(f"{begin}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
 
 
@@ -228,8 +225,7 @@ class PairSpec(BaseModel):
 
         `revision` is the target's. UserError for a file that cannot be read.
         """
-        members = dict(zip(self.cascade_names, self.cascade or (), strict=True))
-        drafters = {"drafter": self.drafter, **members}
+        drafters = {"drafter": self.drafter, **dict(zip(self.cascade_names, self.cascade or (), strict=True))}
         models = {name: model for name, model in drafters.items() if not isinstance(model, str)}
         sources = {**self.students, **({"tables": self.tables} if self.tables else {})}
         return {
@@ -283,13 +279,11 @@ def source_of(text: str, folder: Path) -> dict[str, str]:
     path = resolved(text, folder) if text else folder / "?"
     if text.endswith(".gguf") or (os.path.isfile(path) and is_gguf(path)):
         return {"gguf": str(path)}
-    if os.path.isdir(path) and not (path / "config.json").is_file():
-        files = sorted({gguf_parts(file)[0] for file in path.glob("*.gguf")})
-        if len(files) == 1:
-            return {"gguf": str(files[0])}
-    if text.startswith(("/", "./", "../", "~", ".\\")) or text in (".", "..") or (text and os.path.isdir(path)):
-        return {"path": str(path)}
-    return {"id": text}
+    files = {gguf_parts(file)[0] for file in path.glob("*.gguf")} if os.path.isdir(path) else set()
+    if len(files) == 1 and not (path / "config.json").is_file():
+        return {"gguf": str(*files)}
+    as_path = text.startswith(("/", "./", "../", "~", ".\\")) or text in (".", "..") or (text and os.path.isdir(path))
+    return {"path": str(path)} if as_path else {"id": text}
 
 
 def resolved(text: str, folder: Path) -> Path:
@@ -308,14 +302,11 @@ def check_shape(matrix: Any) -> Matrix:
     """`matrix` (rows, or a tensor or array of them) as tuples; UserError unless it is square, of whole numbers from 0
     on, and upper triangular.
     """
-    matrix = matrix.tolist() if hasattr(matrix, "tolist") else matrix
-    rows = list(matrix) if _is_sequence(matrix) else []
-    if not rows or not all(_is_sequence(row) for row in rows):
-        raise UserError(f"k_matrix must be rows of whole numbers like [[5,10],[0,10]], got {shown(matrix)}")
-    size = len(rows)
-    wrong = next((row for row in rows if len(row) != size), None)
-    if wrong is not None:
-        raise UserError(f"k_matrix must be square: {size} rows, but one of them has {len(wrong)} numbers")
+    rows = matrix.tolist() if hasattr(matrix, "tolist") else matrix
+    if not _is_sequence(rows) or not rows or not all(map(_is_sequence, rows)):
+        raise UserError(f"k_matrix must be rows of whole numbers like [[5,10],[0,10]], got {shown(rows)}")
+    for size in (len(row) for row in rows if len(row) != len(rows)):
+        raise UserError(f"k_matrix must be square: {len(rows)} rows, but one of them has {size} numbers")
     for r, row in enumerate(rows):
         for c, entry in enumerate(row):
             if not isinstance(entry, int) or isinstance(entry, bool) or not 0 <= entry <= MOST:
@@ -344,18 +335,14 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-class Problem(NamedTuple):
-    """A contradiction, and its key in the pair."""
-
-    key: tuple[str | int, ...]
-    text: str
+Problem = tuple[tuple[str | int, ...], str]  # a key in a pair, and what contradicts it
 
 
 def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     """Each contradiction between the pair's keys, in a fixed order."""
     drafter, kind, members = pair.drafter, head_kind_of(pair.drafter), pair.cascade_names
     for key in pair.students.keys() - HEAD_KINDS.keys():
-        yield Problem(("students", key), f"unknown key '{key}'{did_you_mean(key, HEAD_KINDS)}")
+        yield ("students", key), f"unknown key '{key}'{did_you_mean(key, HEAD_KINDS)}"
     method = next((word for word in CASCADES if word in (pair.method, drafter)), None)
     trained = pair.method in TRAINED_METHODS and isinstance(drafter, str)
     contradictions = [
@@ -395,44 +382,42 @@ def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
             "k_matrix needs a cascade: [DRAFTER, …] beside it",
         ),
     ]
-    yield from (Problem((key,), text) for holds, key, text in contradictions if holds)
+    yield from (((key,), text) for holds, key, text in contradictions if holds)
     for key, model in (("drafter", drafter), *(("cascade", model) for model in pair.cascade_models)):
         if isinstance(model, ModelSpec) and model.url is not None:
-            yield Problem((key,), f"{key}: a server cannot draft, got {model.url}")
+            yield (key,), f"{key}: a server cannot draft, got {model.url}"
     for index, name in enumerate(members):
         if (problem := _member_problem(pair, index, name, known, method)) is not None:
-            yield Problem(("cascade", index), problem)
+            yield ("cascade", index), problem
     checks: dict[str, Callable[..., object]] = {
         "k_matrix": partial(check_fit, drafters=len(members)),
         "lenience": check_lenience,
         "template": check_template,
     }
-    for key, check in checks.items():
+    for key in (key for key in checks if getattr(pair, key) is not None):
         try:
-            if getattr(pair, key) is not None:
-                check(getattr(pair, key))
+            checks[key](getattr(pair, key))
         except UserError as error:
-            yield Problem((key,), f"template: {error}" if key == "template" else str(error))
+            yield (key,), f"template: {error}" if key == "template" else str(error)
 
 
 def _member_problem(pair: PairSpec, index: int, name: str, known: KnownNames, method: str | None) -> str | None:
     names = pair.cascade_names
-    if name in names[:index]:
-        return f"cascade names {name} twice"
-    if not isinstance((pair.cascade or [])[index], str):  # figures name models
-        taken = "," in name or name in (*known.members, "target")
-        return f"cascade: the model {name} needs another name (name: …)" if taken else None
-    if name == "model" and isinstance(pair.drafter, str) and head_kind_of(pair.drafter) != "plain":
-        return f"cascade: model is the pair's drafter model, and the drafter is {pair.drafter_name}"
-    if name in HEAD_KINDS and name not in pair.students:
-        return f"cascade: {name} needs its folder in students, as {name}: DIR"
-    if method == "cascade" and index < len(names) - 1 and name not in known.reviewers:
-        return f"cascade: {name} cannot review, so it must come last"
-    return None
+    word = name if isinstance((pair.cascade or [])[index], str) else ""
+    of_word = isinstance(pair.drafter, str) and head_kind_of(pair.drafter) != "plain"
+    taken = "," in name or name in (*known.members, "target")  # figures name models
+    last = method != "cascade" or index == len(names) - 1
+    cases = {
+        f"cascade names {name} twice": name in names[:index],
+        f"cascade: the model {name} needs another name (name: …)": taken and not word,
+        f"cascade: model is the pair's drafter model, and the drafter is {pair.drafter_name}": word == "model"
+        and of_word,
+        f"cascade: {name} needs its folder in students, as {name}: DIR": word in HEAD_KINDS.keys() - pair.students,
+        f"cascade: {name} cannot review, so it must come last": word and not last and word not in known.reviewers,
+    }
+    return next((problem for problem, holds in cases.items() if holds), None)
 
 
 def unknown_member(text: str, words: Collection[str]) -> str | None:
     """Return the word that a cascade's member nearly is; None for a word, a path and what looks like a model's name."""
-    if text in words or not re.fullmatch(r"[A-Za-z_+]+", text):
-        return None
-    return nearest(text, words)
+    return nearest(text, words) if text not in words and re.fullmatch(r"[A-Za-z_+]+", text) else None

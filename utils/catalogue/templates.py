@@ -158,8 +158,7 @@ def thinking_marks(tokenizer: HfTokenizer, name: str = AUTO) -> Thinking | None:
         separate = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_REASONING, "thought-0")}
         with suppress(Exception):  # a template may refuse any chat, in any way
             later = render(tokenizer, [question, marked, question], name)
-            now = _rendered(tokenizer, [question, separate], name)
-            between = now.partition(open_)[2].partition(close)
+            between = _rendered(tokenizer, [question, separate], name).partition(open_)[2].partition(close)
             if ("thought-0" not in later and _ANSWER in later) or (between[1] and "thought-0" in between[0]):
                 prompt = render(tokenizer, [question], name)
                 return Thinking(open_, close, prompt.rfind(open_) > prompt.rfind(close))
@@ -170,10 +169,9 @@ def end_ids(tokenizer: HfTokenizer, name: str = AUTO) -> frozenset[int]:
     """Return the id of the token that the template writes after an answer, if the vocabulary has it."""
     if not carries_template(tokenizer, name):
         return frozenset()
-    try:
+    text = ""
+    with suppress(Exception):  # a template may refuse any chat, in any way
         text = _rendered(tokenizer, _CHAT, name)
-    except Exception:  # a template may refuse any chat, in any way
-        return frozenset()
     _, answered, rest = text.rpartition(_ANSWER)
     added = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
     ends = [token for token in added if answered and rest.lstrip().startswith(token)]

@@ -16,17 +16,17 @@ class Pieces:
     def __init__(self, first: int = FIRST) -> None:
         self.first = first
         self._texts: list[str] = []
-        self._ids: dict[str, int] = {}
+        self.ids: dict[str, int] = {}  # of each piece
 
     def __len__(self) -> int:
         return len(self._texts)
 
     def id_of(self, text: str) -> int:
         """Return the id of a piece, a new one at its first use."""
-        if text not in self._ids:
-            self._ids[text] = self.first + len(self._texts)
+        if text not in self.ids:
+            self.ids[text] = self.first + len(self._texts)
             self._texts.append(text)
-        return self._ids[text]
+        return self.ids[text]
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the pieces, joined; an id that stands for none has no text."""
@@ -40,10 +40,6 @@ class Pieces:
     def beside(self, decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
         """`decode` that reads pieces too."""
         return lambda ids: self.text(ids) if self.has(ids) else decode(ids)
-
-    def ids(self) -> dict[str, int]:
-        """Every piece with its id."""
-        return dict(self._ids)
 
 
 class PieceTokenizer:
@@ -65,7 +61,7 @@ class PieceTokenizer:
         return self.pieces.text(ids)
 
     def get_vocab(self) -> dict[str, int]:
-        return self.pieces.ids()
+        return dict(self.pieces.ids)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool = False, **_: object

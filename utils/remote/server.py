@@ -14,7 +14,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -113,11 +113,14 @@ class Server(ABC):
     @cached_property
     def arguments(self) -> Json:
         """The arguments of the official client. UsageError where the key is not there."""
-        key = os.environ.get(self.key_env, "") if self.key_env else "none"
-        if not key:
+        if not (key := os.environ.get(self.key_env, "") if self.key_env else "none"):
             raise UsageError(f"{self.address} needs a key in the environment variable {self.key_env}, which is not set")
-        base = self.url.partition("#")[0].rstrip("/")
-        return {"base_url": base, "api_key": key, "max_retries": 0, "timeout": self.silence}
+        return {
+            "base_url": self.url.partition("#")[0].rstrip("/"),
+            "api_key": key,
+            "max_retries": 0,
+            "timeout": self.silence,
+        }
 
     @cached_property
     def _client(self) -> Any:
@@ -132,12 +135,10 @@ class Server(ABC):
         from openai import InternalServerError, NotFoundError
 
         path, models, name = self.models_at
-        with self.reading():
-            try:
-                listed = field_of(self._client.get(path, cast_to=object), models, list) or []
-            except (NotFoundError, InternalServerError):
-                return []
+        with self.reading(), suppress(NotFoundError, InternalServerError):
+            listed = field_of(self._client.get(path, cast_to=object), models, list) or []
             return [model for model in listed if field_of(model, name, str)]
+        return []
 
     @property
     def context(self) -> int | None:
@@ -151,8 +152,8 @@ class Server(ABC):
             return given
         names = [str(model[self.models_at[2]]) for model in self.models]
         if len(names) > 1:
-            shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-            raise UsageError(f"{self.address} has several models: --model names one of {shown}")
+            several = f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
+            raise UsageError(f"{self.address} has several models: --model names one of {several}")
         return names[0] if names else None
 
     def stream(
@@ -260,9 +261,8 @@ class ChatAnswer:
             with self.server.reading(), asyncio.Runner() as runner, self.server.counting(self, runner, client):
                 last = time.monotonic()
                 for text in self._texts(runner, client, {**request, **self.options, "stream": True}):
-                    now = time.monotonic()
-                    yield text, now - last
-                    last = now
+                    before, last = last, time.monotonic()
+                    yield text, last - before
         except UserError as error:
             if not self.begun:
                 raise
@@ -280,7 +280,7 @@ class ChatAnswer:
                 yield text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins pairs of surrogates
         if reading.done():
             reading.result()
-        if self.interrupt() and not self.ended:
+        if not self.ended and self.interrupt():
             return
         if not self.ended:
             raise UserError(f"{self.server.address} closed the connection before the answer's end")
@@ -408,30 +408,31 @@ class OpenAIServer(Server):
 
     def options(self, settings: Any, bias: Bias = MappingProxyType({})) -> Json:
         """Return settings and bias, with fields that its engine alone has; UsageError as :meth:`Server.options`."""
-        options = {name: getattr(settings, name) for name in SENT}
-        options |= {"max_tokens": settings.max_new_tokens, "stream_options": {"include_usage": True}}
-        options |= {"stop": list(settings.stop)} if settings.stop else {}
-        options |= {name: value for name in PENALTIES if (value := getattr(settings, name))}
-        options |= {"logit_bias": {str(token): max(BAN, amount) for (token,), amount in bias.items()}} if bias else {}
-        if self.kind in ALL:
-            fields = {name: getattr(settings, name) for name in FURTHER}
-            fields["top_k"] = fields["top_k"] or ALL[self.kind]
-            if self.kind.startswith("llama"):
-                fields["repeat_penalty"] = fields.pop("repetition_penalty")
-            if self.kind == "llama-server" and bias:  # its own form bans for certain
-                fields["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
-            if self.kind == "SGLang":
-                fields["return_spec_tokens_details"] = True
-            return {**options, **fields, **form_for(self, settings)}
+        optional = {
+            **{name: getattr(settings, name) for name in PENALTIES},
+            "stop": list(settings.stop),
+            "logit_bias": {str(token): max(BAN, amount) for (token,), amount in bias.items()},
+        }
+        options = {
+            **{name: getattr(settings, name) for name in SENT},
+            **{"max_tokens": settings.max_new_tokens, "stream_options": {"include_usage": True}},
+            **{name: value for name, value in optional.items() if value},
+        }
         options |= form_for(self, settings)
-        if wrong := next((name for name, off in FURTHER.items() if getattr(settings, name) != off), ""):
+        further = {name: getattr(settings, name) for name in FURTHER}
+        if self.kind in ALL:
+            options |= {**further, "top_k": settings.top_k or ALL[self.kind]}
+        elif wrong := next((name for name in FURTHER if further[name] != FURTHER[name]), ""):
             raise UsageError(f"{self.address} has no field for {wrong} (now {settings.show(wrong)})")
-        return options
+        if self.kind.startswith("llama"):
+            options["repeat_penalty"] = options.pop("repetition_penalty")
+        if self.kind == "llama-server" and bias:  # its own form bans for certain
+            options["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
+        return options | ({"return_spec_tokens_details": True} if self.kind == "SGLang" else {})
 
     def data(self, part: bytes) -> bytes:
         """Return an event's data, by the HTML Living Standard, 9.2.6; empty for comments and other fields alone."""
-        lines = (line[5:].removeprefix(b" ") for line in part.splitlines() if line.startswith(b"data:"))
-        data = b"\n".join(lines)
+        data = b"\n".join(line[5:].removeprefix(b" ") for line in part.splitlines() if line.startswith(b"data:"))
         return b'{"done": true}' if data.strip() == b"[DONE]" else data
 
     def pieces(self, part: Json, answer: ChatAnswer) -> Iterator[tuple[str, float | None]]:
@@ -512,11 +513,11 @@ def form_for(server: Server, settings: Any) -> Json:
     from utils.grammar import form_text, is_lark_syntax, schema_of
 
     name, text = settings.form[0], form_text(*settings.form)
+    if name == "json_schema" and server.kind == "llama-cpp-python":
+        return {"response_format": {"type": "json_object", "schema": schema_of(text)}}
     if name == "json_schema":
-        schema = schema_of(text)
-        named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-        plain = {"type": "json_object", "schema": schema}
-        return {"response_format": plain if server.kind == "llama-cpp-python" else named}
+        schema = {"name": "answer", "schema": schema_of(text), "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
     field = FORM_FIELDS.get((server.kind, name))
     if field is None or (field in ("grammar", "ebnf") and is_lark_syntax(text)):
         why = f"has no field for {name}" if field is None else "reads grammars in GBNF, not in Lark"
