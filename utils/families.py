@@ -19,7 +19,6 @@ _POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedf
 _BOTH = {"before": "input_layernorm", "between": "pre_feedforward_layernorm", **_POST}
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _UNKNOWN = ("clip_qkv", "use_bidirectional_attention")  # a configuration that sets one is refused
-BY_LENGTH = ("dynamic", "longrope")  # rules that look at the length of the text
 BLOCK = 128  # positions of a table that are computed together
 
 
@@ -153,7 +152,7 @@ def is_fixed(rope: Mapping[str, object] | None) -> bool:
     """Return whether the frequencies are the same for texts of every length."""
     rope = rope or {}
     alike = "short_factor" in rope and rope["short_factor"] == rope["long_factor"]
-    return alike or rope.get("rope_type") not in BY_LENGTH
+    return alike or rope.get("rope_type") not in ("dynamic", "longrope")  # these look at the length of the text
 
 
 def frequencies(rope: Json, size: int) -> tuple[Tensor, float] | None:

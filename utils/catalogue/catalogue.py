@@ -274,8 +274,7 @@ def _scalar(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
         value = loader.construct_object(node)
         if not isinstance(value, str) or _NO_TEXT.search(value) is None:
             return value
-    kind = node.tag.rpartition(":")[2]
-    raise YamlError(f"{node.start_mark.line + 1}: broken YAML: {node.value[:40]!r} is no {kind}")
+    raise YamlError(f"{node.start_mark.line + 1}: broken YAML: {node.value[:40]!r} is no {node.tag.rpartition(':')[2]}")
 
 
 # -- draft heads in folders -----------------------------------------------------------------------------

@@ -173,9 +173,6 @@ def gguf_parts(path: Path) -> tuple[Path, ...]:
     return tuple(path.with_name(f"{begin}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
 
 
-FETCHED = "--drafter ORG/NAME fetches one"
-
-
 class PairSpec(BaseModel):
     """A target and how it is drafted for. `defaults` holds the settings it presets, by name."""
 
@@ -217,8 +214,10 @@ class PairSpec(BaseModel):
         if folder is not None and os.path.exists(folder):
             return Path(folder)
         why = "names none" if folder is None else f"names {folder}, which is not there"
-        how = f"infer.py distill --student {kind} makes one" if kind not in PUBLISHED_KINDS else FETCHED
-        raise UsageError(f"no {kind} drafter: pair '{self.name}' {why} ({how})")
+        how = (
+            f"infer.py distill --student {kind} makes" if kind not in PUBLISHED_KINDS else "--drafter ORG/NAME fetches"
+        )
+        raise UsageError(f"no {kind} drafter: pair '{self.name}' {why} ({how} one)")
 
     def weights(self, revision: str | None = None) -> dict[str, str]:
         """Marks of the weights of its models, draft heads and tables, by their roles in the pair.

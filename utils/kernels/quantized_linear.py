@@ -107,8 +107,7 @@ class PackedWeight:
     @staticmethod
     def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
         """A copy of the parts as one weight, outputs concatenated; None if they do not fit."""
-        unlike = any(part.kind != parts[0].kind for part in parts)
-        if unlike or any(part.out_features % COLUMNS for part in parts[:-1]):
+        if any(part.kind != parts[0].kind for part in parts) or any(part.out_features % COLUMNS for part in parts[:-1]):
             return None
         data = torch.cat([torch.from_numpy(part.data) for part in parts]).numpy()
         return PackedWeight(data, parts[0].kind, sum(part.out_features for part in parts), parts[0].in_features)

@@ -38,8 +38,7 @@ from utils.processes import barrier
 from utils.progress import SILENT, Progress
 from utils.tokenizer import BOS_BEFORE_CHAT, PIECE_FILES, file_tokenizer, sentence_pieces, splitting_so
 
-BITSANDBYTES = ("int8", "nf4", "fp4")
-QUANTIZATIONS = ("none", *KINDS, *BITSANDBYTES)
+QUANTIZATIONS = ("none", *KINDS, "int8", "nf4", "fp4")  # the last three by bitsandbytes
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 

@@ -179,8 +179,7 @@ def _bytes_of(token: str, lettered: bool) -> bytes:
 
 def fingerprint(tokenizer: HfTokenizer) -> str:
     """Return sixteen hexadecimal digits that differ between tokenizers whose ids mean different tokens."""
-    listed = json.dumps(sorted(_by_id(tokenizer).items()))
-    return hashlib.sha256(listed.encode("ascii")).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(sorted(_by_id(tokenizer).items())).encode("ascii")).hexdigest()[:16]
 
 
 def _by_id(tokenizer: HfTokenizer) -> dict[int, str]:
