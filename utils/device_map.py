@@ -27,11 +27,13 @@ def room_of(device: torch.device) -> dict[Device, int]:
     """Return bytes that may be filled on each device, the fastest first."""
     import psutil
 
-    here = int(USED * psutil.virtual_memory().available)
-    room: dict[Device, int] = {"mps": here} if device.type == "mps" else {}
-    if device.type == "cuda":
-        room = {index: int(USED * torch.cuda.mem_get_info(index)[0]) for index in range(torch.cuda.device_count())}
-    return {**room, "cpu": here, "disk": _DISK}
+    memory = int(USED * psutil.virtual_memory().available)
+    gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
+    return {
+        **{index: int(USED * torch.cuda.mem_get_info(index)[0]) for index in gpus},
+        **({"mps": memory} if device.type == "mps" else {}),
+        **{"cpu": memory, "disk": _DISK},
+    }
 
 
 def device_map(

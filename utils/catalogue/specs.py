@@ -214,9 +214,7 @@ class PairSpec(BaseModel):
         if folder is not None and os.path.exists(folder):
             return Path(folder)
         why = "names none" if folder is None else f"names {folder}, which is not there"
-        how = (
-            f"infer.py distill --student {kind} makes" if kind not in PUBLISHED_KINDS else "--drafter ORG/NAME fetches"
-        )
+        how = "--drafter ORG/NAME fetches" if kind in PUBLISHED_KINDS else f"infer.py distill --student {kind} makes"
         raise UsageError(f"no {kind} drafter: pair '{self.name}' {why} ({how} one)")
 
     def weights(self, revision: str | None = None) -> dict[str, str]:
