@@ -18,7 +18,7 @@ from app.lanes.answers import RULES, comparisons_of, rule_of, shown_settings
 from app.screen.inspection import LISTED, Candidates, SaidToken, decided, fixed_by
 from app.screen.live import Track, explained_track, phases, rounds_of, tokens_of
 from app.screen.palette import TINTS, Look
-from app.screen.panes import StatsLines, details, note, title_of
+from app.screen.panes import details, note, stats_lines, title_of
 from app.screen.rows import Row, one_line
 from app.screen.samples import Branch, probability
 from app.screen.trace import TracedRound, read
@@ -144,7 +144,7 @@ def _branches(branches: Sequence[Branch]) -> str:
 def _section(track: Track, question: str) -> str:
     """A lane: its title, its text with rejected drafts, its figures, and what the colours mean."""
     pane, names = track.pane(), track.lane.terms.sources
-    figures = _line(StatsLines([pane], _LOOK).rows())
+    figures = _line(stats_lines([pane], _LOOK).rows())
     figures += "".join(each.before + text for each in details(pane, _LOOK) for text, _ in each.pieces)
     counts = zip(names, track.meter.stats.sources, strict=False)
     kinds = [(_tint(names, name), f"accepted, by {name}") for name, (_, kept) in counts if kept]

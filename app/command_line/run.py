@@ -22,7 +22,7 @@ from app.prompts.questions import conversation, fitting, given_prompt
 from app.replay.session_log import SessionLogWriter, log_writer_of
 from app.screen.live import Track, look_of, sampled, tokens_of, tracks_of
 from app.screen.output import load_engine, screen
-from app.screen.panes import PaneData, StatsLines, note
+from app.screen.panes import PaneData, note, stats_lines
 from app.screen.rows import Lines
 from app.screen.samples import SampleTree, tree_of
 from app.screen.terminal import Interrupts
@@ -201,7 +201,7 @@ def report(answers: list[Answer], settings: Settings) -> None:
         )
         for answer in answers
     ]
-    console.print(StatsLines(panes, look), end="")
+    console.print(stats_lines(panes, look), end="")
     for comparison in comparisons_of(answers):
         console.print(comparison.text, style=look.style(comparison.style) or "")
     if cut := note(panes[-1], goes_on=False):

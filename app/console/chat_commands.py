@@ -27,7 +27,7 @@ from app.lanes.pairing import choose_pair
 from app.screen.inspection import Force, Inspection, forced_hint
 from app.screen.live import explained_track, look_of, rounds_of, tokens_of
 from app.screen.palette import Look
-from app.screen.panes import PaneData, StatsLines
+from app.screen.panes import PaneData, stats_lines
 from app.screen.rows import Lines, fit, in_short, one_line, plural
 from app.screen.samples import BRANCHES, SampleTree, tree_of
 from app.screen.spans import answer_text, thoughts
@@ -480,7 +480,7 @@ def _lanes_of(answers: Sequence[Answered], look: Look) -> list[RenderableType]:
         lines += [f"{name}: {_over_both(both)}"] if both else []
         lines += [f"{name}: {line}" for line in cost_lines(stats, _shared(lanes[name]))]
     panes = [PaneData(LaneRecord(name), (), stats, "done") for name, stats in merged.items()]
-    return [StatsLines(panes, look), Text(visible("\n".join(lines)), style="dim")]
+    return [stats_lines(panes, look), Text(visible("\n".join(lines)), style="dim")]
 
 
 def _over_both(both: Sequence[tuple[Stats, Stats]]) -> str:

@@ -13,11 +13,10 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
-from rich.segment import Segment
 
 from app.lanes.answers import LaneRule, other_processors
 from app.screen.palette import Look
-from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, plural, precise, quoted, row_of, share, wrap
+from app.screen.rows import Piece, Row, beside, chunk, fit, flow, one_line, plural, precise, quoted, row_of, share, wrap
 from app.screen.terminal import Action
 from app.screen.trace import NOT_TOSSED, chances_of
 from app.screen.what_if import Bounds, Named, Shape, drafters_rest, overlap, rest_of, shaped
@@ -111,7 +110,7 @@ class TokenReader:
             refused = [at for at in step.rejected if depths[at] == index]
             chance, number, p, q = NOT_TOSSED if node is None else chances.get(node, NOT_TOSSED)
             position = step.positions[index] if index < len(step.positions) else None
-            one = SaidToken(
+            said = SaidToken(
                 token,
                 shown=self._text(token),
                 round=self._round,
@@ -132,7 +131,7 @@ class TokenReader:
                 rest=() if position is None else position.rest,
                 text=self._window.push(token),
             )
-            tokens.append(one)
+            tokens.append(said)
         return tokens
 
     def _choices(self, step: Step, index: int, node: int | None, refused: Sequence[int]) -> tuple[Candidates, ...]:
@@ -143,14 +142,14 @@ class TokenReader:
         for at, p, q in zip(examined, step.target_p, step.draft_p, strict=False):
             if at == node or at in refused:
                 choices[step.drafted[at]] = Candidates(step.drafted[at], "", p=p, q=q, q_processed=drafter.get(at))
-        position = step.positions[index] if index < len(step.positions) else None
-        for likely in position.target if position else ():
-            known = choices.get(likely.token, Candidates(likely.token, ""))
-            choices[likely.token] = known._replace(**likely._asdict())
-        for proposal in position.drafter if position else ():
-            known = choices.get(proposal.token, Candidates(proposal.token, ""))
-            by = self._name(proposal.source)
-            choices[proposal.token] = known._replace(q=proposal.q, q_rank=proposal.rank, by=by)
+        for position in step.positions[index : index + 1]:
+            named = [(likely.token, likely._asdict()) for likely in position.target]
+            named += [
+                (proposal.token, {"q": proposal.q, "q_rank": proposal.rank, "by": self._name(proposal.source)})
+                for proposal in position.drafter
+            ]
+            for token, known in named:
+                choices[token] = choices.get(token, Candidates(token, ""))._replace(**known)
         own = step.target_p[0] if step.top2_gap is None and step.target_p else None  # of a server's piece
         choices.setdefault(said, Candidates(said, "", processed=own))
         return tuple(
@@ -185,8 +184,8 @@ def forced_in(replaced: SaidToken, token: int) -> SaidToken:
     fates = {replaced.token: "replaced", token: "said"}
     choices = tuple(choice._replace(fate=fates.get(choice.token, choice.fate)) for choice in replaced.choices)
     text = next((choice.text for choice in choices if choice.token == token), "")
-    said = replace(replaced, token=token, text=text, shown=text, kind="forced", by="", choices=choices)
-    return replace(said, refused=(), discarded=0)
+    alone = replace(replaced, by="", refused=(), discarded=0)
+    return replace(alone, token=token, text=text, shown=text, kind="forced", choices=choices)
 
 
 class Force(NamedTuple):
@@ -300,11 +299,15 @@ class Inspection:
         for number, token in enumerate(self.tokens, start=1):
             said = next((choice for choice in token.choices if choice.fate == "said"), Candidates(token.token, ""))
             text = quoted(token.shown, look, _TEXT)
-            figures = f"{_figure(said.p)} {_figure(said.processed)} {_rank(said.rank)}"
-            figures += f" {_figure(said.q)} {_rank(said.q_rank)} {token.round:>6}"
-            words = [chunk(f"{number:>4}"), chunk(text, _ROLES[token.kind], " ")]
-            words += [chunk(" " * (_TEXT - cell_len(text)), "plain", ""), chunk(figures, "plain", " ")]
-            rows += flow([*words, chunk(f"accepted ({token.by})" if token.by else token.kind)], look, 5)
+            figures = f"{_figure(said.p)} {_figure(said.processed)} {_rank(said.rank)} {_figure(said.q)}"
+            words = [
+                chunk(f"{number:>4}"),
+                chunk(text, _ROLES[token.kind], " "),
+                chunk(" " * (_TEXT - cell_len(text)), "plain", ""),
+                chunk(f"{figures} {_rank(said.q_rank)} {token.round:>6}", "plain", " "),
+                chunk(f"accepted ({token.by})" if token.by else token.kind),
+            ]
+            rows += flow(words, look, 5)
         return rows
 
     # -- drawing ------------------------------------------------------------------------------
@@ -318,11 +321,7 @@ class Inspection:
         panel = self.panel(look.sized(width=_PANEL, height=look.height))[: look.height]
         width = look.width - _PANEL - 2
         text = self.text(look.sized(width=width, height=look.height or max(len(panel), 1)))
-        text += [[]] * (len(panel) - len(text))
-        return [
-            [*row, Segment(" " * (width + 2 - Segment.get_line_length(row))), *beside]
-            for row, beside in zip(text, [*panel, *([[]] * (len(text) - len(panel)))], strict=True)
-        ]
+        return beside(text, panel, width + 2)
 
     def text(self, look: Look) -> list[Row]:
         """The lines around the cursor, which is reversed, or in brackets without colour."""
@@ -337,8 +336,7 @@ class Inspection:
             pieces += [(cursor if look.color else f">>{cursor}<<", "here"), (end, "plain")]
         lines = wrap(pieces, look.width, look.ascii)
         height = look.height or len(lines)
-        marked = [any(role == "here" for _, role in line) for line in lines]
-        at = marked.index(True) if True in marked else 0
+        at = next((at for at, line in enumerate(lines) if any(role == "here" for _, role in line)), 0)
         first = max(0, min(at - height // 2, len(lines) - height))
         return [row_of(line, look) for line in lines[first : first + height]]
 
@@ -371,16 +369,18 @@ class Inspection:
         for at, choice in enumerate(self.shown):
             text, bounds = quoted(choice.text, look, columns), supposed.get(choice.token)
             second, cut = choice.processed if bounds is None else bounds[1], bounds is not None and not bounds[1]
-            figures = f"{_figure(choice.p)} {_figure(second)} {_rank(choice.rank)}"
-            figures += (
-                f" {_figure(choice.q)}{f' {_figure(choice.q_processed)}' * kept} {_rank(choice.q_rank)}  {choice.by}"
-            )
+            figures = [_figure(choice.p), _figure(second), _rank(choice.rank), _figure(choice.q)]
+            figures += [_figure(choice.q_processed)] * kept + [_rank(choice.q_rank), f" {choice.by}"]
             chosen = at == self.choice
             role = "cut" if cut else {"said": "good", "rejected": "rejected"}.get(choice.fate, "plain")
             fate = choice.fate + (" cut" if cut else " or cut" if bounds and not bounds[0] else "")
-            pieces: list[Piece] = [(f"{look.glyph('prompt')} " if chosen else "  ", "strong"), (text, role)]
-            pieces += [(" " * (columns - cell_len(text)), "plain"), (f" {figures}", "strong" if chosen else "plain")]
-            pieces += [(f" {fate}", "faint")] if fate else []
+            pieces = [
+                (f"{look.glyph('prompt')} " if chosen else "  ", "strong"),
+                (text, role),
+                (" " * (columns - cell_len(text)), "plain"),
+                (" ".join(["", *figures]), "strong" if chosen else "plain"),
+                (f" {fate}" if fate else "", "faint"),
+            ]
             rows.append(row_of(wrap(pieces, look.width, look.ascii)[0], look))
         return rows
 
@@ -487,10 +487,8 @@ class Supposed:
     def __init__(self, token: SaidToken, shape: Shape, settings: Settings) -> None:
         self.token, self.shape, self.p, self.q = token, shape, dict[int, Bounds](), dict[int, Bounds]()
         lossy = "what if: a lossy rule asks p at temperature 1, whatever the settings" * (token.rule == "typical")
-        self.problem = (
-            lossy if token.rest else "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"
-        )
-        self.problem = fixed_by(settings) or self.problem
+        unkept = "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"
+        self.problem = fixed_by(settings) or (lossy if token.rest else unkept)
         if self.problem:
             return
         beta = 1 / (shape.temperature or 1)

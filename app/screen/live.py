@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
@@ -22,7 +23,7 @@ from app.lanes.costs import LaneRecord, kept, record_of, seen_before
 from app.lanes.race import timed
 from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
-from app.screen.panes import Layout, PaneData, Round, State, StatsLines, note
+from app.screen.panes import Layout, PaneData, Round, State, note, stats_lines
 from app.screen.rows import Lines, Row, chunk, flow, plural
 from app.screen.spans import BeamReader, Span, Spanner, answer_text, committed_text, differing, span_parts, thoughts
 from app.screen.terminal import InPlace, await_key
@@ -304,7 +305,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
     settings, last = place.settings, tracks[-1].pane()
     if settings.quiet:
         place.out.print(text, soft_wrap=True)
-        place.say(StatsLines([last], look_of(place.out, settings).sized(height=None)))
+        place.say(stats_lines([last], look_of(place.out, settings).sized(height=None)))
         if cut := note(last, goes_on=place.goes_on):
             place.say(cut)
         return
@@ -336,8 +337,7 @@ def token_reader(track: Track) -> TokenReader:
 
 def tokens_of(track: Track) -> list[SaidToken]:
     """The tokens that a lane's rounds emitted."""
-    reader = token_reader(track)
-    return [token for step in track.steps for token in reader.read(step)]
+    return list(chain.from_iterable(map(token_reader(track).read, track.steps)))
 
 
 class LaneViews:
@@ -359,11 +359,10 @@ class LaneViews:
 
 def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Trace:
     """The rounds of a lane, and rounds that it has not been fed. UserError for a search, which has none."""
-    lane, used = track.lane, track.lane.settings
+    lane, steps = track.lane, [*track.steps, *upcoming]
     if lane.beams is not None:
         raise UserError("a beam search has no rounds")
-    exact = not other_processors(used, "penalty_window")
-    steps = [*track.steps, *upcoming]
+    exact = not other_processors(lane.settings, "penalty_window")
     return Trace(steps, track.decode, look, lane.terms.sources, rule=rule_of(lane), exact=exact)
 
 
@@ -414,51 +413,39 @@ def stepped(
         taken.append((round(time.monotonic() - begun, 2), typed.decode("latin-1")))
         return typed
 
-    return Stepper(tracks, draw, lambda: look_of(place.out, place.settings), key)(race)
+    return in_steps(race, tracks, draw, lambda: look_of(place.out, place.settings), key)
 
 
-class Stepper:
-    """Shows a race to its end, phase by phase in the rounds of the last lane that drafts.
+def in_steps(
+    race: Iterable[tuple[int, Event]],
+    tracks: Sequence[Track],
+    draw: Draw,
+    look: Callable[[], Look],
+    key: Callable[[], bytes],
+) -> Iterator[tuple[int, Event]]:
+    """Show a race to its end, phase by phase in the rounds of the last lane that drafts.
 
     `draw` shows the lanes as they stand with rows below them, within `look()`; `key` waits for one, b"" ends the steps.
     """
+    drafting = max((index for index, track in enumerate(tracks) if track.lane.terms.drafts), default=None)
+    stepping = drafting is not None
 
-    def __init__(self, tracks: Sequence[Track], draw: Draw, look: Callable[[], Look], key: Callable[[], bytes]) -> None:
-        self.tracks, self.draw, self.look, self.key = tracks, draw, look, key
-        drafting = [index for index, track in enumerate(tracks) if track.lane.terms.drafts]
-        self.lane = drafting[-1] if drafting else None
-        self.stepping = self.lane is not None
+    def stop(text: str, rows: Sequence[Row] = ()) -> bool:
+        """Stop with these words and rows; return False if a key skips the rest of the round."""
+        nonlocal stepping
+        rows = [*flow([chunk(text, "strong")], look()), *rows]
+        room = max(1, (look().height or len(rows) + _FRAME + 1) - _FRAME)
+        draw([*rows[: room - 1], *flow([chunk(KEYS, "faint")], look())[:1]])
+        pressed = key()
+        stepping = pressed not in (b"", b"q")
+        return stepping and pressed != b"r"
 
-    def __call__(self, race: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
-        """The events of a race that has run, each once its phases were seen."""
-        run = list(race)
-        for _, lane, event in timed(run):
-            stops = lane == self.lane and isinstance(event, Step) and bool(event.drafted)
-            skipped = not stops or not self._phases(event)  # type: ignore[arg-type]
-            yield lane, event
-            if not skipped:
-                assert isinstance(event, Step)
-                self._stop([*flow([chunk(phases(event)[-1], "strong")], self.look())])
-
-    def _phases(self, step: Step) -> bool:
-        """Stop after drafting, scoring and accepting; return False if a key skips the rest of the round."""
-        return all(
-            self._picture(step, text, phase)
-            for text, phase in zip(phases(step), (DRAFTED, SCORED, ACCEPTED), strict=False)
+    for _, lane, event in timed(list(race)):
+        words = phases(event) if stepping and lane == drafting and isinstance(event, Step) and event.drafted else []
+        seen = bool(words) and all(
+            stop(text, rounds_of(tracks[lane], look().sized(), upcoming=[event]).so_far(phase))  # type: ignore[list-item]
+            for text, phase in zip(words, (DRAFTED, SCORED, ACCEPTED), strict=False)
         )
-
-    def _picture(self, step: Step, text_of_phase: str, phase: int) -> bool:
-        """Stop at a phase of the round that comes next."""
-        track = self.tracks[self.lane or 0]
-        rows = rounds_of(track, self.look().sized(), upcoming=[step]).so_far(phase)
-        return self._stop([*flow([chunk(text_of_phase, "strong")], self.look()), *rows])
-
-    def _stop(self, rows: list[Row]) -> bool:
-        if not self.stepping:
-            return False
-        look = self.look()
-        room = max(1, (look.height or len(rows) + _FRAME + 1) - _FRAME)
-        self.draw([*rows[: room - 1], *flow([chunk(KEYS, "faint")], look)[:1]])
-        pressed = self.key()
-        self.stepping = pressed not in (b"", b"q")
-        return self.stepping and pressed != b"r"
+        yield lane, event
+        if seen:
+            stop(words[-1])

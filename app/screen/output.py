@@ -119,8 +119,7 @@ def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Calla
 
 def screen(settings: Settings, stream: TextIO, width: int = _WIDTH) -> Console:
     """Return the console for figures on `stream`; COLUMNS outranks the `width` where it is no terminal."""
-    wide = None if stream.isatty() else size_in(os.environ) or width
-    return make_console(settings, file=stream, width=wide)
+    return make_console(settings, file=stream, width=None if stream.isatty() else size_in(os.environ) or width)
 
 
 def print_table(console: Console, title: str, table: Table) -> None:

@@ -157,8 +157,7 @@ class Look:
 
     def glyph(self, name: str) -> str:
         """The characters drawn for `name`. Greek letters and level bars are words without colour."""
-        plain = self.ascii or (name in _WORDS and not self.color)
-        return (ASCII if plain else UNICODE)[name]
+        return (ASCII if self.ascii or (name in _WORDS and not self.color) else UNICODE)[name]
 
     def sized(self, *, width: int | None = None, height: int | None = None) -> Look:
         """The same look at another width (None: the same one) and height (None: unlimited)."""

@@ -23,8 +23,10 @@ from app.screen.rows import (
     Chunk,
     Drawn,
     Line,
+    Lines,
     Piece,
     Row,
+    beside,
     chunk,
     fit,
     flow,
@@ -106,19 +108,9 @@ class PaneData:
         return self.lane.terms.sources
 
     @property
-    def limit(self) -> int:
-        """The most tokens that the answer may have."""
-        return self.lane.settings.max_new_tokens
-
-    @property
     def tokens(self) -> int:
         """Tokens emitted so far."""
         return self.stats.predicted_n if self.stats else 0
-
-    @property
-    def amount(self) -> str:
-        """How much was said so far."""
-        return counted(self.stats)
 
     @property
     def drafting(self) -> bool:
@@ -133,15 +125,16 @@ class PaneData:
     @property
     def status(self) -> str:
         """Where the lane is, in a few words."""
+        settings, amount = self.lane.settings, counted(self.stats)
         if self.state in ("waiting", "prefill"):
             return self.progress or ("waiting" if self.state == "waiting" else "reading prompt")
-        if self.state == "running" and (slow := self.lane.settings.times_slower) > 1:
-            return f"{self.tokens}/{self.limit} {unit(self.stats)}, slow {slow:g}"
+        if self.state == "running" and settings.times_slower > 1:
+            return f"{self.tokens}/{settings.max_new_tokens} {unit(self.stats)}, slow {settings.times_slower:g}"
         if self.state == "running":
-            tokens = f"{self.tokens} of {self.limit} tok" if unit(self.stats) == "tok" else self.amount
+            tokens = f"{self.tokens} of {settings.max_new_tokens} tok" if unit(self.stats) == "tok" else amount
             return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma:.1f}"
         cut = self.state == "done" and self.stats is not None and self.stats.stop_reason == "length"
-        return f"cut at {self.amount}" if cut else f"{self.state}, {self.amount}"
+        return f"cut at {amount}" if cut else f"{self.state}, {amount}"
 
 
 def note(pane: PaneData, *, goes_on: bool = True) -> str:
@@ -153,7 +146,7 @@ def note(pane: PaneData, *, goes_on: bool = True) -> str:
         return f"stopped at {amount}{problem and f': {problem}'}"
     if stats is None or stats.stop_reason != "length":
         return problem
-    full = pane.tokens < pane.limit and not stats.pieces
+    full = pane.tokens < pane.lane.settings.max_new_tokens and not stats.pieces
     more = ", the context is full" if full else ", /continue" if goes_on and not stats.pieces else ""
     return f"cut at {amount}{more}"
 
@@ -191,9 +184,8 @@ def _cells(stats: Stats) -> tuple[str, str, str, str]:
 
 def details(pane: PaneData, look: Look, first: str = "  ") -> list[Chunk]:
     """What became of a lane's drafts, or what its beam search took, as chunks; empty if it did neither."""
-    texts = _outcome(pane, look)
     role = "faint" if look.fancy else "plain"
-    return [chunk(text, role, first if not i else "  ") for i, text in enumerate(texts)]
+    return [chunk(text, role, first if not i else "  ") for i, text in enumerate(_outcome(pane, look))]
 
 
 def _outcome(pane: PaneData, look: Look) -> list[str]:
@@ -226,9 +218,8 @@ def reported(report: ServerFigures | None) -> list[str]:
     elif report.accepted is not None:
         of = f"/{report.drafted:.0f} ({report.accepted / report.drafted:.0%})" if report.drafted else ""
         texts.append(f"accepted {report.accepted:.0f}{of}")
-        if report.passes:
-            passes = plural(int(report.passes), "pass", "es")
-            texts.append(f"{1 + report.accepted / report.passes:.2f} tok/pass over {passes}")
+        if passes := report.passes:
+            texts.append(f"{1 + report.accepted / passes:.2f} tok/pass over {plural(int(passes), 'pass', 'es')}")
     texts += [rate(report.rate)] if report.rate else []
     texts += [f"{report.load_s:.1f} s for loading"] if round(report.load_s or 0, 1) else []
     return ["by the server:", *texts] if texts else []
@@ -239,40 +230,33 @@ def reported_line(report: ServerFigures | None) -> str:
     return ", ".join(reported(report)).replace(":,", ":", 1)
 
 
-class StatsLines(Drawn):
-    """One line of figures a lane, in columns.
+def stats_lines(panes: Sequence[PaneData], look: Look) -> Lines:
+    """Return one line of figures a lane, in columns.
 
     Without colour a drafting lane's line also has its acceptance figures.
     """
-
-    def __init__(self, panes: Sequence[PaneData], look: Look) -> None:
-        self.panes, self.look = panes, look
-
-    def rows(self) -> list[Row]:
-        cells = [_cells(pane.stats) if pane.stats else None for pane in self.panes]
-        widths = [max((len(row[i]) for row in cells if row), default=0) for i in range(4)]
-        label = max((len(pane.label) for pane in self.panes), default=0)
-        rows: list[Row] = []
-        for pane, row in zip(self.panes, cells, strict=True):
-            name = chunk(pane.label.ljust(label), "faint" if self.look.fancy else "plain")
-            if row is None or not pane.tokens:
-                rows += flow([name, chunk(pane.status, "faint")], self.look, label + 2)
-                continue
+    cells = [_cells(pane.stats) if pane.stats else None for pane in panes]
+    widths = [max((len(row[i]) for row in cells if row), default=0) for i in range(4)]
+    label = max((len(pane.label) for pane in panes), default=0)
+    rows: list[Row] = []
+    for pane, row in zip(panes, cells, strict=True):
+        chunks = [chunk(pane.label.ljust(label), "faint" if look.fancy else "plain")]
+        if row is None or not pane.tokens:
+            chunks.append(chunk(pane.status, "faint"))
+        else:
             tokens, seconds, speed, first = (text.rjust(width) for text, width in zip(row, widths, strict=True))
-            role = "strong" if pane.drafting and self.look.color else "plain"
-            chunks = [name, *(chunk(text, role) for text in (tokens, seconds, speed, f"TTFT {first}"))]
-            if not self.look.color:
-                chunks += details(pane, self.look, " | ")
-            rows += flow(chunks, self.look, label + 2)
-        return rows
+            role = "strong" if pane.drafting and look.color else "plain"
+            chunks += [chunk(text, role) for text in (tokens, seconds, speed, f"TTFT {first}")]
+            chunks += [] if look.color else details(pane, look, " | ")
+        rows += flow(chunks, look, label + 2)
+    return Lines(rows, look)
 
 
 def positions(stats: Stats | None, look: Look, whose: str = "") -> list[Chunk]:
     """Acceptance by draft position: accepted at j / examined at j, for every position examined; `whose` names the
     lane where there are others.
     """
-    alphas = stats.alpha_per_position if stats else ()
-    known = [(j, alpha) for j, alpha in enumerate(alphas, 1) if alpha is not None]
+    known = [(j, alpha) for j, alpha in enumerate(stats.alpha_per_position if stats else (), 1) if alpha is not None]
     levels = look.glyph("levels")
     chunks = [chunk(f"{whose} accepted by position".lstrip(), "faint")] if known else []
     for j, alpha in known[:_POSITIONS]:
@@ -406,9 +390,8 @@ def pieces_of(
 
 def _struck(text: str, role: str) -> list[Piece]:
     """Styled text whose leading spaces stay bare, so that no line runs through or under them."""
-    core = text.lstrip(" ")
-    spaces = len(text) - len(core)
-    return [(" " * spaces, "plain"), (core, role)] if spaces and core else [(text, role)]
+    spaces = len(text) - len(text.lstrip(" "))
+    return [(text[:spaces], "plain"), (text[spaces:], role)] if 0 < spaces < len(text) else [(text, role)]
 
 
 class Pane(Drawn):
@@ -458,8 +441,7 @@ class Pane(Drawn):
         """Title and status as far as they fit; a status is shown whole or not at all."""
         title = fit(title_of(self.data.lane), width, self.look)
         status = f" {self.data.status}"
-        room = width - cell_len(title)
-        return [(title, self._frame), *([(status, "faint")] if cell_len(status) <= room else [])]
+        return [(title, self._frame), *([(status, "faint")] if cell_len(title + status) <= width else [])]
 
     def _top(self) -> Row:
         heading = self._heading(self.look.width - 5)
@@ -498,42 +480,25 @@ class SideBySide(Drawn):
             widths = [look.width] if len(group) == 1 else [(look.width - 1) // 2, look.width // 2]
             pairs = zip(group, widths, strict=True)
             self.groups.append([Pane(data, look.sized(width=w), show_discarded=show_discarded) for data, w in pairs])
-
-    @property
-    def needed(self) -> int:
-        """Rows for all texts in full."""
-        return sum(self._needs())
+        self.needs = [max(pane.needed for pane in group) for group in self.groups]  # rows for the whole texts
 
     @property
     def least(self) -> int:
         """Rows to leave to the texts: four lines in borders each, fewer on a low screen or for short texts."""
         height = self.look.height
         most = 6 if height is None else min(6, max(2, height // (2 * max(1, len(self.groups)))))
-        return sum(min(need, most) for need in self._needs())
-
-    def _needs(self) -> list[int]:
-        return [max(pane.needed for pane in group) for group in self.groups]
+        return sum(min(need, most) for need in self.needs)
 
     def rows(self) -> list[Row]:
         return self.within(self.look.height)
 
     def within(self, height: int | None) -> list[Row]:
         """The rows, at most `height` of them (None: all)."""
-        needs = self._needs()
-        heights = needs if height is None else split_height(needs, height)
+        heights = self.needs if height is None else split_height(self.needs, height)
         rows: list[Row] = []
         for group, high in zip(self.groups, heights, strict=True):
             for pane in group:
                 pane.height = high
-            columns = [pane.rows() for pane in group]
-            if len(columns) == 2:
-                width = group[0].look.width + 1
-                rows += [beside(left, right, width) for left, right in zip(*columns, strict=True)]
-            else:
-                rows += columns[0]
+            left, *right = (pane.rows() for pane in group)
+            rows += beside(left, right[0], group[0].look.width + 1) if right else left
         return rows
-
-
-def beside(left: Row, right: Row, width: int) -> Row:
-    """Two rows, the right one beginning at column `width`."""
-    return [*left, Segment(" " * (width - Segment.get_line_length(left))), *right]

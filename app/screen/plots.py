@@ -69,12 +69,11 @@ class Bars(Drawn):
 
     def _bar(self, bar: Bar, name: int, figure: int, room: int) -> Row:
         drawn = self.look.glyph("bar" if bar.solid else "rest") * round(bar.share * room)
-        after = f"  {bar.note}" if bar.note else ""
         role = "strong" if bar.marked else "plain"
         pieces = [
             (f"  {bar.name.rjust(name)}  {bar.figure.rjust(figure)}", role),
             (f"  {drawn}" if drawn else "", "accent" if bar.solid else "faint"),
-            (after, role),
+            (f"  {bar.note}" if bar.note else "", role),
         ]
         return row_of(pieces, self.look)
 
@@ -94,10 +93,9 @@ def _refusals(track: Track) -> Iterator[tuple[Step, int | None]]:
     """The rounds that ended in a rejection, with the rank of the target's token there; None: the drafter did not name
     it."""
     for step in track.steps:
-        if step.rejected and step.token is not None and len(step.positions) == len(step.emitted):
-            listed = step.positions[-1].drafter
-            if listed:
-                yield step, next((each.rank for each in listed if each.token == step.token), None)
+        whole = step.rejected and step.token is not None and len(step.positions) == len(step.emitted)
+        if whole and (listed := step.positions[-1].drafter):
+            yield step, next((each.rank for each in listed if each.token == step.token), None)
 
 
 def _ranks(track: Track, look: Look) -> Bars:
@@ -180,11 +178,13 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
 def _learned(lane: Lane, answers: Sequence[Sequence[Track]]) -> Controller:
     """What `gamma auto` would know, had it seen the rounds of this lane's drafter and the plain ones beside them."""
     controller = Controller()
-    for track in chain(*answers):
+    for track in chain.from_iterable(answers):
         other = track.running
-        if other is None or other.lm is not lane.lm or other.beams is not None:
-            continue
-        if other.drafts and other.drafter is not lane.drafter:
+        if (
+            other is None
+            or (other.lm is not lane.lm or other.beams is not None)
+            or (other.drafts and other.drafter is not lane.drafter)
+        ):
             continue
         controller.begin()
         left = other.settings.max_new_tokens
@@ -201,8 +201,7 @@ def _remarks(track: Track, controller: Controller, last: Sequence[Track], look: 
     """The figures that the bars are made of, and the measured speed-up."""
     costs, reach = controller.costs, controller.costs.reach
     alphas = " ".join(f"{alpha:.2f}" for alpha in controller.acceptance.alphas[:4])
-    widths = [n for n in (2, 4, 8, 16) if n <= reach]
-    v = "".join(f", v({n}) {costs.v(n)[-1]:.2f}" for n in widths)
+    v = "".join(f", v({n}) {costs.v(n)[-1]:.2f}" for n in (2, 4, 8, 16) if n <= reach)
     alpha, more = look.glyph("alpha"), look.glyph("ellipsis")
     remarks = [f"as gamma auto sees it: {alpha} by position {alphas} {more}, c {costs.c:.3f}{v}"]
     if reach <= GAMMA_MAX:
@@ -256,8 +255,7 @@ class Heat(Drawn):
             raise UserError("the target's probabilities of this answer were not recorded")
 
     def rows(self) -> list[Row]:
-        pieces = [piece for token in self.tokens for piece in self._pieces(token)]
-        lines = wrap(pieces, self.look.width, self.look.ascii)
+        lines = wrap(list(chain.from_iterable(map(self._pieces, self.tokens))), self.look.width, self.look.ascii)
         while len(lines) > 1 and not lines[-1]:
             lines.pop()
         return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -118,10 +119,15 @@ def flow(chunks: Sequence[Chunk], look: Look, indent: int = 0) -> list[Row]:
             lines[-1] += [(item.before, "plain"), *item.pieces]
             continue
         margin = indent if lines else 0
-        whole = item.width <= look.width - margin
-        parts = [item.pieces] if whole else wrap(item.pieces, look.width - margin)
+        parts = [item.pieces] if item.width <= look.width - margin else wrap(item.pieces, look.width - margin)
         lines += [[(" " * margin, "plain"), *part] for part in parts]
     return [row_of(line, look) for line in lines]
+
+
+def beside(left: Sequence[Row], right: Sequence[Row], width: int) -> list[Row]:
+    """Two columns of rows, the right ones beginning at column `width`."""
+    rows = zip_longest(left, right, fillvalue=Row())
+    return [[*row, Segment(" " * (width - Segment.get_line_length(row))), *other] for row, other in rows]
 
 
 def fit(text: str, width: int, look: Look) -> str:

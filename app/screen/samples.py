@@ -85,8 +85,7 @@ class SampleTree:
         every = list(self.shown())
         rows = [self._row(at, place, branch, look) for at, (place, branch) in enumerate(every)]
         if look.height is None:
-            unknown = any(branch.p is None for branch in self.top)
-            return rows + flow([chunk(UNKNOWN, "faint")] * unknown, look)
+            return rows + flow([chunk(UNKNOWN, "faint")] * any(branch.p is None for branch in self.top), look)
         place = every[self.at][0]
         said = "".join(branch.text for where, branch in every if where == place[: len(where)])
         text = [row_of(line, look) for line in wrap([(said, "question")], look.width, look.ascii)]

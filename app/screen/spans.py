@@ -265,5 +265,4 @@ def answer_text(text: str, settings: Settings, *, live: bool, marks: Thinking | 
                 if part.text.strip()
             )
         )
-    drawn = rendered(text) if live and settings.render and not settings.ascii else None
-    return drawn or Text(visible(text))
+    return (rendered(text) if live and settings.render and not settings.ascii else None) or Text(visible(text))

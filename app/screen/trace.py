@@ -264,7 +264,7 @@ class Trace(Drawn):
         if not drafted:
             texts = [f"{reviewer} had nothing to review,", took]
         else:
-            whose = enumerated(map(_possessive, names), "and")
+            whose = enumerated((f"{name}'{'s' * (not name.endswith('s'))}" for name in names), "and")
             texts = [f"{reviewer} reviewed {whose} {drafted}:", f"accepted {accepted},", took]
         texts[0] = " " * _STEP * level + texts[0]
         rows = flow([chunk(text, "faint", " ") for text in texts], self.look, _STEP * (level + 1))
@@ -275,11 +275,9 @@ class Trace(Drawn):
             return flow([chunk("    ended by an accepted stop token", "faint")], self.look, 4)
         kind = "correction" if step.rejected else "bonus" if drafted else "own token"
         token = quoted(text, self.look, _TEXT)
-        gap = "from the server"
-        if step.top2_gap is not None:
-            gap = f"from the target ({kind}), top-2 gap {step.top2_gap:.3f}"
+        target = f"from the target ({kind}), top-2 gap {step.top2_gap:.3f}" if step.top2_gap is not None else ""
         role = "bonus" if kind == "bonus" else "target"
-        return flow([chunk("  "), chunk(token, role), chunk(gap, "faint")], self.look, 4)
+        return flow([chunk("  "), chunk(token, role), chunk(target or "from the server", "faint")], self.look, 4)
 
     def _draft(self, draft: Drafted) -> list[Row]:
         branch = draft.branch.translate(_ASCII_LINES) if self.look.ascii else draft.branch
@@ -335,10 +333,6 @@ class Trace(Drawn):
         return chance("match" if draft.chosen and self._has_chance else self.rule, draft.q or 0.0, draft.p or 0.0)
 
 
-def _possessive(name: str) -> str:
-    return f"{name}'" if name.endswith("s") else f"{name}'s"
-
-
 class RoundPictures:
     """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws, moved by keys where
     it is higher than the screen.
@@ -361,9 +355,9 @@ class RoundPictures:
             return rows
         self._page = max(1, height - 1)
         self._top = max(0, min(self._top, len(rows) - self._page))
-        left = len(rows) - self._top - self._page
-        position = chunk(f"{plural(self._top, 'row')} above, {left} below", "faint")
-        return [*rows[self._top : self._top + self._page], *flow([position], look)[:1]]
+        end = self._top + self._page
+        position = chunk(f"{plural(self._top, 'row')} above, {len(rows) - end} below", "faint")
+        return [*rows[self._top : end], *flow([position], look)[:1]]
 
     def picture(self, look: Look) -> list[Row]:
         """The whole picture."""

@@ -23,12 +23,12 @@ from app.screen.panes import (
     Layout,
     PaneData,
     SideBySide,
-    StatsLines,
     TimeLine,
     bars_key,
     details,
     note,
     positions,
+    stats_lines,
     timeline,
     title_of,
 )
@@ -102,8 +102,10 @@ def drafter_name(engine: PairEngine) -> str:
     if loaded.drafter is not None:
         beside = {"match": "matches and ", "tables": "n-gram tables and "}.get(loaded.spec.beside or "", "")
         return beside + loaded.drafter.name
-    names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "maxgram": "max-gram drafter", "none": "no drafter"}
-    names |= {word: f"{word} of {', '.join(loaded.spec.cascade_names)}" for word in CASCADES}
+    names = {
+        **{"ngram": "n-gram drafter", "tables": "n-gram tables", "maxgram": "max-gram drafter", "none": "no drafter"},
+        **{word: f"{word} of {', '.join(loaded.spec.cascade_names)}" for word in CASCADES},
+    }
     word = loaded.drafter_word
     named = f"n-gram tables and {head_kind_of(word)} drafter" if "+" in word else f"{word} drafter"
     return names.get(word, named)
@@ -192,16 +194,20 @@ def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool
     """The legend: the meanings of the colours, or without them of the marks, for these lanes."""
     if look.color:
         first = _accepted(panes)
-        words = {"rejected": "rejected", "discarded": "discarded", "target": "from the target", "bonus": "bonus"}
-        words |= {"forced": "forced", "differs": "differs from AR"}
+        words = {
+            **{"rejected": "rejected", "discarded": "discarded", "target": "from the target", "bonus": "bonus"},
+            **{"forced": "forced", "differs": "differs from AR"},
+        }
     else:
         marks = [(letters(pane.names)[source], name) for pane in panes for source, name in _proposers(pane)]
         named = [f"{{{letter}:x}} {name}" for letter, name in dict.fromkeys(marks)]
         bare = not named or any(span.kind == "accepted" for pane in panes if len(pane.names) < 2 for span in pane.spans)
-        first = [chunk("text accepted", "accepted")] if bare else []
-        first += [chunk(f"accepted: {', '.join(named)}", "accepted")] if named else []
-        words = {"rejected": "[-x-] rejected", "discarded": "[~x~] discarded", "target": "{+x+} from target"}
-        words |= {"bonus": "{*x*} bonus", "forced": "{!x!} forced", "differs": "{#x#} differs from AR"}
+        texts = ["text accepted"] * bare + [f"accepted: {', '.join(named)}"] * bool(named)
+        first = [chunk(text, "accepted") for text in texts]
+        words = {
+            **{"rejected": "[-x-] rejected", "discarded": "[~x~] discarded", "target": "{+x+} from target"},
+            **{"bonus": "{*x*} bonus", "forced": "{!x!} forced", "differs": "{#x#} differs from AR"},
+        }
     kinds = {span.kind for pane in panes for span in pane.spans}
     gone = ({"discarded"} if not show_discarded else set()) | ({"bonus", "forced", "differs"} - kinds)
     return first + [chunk(text, role) for role, text in words.items() if role not in gone]
@@ -231,15 +237,14 @@ class Summary(Drawn):
         look, drafting = self.look, [pane for pane in self.panes if pane.drafting]
         blocks = [
             Section(4, self._timeline()),
-            Section(0, StatsLines(self.panes, look).rows()),
+            Section(0, stats_lines(self.panes, look).rows()),
             Section(1, self._compared()),
         ]
         if look.color:
             if len(self.explained) > 1:
                 blocks.append(Section(3, [row for pane in self.explained for row in self._named(pane)]))
             for pane in drafting[-1:]:
-                whose = pane.label if len(drafting) > 1 else ""
-                blocks.append(Section(5, flow(positions(pane.stats, look, whose), look, 2)))
+                blocks.append(Section(5, flow(positions(pane.stats, look, pane.label * (len(drafting) > 1)), look, 2)))
         # Why the answer that the conversation continues from is not whole.
         text = note(self.panes[-1], goes_on=self.goes_on) if self.panes and self.notes else ""
         notes = flow([chunk(text, "bad")], look) if text else []
@@ -314,7 +319,7 @@ class Frame(Drawn):
     def _excess(self, blocks: list[Section], height: int) -> int:
         """Rows too many. The lanes' figures go only when the texts would have less than two rows each."""
         figures_only = all(block.rank == 0 for block in blocks)
-        texts = min(2 * len(self.body.groups), self.body.needed) if figures_only else self.body.least
+        texts = min(2 * len(self.body.groups), sum(self.body.needs)) if figures_only else self.body.least
         return sum(len(block.rows) for block in blocks) + texts - height
 
 

@@ -45,8 +45,7 @@ def rest_of(sums: Sequence[float], beta: float) -> Bounds:
         return y0 + (y1 - y0) * (beta - x0) / (x1 - x0)
 
     below = max(at for at, (kept, _) in enumerate(points[:-1]) if kept < beta)
-    beside = [line(at) for at in (below - 1, below + 1) if 0 <= at < len(points) - 1]
-    return max(beside), line(below)
+    return max(line(at) for at in (below - 1, below + 1) if 0 <= at < len(points) - 1), line(below)
 
 
 def _head(named: Sequence[Named]) -> int:

@@ -78,8 +78,8 @@ class Why:
         ]
         narrow = stats.target_passes * plain.verify_ms / plain.target_passes if plain and rate else stats.verify_ms
         self.width_s = max(0.0, stats.verify_ms - narrow) / 1000 / (stats.draft_n or 1)  # of a pass, for each draft
-        longest = max((step.length for step in self.rounds), default=0)
-        self.gammas = range(1, 1 + 2 * longest)  # beyond, costs are unknown
+        # Twice the longest draft, beyond that costs are unknown.
+        self.gammas = range(1, 1 + 2 * max((step.length for step in self.rounds), default=0))
         self.best = max(self.gammas, key=self.at) if self.token_ms and self.gamma and stats.draft_n else 0
         examined = [
             {

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from app.lanes.costs import LaneRecord, Terms
-from app.screen.live import KEYS, Stepper, Track
+from app.screen.live import KEYS, Track, in_steps
 from app.screen.palette import Look
 from app.screen.rows import Row
 from app.settings.table import Settings
@@ -28,8 +28,8 @@ def stops(keys: Sequence[bytes]) -> list[list[str]]:
     def draw(below: Sequence[Row] = ()) -> None:
         shown.append(["".join(part.text for part in row).rstrip() for row in below])
 
-    stepper = Stepper([track], draw, lambda: LOOK, lambda: left.pop(0))
-    for _, event in stepper([(0, OPENING), (0, ROUND), (0, ROUND), (0, Finished(0, "length"))]):
+    race = [(0, OPENING), (0, ROUND), (0, ROUND), (0, Finished(0, "length"))]
+    for _, event in in_steps(race, [track], draw, lambda: LOOK, lambda: left.pop(0)):
         track.feed(event)
     assert track.events == [OPENING, ROUND, ROUND, Finished(0, "length")]
     return shown

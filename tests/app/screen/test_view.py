@@ -14,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 from app.lanes.answers import Comparison
 from app.screen.live import play
 from app.screen.palette import PALETTES, Look
-from app.screen.panes import Pane, PaneData, SideBySide, StatsLines, note, pieces_of, positions
+from app.screen.panes import Pane, PaneData, SideBySide, note, pieces_of, positions, stats_lines
 from app.screen.rows import Drawn, Lines, Row, flow
 from app.screen.spans import Span
 from app.screen.view import Frame, heading, meanings, toolbar
@@ -165,11 +165,11 @@ def test_no_figure_is_ever_cut(width: int, color: bool) -> None:
 
 def test_undefined_figures_are_not_shown() -> None:
     first = Stats(ttft_ms=90, predicted_n=1, openings=1)
-    assert shown(StatsLines([pane_of("spec", (), first, "running")], Look(80, color=False))) == (
+    assert shown(stats_lines([pane_of("spec", (), first, "running")], Look(80, color=False))) == (
         "spec  1 tok  0.00 s  - tok/s  TTFT 90 ms\n"
     )
     waiting = pane_of("spec", (), None, "prefill", "reading prompt 256 of 3000")
-    assert shown(StatsLines([waiting], Look(80, color=False))) == "spec  reading prompt 256 of 3000\n"
+    assert shown(stats_lines([waiting], Look(80, color=False))) == "spec  reading prompt 256 of 3000\n"
     assert positions(first, Look(80)) == []
 
 
@@ -177,7 +177,7 @@ def test_all_drafts_discarded_has_no_alpha() -> None:
     stats = Stats(
         ttft_ms=90, predicted_n=2, predicted_ms=100, openings=1, target_passes=1, draft_n=2, draft_n_discarded=2
     )
-    assert shown(StatsLines([pane_of("spec", (), stats, "done")], Look(100, color=False))) == (
+    assert shown(stats_lines([pane_of("spec", (), stats, "done")], Look(100, color=False))) == (
         "spec  2 tok  0.10 s  10.0 tok/s  TTFT 90 ms | accepted 0/2 (0%)  1.00 tok/pass  1 pass\n"
     )
 
@@ -328,7 +328,9 @@ def test_panes_stand_side_by_side_from_80_columns_or_on_request(width: int, layo
 
 def test_stats_lines_align_over_lanes() -> None:
     slow = Stats(ttft_ms=1088, predicted_n=128, predicted_ms=12_000, openings=1)
-    text = shown(StatsLines([pane_of("ar", (), slow, "done"), pane_of("ngram", (), AR, "done")], Look(80, color=False)))
+    text = shown(
+        stats_lines([pane_of("ar", (), slow, "done"), pane_of("ngram", (), AR, "done")], Look(80, color=False))
+    )
     assert text == (
         "AR     128 tok  12.00 s  10.6 tok/s  TTFT 1088 ms\nngram   33 tok   1.67 s  19.2 tok/s  TTFT   88 ms\n"
     )
@@ -375,7 +377,7 @@ def test_the_status_line_has_every_setting_that_shapes_what_is_drawn() -> None:
 def test_pieces_are_counted_in_words_that_agree(count: int, words: str) -> None:
     pane = pane_of("server", (), Stats(predicted_n=count, predicted_ms=10, ttft_ms=5, pieces=count), "done")
     assert pane.status == f"done, {words}"
-    assert shown(StatsLines([pane], Look(80))).startswith(f"server  {words}  ")
+    assert shown(stats_lines([pane], Look(80))).startswith(f"server  {words}  ")
 
 
 def test_a_forced_token_has_a_style_a_mark_and_a_word_of_its_own() -> None:
