@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 
 COLDEST = 2.0**-126
@@ -23,6 +23,13 @@ class UsageError(UserError):
     """A wrong flag, command, setting or configuration file."""
 
     exit_code = 2
+
+
+def raise_first(cases: Mapping[str, object], kind: type[UserError] = UsageError) -> None:
+    """Raise an error of this kind with the first text whose condition holds, if one does."""
+    for text, holds in cases.items():
+        if holds:
+            raise kind(text)
 
 
 def number(name: str, value: object, fits: Callable[[float], bool], allowed: str) -> float:

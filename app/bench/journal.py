@@ -130,8 +130,8 @@ class Journal:
     # -- reading ------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        data = self.path.read_bytes() if self.path.exists() else b""
-        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else ()
+        for number, line in enumerate(lines, start=1):
             try:
                 self._take(json.loads(line), first=number == 1)
             except (ValueError, ValidationError, RecursionError) as error:
@@ -152,8 +152,8 @@ class Journal:
             self.machines.append(dict(row["part"]))
         else:
             line = _Line.model_validate(row)
-            variant = Variant(line.method, line.gamma)
-            self.known[Slot(line.question, line.turn, line.repeat, variant)] = line.answer
+            slot = Slot(line.question, line.turn, line.repeat, Variant(line.method, line.gamma))
+            self.known[slot] = line.answer
 
     def drop_broken_rounds(self, variants: Collection[Variant]) -> None:
         """Forget the answers of a prompt's rounds that lack a variant: answers that are compared are timed together."""
@@ -164,8 +164,7 @@ class Journal:
         """Return the earlier answer; UsageError if the prompt had another number of tokens then."""
         answer = self.known.get(slot)
         if answer is not None and answer.stats.prompt_n != prompt_n:
-            tokens = answer.stats.prompt_n
-            self._check_same(f"prompt {slot.question + 1} has {tokens} tokens there, {prompt_n} here")
+            self._check_same(f"prompt {slot.question + 1} has {answer.stats.prompt_n} tokens there, {prompt_n} here")
         return answer
 
     def _check_same(self, differs: str | None) -> None:

@@ -169,8 +169,7 @@ def _alphas(every: SummaryRows) -> Plot:
     if not rows:
         return Plot(title, about, missing="Nothing was drafted: bench --methods ar,spec drafts.")
     deepest = max(j for row in rows for j, alpha in enumerate(row.alpha_per_position, 1) if alpha is not None)
-    padding = (None,) * deepest
-    table = tuple((_name(row), (*row.alpha_per_position, *padding)[:deepest]) for row in rows)
+    table = tuple((_name(row), (*row.alpha_per_position, *[None] * deepest)[:deepest]) for row in rows)
 
     def draw(figure: Figure) -> None:
         from matplotlib.ticker import MaxNLocator

@@ -53,7 +53,7 @@ from app.screen.output import answer_bar, load_engine, screen
 from app.screen.rows import plural
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, raise_first
 from utils.files import check_outputs, write_result
 from utils.machine import machine
 from utils.objects import HfModel, Json
@@ -71,12 +71,12 @@ def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int
     """Run the benchmark (or the identity check), or make the page of an earlier one; return the exit code."""
     if args.source is not None:
         return report_of(args.source, settings, args)
-    for flag, given in {"out": args.out, "report": args.report, "log": settings.record}.items():
-        if args.check_identity and given:
-            raise UsageError(f"--check-identity writes no file: leave --{flag} out")
+    written = {"--out": args.out, "--report": args.report, "--log": settings.record}
+    if args.check_identity:
+        raise_first({f"--check-identity writes no file: leave {flag} out": path for flag, path in written.items()})
     questions = selected(args, settings.data_dir)
     prompts = args.prompts if isinstance(args.prompts, Path) else None  # else the name of a data set
-    check_outputs({"--out": args.out, "--report": args.report, "--log": settings.record}, [prompts, args.ids])
+    check_outputs(written, [prompts, args.ids])
     journal = open_journal(settings, options, args, questions)
     try:
         with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as recorder:
@@ -157,8 +157,9 @@ class Bench:
             plan = Plan(text, prompt, keep=0)
             answer_log = self.recorder.open_answer(self.engine, [record], plan, lane.settings, self.decode)
         show = None if answer_log is None else partial(answer_log.feed, 0)
-        given = partial(run_lane, lane, prompt, self.decode, terms=record.terms, messages=messages)
-        answer = given(interrupt=self.interrupt, show=show)
+        answer = run_lane(
+            lane, prompt, self.decode, interrupt=self.interrupt, show=show, terms=record.terms, messages=messages
+        )
         if answer_log is not None and (problem := answer_log.end()):
             to_stderr(problem)
         return answer
@@ -201,8 +202,7 @@ class Bench:
         """Run all repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
         for repeat in range(self.args.repeat):
             item.answers.append({})
-            rounds = sum(len(item.answers) for item in self.items)
-            for variant in order(self.variants, rounds - 1):
+            for variant in order(self.variants, sum(len(item.answers) for item in self.items) - 1):
                 answer = self._answer(variant, item, repeat, bar)
                 if answer.exit_code:
                     self.problem = answer.problem

@@ -20,7 +20,7 @@ from app.settings.table import Settings
 from sampling.events import Reason
 from sampling.stops import begins
 from utils.catalogue.templates import AUTO, TEMPLATES, Thinking, carries_template, end_ids, render, thinking_marks
-from utils.errors import UserError
+from utils.errors import UserError, raise_first
 from utils.objects import HfTokenizer, Json
 from utils.ordinary_text import CUT, Markers, ids_in_parts, without
 from utils.tokenizer import first_ids
@@ -247,14 +247,10 @@ class Conversation:
 
     def _fitting(self, plan: Plan) -> Plan:
         count = len(plan.prompt)
-        if count == 0:
-            raise UserError("the message has no tokens: nothing was sent")
-        if count >= self.context:
-            room = "" if count > self.context else " and an answer needs one more"
-            raise UserError(
-                f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent; "
-                "the conversation is unchanged"
-            )
+        room = " and an answer needs one more" * (count == self.context)
+        long = f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent; "
+        cases = {"the message has no tokens: nothing was sent": not count}
+        raise_first({**cases, f"{long}the conversation is unchanged": count >= self.context}, UserError)
         system = [{"role": "system", "content": self.system}] if self.system else []
         return replace(plan, messages=(*system, *_messages(self.turns[: plan.keep], plan.user)))
 
@@ -390,8 +386,8 @@ class Conversation:
         """Return the texts of an answer by the chat template's names for them; None without a schema."""
         if not self.templated or getattr(self.tokenizer, "response_template", None) is None:
             return None
-        prefix = self.template.render("", _messages([], ""))  # the template may begin the answer
-        parsed = self.tokenizer.parse_response(list(ids), prefix=prefix)
+        # The template may begin the answer.
+        parsed = self.tokenizer.parse_response(list(ids), prefix=self.template.render("", _messages([], "")))
         return {name: text for name, text in parsed.items() if isinstance(text, str) and name != "role"}
 
     def _messages(self, turns: Sequence[Turn], text: str) -> list[Message]:
@@ -469,8 +465,7 @@ class Conversation:
         """Return the answer as it stands between the template's texts: with the marks of its channels."""
         if not self._channels(turn.answer):
             return turn.text
-        closed = turn.answer[-1] in self.stop_ids
-        return str(self.tokenizer.decode(list(turn.answer[: len(turn.answer) - closed])))
+        return str(self.tokenizer.decode(list(turn.answer[: len(turn.answer) - (turn.answer[-1] in self.stop_ids)])))
 
     def _tail(self, turns: list[Turn], text: str) -> str:
         if not self.templated:

@@ -73,9 +73,8 @@ def page(answers: Iterable[PageAnswer], title: str = "Conversation") -> str:
         "columns": {"drafts": DRAFTS, "choices": CHOICES},
         "inverse_temperatures": INVERSE_TEMPERATURES,
         "answers": [_data(answer, texts) for answer in every],
-        "texts": texts,
+        "texts": list(texts),  # those that the answers have named
     }
-    data["texts"] = list(texts)
     template = _TEMPLATE.read_text(encoding="utf-8")
     script = template.rpartition("<script>")[2].partition("</script>")[0]
     parts = {

@@ -446,8 +446,7 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _removed(word: str) -> str:
-    kind = "flag" if word.startswith("-") else "sub-command"
-    return f"{word} is no {kind}: use {REMOVED[word]}"
+    return f"{word} is no {'flag' if word.startswith('-') else 'sub-command'}: use {REMOVED[word]}"
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:

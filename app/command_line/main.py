@@ -109,20 +109,17 @@ def _run(request: Request) -> int:
         own = request.own if is_first_process() else Namespace(**{**vars(request.own), "out": None, "report": None})
         return int(getattr(import_module(module), name)(settings, options, own))
     if request.command == "run" or not (sys.stdin and not sys.stdin.closed and sys.stdin.isatty()):
-        from app.command_line.run import run_once
+        from app.command_line.run import run_once, run_samples
 
-        piped = request.prompt in (None, "-")
-        if piped and (sys.stdin is None or sys.stdin.closed):
+        prompt = None if request.prompt == "-" else request.prompt
+        if prompt is None and (sys.stdin is None or sys.stdin.closed):
             raise UsageError("no prompt: stdin is closed")
-        as_json = request.command == "run" and request.own.json
-        logprobs = request.own.logprobs if request.command == "run" else None
-        if logprobs is not None and (request.own.samples or not as_json):
+        own = request.own if request.command == "run" else Namespace(json=False, logprobs=None, samples=None)
+        if own.logprobs is not None and (own.samples or not own.json):
             raise UsageError("--logprobs needs --json, and answers without --samples")
-        if request.command == "run" and request.own.samples is not None:
-            from app.command_line.run import run_samples
-
-            return run_samples(settings, options, None if piped else request.prompt, as_json, request.own.samples)
-        return run_once(settings, options, None if piped else request.prompt, as_json, logprobs)
+        if own.samples is not None:
+            return run_samples(settings, options, prompt, own.json, own.samples)
+        return run_once(settings, options, prompt, own.json, own.logprobs)
     from app.console.repl import run_console
 
     return run_console(settings, options, layers)

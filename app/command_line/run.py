@@ -55,9 +55,15 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
                 log.log_answer(engine, track, plan)
     tree = tree_of([tokens_of(track) for track in tracks])
     if as_json:
-        head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
-        results = [track.answer().to_json() for track in tracks]
-        write_json({**head, "results": results, "tree": [branch.model_dump() for branch in tree]})
+        write_json(
+            {
+                "pair": engine.loaded.spec.name,
+                "prompt": text,
+                "settings": shown_settings(settings),
+                "results": [track.answer().to_json() for track in tracks],
+                "tree": [branch.model_dump() for branch in tree],
+            }
+        )
     else:
         console = screen(settings, sys.stdout, _WIDTH)
         console.print(Lines(SampleTree(tree).rows(look_of(console, settings).sized()), look_of(console, settings)))
@@ -90,8 +96,15 @@ def run_once(
         writer = None if as_json else AnswerWriter(sys.stdout, decode)
         answers = _decoded(race, plan, decode, settings, log, writer, logprobs)
         if writer is None:
-            head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
-            write_json({**head, "results": [answer.to_json() for answer in answers], **compared(answers)})
+            write_json(
+                {
+                    "pair": engine.loaded.spec.name,
+                    "prompt": text,
+                    "settings": shown_settings(settings),
+                    "results": [answer.to_json() for answer in answers],
+                    **compared(answers),
+                }
+            )
         else:
             writer.finish(answers[-1].text)
             if not settings.quiet:
@@ -122,8 +135,7 @@ def _decoded(
             writer.feed(event)
     answers = [track.answer() for track in tracks]
     if logprobs is not None:
-        pairs = zip(tracks, lanes, strict=True)
-        answers = [_with_logprobs(track, lane, engine, logprobs) for track, lane in pairs]
+        answers = [_with_logprobs(*pair, engine, logprobs) for pair in zip(tracks, lanes, strict=True)]
     if answer_log is not None and (problem := answer_log.end()):
         to_stderr(problem)
     return answers

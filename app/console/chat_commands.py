@@ -92,8 +92,7 @@ def info(state: ConsoleState, _: object) -> None:
     pairs = state.pairs
     if pairs.engine is None and pairs.job is not None:
         return state.say(f"{pairs.name}: {pairs.job.status}")
-    chat = state.conversation()
-    return state.say(facts(state.engine(), chat))
+    return state.say(facts(state.engine(), state.conversation()))
 
 
 def pair_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
@@ -274,8 +273,8 @@ def last_answer(state: ConsoleState) -> Answered:
     """The answer to look back at. UserError if there is none."""
     if state.latest is not None:
         return state.latest
-    said = state.chat is not None and state.chat.turns
-    raise UserError("the last answer was loaded without its figures" if said else "no answer yet")
+    loaded = state.chat is not None and state.chat.turns
+    raise UserError("the last answer was loaded without its figures" if loaded else "no answer yet")
 
 
 def stats(state: ConsoleState, which: str) -> None:
@@ -352,8 +351,8 @@ def force(state: ConsoleState, wanted: Force) -> None:
     chat = state.said()
     begun = len(chat.turns[-1].answer) - len(last_answer(state).tokens)  # tokens that nothing is known of
     plan = chat.plan_force(begun + wanted.position, wanted.token)
-    look = look_of(state.out, state.settings)
-    state.hint(forced_hint(chat.text(list(plan.answer)), wanted.position + 1, look))
+    text = chat.text(list(plan.answer))
+    state.hint(forced_hint(text, wanted.position + 1, look_of(state.out, state.settings)))
     if not answer(plan, state):
         return state.hint(UNANSWERED)
     return state.hint(f"branch {len(chat.branches)} of {len(chat.branches)} (/branches lists them, /undo goes back)")
@@ -398,10 +397,9 @@ def branches(state: ConsoleState, number: int | None) -> None:
 
 
 def _model(model: LoadedModel) -> str:
-    context = limit_text(model.context).removesuffix(" tokens")
     return (
-        f"{model.name}: {in_short(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {dtype_name(model)} "
-        f"on {model.device}, context {context}, loaded in {model.seconds:.1f} s"
+        f"{model.name}: {in_short(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {dtype_name(model)} on "
+        f"{model.device}, context {limit_text(model.context).removesuffix(' tokens')}, loaded in {model.seconds:.1f} s"
     )
 
 

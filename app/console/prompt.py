@@ -163,8 +163,7 @@ def key_bindings(
 
     @keys.add(Keys.BracketedPaste)
     def _(event: KeyPressEvent) -> None:
-        pasted = event.data.replace("\r\n", "\n").replace("\r", "\n")
-        event.current_buffer.insert_text(without_escapes(pasted))
+        event.current_buffer.insert_text(without_escapes(event.data.replace("\r\n", "\n").replace("\r", "\n")))
 
     @keys.add("/", filter=Condition(lambda: bool(given()) and get_app().current_buffer.text == given()))
     def _(event: KeyPressEvent) -> None:
@@ -200,8 +199,7 @@ class HungUpError(Exception):
 
 def state_folder() -> Path:
     """Where the console keeps what outlives it."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "speculative-console"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "speculative-console")
 
 
 class PromptReader:

@@ -122,8 +122,7 @@ def watch(job: Loading, label: str, console: Console, stop: Interrupts, *, live:
     with InPlace(console) if live else nullcontext() as place:
         while not job.wait(0.1 if live else 0.02):
             if place is not None:
-                line = Text(f"{label}: {job.status}  ({hint})", style="dim", overflow="ellipsis", no_wrap=True)
-                place.draw(line)
+                place.draw(Text(f"{label}: {job.status}  ({hint})", style="dim", overflow="ellipsis", no_wrap=True))
             if stop():
                 return False
     return True
@@ -343,8 +342,7 @@ class ConsoleState(Surface):
         self.collect()
         job = self.pairs.job
         if job is not None:
-            hint = "Ctrl-C: back to the prompt"
-            if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint=hint):
+            if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint="Ctrl-C: back to the prompt"):
                 raise NotSentError("not sent: loading continues, the message is back in the input line")
             self.collect()
         if self.pairs.engine is None:

@@ -51,7 +51,7 @@ from training.text.synthesize import (
     written,
 )
 from utils.catalogue.heads import BLOCK_KINDS
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, raise_first
 from utils.files import check_outputs, first_difference, hash_of, writable, write_json
 from utils.loading.fit import fingerprint
 from utils.machine import cpu_name, keep_memory, machine
@@ -395,12 +395,12 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
             f"{name} has no rotary keys that a glide drafter could read: --student plain or feature needs none"
         )
     width = config_for(engine, args, args.short_list).hidden_size
-    if args.published and width != model.config.get_text_config().hidden_size:
-        raise UsageError(
-            f"--hidden {width}: --student {args.student} has the target's width, whose embedding it shares"
-        )
-    if args.linear_start == "on" and width != model.config.get_text_config().hidden_size:
-        raise UsageError(f"--linear-start on: a head of width {width} cannot begin as a map of the target's states")
+    shared, linear = (
+        f"--hidden {width}: --student {args.student} has the target's width, whose embedding it shares",
+        f"--linear-start on: a head of width {width} cannot begin as a map of the target's states",
+    )
+    if width != model.config.get_text_config().hidden_size:
+        raise_first({shared: args.published, linear: args.linear_start == "on"})
 
 
 def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadConfig:

@@ -10,7 +10,7 @@ from app.settings.table import Field, arguments, by_name
 from app.settings.types import Choice, Number, NumberList, Text, Whole
 from training.text.dialogues import TASKS
 from utils.catalogue.heads import PUBLISHED_KINDS
-from utils.errors import UsageError
+from utils.errors import raise_first
 
 SELF = "self"
 TEXT, TABLES, HEAD = STAGES = ("text", "tables", "head")
@@ -96,24 +96,27 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
     args.tasks = tuple(TASKS) if args.kinds == "all" else tuple(kind.strip() for kind in args.kinds.split(","))
     args.kind = "eagle" if args.student == "eagle3" else args.student
     args.published = args.kind in PUBLISHED_KINDS
-    if SELF in args.data and not args.writes:
-        raise UsageError(f"--data takes self or files, not both, got {' '.join(args.data)}")
-    if not args.writes and args.prompts is not None:
-        raise UsageError("--data FILES and --prompts contradict each other: give one")
-    for name, given_too in (("--prompts", args.prompts is not None), ("--data FILES", not args.writes)):
-        if "kinds" in given and given_too:
-            raise UsageError(f"--kinds and {name} contradict each other: give one")
-    if args.stage == TEXT and not args.writes:
-        raise UsageError("--stage text writes text, --data FILES reads it: give one")
-    for name, kinds in _ONLY_FOR.items():
-        if name in given and args.student not in kinds:
-            raise UsageError(f"--{name} belongs to --student {' or '.join(kinds)}, the student is {args.student}")
-    if args.published and args.head != "trained":
-        raise UsageError(
-            f"--head {args.head} has no place in a published checkpoint: --student {args.student} trains its own"
-        )
-    if args.features is not None and args.kind == "eagle":
-        raise UsageError("--features: the target's outputs for --student eagle3 are streamed, not kept")
+    student, prompts = args.student, args.prompts is not None
+    foreign = {name: kinds for name, kinds in _ONLY_FOR.items() if name in given and student not in kinds}
+    raise_first(
+        {
+            f"--data takes self or files, not both, got {' '.join(args.data)}": SELF in args.data and not args.writes,
+            "--data FILES and --prompts contradict each other: give one": not args.writes and prompts,
+            "--kinds and --prompts contradict each other: give one": "kinds" in given and prompts,
+            "--kinds and --data FILES contradict each other: give one": "kinds" in given and not args.writes,
+            "--stage text writes text, --data FILES reads it: give one": args.stage == TEXT and not args.writes,
+            **{
+                f"--{name} belongs to --student {' or '.join(kinds)}, the student is {student}": True
+                for name, kinds in foreign.items()
+            },
+            f"--head {args.head} has no place in a published checkpoint: --student {student} trains its own": (
+                args.published and args.head != "trained"
+            ),
+            "--features: the target's outputs for --student eagle3 are streamed, not kept": (
+                args.features is not None and args.kind == "eagle"
+            ),
+        }
+    )
     return args
 
 

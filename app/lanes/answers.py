@@ -134,8 +134,8 @@ def speed_of(plain: Stats, other: Stats) -> tuple[str, Style]:
 
 def gap_between(plain: Stats, other: Stats, position: int) -> float | None:
     """Return the target's top-2 gap at a position, from the answer that recorded it."""
-    gaps = (stats.gap_at(position) for stats in (plain, other))
-    return next((gap for gap in gaps if gap is not None), None)
+    gap = plain.gap_at(position)
+    return other.gap_at(position) if gap is None else gap
 
 
 def gap_text(gap: float | None, precision: str, invariant: bool = False) -> str:
@@ -295,8 +295,7 @@ def parting(plain: Answer, other: Answer) -> Parting | None:
         return None
     gap = gap_between(plain.stats, other.stats, at)
     if other.may_differ:
-        another = other.method in OTHER_TEXT or other.stats.served
-        return Parting("other text" if another else "other draw", at, gap)
+        return Parting("other text" if other.method in OTHER_TEXT or other.stats.served else "other draw", at, gap)
     tied = gap is not None and gap < near_tie(plain.terms.precision)
     return Parting("near tie" if tied else "beyond", at, gap)
 

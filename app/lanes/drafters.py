@@ -31,18 +31,16 @@ from sampling.types import LM, Drafter
 from utils.catalogue.catalogue import ships_mtp
 from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.specs import Matrix, ModelSpec, head_kind_of
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, raise_first
 from utils.kernels.quantized_linear import QuantizedEmbedding, unpacked_copy
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
 from utils.loading.sources import head_folder
-from utils.objects import HfConfig
 
 if TYPE_CHECKING:
     from utils.loading.loaded import LoadedModel, LoadedPair
 
 
 DrafterKey = tuple[Any, ...]  # the word of a drafter and the settings that it depends on
-_HINT = "--drafter ngram goes without"
 
 
 class PairDrafters:
@@ -87,8 +85,7 @@ class PairDrafters:
     @functools.cached_property
     def ships_mtp(self) -> bool:
         """Whether multi-token prediction layers lie beside the target's weights."""
-        config: HfConfig = getattr(self._loaded.target.model, "config", None)
-        return ships_mtp(getattr(config, "name_or_path", ""))
+        return ships_mtp(getattr(getattr(self._loaded.target.model, "config", None), "name_or_path", ""))
 
     def tables(self) -> StaticTables | None:
         """Return the pair's static tables; None if it names none. UserError if the file cannot be used."""
@@ -117,12 +114,13 @@ class PairDrafters:
 
     def _once(self, word: str, make: Callable[[], LM]) -> LM:
         if word not in self._heads:
-            if (target := self._loaded.target).encodes:
-                raise UsageError(
-                    f"lane {word}: {target.name} is an encoder-decoder model, which has no trained drafters"
-                )
-            if self._loaded.spec.target.url is not None:
-                raise UsageError(f"lane {word}: {target.name} runs in a server, a trained drafter reads its states")
+            lane = f"lane {word}: {self._loaded.target.name}"
+            raise_first(
+                {
+                    f"{lane} is an encoder-decoder model, which has no trained drafters": self._loaded.target.encodes,
+                    f"{lane} runs in a server, a trained drafter reads its states": self._loaded.spec.target.url,
+                }
+            )
             self._heads[word] = make()
         return self._heads[word]
 
@@ -146,13 +144,14 @@ class PairDrafters:
         matrix = settings.k_matrix or tuple(map(tuple, spec.k_matrix or ()))
         if not names:
             names, lenience = spec.cascade_names, spec.lenience or lenience
-        if not names:
-            raise UsageError(f"{lane} needs drafters, pair '{spec.name}' names none (--cascade model,maxgram …)")
-        shown, rows = ",".join(names), f"{len(names)} row{'' if len(names) == 1 else 's'}"
-        if not matrix:
-            raise UsageError(f"{lane} needs a k_matrix with {rows} for the cascade {shown}, got none")
-        if len(matrix) != len(names):
-            raise UsageError(f"k_matrix must have {rows} for the cascade {shown}, got {len(matrix)}")
+        rows = f"{len(names)} row{'' if len(names) == 1 else 's'} for the cascade {','.join(names)}"
+        raise_first(
+            {
+                f"{lane} needs drafters, pair '{spec.name}' names none (--cascade model,maxgram …)": not names,
+                f"{lane} needs a k_matrix with {rows}, got none": not matrix,
+                f"k_matrix must have {rows}, got {len(matrix)}": len(matrix) != len(names),
+            }
+        )
         return [self._member(lane, name, settings) for name in names], matrix, lenience
 
     def build(self, request: DraftRequest) -> Drafter:
@@ -254,7 +253,7 @@ class UnusableDrafterError(UserError):
 
     def __init__(self, why: str) -> None:
         self.why = why
-        super().__init__(f"{why[:-1]}, {_HINT})" if why.endswith(")") else f"{why} ({_HINT})")
+        super().__init__(f"{why} (--drafter ngram goes without)")
 
 
 def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any) -> DraftHead:

@@ -36,7 +36,7 @@ from sampling.stops import StopStrings
 from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Sampler, Session
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
-from utils.errors import UsageError
+from utils.errors import UsageError, raise_first
 from utils.loading.loaded import NO_LIMIT
 from utils.logits_processors import ARGUMENTS, Bias, LogitsProcessor
 from utils.objects import HfModel, HfTokenizer, Json
@@ -341,19 +341,24 @@ class PairEngine:
         stops, bias, form = self._stops(settings), self.bias(settings), self._form(settings, limits.stop)
         lane_of = partial(Lane, name, settings=settings, limits=limits, stops=stops, bias=bias, form=form)
         if name == "draft":
-            model = self.drafters.model
-            if model is None:
-                word = self.loaded.drafter_word
-                if head_kind_of(word) is not None:
-                    raise UsageError(f"lane draft: a {word} drafter reads the target's states and cannot run alone")
-                raise UsageError(f"lane draft needs a drafter model, got drafter {word} (--drafter sets one)")
-            if model.reads_hidden:
-                raise UsageError("lane draft: this drafter reads the target's states and cannot run alone")
-            return lane_of(model, NoDrafter(), shares_target=False, reopen=self._reopen)
+            model, word = self.drafters.model, self.loaded.drafter_word
+            alone, head = "drafter reads the target's states and cannot run alone", head_kind_of(word) is not None
+            raise_first(
+                {
+                    f"lane draft: a {word} {alone}": model is None and head,
+                    f"lane draft needs a drafter model, got drafter {word} (--drafter sets one)": model is None,
+                    f"lane draft: this {alone}": model and model.reads_hidden,
+                }
+            )
+            return lane_of(model, NoDrafter(), shares_target=False, reopen=self._reopen)  # type: ignore[arg-type]
         if name == "beam":
-            for setting in (setting for setting in ("stop", *FORMS) if getattr(settings, setting)):
-                what = "stop strings" if setting == "stop" else setting
-                raise UsageError(f"lane beam: a beam search has no {what} (now {settings.show(setting)})")
+            lacking = {"stop": "stop strings", **{form: form for form in FORMS}}
+            raise_first(
+                {
+                    f"lane beam: a beam search has no {what} (now {settings.show(setting)})": getattr(settings, setting)
+                    for setting, what in lacking.items()
+                }
+            )
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
             return lane_of(self.target, NoDrafter(), beams=beams)
         own = self._lane_drafter(name, settings)
@@ -361,11 +366,9 @@ class PairEngine:
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
         """UsageError for settings under which a server's likeliest token is not the one to say."""
-        wrong = [
-            rule for rule in ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias") if getattr(settings, rule)
-        ]
-        wrong += ["repetition_penalty"] if settings.repetition_penalty != 1 else []
-        wrong += settings.form[:1] if settings.form else ()
+        rules = ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias")
+        wrong = [rule for rule in rules if getattr(settings, rule)]
+        wrong += ["repetition_penalty"] * (settings.repetition_penalty != 1) + list(settings.form or ())[:1]
         if name == "beam" or wrong:
             why = f"{wrong[0]} {settings.show(wrong[0])}" if wrong else "a beam search"
             raise UsageError(f"lane {name}: drafts for a server are verified by its likeliest tokens, without {why}")
@@ -378,9 +381,13 @@ class PairEngine:
             raise UsageError(
                 f"lane {name}: the target is no server (--target http://HOST:PORT/v1, or a URL for a lane)"
             )
-        setting = next((name for name, off in NOT_IN_REQUESTS.items() if getattr(settings, name) != off), None)
-        if setting is not None:
-            raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
+        raise_first(
+            {
+                f"lane {name}: a server has no {setting} (now {settings.show(setting)})": getattr(settings, setting)
+                != off
+                for setting, off in NOT_IN_REQUESTS.items()
+            }
+        )
         texts = [token for token, _ in settings.logit_bias if isinstance(token, str)]
         known = name == OWN and not self.reads_text
         if texts and not known:
@@ -436,8 +443,8 @@ class PairEngine:
 
     def limits(self, settings: Settings) -> Limits:
         """Return the limits of an answer."""
-        stop_ids = self.stop_ids | end_ids(self.tokenizer, settings.template)
-        return Limits(settings.max_new_tokens, stop_ids, self.context)
+        stop = self.stop_ids | end_ids(self.tokenizer, settings.template)
+        return Limits(settings.max_new_tokens, stop, self.context)
 
     def open(
         self, prompt: list[int], previous: Session | None = None, *, hidden: Hidden = False, begun: Sequence[int] = ()
@@ -478,8 +485,7 @@ class PairEngine:
                 entry.drafter.traits = replace(entry.drafter.traits, rule=Rule.TYPICAL)
         drafts = not isinstance(entry.drafter, NoDrafter) and entry.drafter.traits.most != 0
         if settings.gamma == "auto" and drafts and entry.pace is None:
-            own = word == self.loaded.drafts_by
-            costs = None if self.measured is None else self.measured.costs(with_drafter=own)
+            costs = self.measured and self.measured.costs(with_drafter=word == self.loaded.drafts_by)
             acceptance = Acceptance(prior=self.drafters.alphas(word), ratios=entry.ratios)
             entry.pace = pace or controller_of(entry.drafter.traits, settings.nodes, costs, acceptance)
             self._paces[name, key] = entry.pace

@@ -28,7 +28,7 @@ from app.settings.types import METHOD_NAMES, SWITCH, Choice, Number, NumberList,
 from sampling.drafters.registry import ROWS
 from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.templates import TEMPLATES
-from utils.errors import UsageError
+from utils.errors import raise_first
 
 ONCE = {"parallel_drafting": True}  # vLLM's word for a block in one pass
 PUBLISHED: Mapping[str, tuple[dict[str, object], str, str]] = {
@@ -132,23 +132,22 @@ def _vllm(recipe: Recipe, notes: list[str]) -> str:
         notes.append("GGUF files need the package vllm-gguf-plugin, which is experimental; serve the original weights")
         notes.append("if you can, else add --tokenizer with the original model's name")
     config: dict[str, object] = {}
+    drafts = {"num_speculative_tokens": recipe.gamma}
     if recipe.word == "model":
-        config = {"method": "draft_model", "model": recipe.drafter, "num_speculative_tokens": recipe.gamma}
+        config = {"method": "draft_model", "model": recipe.drafter, **drafts}
         if recipe.translated:
             config["use_heterogeneous_vocab"] = True
             notes.append("vLLM drafts with another vocabulary the shared tokens alone, and greedily")
     elif recipe.word in PUBLISHED and (method := PUBLISHED[recipe.word][0]):
-        own = {"model": recipe.drafter} if recipe.named else {}
-        config = {**method, **own, "num_speculative_tokens": recipe.gamma}
+        config = {**method, **({"model": recipe.drafter} if recipe.named else {}), **drafts}
         notes.append("vLLM drafts a chain, no tree")
     elif recipe.word in PUBLISHED:
         notes.append(f"vLLM's methods have no {recipe.word}: without drafts")
     elif recipe.word == "suffix":
-        config = {"method": "suffix", "num_speculative_tokens": recipe.gamma}
+        config = {"method": "suffix", **drafts}
         notes.append("it needs the package arctic-inference there, and reads every answer of the server")
     elif recipe.looks_up:
-        bounds = {"prompt_lookup_max": recipe.lookup, "prompt_lookup_min": 1}
-        config = {"method": "ngram", "num_speculative_tokens": recipe.gamma, **bounds}
+        config = {"method": "ngram", **drafts, "prompt_lookup_max": recipe.lookup, "prompt_lookup_min": 1}
     words = ["vllm", "serve", recipe.target]
     return shlex.join([*words, "--speculative-config", json.dumps(config)] if config else words)
 
@@ -157,7 +156,7 @@ def _vllm(recipe: Recipe, notes: list[str]) -> str:
 
 
 def _transformers(recipe: Recipe, notes: list[str]) -> str:
-    call, lines = "", list[str]()
+    call = ""
     if recipe.word == "mtp":
         call = "use_mtp=True, "
         notes.append("transformers' use_mtp is for DeepSeek V3, GLM-4-MoE and others that its documents name")
@@ -168,15 +167,20 @@ def _transformers(recipe: Recipe, notes: list[str]) -> str:
     if any(map(_gguf, (recipe.target, recipe.drafter))):
         notes.append("GGUF files need the package gguf and are expanded to floats")
     kind = "AutoModelForSeq2SeqLM" if recipe.encodes else "AutoModelForCausalLM"
-    lines += [f"from transformers import {kind}, AutoTokenizer", ""]
-    lines.append(f"tokenizer = AutoTokenizer.from_pretrained({_from(recipe.target)})")
-    lines.append(f"model = {kind}.from_pretrained({_from(recipe.target)})")
+    lines = [
+        f"from transformers import {kind}, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({_from(recipe.target)})",
+        f"model = {kind}.from_pretrained({_from(recipe.target)})",
+    ]
     if recipe.word in ("model", "assistant"):
         call = "assistant_model=assistant, "
-        lines.append(f"assistant = {kind}.from_pretrained({_from(recipe.drafter)})")
-        settings = {"num_assistant_tokens": recipe.gamma, "num_assistant_tokens_schedule": "constant"}
-        for name, value in {**settings, "assistant_confidence_threshold": 0.0}.items():
-            lines.append(f"assistant.generation_config.{name} = {json.dumps(value)}")
+        lines += [
+            f"assistant = {kind}.from_pretrained({_from(recipe.drafter)})",
+            f"assistant.generation_config.num_assistant_tokens = {recipe.gamma}",
+            'assistant.generation_config.num_assistant_tokens_schedule = "constant"',
+            "assistant.generation_config.assistant_confidence_threshold = 0.0",
+        ]
         if recipe.translated:
             lines.append(f"assistant_tokenizer = AutoTokenizer.from_pretrained({_from(recipe.drafter)})")
             call += "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, "
@@ -185,8 +189,8 @@ def _transformers(recipe: Recipe, notes: list[str]) -> str:
     ids = "answer[0]" if recipe.encodes else "answer[0, inputs.input_ids.shape[1] :]"
     inputs = f'tokenizer({json.dumps(PROMPT)}, return_tensors="pt")'
     if recipe.template:
-        own = TEMPLATES.get(recipe.template)
-        lines += [f"tokenizer.chat_template = {own!r}"] if own else []
+        if own := TEMPLATES.get(recipe.template):
+            lines.append(f"tokenizer.chat_template = {own!r}")
         lines.append(f"chat = {json.dumps([{'role': 'user', 'content': PROMPT}])}")
         how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
         inputs = f"tokenizer.apply_chat_template(chat, {how})"
@@ -212,9 +216,8 @@ def _from(name: str) -> str:
 def _llama_cpp(recipe: Recipe, notes: list[str]) -> str:
     drafts = [f"--spec-draft-n-max {recipe.gamma}", "--spec-draft-n-min 0", "--spec-draft-p-min 0"]
     words, target = [], _converted(recipe.target, notes)
-    if recipe.word == "model" and recipe.translated:
-        notes.append("another vocabulary: llama.cpp translates its drafts as text, or refuses it")
     if recipe.word == "model":
+        notes += ["another vocabulary: llama.cpp translates its drafts as text, or refuses it"] * recipe.translated
         words = ["-md", shlex.quote(_converted(recipe.drafter, notes)), "--spec-type draft-simple", *drafts]
     elif recipe.word in PUBLISHED and (kind := PUBLISHED[recipe.word][1]):
         words = [f"--spec-type {kind}", *drafts]
@@ -244,9 +247,8 @@ def _converted(name: str, notes: list[str], more: str = "") -> str:
 def _sglang(recipe: Recipe, notes: list[str]) -> str:
     if _gguf(recipe.target):
         notes.append("SGLang reads few architectures from GGUF files: serve the original weights if you can")
-    algorithm = {"model": "STANDALONE"}.get(recipe.word, "NGRAM" if recipe.looks_up else "")
-    if recipe.word in PUBLISHED:
-        algorithm = PUBLISHED[recipe.word][2]
+    heads = {word: algorithm for word, (_, _, algorithm) in PUBLISHED.items()}
+    algorithm = {"model": "STANDALONE", **heads}.get(recipe.word, "NGRAM" if recipe.looks_up else "")
     words = ["python", "-m", "sglang.launch_server", "--model-path", recipe.target]
     if recipe.translated:
         notes.append("SGLang drafts with the target's vocabulary alone: without drafts")
@@ -317,26 +319,26 @@ CHECK_FIELDS: Mapping[str, Field] = {
 
 def _check_plan(args: Namespace, given: SettingValues) -> None:
     """UsageError in one line for flags of --plan that exclude each other, or without --plan."""
-    if not args.plan:
-        flags = [PLAN_FIELDS[name].flag for name in PLAN_FIELDS if name in given]
-        if flags:
-            raise UsageError(f"{flags[0]} belongs to --plan: give that too")
-        return
-    if args.program or args.speed:
-        raise UsageError("--plan is a table by itself: leave --for and --speed out")
-    if args.target_params is None:
-        for name in ("drafter_params", "target_bytes", "bandwidth", "flops"):
-            if name in given:
-                raise UsageError(
-                    f"{PLAN_FIELDS[name].flag} describes hardware or drafters of --target-params: give that too"
-                )
-        return
-    if args.bandwidth is None:
-        raise UsageError("--target-params needs --bandwidth: bytes that the machine reads a second, such as 3.35e12")
-    if not (args.drafter_params or args.c):
-        raise UsageError("--target-params needs --drafter-params or --c: what the drafters are")
-    if args.c and args.drafter_params:
-        raise UsageError("--c and --drafter-params contradict each other: give one")
+    flags = {name: field.flag for name, field in PLAN_FIELDS.items() if name in given}
+    described = args.target_params is not None
+    hardware = [flags[name] for name in ("drafter_params", "target_bytes", "bandwidth", "flops") if name in flags]
+    raise_first(
+        {
+            **{f"{flag} belongs to --plan: give that too": not args.plan for flag in flags.values()},
+            "--plan is a table by itself: leave --for and --speed out": args.plan and (args.program or args.speed),
+            **{
+                f"{flag} describes hardware or drafters of --target-params: give that too": not described
+                for flag in hardware
+            },
+            "--target-params needs --bandwidth: bytes that the machine reads a second, such as 3.35e12": (
+                described and args.bandwidth is None
+            ),
+            "--target-params needs --drafter-params or --c: what the drafters are": (
+                described and not (args.drafter_params or args.c)
+            ),
+            "--c and --drafter-params contradict each other: give one": described and args.c and args.drafter_params,
+        }
+    )
 
 
 def check_args(given: SettingValues, words: Sequence[str] = ()) -> Namespace:

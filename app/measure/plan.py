@@ -61,8 +61,8 @@ def speed_table(
     costs = medians(turns, repeats, engine.loaded.target.device)
     engine.forget()  # the measured tokens belong to no conversation
     v = costs["target", 8] / costs["target", 1]
-    lines = [f"a pass over n tokens after {context} cached ones; v(8) = {v:.2f}"]
-    return Group(_times_table(costs, list(networks)), *map(Text, [*lines, *_drafting(costs, lane)]))
+    line = f"a pass over n tokens after {context} cached ones; v(8) = {v:.2f}"
+    return Group(_times_table(costs, list(networks)), *map(Text, [line, *_drafting(costs, lane)]))
 
 
 def _times_table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
@@ -279,8 +279,7 @@ class Forecast:
     @property
     def gain(self) -> float:
         """The speed-up of the better way: chains at the best gamma, or trees."""
-        trees = 0.0 if self.grown is None else self.grown.speedup(self.option.v)
-        return max(self.speedup(self.gamma), trees)
+        return max(self.speedup(self.gamma), self.grown.speedup(self.option.v) if self.grown else 0.0)
 
     @property
     def pays(self) -> bool:
@@ -354,8 +353,8 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
     def answered(settings: Settings, tokens: int, prompts: list[list[int]]) -> Stats:
         settings, answers = settings.changed(max_new_tokens=tokens), list[Stats]()
         for ids in prompts:
-            lane = engine.lane("spec", settings)
-            answers.append(run_lane(lane, ids, lambda ids: "", interrupt=interrupt).stats)
+            answer = run_lane(engine.lane("spec", settings), ids, lambda ids: "", interrupt=interrupt)
+            answers.append(answer.stats)
             if interrupt():
                 raise Cancelled("interrupted: nothing is predicted of a part")
         engine.forget()

@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from string import ascii_uppercase
 from typing import IO, TYPE_CHECKING
@@ -20,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 from app.chat.conversation import ChatModels, ChatSettings, Conversation, Plan, clean
 from app.settings.table import Field, by_name
 from app.settings.types import Text, Whole, got
-from utils.errors import UsageError
+from utils.errors import UsageError, raise_first
 from utils.files import object_in, read_text
 from utils.loading.loaded import NO_LIMIT
 from utils.objects import Json
@@ -144,19 +145,17 @@ def fitting_prompts(engine: PairEngine, questions: Iterable[Question], settings:
 
 def given_prompt(prompt: str | None, stream: IO[str]) -> str:
     """Return the prompt of `run`: the argument, or for None all of the pipe as one prompt. UsageError if empty."""
-    if prompt is None and stream.isatty():
-        raise UsageError('no prompt: give one (run "…"), or pipe it in')
+    empty = "the prompt is empty: give some text"
     if prompt is None:
+        if stream.isatty():
+            raise UsageError('no prompt: give one (run "…"), or pipe it in')
         raw = getattr(stream, "buffer", None)
         piped = raw.read().decode("utf-8", errors="replace") if raw is not None else stream.read()
-        text = clean(piped.removeprefix("\ufeff").rstrip("\r\n"))
-    else:
-        text = clean(prompt)
-    if not text.strip() and prompt is None:
-        raise UsageError('no terminal to chat on, and standard input is empty: give a prompt (run "…"), or pipe it in')
-    if not text.strip():
-        raise UsageError("the prompt is empty: give some text")
-    return text
+        prompt = piped.removeprefix("\ufeff").rstrip("\r\n")
+        empty = 'no terminal to chat on, and standard input is empty: give a prompt (run "…"), or pipe it in'
+    if not clean(prompt).strip():
+        raise UsageError(empty)
+    return clean(prompt)
 
 
 Record = Json
@@ -224,18 +223,18 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
 
 def question_of(data: Json, where: str, number: int) -> Question:
     """Return the question of an object of a prompt file; UsageError begins with `where`."""
-    if ("prompt" in data) == ("turns" in data):
-        keys = ", ".join(sorted(map(str, data))) or "nothing"
-        raise UsageError(f'{where}: needs "prompt" or "turns" (one of them), has {keys}')
-    turns = data.get("turns", [data.get("prompt")])
-    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        kind = "prompt must be text" if "prompt" in data else "turns must be a list of texts"
-        raise UsageError(f"{where}: {kind} and not empty, got {got(data.get('prompt', turns))}")
-    category, name = data.get("category"), data.get("question_id")
-    if category is not None and not isinstance(category, str):
-        raise UsageError(f"{where}: category must be text, got {got(category)}")
-    known = name if isinstance(name, int | str) else None
-    return Question(tuple(clean(turn) for turn in turns), category, known, number)
+    turns, category, name = data.get("turns", [data.get("prompt")]), data.get("category"), data.get("question_id")
+    keys = ", ".join(sorted(map(str, data))) or "nothing"
+    kind = "prompt must be text" if "prompt" in data else "turns must be a list of texts"
+    texts = isinstance(turns, list) and turns and all(isinstance(turn, str) and turn.strip() for turn in turns)
+    raise_first(
+        {
+            f'{where}: needs "prompt" or "turns" (one of them), has {keys}': ("prompt" in data) == ("turns" in data),
+            f"{where}: {kind} and not empty, got {got(data.get('prompt', turns))}": not texts,
+            f"{where}: category must be text, got {got(category)}": not isinstance(category, str | None),
+        }
+    )
+    return Question(tuple(map(clean, turns)), category, name if isinstance(name, int | str) else None, number)
 
 
 def stratified(questions: Sequence[Question], limit: int | None) -> list[Question]:
@@ -245,9 +244,8 @@ def stratified(questions: Sequence[Question], limit: int | None) -> list[Questio
     piles: dict[str | None, list[int]] = {}
     for index, question in enumerate(questions):
         piles.setdefault(question.category, []).append(index)
-    deepest = max(map(len, piles.values()))
-    rounds = [pile[depth] for depth in range(deepest) for pile in piles.values() if depth < len(pile)]
-    return [questions[index] for index in sorted(rounds[:limit])]
+    in_turn = [index for turn in zip_longest(*piles.values()) for index in turn if index is not None]
+    return [questions[index] for index in sorted(in_turn[:limit])]
 
 
 @dataclass(frozen=True)
@@ -351,12 +349,11 @@ def questions_of(prompts: str | Path | None, data_dir: str = "") -> list[Questio
     if not isinstance(prompts, str) or prompts not in DATASETS:
         return read_questions(prompts)
     known = DATASETS[prompts]
-    folder = Path(os.path.expanduser(data_dir)) if data_dir else None
-    paths = [folder / name for name in known.files] if folder else []
+    folder, files = os.path.expanduser(data_dir), " or ".join(known.files)
+    paths = [Path(folder, name) for name in known.files if folder]
     file = next((path for path in paths if path.is_file()), None)
     if file is None:
-        files = " or ".join(known.files)
-        missing = f"no {files} in {folder}" if folder else f"no folder is given for its file {files}"
+        missing = f"no {files} in {Path(folder)}" if folder else f"no folder is given for its file {files}"
         raise UsageError(f"no data set {prompts}: {missing}; --data-dir or SPEC_DATA_DIR names the folder")
     read = read_questions(file, known.entry)
     # Without an id a question is known by its number.

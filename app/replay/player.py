@@ -51,11 +51,9 @@ def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     if args.inspect and answers:
         return walk_over(answers[-1], Canvas(settings, console, is_live(console)))
     with quiet_keys(), Interrupts() as stop:
-        player = Player(Canvas(settings, console, live, stop), args.speed)
-        if not all(map(player.play, answers)):
+        if not all(map(Player(Canvas(settings, console, live, stop), args.speed).play, answers)):
             return INTERRUPTED
-    notes = log.notes if answers else [*log.notes, f"{args.file} holds no answer yet"]
-    for note in notes:
+    for note in log.notes if answers else [*log.notes, f"{args.file} holds no answer yet"]:
         to_stderr(note)
     return 0
 
@@ -113,8 +111,7 @@ class Player:
                     known = [(seconds / self.speed, key) for seconds, key in pauses]
                     play(stepped(answer.events, tracks, place, draw, taken=[], known=known), tracks)
                 else:
-                    speed = self.speed / looks.times_slower
-                    play(paced(answer.events, speed, place.stop, idle=draw), tracks, draw)
+                    play(paced(answer.events, self.speed / looks.times_slower, place.stop, idle=draw), tracks, draw)
         else:
             play(answer.events, tracks)
         if not place.stop():
@@ -275,8 +272,7 @@ def figures_of(step: PlayedStep, tracks: Sequence[Track]) -> dict[str, str]:
 def _slowly(tracks: Sequence[Track], place: Surface) -> bool:
     """Show the rounds, on a terminal one a second or a key; return False after Ctrl-C."""
     place.say("")
-    look = look_of(place.out, place.settings).sized(height=None)
-    for part in rounds_of(explained_track(tracks), look).parts():
+    for part in rounds_of(explained_track(tracks), look_of(place.out, place.settings).sized()).parts():
         place.say(part)
         if place.live:
             await_key(place.stop, 1.0)

@@ -24,7 +24,7 @@ from sampling.recorded import Arch, RecordedAnswers, RecordedLM, read_answers
 from utils.catalogue.catalogue import head_kind
 from utils.catalogue.heads import PUBLISHED_KINDS
 from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, raise_first
 from utils.loading.fit import fingerprint
 from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadedPair
 from utils.loading.loading import load_pair
@@ -58,16 +58,14 @@ def load_recorded_pair(
     if not named and head_kind_of(options.drafter or "") == "plain":
         raise UsageError(_SHARES)
     spec = choose_pair(options if named else options.changed(target="recorded"))
-    words = _drafter_words(spec, settings, args)
-    for word in words:
-        trained = head_kind_of(word)
-        if trained in _READS:
+    kinds = {word: head_kind_of(word) or "" for word in _drafter_words(spec, settings, args)}
+    for word, kind in kinds.items():
+        if kind in _READS:
             raise UsageError(
-                f"drafter {word} reads its target's {_READS[trained]}, and a recording has none (plain reads neither)"
+                f"drafter {word} reads its target's {_READS[kind]}, and a recording has none (plain reads neither)"
             )
     file = _File(args, _starts(settings, options, args, cancelled))
-    recorded = file.read(None if args.arch == "auto" else args.arch)
-    shares = any(head_kind_of(word) == "plain" for word in words)
+    recorded, shares = file.read(None if args.arch == "auto" else args.arch), "plain" in kinds.values()
     if shares and not named:
         raise UsageError(_SHARES)
     if shares or (named and not args.t_verify and not recorded.pass_seconds):
@@ -133,14 +131,14 @@ class _File:
         unfit = f"{model.name} does not fit {self.args.file}: "
         mark, start = recorded.header.get("tokenizer"), recorded.header.get("start_id")
         own = mark if tokenizer is None else fingerprint(tokenizer)
-        if mark not in (None, own):
-            raise UserError(f"{unfit}the recording was made with another tokenizer ({mark}, here {own})")
-        if recorded.highest >= model.vocab_size:
-            raise UserError(f"{unfit}{recorded.highest} is no id of its {model.vocab_size}")
-        if (begins is None) != (start is None):
-            raise UserError(f"{unfit}one of the two is an encoder-decoder model's, the other is not")
-        if begins != start:
-            raise UserError(f"{unfit}its decoder starts from id {begins}, the recording from {start}")
+        cases = {
+            f"{unfit}the recording was made with another tokenizer ({mark}, here {own})": mark not in (None, own),
+            f"{unfit}{recorded.highest} is no id of its {model.vocab_size}": recorded.highest >= model.vocab_size,
+            f"{unfit}one of the two is an encoder-decoder model's, the other is not": (begins is None)
+            != (start is None),
+            f"{unfit}its decoder starts from id {begins}, the recording from {start}": begins != start,
+        }
+        raise_first(cases, UserError)
         return recorded
 
     def stop(self, recorded: RecordedAnswers, tokenizer: HfTokenizer) -> frozenset[int]:
@@ -164,11 +162,9 @@ def _alone(
 ) -> RecordedPair:
     """Load the drafter, or the models of a cascade, alone; of the target only a name and a vocabulary are known."""
     word, wanted = ("model", [spec.drafter]) if isinstance(spec.drafter, ModelSpec) else (spec.drafter, [])
-    if word in CASCADES:
-        wanted = list(spec.cascade_models)
     models: dict[str, LoadedModel] = {}
     tokenizer = None
-    for model in wanted:
+    for model in spec.cascade_models if word in CASCADES else wanted:
         models[model.name], tokenizer = _model(model, settings, options, cancelled)
         recorded = file.fitting(recorded, models[model.name], tokenizer)
     if not models and spec.arch == "seq2seq" and file.args.arch == "auto" and "start_id" not in recorded.header:

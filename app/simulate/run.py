@@ -168,8 +168,7 @@ class TargetRecorder:
 
     def _add(self, line: Json) -> None:
         """Write one line, now and whole; UserError where that fails."""
-        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
-        append(self._file, text.encode("utf-8"), self.args.out)
+        append(self._file, f"{json.dumps(line, ensure_ascii=False, allow_nan=False)}\n".encode(), self.args.out)
 
     def add_costs(self, questions: Sequence[Question]) -> None:
         """Write the seconds of passes over 1 … 17 tokens, half an answer after the median prompt."""

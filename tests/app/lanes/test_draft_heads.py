@@ -318,7 +318,7 @@ def test_a_default_drafter_that_cannot_be_used_is_named_everywhere_and_the_conso
         last = told.err.splitlines()[-1]
         assert last.startswith("error: ")
         assert named in last
-        assert last.endswith("--drafter ngram goes without)")
+        assert last.endswith(" (--drafter ngram goes without)")
         assert told.out == ""
     assert main(["run", "hi", "--max-new-tokens", "4", "--drafter", "ngram", *flags]) == 0
 
