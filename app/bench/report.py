@@ -200,8 +200,11 @@ def page(run: Run, name: str) -> str:
     columns = [key for key in heads if any(row[key] not in (None, []) for row in figures)]
     applied = {name for row in calling for name in applying(row["swi"])}
     tables, facts = [name for name in BY if name in applied], [*run.__pydantic_extra__.items()]
-    legend = [(heads[key], MEANINGS[key]) for key in columns]
-    legend += [(mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in figures)]
+    legend = [
+        *((heads[key], MEANINGS[key]) for key in columns),
+        *((mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in figures)),
+        *([("SWI", SWI)] if calling else []),
+    ]
     return template.render(
         run=run,
         name=name,
@@ -217,7 +220,7 @@ def page(run: Run, name: str) -> str:
             ]
             for row in calling
         ],
-        legend=legend + ([("SWI", SWI)] if calling else []),
+        legend=legend,
         facts=[(key.replace("_", " "), _in_words(value)) for key, value in facts if value is not None],
         machine=[(key.replace("_", " "), _in_words(value)) for key, value in run.machine.items() if value is not None],
         settings=[(key, _in_words(value)) for key, value in run.settings.items()],
@@ -236,9 +239,8 @@ def _sentence(summary: Sequence[SummaryRow]) -> str:
     if not timed:
         return ""
     mean, best = timed[0]
-    text = f"{_spelled(best)} is the fastest of {len(timed)} methods: {mean:.1f} tokens a second"
-    if len(timed) == 1:
-        text = f"{_spelled(best)} writes {mean:.1f} tokens a second"
+    does = "writes" if len(timed) == 1 else f"is the fastest of {len(timed)} methods:"
+    text = f"{_spelled(best)} {does} {mean:.1f} tokens a second"
     if best.speedup is not None:
         text += f", {times(best.speedup)} plain decoding"
     if best.method == "ar" and len(timed) > 1:

@@ -274,9 +274,8 @@ def _differs_cell(row: SummaryFields) -> str:
     """Return of how many answers the text differs from ar's, and how: 1/6 tie."""
     if row["differs"] is None and not row["may_differ"]:
         return "-"
-    of_all = f"{row['differs']}/{row['compared']}"
-    if row["differs"] is None:
-        of_all = f"{row['other_draws'] + row['other_texts']}/{row['may_differ']}"
+    rightly = f"{row['other_draws'] + row['other_texts']}/{row['may_differ']}"
+    of_all = rightly if row["differs"] is None else f"{row['differs']}/{row['compared']}"
     return " ".join([of_all, *(mark for key, mark, _ in MARKS if row[key])])
 
 

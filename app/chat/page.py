@@ -112,17 +112,14 @@ def _article(number: int, answer: PageAnswer) -> str:
     if answer.tracks:
         models = _line(heading(answer.models, answer.settings, _LOOK).rows())
         lanes = "\n".join(_section(track, answer.question) for track in answer.tracks)
-        notes = [each.text for each in comparisons_of([track.answer() for track in answer.tracks])]
-        notes += filter(
-            None,
-            [
-                note(answer.tracks[-1].pane(), goes_on=False),
-                f"Why (commands are for the console): {Why(answer.tracks)}",
-            ],
-        )
+        notes = [
+            *(each.text for each in comparisons_of([track.answer() for track in answer.tracks])),
+            note(answer.tracks[-1].pane(), goes_on=False),
+            f"Why (commands are for the console): {Why(answer.tracks)}",
+        ]
     samples = _branches(answer.samples) if answer.samples else ""
     samples = samples and f'<section class="branches"><h3>{SAMPLES}</h3>{samples}</section>'
-    lines = "".join(f'<p class="compared">{_html(line)}</p>\n' for line in notes)
+    lines = "".join(f'<p class="compared">{_html(line)}</p>\n' for line in notes if line)
     return (
         f'<article aria-labelledby="q{number}">\n'
         f'<h2 id="q{number}">{number} · {_html(answer.question or "(continued)")}</h2>\n'
@@ -143,11 +140,13 @@ def _branches(branches: Sequence[Branch]) -> str:
 def _section(track: Track, question: str) -> str:
     """A lane: its title, its text with rejected drafts, its figures, and what the colours mean."""
     pane, names = track.pane(), track.lane.terms.sources
-    figures = _line(stats_lines([pane], _LOOK).rows())
-    figures += "".join(each.before + text for each in details(pane, _LOOK) for text, _ in each.pieces)
+    more = "".join(each.before + text for each in details(pane, _LOOK) for text, _ in each.pieces)
+    figures = _line(stats_lines([pane], _LOOK).rows()) + more
     counts = zip(names, track.meter.stats.sources, strict=False)
-    kinds = [(_tint(names, name), f"accepted, by {name}") for name, (_, kept) in counts if kept]
-    kinds += [("rejected", "rejected draft"), ("target", "from the target"), ("bonus", "bonus after accepted drafts")]
+    kinds = [
+        *((_tint(names, name), f"accepted, by {name}") for name, (_, kept) in counts if kept),
+        *(("rejected", "rejected draft"), ("target", "from the target"), ("bonus", "bonus after accepted drafts")),
+    ]
     legend = ", ".join(f'<span class="{kind}">{_html(words)}</span>' for kind, words in kinds if pane.drafting)
     before = _html(track.decode(list(track.before))) if track.before and question else ""
     return (

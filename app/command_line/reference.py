@@ -46,10 +46,9 @@ def subcommands() -> str:
 
 def flags() -> str:
     """Return the table of flags, by group."""
-    rows = [_flag_row(known.group, known) for known in FIELDS.values()]
-    for command, fields in OWN_FIELDS.items():
-        rows += [_flag_row(f"`{command}`", known) for known in fields.values()]
-    return markdown_table(("Group", "Flag", "Default", "Meaning"), rows)
+    own = [(f"`{command}`", known) for command, fields in OWN_FIELDS.items() for known in fields.values()]
+    every = [*((known.group, known) for known in FIELDS.values()), *own]
+    return markdown_table(("Group", "Flag", "Default", "Meaning"), [_flag_row(*pair) for pair in every])
 
 
 def settings() -> str:

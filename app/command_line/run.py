@@ -133,12 +133,11 @@ def _decoded(
         tracks[index].feed(event)
         if writer is not None and lanes[index] is lanes[-1]:
             writer.feed(event)
-    answers = [track.answer() for track in tracks]
-    if logprobs is not None:
-        answers = [_with_logprobs(*pair, engine, logprobs) for pair in zip(tracks, lanes, strict=True)]
     if answer_log is not None and (problem := answer_log.end()):
         to_stderr(problem)
-    return answers
+    if logprobs is None:
+        return [track.answer() for track in tracks]
+    return [_with_logprobs(*pair, engine, logprobs) for pair in zip(tracks, lanes, strict=True)]
 
 
 def _want_logprobs(lanes: list[Lane], count: int) -> None:

@@ -437,8 +437,8 @@ def last_stats(answered: Answered, console: Console, settings: Settings) -> Rend
     look = look_of(console, settings).sized(height=None)
     panes, lines = [track.pane() for track in answered.tracks], list[str]()
     for pane, given in zip(panes, answered.answers, strict=True):
-        lines += [f"{pane.label}: {_times(given.stats)}"]
-        lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(given.stats, given.terms)]
+        first, *more = _times(given.stats), *cost_lines(given.stats, given.terms)
+        lines += [f"{pane.label}: {first}", *(f"{' ' * len(pane.label)}  {line}" for line in more)]
     return Group(
         Summary(panes, look, comparisons_of(answered.answers), legend=False),
         Text(visible("\n".join(lines)), style="dim"),
@@ -475,8 +475,8 @@ def _lanes_of(answers: Sequence[Answered], look: Look) -> list[RenderableType]:
     lines = [plural(len(answers), "answer") + (f", {seen} of them seen before" if seen else "")]
     for name, stats in merged.items():
         both = [(row["ar"].stats, row[name].stats) for row in rows if name != "ar" and "ar" in row and name in row]
-        lines += [f"{name}: {_over_both(both)}"] if both else []
-        lines += [f"{name}: {line}" for line in cost_lines(stats, _shared(lanes[name]))]
+        more = [_over_both(both)] if both else []
+        lines += [f"{name}: {line}" for line in (*more, *cost_lines(stats, _shared(lanes[name])))]
     panes = [PaneData(LaneRecord(name), (), stats, "done") for name, stats in merged.items()]
     return [stats_lines(panes, look), Text(visible("\n".join(lines)), style="dim")]
 

@@ -218,8 +218,10 @@ def help_names(table: Iterable[Command], width: int) -> str:
     groups: dict[str, list[str]] = {}
     for command in table:
         groups.setdefault(command.group, []).append(command.name)
-    texts = [f"{group}: {' '.join(names)}" for group, names in groups.items()]
-    texts += ["/help CMD explains one, /help all lists all; //text sends a line that begins with a slash"]
+    texts = [
+        *(f"{group}: {' '.join(names)}" for group, names in groups.items()),
+        "/help CMD explains one, /help all lists all; //text sends a line that begins with a slash",
+    ]
     return "\n".join(textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in texts)
 
 

@@ -445,9 +445,8 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passag
     model, device = engine.loaded.target.model, engine.loaded.target.device
     seen = max(len(text.ids) for text in learned)  # longer contexts cannot be learned
     if args.start is None:
-        listed: list[int] = []
-        if 0 < args.short_list < engine.loaded.target.vocab_size:
-            listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
+        short = 0 < args.short_list < engine.loaded.target.vocab_size
+        listed = short_list(learned, args.short_list, sorted(engine.stop_ids)) if short else []
         # The published format knows no window.
         config = replace(config_for(engine, args, len(listed)), window=0 if args.published else seen)
         return new_draft_head(config, model, listed, seed).to(device)

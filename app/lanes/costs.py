@@ -188,9 +188,11 @@ class LaneRecord:
     def to_json(self) -> Json:
         """Return everything but the settings, as plain values."""
         terms = self.terms
-        facts = {"name": self.name, "drafts": terms.drafts, "source_names": terms.sources}
-        facts |= {"drawn_drafts": self.drawn_drafts, "auto": terms.gamma == "auto", "beams": self.beams}
-        return {**facts, "terms": asdict(terms)}
+        return {
+            **{"name": self.name, "drafts": terms.drafts, "source_names": terms.sources},
+            **{"drawn_drafts": self.drawn_drafts, "auto": terms.gamma == "auto", "beams": self.beams},
+            "terms": asdict(terms),
+        }
 
 
 def record_of(lane: Lane, engine: PairEngine) -> LaneRecord:

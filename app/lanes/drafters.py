@@ -211,9 +211,8 @@ class PairDrafters:
             raise type(error)(str(error).replace(str(folder), place)) from error
         network = self.target.network
         head.rounded = True
-        if network.device.type == "cpu":
-            return head  # float32, which is what can be packed
-        return moved(head, network.device, network.dtype, loaded.target.model)
+        packs = network.device.type == "cpu"  # in float32, which is what can be packed
+        return head if packs else moved(head, network.device, network.dtype, loaded.target.model)
 
     def _member(self, lane: str, name: str, settings: Settings) -> Drafter:
         """Build one drafter of a cascade, a separate instance; the matrix decides how much it drafts."""

@@ -313,9 +313,7 @@ class PairEngine:
 
     def own_ids(self, ids: list[int]) -> list[int]:
         """An answer's ids as the conversation keeps them: those of its text if a server gave it, which has others."""
-        if self.reads_text or not self.pieces.has(ids):
-            return ids
-        return self._encode(self.pieces.text(ids))
+        return ids if self.reads_text or not self.pieces.has(ids) else self._encode(self.pieces.text(ids))
 
     @property
     def start_id(self) -> int | None:
@@ -367,8 +365,8 @@ class PairEngine:
     def _check_greedy(self, name: str, settings: Settings) -> None:
         """UsageError for settings under which a server's likeliest token is not the one to say."""
         rules = ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias")
-        wrong = [rule for rule in rules if getattr(settings, rule)]
-        wrong += ["repetition_penalty"] * (settings.repetition_penalty != 1) + list(settings.form or ())[:1]
+        repeats = ["repetition_penalty"] * (settings.repetition_penalty != 1)
+        wrong = [*(rule for rule in rules if getattr(settings, rule)), *repeats, *(settings.form or ())[:1]]
         if name == "beam" or wrong:
             why = f"{wrong[0]} {settings.show(wrong[0])}" if wrong else "a beam search"
             raise UsageError(f"lane {name}: drafts for a server are verified by its likeliest tokens, without {why}")

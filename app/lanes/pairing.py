@@ -99,8 +99,8 @@ def _served(pair: PairSpec, url: str, options: ModelOptions) -> PairSpec:
     target = ModelSpec(url=url, model=options.model, tokenizer=tokenizer)
     changes: dict[str, Any] = {"target": target}
     if options.pair is None:
-        changes |= {"name": target.name, "drafter": "ngram", "beside": None, "tables": None, "students": {}}
-        changes |= {"cascade": None, "k_matrix": None, "lenience": None, "template": None, "notes": ""}
+        gone = dict.fromkeys(("beside", "tables", "cascade", "k_matrix", "lenience", "template"))
+        changes |= {"name": target.name, "drafter": "ngram", "students": {}, "notes": "", **gone}
     if options.pair is None or head_kind_of(pair.drafter) is not None:
         word = pair.drafter if isinstance(pair.drafter, str) and options.pair is not None else ""
         changes |= {"drafter": word.rpartition("+")[0] or "ngram", "method": "spec"}

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, drafter_words, load_options
@@ -209,10 +209,8 @@ def _source(model: ModelSpec, given: LoadOptions) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+    folding = (Column(column, overflow="fold") for column in columns)
+    return Table(*folding, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
 
 
 def _state(pair: PairSpec) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from app.lanes.answers import run_lane
@@ -24,7 +24,7 @@ from app.lanes.lane import Lane, PairEngine, make_sampler
 from app.lanes.warm import COUNTS, WarmPass, medians, passes
 from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.screen.output import load_engine, screen, small_table
-from app.screen.rows import in_short, plural
+from app.screen.rows import in_short, plural, share
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.events import Step
@@ -53,22 +53,25 @@ def speed_table(
     networks = {"target": engine.target.network}
     if isinstance(engine.drafters.model, CausalLM):
         networks["drafter"] = engine.drafters.model.network
-    turns: dict[tuple[str, int], WarmPass] = {}
-    for role, network in networks.items():
-        turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}
+    runs = {role: passes(network, COUNTS, context) for role, network in networks.items()}
     lane, prompt = drafting_lane(engine, settings or Settings(), context)
-    turns |= {("drafts", count): run for count, run in proposals(lane, prompt).items()}
-    costs = medians(turns, repeats, engine.loaded.target.device)
+    costs = _medians({**runs, "drafts": proposals(lane, prompt)}, repeats, engine)
     engine.forget()  # the measured tokens belong to no conversation
     v = costs["target", 8] / costs["target", 1]
     line = f"a pass over n tokens after {context} cached ones; v(8) = {v:.2f}"
     return Group(_times_table(costs, list(networks)), *map(Text, [line, *_drafting(costs, lane)]))
 
 
+def _medians(runs: dict[str, dict[int, WarmPass]], repeats: int, engine: PairEngine) -> dict[tuple[str, int], float]:
+    """Return the median seconds of passes, by their role and number of tokens, timed in turns."""
+    turns = {(role, count): run for role, each in runs.items() for count, run in each.items()}
+    return medians(turns, repeats, engine.loaded.target.device)
+
+
 def _times_table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("n", *(name for role in roles for name in (f"{role} ms", "v(n)"))):
-        table.add_column(name, justify="right")
+    names = ("n", *(name for role in roles for name in (f"{role} ms", "v(n)")))
+    columns = (Column(name, justify="right") for name in names)
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for count in COUNTS:
         seconds = [(costs[role, count], costs[role, 1]) for role in roles]
         table.add_row(
@@ -194,13 +197,9 @@ def _described(args: Namespace) -> list[Option]:
 
 def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> list[Option]:
     """Return the costs of these lanes' drafters, timed in turns with passes over 1 … 17 tokens."""
-    turns: dict[tuple[str, int], WarmPass] = {
-        ("", n): run for n, run in passes(engine.target.network, range(1, 18), CONTEXT).items()
-    }
-    for method in methods:
-        proposed = proposals(*drafting_lane(engine, settings, CONTEXT, method=method))
-        turns |= {(method, n): run for n, run in proposed.items()}
-    seconds = medians(turns, REPEATS, engine.loaded.target.device)
+    runs = {"": passes(engine.target.network, range(1, 18), CONTEXT)}
+    runs |= {method: proposals(*drafting_lane(engine, settings, CONTEXT, method=method)) for method in methods}
+    seconds = _medians(runs, REPEATS, engine)
     plain = seconds["", 1]
     times = pass_times({n: each for (role, n), each in seconds.items() if not role})
     costs = {role: each / n for (role, n), each in seconds.items()}
@@ -209,10 +208,8 @@ def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> 
 
 def _table(plan: Json, settings: Settings) -> Table:
     """Return a table with a row a gamma and a column an alpha; each alpha's best gamma below."""
-    table = small_table(settings)
-    table.add_column("gamma \\ alpha", justify="right")
-    for alpha in plan["alphas"]:
-        table.add_column(f"{alpha:.2f}".lstrip("0") if alpha < 1 else "1", justify="right")
+    heads = ["gamma \\ alpha", *(share(alpha) if alpha < 1 else "1" for alpha in plan["alphas"])]
+    table = small_table(settings, *(Column(head, justify="right") for head in heads))
     tops = [max(column) for column in zip(*plan["expected_speedup"], strict=True)]
     for gamma, row in zip(plan["gammas"], plan["expected_speedup"], strict=True):
         cells = [Text(f"{value:.2f}", "bold" if value == top else "") for value, top in zip(row, tops, strict=True)]

@@ -106,10 +106,8 @@ def conversation(engine: PairEngine, settings: Settings) -> Conversation:
 
 def fitting(ids: list[int], context: int) -> list[int]:
     """Return the ids of a prompt; UsageError if there are none, or if they leave an answer no room."""
-    if not ids:
-        raise UsageError("the prompt has no tokens: give some text")
-    if len(ids) >= context:
-        raise UsageError(f"the prompt is {len(ids):,} tokens, the context holds {context:,} with room for an answer")
+    room = f"the prompt is {len(ids):,} tokens, the context holds {context:,} with room for an answer"
+    raise_first({"the prompt has no tokens: give some text": not ids, room: len(ids) >= context})
     return ids
 
 

@@ -220,9 +220,7 @@ STEPS = (
 def chosen(number: str | None) -> list[tuple[int, PlayedStep]]:
     """Return every step with its number from 1, or the one of this number; UsageError if there is none."""
     every = list(enumerate(STEPS, start=1))
-    if number is None:
-        return every
-    return [every[Field("step", Whole(1, len(STEPS))).read(number, "demo N") - 1]]
+    return every if number is None else [every[Field("step", Whole(1, len(STEPS))).read(number, "demo N") - 1]]
 
 
 def slowness(settings: Settings, rate: float | None) -> float:

@@ -344,8 +344,12 @@ class Inspection:
         """All that is known of the token under the cursor."""
         token = self.token
         who = f"accepted, proposed by {token.by}" if token.kind == "accepted" else token.kind
-        head = [chunk(f"token {self.index + 1}/{len(self.tokens)}", "strong"), chunk(f"round {token.round}", "faint")]
-        head += [chunk(quoted(token.shown, look, 24), _ROLES[token.kind]), chunk(who, "strong")]
+        head = [
+            chunk(f"token {self.index + 1}/{len(self.tokens)}", "strong"),
+            chunk(f"round {token.round}", "faint"),
+            chunk(quoted(token.shown, look, 24), _ROLES[token.kind]),
+            chunk(who, "strong"),
+        ]
         if token.entropy is not None:
             head.append(chunk(f"entropy {token.entropy:.2f} bits", "faint"))
         supposed = None if self.shape is None else Supposed(token, self.shape, self.settings)
@@ -443,10 +447,12 @@ def decided(token: SaidToken, look: Look) -> list[str]:
 def _likely_enough(token: SaidToken, look: Look) -> list[str]:
     """The drafts that a lossy rule examined there, each with the bar that it had to pass."""
     p, known = {choice.token: choice.p for choice in token.choices}, token.entropy  # in bits
-    bar = f"min({share(EPSILON)}, {share(DELTA)} exp(-H))"
-    bar += "" if known is None else f" = {precise(min(EPSILON, DELTA * 2**-known))}"
-    fates = [(each.token, each.text, "<=", "rejected") for each in token.refused]
-    fates += [(token.token, token.shown, ">", "accepted")] * (token.kind == "accepted")
+    value = "" if known is None else f" = {precise(min(EPSILON, DELTA * 2**-known))}"
+    bar = f"min({share(EPSILON)}, {share(DELTA)} exp(-H)){value}"
+    fates = [
+        *((each.token, each.text, "<=", "rejected") for each in token.refused),
+        *([(token.token, token.shown, ">", "accepted")] * (token.kind == "accepted")),
+    ]
     return [
         f"lossy: {quoted(text, look, 24)} p {_figure(p[at]).strip()} {sign} {bar}: {fate}"
         for at, text, sign, fate in fates

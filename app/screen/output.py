@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, NoReturn, TextIO
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 
 from app.lanes.pairing import choose_pair, drafter_words, load, load_options
 from app.screen.terminal import make_console, size_in
@@ -128,25 +128,22 @@ def print_table(console: Console, title: str, table: Table) -> None:
     console.print(table)
 
 
-def small_table(settings: Settings) -> Table:
+def small_table(settings: Settings, *columns: Column) -> Table:
     """A table without frame."""
     lines = box.ASCII if settings.ascii else box.SIMPLE_HEAD
-    return Table(box=lines, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+    return Table(*columns, box=lines, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
 
 
 def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], optional: Sequence[str] = ()) -> Table:
     """Return a table of rows (cells by column). While it is too wide for the console, columns of `optional` are left
     out, first to last.
     """
+    endless = console.options.update(max_width=10_000)
     for dropped in range(len(optional) + 1):
-        table = small_table(settings)
         first, *names = (name for name in rows[0] if name not in optional[:dropped])
-        table.add_column(first, no_wrap=True)
-        for name in names:
-            table.add_column(name, justify="right")
+        table = small_table(settings, Column(first, no_wrap=True), *(Column(name, justify="right") for name in names))
         for row in rows:
             table.add_row(*(row[name] for name in (first, *names)))
-        endless = console.options.update(max_width=10_000)
         if Measurement.get(console, endless, table).maximum <= console.width:
             break
     return table

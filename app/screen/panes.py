@@ -335,8 +335,10 @@ def _speeds(rounds: Sequence[Round], plain: TimeLine | None, look: Look) -> list
 Layout = Literal["auto", "side", "stack", "trace"]
 
 SIDE_FROM = 80  # columns from which two panes stand side by side by themselves
-_MARKS = {"target": ("{+", "+}"), "bonus": ("{*", "*}"), "rejected": ("[-", "-]"), "discarded": ("[~", "~]")}
-_MARKS |= {"forced": ("{!", "!}"), "differs": ("{#", "#}")}
+_MARKS = {
+    **{"target": ("{+", "+}"), "bonus": ("{*", "*}"), "rejected": ("[-", "-]"), "discarded": ("[~", "~]")},
+    **{"forced": ("{!", "!}"), "differs": ("{#", "#}")},
+}
 _WORDS = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 

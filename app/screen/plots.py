@@ -239,9 +239,7 @@ def probability(token: SaidToken) -> float | None:
 
 def perplexity(probabilities: Sequence[float]) -> float:
     """exp of the mean of −ln p; ∞ where one is 0."""
-    if min(probabilities) <= 0:
-        return math.inf
-    return math.exp(-sum(map(math.log, probabilities)) / len(probabilities))
+    return math.inf if min(probabilities) <= 0 else math.exp(-sum(map(math.log, probabilities)) / len(probabilities))
 
 
 class Heat(Drawn):

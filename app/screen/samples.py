@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from app.screen.inspection import SaidToken
 from app.screen.palette import Look
-from app.screen.rows import Piece, Row, chunk, fit, flow, one_line, row_of, wrap
+from app.screen.rows import Row, chunk, fit, flow, one_line, row_of, wrap
 from app.screen.terminal import Action
 
 UNKNOWN = "without probabilities: the server gives no log-probabilities of its tokens"
@@ -95,11 +95,10 @@ class SampleTree:
 
     def _row(self, at: int, place: BranchPlace, branch: Branch, look: Look) -> Row:
         cursor = look.height is not None and at == self.at
-        more = "+" if place in self.closed else " "
-        head = f"{look.glyph('prompt') if cursor else ' '}{more}{'  ' * (len(place) - 1)}"
-        head += f"{branch.count}/{self.total} {probability(branch.p)} "
-        pieces: list[Piece] = [(head, "strong" if cursor else "faint")]
-        return row_of([*pieces, (fit(one_line(branch.text, look), look.width - len(head), look), "plain")], look)
+        start = f"{look.glyph('prompt') if cursor else ' '}{'+' if place in self.closed else ' '}"
+        head = f"{start}{'  ' * (len(place) - 1)}{branch.count}/{self.total} {probability(branch.p)} "
+        text = fit(one_line(branch.text, look), look.width - len(head), look)
+        return row_of([(head, "strong" if cursor else "faint"), (text, "plain")], look)
 
     def move(self, by: int) -> None:
         """Go to another branch."""

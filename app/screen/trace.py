@@ -247,8 +247,8 @@ class Trace(Drawn):
         parts = [chunk("prefill" if number == 0 and not step.drafted else f"round {number}", "strong")]
         if step.drafted or number:
             accepted = f"accepted {len(step.path)}/{len(step.drafted)}" if step.drafted else "nothing drafted"
-            parts += [chunk(f"{self.look.glyph('gamma')} {step.gamma}", "faint"), chunk(accepted, "faint")]
-            parts += [chunk("chosen", "faint")] if step.chosen else []
+            words = [f"{self.look.glyph('gamma')} {step.gamma}", accepted, *(["chosen"] if step.chosen else [])]
+            parts += [chunk(word, "faint") for word in words]
         if chances := [chance for call in step.calls for chance in call.confidence]:
             parts.append(chunk(f"confidence {' '.join(f'{chance:.2f}' for chance in chances)}", "faint"))
         rows = flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
@@ -317,12 +317,11 @@ class Trace(Drawn):
         coin = "" if draft.coin is None else share(draft.coin)
         decided = draft.fate != "drafted"
         drawn = self._draws and draft.compared and decided
-        figures = f"q{q} p{p}" + (f" ch{chance}" if chance else "") + (f" u{coin}" if coin else "")
-        figures += (" drawn" if draft.fate == "accepted" else " other") if drawn else ""
-        if self._spelled:
-            figures = f"q {q:>4}  p {p:>4}" + (f"  chance {chance:>4}" if chance else "")
-            figures += f"  coin {coin:>4}" if coin else ""
-            figures += ("  drawn" if draft.fate == "accepted" else "  not drawn") if drawn else ""
+        names = ("q {:>4}", "p {:>4}", "chance {:>4}", "coin {:>4}") if self._spelled else ("q{}", "p{}", "ch{}", "u{}")
+        parts = [name.format(value) for name, value in zip(names, (q, p, chance, coin), strict=True) if value]
+        if drawn:
+            parts.append("drawn" if draft.fate == "accepted" else "not drawn" if self._spelled else "other")
+        figures = ("  " if self._spelled else " ").join(parts)
         if decided and not examined:
             figures = f"({figures})"
         return figures.ljust(self._room)

@@ -247,8 +247,8 @@ class Summary(Drawn):
                 blocks.append(Section(5, flow(positions(pane.stats, look, pane.label * (len(drafting) > 1)), look, 2)))
         # Why the answer that the conversation continues from is not whole.
         text = note(self.panes[-1], goes_on=self.goes_on) if self.panes and self.notes else ""
-        notes = flow([chunk(text, "bad")], look) if text else []
-        notes += [row for pane in self.panes if pane.resting for row in flow([chunk(_resting(pane), "faint")], look)]
+        chunks = [chunk(text, "bad"), *(chunk(_resting(pane), "faint") for pane in self.panes if pane.resting)]
+        notes = [row for each in chunks if each.width for row in flow([each], look)]
         blocks += [Section(2, notes), Section(6, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]
 

@@ -100,10 +100,10 @@ class Why:
         tokens, spent, alpha = 0.0, 0.0, self.stats.alpha or 0.0
         for step in self.rounds:
             more = max(0, gamma - step.length) if 0 < step.gamma <= step.length else 0
-            tokens += len(step.emitted) - max(0, len(step.path) - gamma)
-            tokens += efficiency(alpha, more) - 1 if len(step.path) == step.length else 0.0
-            spent += step.seconds + step.draft_s * (more - max(0, step.length - gamma)) / max(1, step.length)
-            spent += self.width_s * (more - sum(depth >= gamma for depth in step.depths))
+            continued = efficiency(alpha, more) - 1 if len(step.path) == step.length else 0.0
+            tokens += len(step.emitted) - max(0, len(step.path) - gamma) + continued
+            drafting = step.draft_s * (more - max(0, step.length - gamma)) / max(1, step.length)
+            spent += step.seconds + drafting + self.width_s * (more - sum(depth >= gamma for depth in step.depths))
         return tokens * self.token_ms / spent / 1000
 
     def __str__(self) -> str:

@@ -448,8 +448,10 @@ def from_pair(values: SettingValues) -> SettingValues:
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
     """Return one warning for each SPEC_* variable that nearly names a setting, or a folder or kernel, but does not."""
-    names = {name: field.name for field in FIELDS.values() for name in (field.short, field.also, field.name) if name}
-    names |= {name: name for name in ("cache_dir", "kernels")}  # read where they are used
+    names = {
+        **{name: field.name for field in FIELDS.values() for name in (field.short, field.also, field.name) if name},
+        **{"cache_dir": "cache_dir", "kernels": "kernels"},  # read where they are used
+    }
     known = {f"SPEC_{name.upper()}" for name in names.values()}
     unknown = sorted(name for name in environ if name.startswith("SPEC_") and name not in known)
     near = {name: nearest(name[5:], names) for name in unknown}
