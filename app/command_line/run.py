@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from app.chat.conversation import Plan, as_text
 from app.lanes.answers import Answer, compared, comparisons_of, logprobs_of, shown_settings
@@ -26,17 +26,14 @@ from app.screen.panes import PaneData, note, stats_lines
 from app.screen.rows import Lines
 from app.screen.samples import SampleTree, tree_of
 from app.screen.terminal import Interrupts
+from app.settings.table import ModelOptions, Settings
+from sampling.events import Event
 from sampling.models.remote import RemoteLM
 from utils.errors import UsageError
 from utils.growing_text import Decode
 from utils.loading.fit import TokenBytes
 from utils.processes import broadcast, is_first_process
 from utils.visible import to_stderr, visible
-
-if TYPE_CHECKING:
-    from app.settings.table import ModelOptions, Settings
-    from sampling.events import Event
-
 
 _WIDTH = 120  # columns of figures that go to no terminal
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from app.chat.conversation import Plan
+from app.chat.conversation import Conversation, Plan
 from app.chat.page import PageAnswer, page
 from app.chat.saved import Answered, answered_of, as_json, as_text, draw, drawing, read_chat, svg
 from app.console.answer import UNANSWERED, answer, samples_of, take_sample
 from app.console.setting_commands import can_run, files
-from app.console.state import Work, load_another_drafter
+from app.console.state import ConsoleState, Work, load_another_drafter
 from app.lanes.answers import Answer, comparisons_of, promise
 from app.lanes.costs import LaneRecord, Terms, cost_lines
 from app.lanes.pairing import choose_pair
@@ -39,17 +39,14 @@ from app.settings.table import Layers, Settings
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, ROWS
 from sampling.stats.summary import Stats, disturbed, merge, speedup_over
+from utils.catalogue.specs import PairSpec
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.files import write_text
-from utils.loading.loaded import NO_LIMIT, limit_text
+from utils.loading.loaded import NO_LIMIT, LoadedModel, limit_text
 from utils.visible import visible
 
 if TYPE_CHECKING:
-    from app.chat.conversation import Conversation
-    from app.console.state import ConsoleState
     from app.lanes.lane import PairEngine
-    from utils.catalogue.specs import PairSpec
-    from utils.loading.loaded import LoadedModel
 
 
 # -- models -----------------------------------------------------------------------------------

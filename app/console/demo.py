@@ -18,14 +18,13 @@ from app.screen.live import Track, look_of
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
 from app.screen.view import drafting, heading, models_of, question
-from app.settings.table import Layers
+from app.settings.table import Layers, ModelOptions, Settings
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 from utils.visible import to_stderr
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
-    from app.settings.table import ModelOptions, Settings
 
 _WARM_UP = 8  # tokens
 

@@ -7,7 +7,7 @@ app/console/setting_commands.py and app/console/chat_commands.py. No torch.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prompt_toolkit.completion import Completion
@@ -24,8 +24,6 @@ from utils.errors import UsageError, UserError, did_you_mean
 from utils.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from app.console.state import ConsoleState
 
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from app.lanes.costs import Terms, swi_of
-from app.settings.table import OUTPUT, SETTING_FIELDS
+from app.lanes.costs import LaneRecord, Terms, swi_of
+from app.settings.table import OUTPUT, SETTING_FIELDS, Settings
 from sampling.drafters.registry import LOSSY, is_simulated
-from sampling.events import DELTA, EPSILON
+from sampling.events import DELTA, EPSILON, Event, Likely, Step
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import AS_FAST, Stats, disturbed, speedup
 from utils.logits_processors import ARGUMENTS
@@ -23,10 +23,7 @@ from utils.progress import INTERRUPTED
 from utils.remote.server import ServerMessage
 
 if TYPE_CHECKING:
-    from app.lanes.costs import LaneRecord
     from app.lanes.lane import Lane
-    from app.settings.table import Settings
-    from sampling.events import Event, Likely, Step
 
 
 LaneRule = Literal["argmax", "match", "ratio", "coupled", "typical"]

@@ -4,12 +4,10 @@ Each drafter is built by its row (sampling/drafters/registry.py). A draft head i
 use, checked, and kept. Knows no lanes and keeps no drafter.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -34,11 +32,8 @@ from utils.catalogue.specs import Matrix, ModelSpec, head_kind_of
 from utils.errors import UsageError, UserError, raise_first
 from utils.kernels.quantized_linear import QuantizedEmbedding, unpacked_copy
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
+from utils.loading.loaded import LoadedModel, LoadedPair
 from utils.loading.sources import head_folder
-
-if TYPE_CHECKING:
-    from utils.loading.loaded import LoadedModel, LoadedPair
-
 
 DrafterKey = tuple[Any, ...]  # the word of a drafter and the settings that it depends on
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from app.lanes.drafters import DrafterKey, PairDrafters
-from app.settings.table import FORMS
+from app.settings.table import FORMS, Settings
 from sampling.beam import BeamPlan, beam_generate
 from sampling.constraint import FormConstraint
 from sampling.drafters.draft_model import NoDrafter
@@ -37,7 +37,7 @@ from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limi
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
 from utils.errors import UsageError, raise_first
-from utils.loading.loaded import NO_LIMIT
+from utils.loading.loaded import NO_LIMIT, LoadedPair
 from utils.logits_processors import ARGUMENTS, Bias, LogitsProcessor
 from utils.objects import HfModel, HfTokenizer, Json
 from utils.ordinary_text import continued_ids
@@ -47,9 +47,7 @@ from utils.remote.pieces import Pieces, PieceTokenizer
 from utils.remote.server import BAN, OWN, PENALTIES, Server, ServerMessage, is_server, server_at
 
 if TYPE_CHECKING:
-    from app.settings.table import Settings
     from utils.grammar import GrammarState
-    from utils.loading.loaded import LoadedPair
 
 NOT_IN_REQUESTS = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, "chat": True}
 """Settings that a request to a server cannot carry, each with the value at which it is off."""

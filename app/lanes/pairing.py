@@ -1,15 +1,13 @@
 """From options to the pair to load: a pair of a catalogue, with models of the options put in.
 
-Touches no model and no torch; :func:`load_options` alone imports the loader's record, when called.
+Touches no model and no torch.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from app.settings.table import ModelOptions, Settings
 from app.settings.types import got
@@ -25,13 +23,10 @@ from utils.catalogue.specs import (
     spec_from_argument,
 )
 from utils.errors import UsageError, UserError, did_you_mean
+from utils.loading.loaded import LoadedPair, LoadOptions
 from utils.processes import this_process
+from utils.progress import Progress
 from utils.remote.server import is_url
-
-if TYPE_CHECKING:
-    from utils.loading.loaded import LoadedPair, LoadOptions
-    from utils.progress import Progress
-
 
 CATALOGUE = Path(__file__).resolve().parents[2] / "models.yaml"
 
@@ -157,9 +152,7 @@ def load(spec: PairSpec, options: LoadOptions, progress: Progress) -> LoadedPair
 
 
 def load_options(options: ModelOptions) -> LoadOptions:
-    """Return the loader's half of the options. Imports the loader (and with it torch)."""
-    from utils.loading.loaded import LoadOptions
-
+    """Return the loader's half of the options."""
     names = set(LoadOptions.__dataclass_fields__) - {"tp_size"}
     given = {name: value for name, value in options.model_dump().items() if name in names}
     return LoadOptions(**given, tp_size=this_process().world_size)

@@ -28,12 +28,11 @@ from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of, i
 from utils.catalogue.templates import AUTO, PLAIN, carries_template
 from utils.errors import UsageError, UserError
 from utils.gguf.header import TOKENS, GgufHeader, read_header
-from utils.loading.loaded import limit_text
+from utils.loading.loaded import LoadedModel, LoadedPair, LoadOptions, limit_text
 from utils.objects import HfConfig
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
-    from utils.loading.loaded import LoadedModel, LoadedPair, LoadOptions
 
 
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"

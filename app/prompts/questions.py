@@ -19,7 +19,7 @@ from string import ascii_uppercase
 from typing import IO, TYPE_CHECKING
 
 from app.chat.conversation import ChatModels, ChatSettings, Conversation, Plan, clean
-from app.settings.table import Field, by_name
+from app.settings.table import Field, Settings, by_name
 from app.settings.types import Text, Whole, got
 from utils.errors import UsageError, raise_first
 from utils.files import object_in, read_text
@@ -28,7 +28,6 @@ from utils.objects import Json
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
-    from app.settings.table import Settings
 
 
 _BRIDGE = (

@@ -5,8 +5,6 @@ inside it. Indentation and line breaks stay. A piece is (text, role); a row is a
 end, never wider than the look. Knows no models, no figures and no events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import zip_longest

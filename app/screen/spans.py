@@ -6,8 +6,6 @@ Text comes by difference of decoded prefixes (utils/growing_text.py). The thinki
 and line breaks stay where the model put them. Knows no models, no torch and no screen.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
