@@ -47,7 +47,6 @@ _STYLE: dict[str, Any] = {
 _SILENT = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no description, so the same figures give the same text
 
 ALL = "all prompts"
-PlotValue = float | None
 
 
 @dataclass(frozen=True)
@@ -57,26 +56,23 @@ class Plot:
     title: str
     about: str
     head: tuple[str, ...] = ()
-    rows: tuple[tuple[str, tuple[PlotValue, ...]], ...] = ()
+    rows: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
     drawing: str = ""
     missing: str = ""
-
-
-SummaryRows = Sequence[SummaryRow]
 
 
 def _name(row: SummaryRow) -> str:
     return named(variant_name(row.model_dump()))
 
 
-def _look(rows: SummaryRows, row: SummaryRow) -> tuple[str, str]:
+def _look(rows: Sequence[SummaryRow], row: SummaryRow) -> tuple[str, str]:
     """Return the row's colour, which no other has (grey for plain decoding), and its marker."""
     drafting = [each for each in rows if each.method != "ar"]
     colour = GREY if row.method == "ar" else colours(len(drafting))[drafting.index(row)]
     return colour, MARKERS[rows.index(row) % len(MARKERS)]
 
 
-def plots(rows: SummaryRows) -> list[Plot]:
+def plots(rows: Sequence[SummaryRow]) -> list[Plot]:
     """Return the plots in the order of the page."""
     return [_speedups(rows), _alphas(rows), _gammas(rows)]
 
@@ -128,7 +124,7 @@ def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None
 # -- speed-up by category -----------------------------------------------------------------------
 
 
-def _speedups(every: SummaryRows) -> Plot:
+def _speedups(every: Sequence[SummaryRow]) -> Plot:
     title, about = "Speed-up by category", "Over plain decoding (ar) in the same run; the median of the repeats."
     rows = [row for row in every if row.speedup is not None]
     if not rows:
@@ -163,7 +159,7 @@ def _speedups(every: SummaryRows) -> Plot:
 # -- alpha by position --------------------------------------------------------------------------
 
 
-def _alphas(every: SummaryRows) -> Plot:
+def _alphas(every: Sequence[SummaryRow]) -> Plot:
     title, about = "Acceptance by draft position", "Accepted at position j / examined at j."
     rows = [row for row in every if any(alpha is not None for alpha in row.alpha_per_position)]
     if not rows:
@@ -192,7 +188,7 @@ def _alphas(every: SummaryRows) -> Plot:
 # -- gamma sweep --------------------------------------------------------------------------------
 
 
-def _gammas(every: SummaryRows) -> Plot:
+def _gammas(every: Sequence[SummaryRow]) -> Plot:
     title = "Gamma: measured and expected speed-up"
     about = (
         "Expected: S = E / (gamma·c + v), E = (1 − alpha^(gamma+1)) / (1 − alpha), with alpha, c and v as measured in "
@@ -235,7 +231,7 @@ def _ends(row: SummaryRow) -> tuple[float, float]:
     return min(each), max(each)
 
 
-def _panel(axes: Axes, rows: Mapping[int, SummaryRow], every: SummaryRows) -> None:
+def _panel(axes: Axes, rows: Mapping[int, SummaryRow], every: Sequence[SummaryRow]) -> None:
     first = next(iter(rows.values()))
     colour, marker = _look(every, first)
     for gamma, row in rows.items():

@@ -34,10 +34,8 @@ from utils.objects import Json
 from utils.remote.pieces import ServerFigures
 from utils.visible import to_stderr, visible
 
-SummaryTable = Sequence[SummaryFields]
 
-
-def show_tables(summary: SummaryTable, settings: Settings, console: Console) -> None:
+def show_tables(summary: Sequence[SummaryFields], settings: Settings, console: Console) -> None:
     """Print the table of methods; the speed-ups over `ar`, in all and by category; how texts differ."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
@@ -60,7 +58,7 @@ def show_tables(summary: SummaryTable, settings: Settings, console: Console) -> 
         print_table(console, "\nspeed-up by category", fitted(console, settings, cells))
 
 
-def _figures(rows: SummaryTable, view: str, settings: Settings, console: Console) -> Table:
+def _figures(rows: Sequence[SummaryFields], view: str, settings: Settings, console: Console) -> Table:
     """Return the columns of a table, as many as fit."""
     columns = shown(view)
     heads = {key: column.head(view) for key, column in columns.items()}
@@ -74,7 +72,7 @@ def _figures(rows: SummaryTable, view: str, settings: Settings, console: Console
     return fitted(console, settings, cells, [head for _, head in leaving])
 
 
-def _differences(summary: SummaryTable) -> list[str]:
+def _differences(summary: Sequence[SummaryFields]) -> list[str]:
     """Return the meaning of the marks in `differs`, then the alarms."""
     known = [text for key, _, text in MARKS if any(row[key] for row in summary)]
     lines = [f"differs: {'; '.join(known)}"] if known else []
@@ -86,13 +84,13 @@ def _differences(summary: SummaryTable) -> list[str]:
     ]
 
 
-def disturbances(summary: SummaryTable) -> list[str]:
+def disturbances(summary: Sequence[SummaryFields]) -> list[str]:
     """Return a line for each row of which repeats with a disturbed timing are left out."""
     rows = ((variant_name(row), row["disturbed"], row["disturbed"] + len(row["speedup_per_repeat"])) for row in summary)
     return [f"{name}: {DISTURBED} of {count} of {whole} repeats" for name, count, whole in rows if count]
 
 
-def by_servers(summary: SummaryTable) -> list[str]:
+def by_servers(summary: Sequence[SummaryFields]) -> list[str]:
     """Return a line for each server that says what became of the server's drafts."""
     texts = {variant_name(row): reported_line(ServerFigures(**row["reported"])) for row in summary}
     return [f"{name}, {text}" for name, text in texts.items() if text]
@@ -101,7 +99,7 @@ def by_servers(summary: SummaryTable) -> list[str]:
 # -- the costs of models that draft -----------------------------------------------------------------
 
 
-def modelled(summary: SummaryTable) -> list[SummaryFields]:
+def modelled(summary: Sequence[SummaryFields]) -> list[SummaryFields]:
     """Return the rows of drafters that call models."""
     return [row for row in summary if row["swi"] and calls_cell(row)]
 

@@ -93,12 +93,7 @@ class SubCommand:
         return known.group == MODELS if self.level == "models" else self.level == "catalogue" and known.name == "models"
 
 
-_PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
-_RECORDED = Word("file", "?", "FILE", "recorded answers: of record, as torch prints tensors, or a JSON map of ids")
-_PAIR = Word("name", "*", "NAME", "a pair of the catalogue; or two words, a target and what drafts for it")
 _FILE = Text("FILE", "a file", optional=True)
-_SECONDS = Number(0, 1e6)
-
 _BENCH = by_name(
     *(PROMPT_FIELDS[name] for name in ("prompts", "ids", "turns")),
     Field("methods", LANE_NAMES, (), "lanes to time (default: those of --compare)"),
@@ -109,40 +104,6 @@ _BENCH = by_name(
     Field("report", _FILE, None, "write tables and plots to this HTML file"),
     Field("from", _FILE, None, "measure nothing: make the page of this file of --out"),
     Field("check_identity", SWITCH, False, "compare every output with plain decoding and transformers"),
-)
-_RECORD = by_name(
-    *PROMPT_FIELDS.values(),
-    Field("out", _FILE, None, "the recording, .jsonl"),
-    Field("costs", SWITCH, False, "also record the time of passes over 1 to 17 tokens here"),
-    Field("best", Whole(1, 64), 3, "the target's likeliest ids to record at each token"),
-)
-_SIMULATE = by_name(
-    Field("methods", METHOD_NAMES, ("spec",), "drafters to try, as the lanes of bench; spec: that of --drafter"),
-    Field("gammas", WholeList(1, 64), (1, 2, 4, 8), "gammas to try"),
-    Field("t_draft", _SECONDS, None, "seconds of a drafted token (default: measured here)"),
-    Field(
-        "t_verify",
-        NumberList(0, 1e6, without_low=True),
-        (),
-        "seconds of a pass over 1, 2, … tokens (default: as recorded)",
-    ),
-    Field("prompts", _FILE, None, "the prompts of a recording that torch printed, row by row"),
-    Field(
-        "prompt_tokens",
-        Whole(0, 1_000_000),
-        help="tokens of each prompt in such rows; 0: rows, or a map's values, are answers alone",
-    ),
-    Field("arch", Choice(("auto", "causal", "seq2seq")), "auto", "the recorded model's kind, where no model tells"),
-    Field("end_id", Whole(0, 10_000_000), None, "id that ends an answer, where the recording tells none"),
-    Field("limit", Whole(1), None, "play the first N answers"),
-    Field("out", Text("F.json", "a file", optional=True), None, "write every figure to this JSON file"),
-)
-_DEMO = by_name(Field("recorded", SWITCH, False, "play what was recorded with the default pair"))
-_REPLAY = by_name(
-    Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once"),
-    Field("answer", Whole(1), None, "only this answer, counted from 1"),
-    Field("inspect", SWITCH, False, "walk over the last answer token by token"),
-    Field("page", Text("FILE.html", "a file", optional=True), None, "write one interactive page instead"),
 )
 
 
@@ -167,7 +128,7 @@ COMMANDS: Mapping[str, SubCommand] = {
             Field("logprobs", Whole(0, 20), None, "with --json: log-probabilities, and the N likeliest of each token"),
             Field("samples", Whole(2, 64), None, "answer N times as one batch, and show the answers as a tree"),
         ),
-        word=_PROMPT,
+        word=Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe"),
     ),
     "bench": SubCommand(
         "bench [--prompts F.jsonl|--from F.json] [options]",
@@ -180,7 +141,12 @@ COMMANDS: Mapping[str, SubCommand] = {
         "record [--prompts F.jsonl] --out F.jsonl [options]",
         "record what a target answers, for simulate",
         "app.simulate.run:run_record",
-        _RECORD,
+        by_name(
+            *PROMPT_FIELDS.values(),
+            Field("out", _FILE, None, "the recording, .jsonl"),
+            Field("costs", SWITCH, False, "also record the time of passes over 1 to 17 tokens here"),
+            Field("best", Whole(1, 64), 3, "the target's likeliest ids to record at each token"),
+        ),
         without=("record",),
         needs=("out", "--out: the file to write"),
     ),
@@ -188,10 +154,34 @@ COMMANDS: Mapping[str, SubCommand] = {
         "simulate FILE [--drafter D] [--gammas 1,2,4] [options]",
         "try drafters against a recorded target",
         "app.simulate.run:run_simulate",
-        _SIMULATE,
+        by_name(
+            Field(
+                "methods", METHOD_NAMES, ("spec",), "drafters to try, as the lanes of bench; spec: that of --drafter"
+            ),
+            Field("gammas", WholeList(1, 64), (1, 2, 4, 8), "gammas to try"),
+            Field("t_draft", Number(0, 1e6), None, "seconds of a drafted token (default: measured here)"),
+            Field(
+                "t_verify",
+                NumberList(0, 1e6, without_low=True),
+                (),
+                "seconds of a pass over 1, 2, … tokens (default: as recorded)",
+            ),
+            Field("prompts", _FILE, None, "the prompts of a recording that torch printed, row by row"),
+            Field(
+                "prompt_tokens",
+                Whole(0, 1_000_000),
+                help="tokens of each prompt in such rows; 0: rows, or a map's values, are answers alone",
+            ),
+            Field(
+                "arch", Choice(("auto", "causal", "seq2seq")), "auto", "the recorded model's kind, where no model tells"
+            ),
+            Field("end_id", Whole(0, 10_000_000), None, "id that ends an answer, where the recording tells none"),
+            Field("limit", Whole(1), None, "play the first N answers"),
+            Field("out", Text("F.json", "a file", optional=True), None, "write every figure to this JSON file"),
+        ),
         level="models",
         also=("system", "chat", "template", NGRAM, CASCADE),
-        word=_RECORDED,
+        word=Word("file", "?", "FILE", "recorded answers: of record, as torch prints tensors, or a JSON map of ids"),
         needs=("file", "a file: the recording to play (infer.py record makes one)"),
     ),
     "distill": SubCommand(
@@ -208,7 +198,12 @@ COMMANDS: Mapping[str, SubCommand] = {
         "replay FILE [--speed X] [options]",
         "show a session log again, without any model",
         "app.replay.player:replay",
-        _REPLAY,
+        by_name(
+            Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once"),
+            Field("answer", Whole(1), None, "only this answer, counted from 1"),
+            Field("inspect", SWITCH, False, "walk over the last answer token by token"),
+            Field("page", Text("FILE.html", "a file", optional=True), None, "write one interactive page instead"),
+        ),
         level="looks",
         also=("view", "palette", "debug", "slow"),
         word=Word("file", "?", "FILE", "what --log has written"),
@@ -218,7 +213,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         "demo [N] [--recorded] [options]",
         "a guided tour in six steps; --recorded needs no model",
         "app.console.demo:run_demo",
-        _DEMO,
+        by_name(Field("recorded", SWITCH, False, "play what was recorded with the default pair")),
         word=Word("step", "?", "N", "only this step"),
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", "app.measure.check:list_pairs", level="catalogue"),
@@ -230,7 +225,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         check_args,
         "models",
         (NGRAM, CASCADE),
-        word=_PAIR,
+        word=Word("name", "*", "NAME", "a pair of the catalogue; or two words, a target and what drafts for it"),
     ),
 }
 OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {name: row.fields for name, row in COMMANDS.items() if row.fields}

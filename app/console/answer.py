@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from app.console.state import ConsoleState
 
 
-ALTERNATIVES = ENOUGH  # of each position: /inspect lists five, a what-if all
 FIRST = "decoding, to be shown slowly"
 UNANSWERED = "stopped before the first token: the conversation is unchanged"
 
@@ -54,7 +53,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking, plan.forced)
     if plan.regenerated and not plan.answer:
         state.hint(f"seed {settings.seed}" if settings.temperature else "temperature 0: the same answer again")
-    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
+    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ENOUGH, plan.messages)
     records = [track.lane for track in tracks]
     log = None if state.log is None else state.log.open_answer(engine, records, plan, settings, decode)
     pauses = _play(race, tracks, log, settings, state)

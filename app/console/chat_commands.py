@@ -21,7 +21,7 @@ from app.chat.saved import Answered, answered_of, as_json, as_text, draw, drawin
 from app.console.answer import UNANSWERED, answer, samples_of, take_sample
 from app.console.setting_commands import can_run, files
 from app.console.state import ConsoleState, Work, load_another_drafter
-from app.lanes.answers import Answer, comparisons_of, promise
+from app.lanes.answers import Answer, comparisons_of, difference, promise
 from app.lanes.costs import LaneRecord, Terms, cost_lines
 from app.lanes.pairing import choose_pair
 from app.screen.inspection import Force, Inspection, forced_hint
@@ -382,8 +382,7 @@ def branches(state: ConsoleState, number: int | None) -> None:
         now, text = "*" if turn is chat.turns[-1] else " ", one_line(turn.text, look)
         cut = ""
         if turn.origin is not None:
-            pairs = zip(turn.answer, turn.origin.answer, strict=False)
-            position = next((i for i, (one, other) in enumerate(pairs) if one != other), 0)
+            position = difference(turn.answer, turn.origin.answer, prefix=True) or 0
             origin = next((i for i, one in enumerate(chat.branches, start=1) if one is turn.origin), None)
             cut = f"from {origin or '-'} at token {position + 1}: "
         state.say(fit(f"{now}{at}  {cut}{text}", look.width, look))
@@ -443,9 +442,11 @@ def last_stats(answered: Answered, console: Console, settings: Settings) -> Rend
 
 
 def _times(stats: Stats) -> str:
-    parts = [("draft", stats.draft_ms), ("verify", stats.verify_ms), ("sample", stats.sample_ms)]
-    shown = ", ".join(f"{name} {ms:.0f} ms" for name, ms in [*parts, ("other", stats.overhead_ms)])
-    return f"{shown}; {stats.draft_n} drafted, {stats.draft_n_discarded} of them discarded"
+    draft, verify, sample = (f"{ms:.0f} ms" for ms in (stats.draft_ms, stats.verify_ms, stats.sample_ms))
+    return (
+        f"draft {draft}, verify {verify}, sample {sample}, other {stats.overhead_ms:.0f} ms; {stats.draft_n} drafted, "
+        f"{stats.draft_n_discarded} of them discarded"
+    )
 
 
 def session_stats(answers: Sequence[Answered], console: Console, settings: Settings) -> RenderableType:

@@ -30,7 +30,6 @@ from utils.files import write_text
 from utils.processes import leave_at_once
 from utils.progress import INTERRUPTED
 
-MakeReader = Callable[[ConsoleState], PromptReader]
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 HUNG_UP = 129  # as a shell tells that SIGHUP ended it
 
@@ -41,7 +40,7 @@ def run_console(
     layers: Layers,
     *,
     loader: Loader = load_engine,
-    make_reader: MakeReader | None = None,
+    make_reader: Callable[[ConsoleState], PromptReader] | None = None,
     out: Console | None = None,
 ) -> int:
     """Chat until the user leaves; the exit code.

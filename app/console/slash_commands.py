@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".html", ".svg"), (".json",)
-LEAVE = ("exit", "quit")  # without a slash too
 STATS, PLOTS, HEATS = ("last", "session"), ("gamma", "ranks", "time"), ("p", "entropy", "off")
 
 
@@ -141,7 +140,7 @@ def parse(line: str, commands: Mapping[str, Command]) -> tuple[Command | None, s
     UsageError for a first word that is no command: such a line is never sent.
     """
     line = line.strip()
-    if line.lower() in LEAVE:
+    if line.lower() in ("exit", "quit"):
         return commands["/exit"], ""
     if not line.startswith("/") or line.startswith("//"):
         return None, line.removeprefix("/")

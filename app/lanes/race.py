@@ -141,11 +141,9 @@ def paced(
     """
     begun = clock()
     for at, lane, event in timed(events):
-        waited = False
+        if not stop() and at / speed > clock() - begun:
+            idle()
         while not stop() and (left := at / speed - (clock() - begun)) > 0:
-            if not waited:
-                idle()
-            waited = True
             sleep(min(left, _NAP))
         if stop():
             return

@@ -153,10 +153,7 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
     if word == "eagle" and "student" not in read_config(engine.drafters.folder(word)):
         head = load_student(engine.drafters.folder(word), loaded.target.model, engine.drafters.tokenizer_fingerprint)
         word = "eagle3" if head.config.wide else "eagle1"
-    if isinstance(engine.drafters.model, PardLM):
-        word = "pard"
-    if isinstance(engine.drafters.model, AssistantLM):
-        word = "assistant"
+    word = {PardLM: "pard", AssistantLM: "assistant"}.get(type(engine.drafters.model), word)  # type: ignore[arg-type]
     return Recipe(
         _source(spec.target, given),
         word,

@@ -294,8 +294,6 @@ PROGRAMS: Mapping[str, Program] = {
 
 _HUGE = Number(0, 1e30, without_low=True)
 _SIZES = NumberList(0, 1e15, without_low=True)
-ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 PLAN_FIELDS = by_name(
     Field("methods", METHOD_NAMES, ("spec",), "drafters of the pair to measure, as the lanes of bench"),
@@ -305,8 +303,8 @@ PLAN_FIELDS = by_name(
     Field("drafter_params", _SIZES, (), "parameters of the drafters to it"),
     Field("bandwidth", _HUGE, None, "bytes that the described machine reads a second"),
     Field("flops", _HUGE, None, "operations a second of that machine (default: no limit)"),
-    Field("gammas", WholeList(1, 64), GAMMAS, "rows of the plan"),
-    Field("alphas", NumberList(0, 1), ALPHAS, "columns of the plan"),
+    Field("gammas", WholeList(1, 64), (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), "rows of the plan"),
+    Field("alphas", NumberList(0, 1), (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), "columns of the plan"),
     Field("json", SWITCH, False, "with --plan: every figure, as one JSON object"),
 )
 CHECK_FIELDS: Mapping[str, Field] = {

@@ -289,14 +289,14 @@ class Forecast:
         lines = [f"costs here: c {c:.3g}, {passes}, a pass {seconds * 1e3:.3g} ms"]
         if self.alpha is None:
             return [*lines, f"verdict: it drafted nothing in {self.tokens} tokens, so it brings nothing. {_LOOKUP}"]
-        lines.append(
-            f"agreement: alpha {self.alpha:.2f}, drafts in {self.share:.0%} of the rounds "
-            f"({plural(self.prompts, 'prompt')}, {plural(self.tokens, 'token')}, greedily, gamma {self.own or GAMMA})"
-        )
         gain = f"{self.speedup(self.gamma):.2f}x plain decoding at gamma {self.gamma}"
         even = break_even(c, v, MOST)
         pays = "no alpha pays at these costs" if even is None else f"it pays from alpha {even:.2f} on"
-        lines.append(f"predicted: {gain}, the best of chains; {pays}")
+        lines += [
+            f"agreement: alpha {self.alpha:.2f}, drafts in {self.share:.0%} of the rounds "
+            f"({plural(self.prompts, 'prompt')}, {plural(self.tokens, 'token')}, greedily, gamma {self.own or GAMMA})",
+            f"predicted: {gain}, the best of chains; {pays}",
+        ]
         if (grown := self.grown) is not None:
             lines.append(
                 f"with trees and gamma auto: {grown.speedup(v):.2f}x ({grown.tokens:.2f} tokens a pass, "

@@ -155,8 +155,7 @@ def given_prompt(prompt: str | None, stream: IO[str]) -> str:
     return clean(prompt)
 
 
-Record = Json
-ReadRecord = Callable[[Record], Json | None]
+ReadRecord = Callable[[Json], Json | None]
 
 
 def read_questions(path: str | Path | None, entry: ReadRecord = dict) -> list[Question]:
@@ -245,22 +244,11 @@ def stratified(questions: Sequence[Question], limit: int | None) -> list[Questio
     return [questions[index] for index in sorted(in_turn[:limit])]
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """`files`: its names in the folder, of which the first that exists counts.
-
-    `entry` makes an object of a prompt file of a record, None if that is no part of the set.
-    """
-
-    files: tuple[str, ...]
-    entry: ReadRecord
-
-
-def _gsm8k(row: Record) -> Json:
+def _gsm8k(row: Json) -> Json:
     return {"prompt": row["question"]}
 
 
-def _mmlu(row: Record) -> Json:
+def _mmlu(row: Json) -> Json:
     """Return the layout of Hendrycks et al. (2021): a header, the question, lettered choices, "Answer:"."""
     subject = row["subject"]
     choices = [f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, _choices(row), strict=False)]
@@ -268,29 +256,29 @@ def _mmlu(row: Record) -> Json:
     return {"prompt": "\n".join([header, "", row["question"], *choices, "Answer:"]), "category": subject}
 
 
-def _choices(row: Record) -> list[str]:
+def _choices(row: Json) -> list[str]:
     if not isinstance(row["choices"], list):
         raise TypeError
     return row["choices"]
 
 
-def _gsm8k_cascade(row: Record) -> Json:
+def _gsm8k_cascade(row: Json) -> Json:
     """Return the prompt of Cascade Speculative Drafting's runs (arXiv 2312.11462, csd_datasets.py), blanks included."""
     return {"prompt": f"Reason the math question below step by step. Question: {row['question']}.\n Answer: "}
 
 
-def _mmlu_cascade(row: Record) -> Json:
+def _mmlu_cascade(row: Json) -> Json:
     """Return the same for mmlu; four choices."""
     choices = " ".join(f"({letter}) {choice}" for letter, choice in zip("ABCD", _choices(row), strict=False))
     prompt = f"Question: {row['question']}\n{choices}\n Answer: \n Let's think step by step. "
     return {"prompt": prompt, "category": row["subject"]}
 
 
-def _hellaswag(row: Record) -> Json:
+def _hellaswag(row: Json) -> Json:
     return {"prompt": row["prompt"] if "prompt" in row else row["ctx"]}
 
 
-def _mt_bench(row: Record) -> Json | None:
+def _mt_bench(row: Json) -> Json | None:
     """Return a question of two turns; other questions of Spec-Bench are not MT-Bench's."""
     turns = row["turns"] if "turns" in row else row["prompt"]
     if not isinstance(turns, list) or len(turns) != 2:
@@ -302,16 +290,17 @@ def _mt_bench(row: Record) -> Json | None:
     }
 
 
-DATASETS: Mapping[str, DataSet] = {
-    "spec_bench": DataSet(("spec_bench.jsonl",), dict),
-    "mt_bench": DataSet(("mt_bench.jsonl", "spec_bench.jsonl"), _mt_bench),
-    "gsm8k": DataSet(("gsm8k_test.jsonl",), _gsm8k),
-    "mmlu": DataSet(("mmlu_sample.jsonl",), _mmlu),
-    "gsm8k_cascade": DataSet(("gsm8k_test.jsonl",), _gsm8k_cascade),
-    "mmlu_cascade": DataSet(("mmlu_sample.jsonl",), _mmlu_cascade),
-    "hellaswag": DataSet(("hellaswag_prompts.jsonl",), _hellaswag),
+DATASETS: Mapping[str, tuple[tuple[str, ...], ReadRecord]] = {
+    "spec_bench": (("spec_bench.jsonl",), dict),
+    "mt_bench": (("mt_bench.jsonl", "spec_bench.jsonl"), _mt_bench),
+    "gsm8k": (("gsm8k_test.jsonl",), _gsm8k),
+    "mmlu": (("mmlu_sample.jsonl",), _mmlu),
+    "gsm8k_cascade": (("gsm8k_test.jsonl",), _gsm8k_cascade),
+    "mmlu_cascade": (("mmlu_sample.jsonl",), _mmlu_cascade),
+    "hellaswag": (("hellaswag_prompts.jsonl",), _hellaswag),
 }
-
+"""The names of its file in the folder, of which the first that exists counts; and what makes an object of a prompt file
+of a record, None if that is no part of the set."""
 
 NAMED = tuple(DATASETS)
 PROMPT_FIELDS = by_name(  # of the commands that ask many
@@ -345,13 +334,13 @@ def questions_of(prompts: str | Path | None, data_dir: str = "") -> list[Questio
     """
     if not isinstance(prompts, str) or prompts not in DATASETS:
         return read_questions(prompts)
-    known = DATASETS[prompts]
-    folder, files = os.path.expanduser(data_dir), " or ".join(known.files)
-    paths = [Path(folder, name) for name in known.files if folder]
+    names, entry = DATASETS[prompts]
+    folder, files = os.path.expanduser(data_dir), " or ".join(names)
+    paths = [Path(folder, name) for name in names if folder]
     file = next((path for path in paths if path.is_file()), None)
     if file is None:
         missing = f"no {files} in {Path(folder)}" if folder else f"no folder is given for its file {files}"
         raise UsageError(f"no data set {prompts}: {missing}; --data-dir or SPEC_DATA_DIR names the folder")
-    read = read_questions(file, known.entry)
+    read = read_questions(file, entry)
     # Without an id a question is known by its number.
     return [each if each.question_id is not None else replace(each, question_id=each.line) for each in read]

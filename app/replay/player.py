@@ -136,13 +136,6 @@ RECORDED = Path(__file__).with_name("demo.jsonl")
 PAGE = "docs/examples/win-and-loss.html"
 
 _CODE = "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."
-_STORY = "Write a short story about a lighthouse keeper who finds a message in a bottle."
-_LIST = "What are the benefits of drinking water every day? Give a numbered list."
-_COPY = (
-    "Repeat the following text:\n\nThe old stone bridge at Harrow Mill was closed to cars on Monday after an inspector "
-    "found cracks in its middle pier. Until then a ferry carries people on foot and on bicycles between seven in the "
-    "morning and nine at night."
-)
 
 _CHAIN = {"expand": "none", "max_new_tokens": 32}
 
@@ -175,7 +168,9 @@ STEPS = (
     PlayedStep(
         "A text that copies its source",
         "Where the answer repeats what was said, matches draft whole phrases: see the tokens a pass (tok/pass).",
-        _COPY,
+        "Repeat the following text:\n\nThe old stone bridge at Harrow Mill was closed to cars on Monday after an "
+        "inspector found cracks in its middle pier. Until then a ferry carries people on foot and on bicycles between "
+        "seven in the morning and nine at night.",
         ({"gamma": 8, "expand": "none", "max_new_tokens": 64},),
     ),
     PlayedStep(
@@ -196,14 +191,14 @@ STEPS = (
     PlayedStep(
         "Temperature: how often drafts are accepted",
         "The hotter the draw, the less there is to guess: compare alpha at temperature 0, 0.7 and 1.5.",
-        _LIST,
+        "What are the benefits of drinking water every day? Give a numbered list.",
         tuple({**_CHAIN, "gamma": 4, "temperature": heat} for heat in (0, 0.7, 1.5)),
         varied="temperature",
     ),
     PlayedStep(
         "A drafter that is often wrong",
         "It drafts 16 tokens a round. Its drafting and the wide passes take time whether a draft survives or not.",
-        _STORY,
+        "Write a short story about a lighthouse keeper who finds a message in a bottle.",
         ({"compare": "ar,plain", "expand": "none", "gamma": 16, "max_new_tokens": 32},),
     ),
     PlayedStep(

@@ -23,7 +23,7 @@ from app.lanes.costs import LaneRecord, kept, record_of, seen_before
 from app.lanes.race import timed
 from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
-from app.screen.panes import Layout, PaneData, Round, State, note, stats_lines
+from app.screen.panes import PaneData, Round, State, note, stats_lines
 from app.screen.rows import Lines, Row, chunk, flow, plural
 from app.screen.spans import BeamReader, Span, Spanner, answer_text, committed_text, differing, span_parts, thoughts
 from app.screen.terminal import InPlace, await_key
@@ -251,12 +251,10 @@ def frame(
     goes_on: bool = True,
 ) -> Frame:
     """The lanes as they stand; with all their `answers` they are compared, and a lossy lane shows what differs."""
-    kind: Layout = settings.view  # type: ignore[assignment]
-    lanes = [track.pane_as(settings, plain_answer(answers)) for track in tracks]
     return Frame(
-        lanes,
+        [track.pane_as(settings, plain_answer(answers)) for track in tracks],
         look,
-        layout=kind,
+        layout=settings.view,  # type: ignore[arg-type]
         comparisons=comparisons_of(answers),
         show_discarded=settings.debug,
         notes=notes,

@@ -53,7 +53,6 @@ TITLES = {
     "beam": "beam search",
     LOSSY: "lossy: typical acceptance",
 }
-LABELS = {"ar": "AR"}
 
 RATES_NOTE = "seconds and rates leave prefill out"
 _POSITIONS = 12
@@ -100,7 +99,7 @@ class PaneData:
     @property
     def label(self) -> str:
         """The short name in front of the figures."""
-        return self.lane.address or LABELS.get(self.lane.name, self.lane.name)
+        return self.lane.address or ("AR" if self.lane.name == "ar" else self.lane.name)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from utils.visible import visible
 Piece = tuple[str, str]  # text and role, a key of the styles in app/screen/palette.py
 Line = tuple[Piece, ...]
 
-TAB = 4
 _CONSOLE = Console()  # rich's wrapping asks for one, which it does not use
 _JOINER = "\u200d"  # of emoji: terminals disagree on the width of what it joins
 
@@ -40,7 +39,7 @@ def wrap(pieces: Sequence[Piece], width: int, ascii_only: bool = False) -> list[
 
 def _wrapped(line: Line, width: int) -> list[Line]:
     """Return the screen lines of a line; the spaces at which it is broken go."""
-    lines = Text.assemble(*line).wrap(_CONSOLE, width, tab_size=TAB)
+    lines = Text.assemble(*line).wrap(_CONSOLE, width, tab_size=4)
     for part in lines[:-1]:
         part.rstrip()
     return [_line_of(part) for part in lines]

@@ -294,8 +294,7 @@ class Content(Protocol):
 def drawn(content: Content, look: Look) -> list[Row]:
     """The rows and the words for its keys, within the look's height."""
     below = flow([chunk(content.help, "faint")], look)
-    height = None if look.height is None else max(1, look.height - len(below))
-    return [*content.rows(look.sized(height=height)), *below]
+    return [*content.rows(look.sized(height=look.height and max(1, look.height - len(below)))), *below]
 
 
 def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
@@ -328,12 +327,10 @@ def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
     for key, action in content.keys.items():
         bind(key, action)
 
-    def look() -> Look:
-        size = app.output.get_size()
-        return look_now().sized(width=size.columns, height=size.rows - 1)
-
     def text() -> ANSI:
-        return ANSI(painted(Lines(drawn(content, look()), look())))
+        size = app.output.get_size()
+        look = look_now().sized(width=size.columns, height=size.rows - 1)
+        return ANSI(painted(Lines(drawn(content, look), look)))
 
     app: Application[Any] = Application(
         Layout(Window(FormattedTextControl(text, focusable=True, show_cursor=False), always_hide_cursor=True)),
@@ -350,9 +347,7 @@ def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
 def painted(content: Drawn) -> str:
     """The rows as text for a terminal, styles as escape sequences."""
     look, file = content.look, StringIO()
-    system = "256" if look.color else None
-    console = Screen(
-        file=file, width=look.width, force_terminal=look.color, color_system=system, no_color=not look.color
-    )
+    color: dict[str, Any] = {"color_system": "256" if look.color else None, "no_color": not look.color}
+    console = Screen(file=file, width=look.width, force_terminal=look.color, **color)
     console.print(content, soft_wrap=True, end="")
     return file.getvalue().removesuffix("\n")

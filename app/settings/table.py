@@ -421,14 +421,11 @@ def arguments(fields: Mapping[str, Field], given: SettingValues, **more: Any) ->
     return Namespace(**(values | paths | more))
 
 
-_FALSE = {"", "0", "off", "no", "false"}
-
-
 def from_environment(environ: Mapping[str, str], fields: Mapping[str, Field]) -> SettingValues:
     """Read the values of SPEC_* variables (empty ones count as unset); UsageError names the variable."""
     given = [field for field in fields.values() if environ.get(field.variable)]
     values = {field.name: field.read(environ[field.variable], label=field.variable) for field in given}
-    if "offline" in fields and environ.get("HF_HUB_OFFLINE", "").lower() not in _FALSE:
+    if "offline" in fields and environ.get("HF_HUB_OFFLINE", "").lower() not in ("", "0", "off", "no", "false"):
         values.setdefault("offline", True)
     return values
 

@@ -119,10 +119,11 @@ def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> Js
 
 def _facts(header: Json) -> Json:
     settings, machine = header.get("settings", {}), header.get("machine", {})
-    facts = {name: header.get(name) for name in _SAME} | {
-        name: SETTING_FIELDS[name].read(settings.get(name, SETTING_FIELDS[name].default)) for name in _SETTINGS
+    return {
+        **{name: header.get(name) for name in _SAME},
+        **{name: SETTING_FIELDS[name].read(settings.get(name, SETTING_FIELDS[name].default)) for name in _SETTINGS},
+        **{name: machine.get(name) for name in ("dtype", "quantization")},
     }
-    return facts | {name: machine.get(name) for name in ("dtype", "quantization")}
 
 
 class TargetRecorder:
@@ -233,7 +234,6 @@ _READ_AS = {
     "answers alone": "the values are taken as answers alone",
 }
 _FROM = {"flags": "as given", "recording": "as recorded", "measured": "measured here"}
-FigureRows = Sequence[Json]
 
 
 def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> int:
@@ -463,7 +463,7 @@ def _speeds(
 # -- tables -----------------------------------------------------------------------------------------
 
 
-def print_simulation(about: Json, rows: FigureRows, settings: Settings) -> None:
+def print_simulation(about: Json, rows: Sequence[Json], settings: Settings) -> None:
     """Print a row for each drafter and gamma; at most 100 columns where it goes to no terminal."""
     console = screen(settings, sys.stdout)
 
@@ -485,7 +485,7 @@ def print_simulation(about: Json, rows: FigureRows, settings: Settings) -> None:
         line(f"note: {note}")
 
 
-def _methods(rows: FigureRows, settings: Settings, console: Console) -> Table:
+def _methods(rows: Sequence[Json], settings: Settings, console: Console) -> Table:
     columns = {
         "gamma": ("gamma", "d", 1),
         "TAR": ("tokens_per_pass", ".3f", 1),

@@ -103,7 +103,7 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_record_is_named_by_its_line(folder: Path, name: str, line: str, told: str) -> None:
-    with (folder / DATASETS[name].files[0]).open("a") as file:
+    with (folder / DATASETS[name][0][0]).open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(UserError) as caught:
         questions_of(name, str(folder))
