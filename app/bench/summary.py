@@ -446,8 +446,6 @@ def shown(view: str) -> dict[str, BenchColumn]:
 
 def summarise(items: Sequence[PromptItem], variants: Sequence[Variant]) -> list[Json]:
     """Return one row per variant, as JSON values; figures that are undefined are None."""
-    reference, rows = reference_of(variants), []
-    for variant in variants:
-        timed = Timed(items, variant, reference)
-        rows.append({**vars(variant), **{key: _rounded(column.figure(timed)) for key, column in COLUMNS.items()}})
-    return rows
+    timed = [Timed(items, variant, reference_of(variants)) for variant in variants]
+    figures = [{key: _rounded(column.figure(each)) for key, column in COLUMNS.items()} for each in timed]
+    return [vars(variant) | row for variant, row in zip(variants, figures, strict=True)]

@@ -324,12 +324,10 @@ def build_parser(command: str = "chat", rare: bool = False) -> argparse.Argument
         allow_abbrev=False,
     )
     _add_own(parser, command)
-    sections: dict[str, argparse._ArgumentGroup] = {}
-    for row in FIELDS.values():
-        if row.group not in sections:
-            sections[row.group] = parser.add_argument_group(row.group)
-        if known.takes(row):
-            _add(sections[row.group], row, shown=rare or not row.rare)
+    groups = dict.fromkeys(row.group for row in FIELDS.values())
+    sections = {group: parser.add_argument_group(group) for group in groups}
+    for row in filter(known.takes, FIELDS.values()):
+        _add(sections[row.group], row, shown=rare or not row.rare)
     other = parser.add_argument_group("Help")
     words = "show this and leave; all: the rare flags too"
     other.add_argument(

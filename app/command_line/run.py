@@ -106,9 +106,8 @@ def run_once(
             writer.finish(answers[-1].text)
             if not settings.quiet:
                 report(answers, settings)
-    for problem in (answer.problem for answer in answers if writer is None or settings.quiet):
-        if problem:
-            to_stderr(f"error: {problem}")
+    for problem in filter(None, (answer.problem for answer in answers if writer is None or settings.quiet)):
+        to_stderr(f"error: {problem}")
     return max(answer.exit_code for answer in answers)
 
 
@@ -184,16 +183,12 @@ class AnswerWriter:
     def finish(self, text: str) -> None:
         """Write the rest of the whole text, and a closing newline."""
         self._write(text)
-        self._put("" if self._written.endswith("\n") else "\n")
+        self._write(self._written + "\n" * (not self._written.endswith("\n")))
 
     def _write(self, text: str) -> None:
-        if text.startswith(self._written):
-            self._put(text[len(self._written) :])
-            self._written = text
-
-    def _put(self, text: str) -> None:
-        if text:
-            self._stream.write(text if self._safe else visible(text))
+        if text.startswith(self._written) and text != self._written:
+            added, self._written = text[len(self._written) :], text
+            self._stream.write(added if self._safe else visible(added))
             self._stream.flush()
 
 

@@ -309,12 +309,9 @@ def baseline(answers: Sequence[Answer]) -> Answer | None:
 
 def comparisons_of(answers: Sequence[Answer]) -> list[Comparison]:
     """Compare every other lane with the baseline, if there is one; each is named if there are more than two."""
-    plain, comparisons = baseline(answers), list[Comparison]()
-    for answer in answers:
-        if plain is not None and answer is not plain and (comparison := compare(plain, answer)) is not None:
-            name = f"{answer.method}: " if len(answers) > 2 else ""
-            comparisons.append(Comparison(f"{name}{comparison.text}", comparison.style))
-    return comparisons
+    plain, named = baseline(answers), len(answers) > 2
+    others = [] if plain is None else [(each.method, compare(plain, each)) for each in answers if each is not plain]
+    return [Comparison(f"{name}: " * named + each.text, each.style) for name, each in others if each is not None]
 
 
 def compare(plain: Answer, last: Answer) -> Comparison | None:

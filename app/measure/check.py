@@ -218,10 +218,9 @@ def _state(pair: PairSpec) -> str:
         models, kinds = [*models, *pair.cascade_models], [*pair.cascade_names]
     elif not isinstance(pair.drafter, str):
         models.append(pair.drafter)
-    for kind in filter(None, map(head_kind_of, kinds)):
-        folder = pair.students[kind]
-        if not Path(folder).exists():
-            return f"needs {folder}"
+    folders = (pair.students[kind] for kind in map(head_kind_of, kinds) if kind)
+    if (missing := next((folder for folder in folders if not Path(folder).exists()), None)) is not None:
+        return f"needs {missing}"
     return "ready" if all(map(is_here, models)) else _ELSEWHERE
 
 

@@ -65,16 +65,13 @@ class LoggingDecoder:
     def __call__(self, ids: list[int]) -> str:
         key = tuple(ids)
         if key not in self._texts:
-            self._note(key, self._decode(list(ids)))
+            text, sizes = self._decode(list(ids)), range(len(ids) - 1, max(0, len(ids) - _BACK), -1)
+            size = next((size for size in sizes if key[:size] in self._texts), 0)
+            before, known = self._texts[key[:size]] if size else (NOTHING, "")
+            kept = len(known) if text.startswith(known) else common(known, text)
+            self._news.append((before, key[size:], kept, text[kept:]))
+            self._texts[key] = (len(self._texts), text)
         return self._texts[key][1]
-
-    def _note(self, ids: tuple[int, ...], text: str) -> None:
-        sizes = range(len(ids) - 1, max(0, len(ids) - _BACK), -1)
-        size = next((size for size in sizes if ids[:size] in self._texts), 0)
-        before, known = self._texts[ids[:size]] if size else (NOTHING, "")
-        kept = len(known) if text.startswith(known) else common(known, text)
-        self._news.append((before, ids[size:], kept, text[kept:]))
-        self._texts[ids] = (len(self._texts), text)
 
     def taken(self) -> list[TextEntry]:
         """The entries that are not written yet; they count as written from now on."""

@@ -509,15 +509,18 @@ class Supposed:
         """The shape, and what would have become of the drafts."""
         if self.problem:
             return [self.problem]
-        shape, said = self.shape, "accepted" if self.token.kind == "accepted" else ""
+        shape, fates = self.shape, ("rejected", "said") if self.token.kind == "accepted" else ("rejected",)
         top_k = shape.top_k or "0 (all)"
-        lines = [f"what if T {shape.temperature:g}, top-p {shape.top_p:g}, top-k {top_k}, min-p {shape.min_p:g}:"]
         numbers = {refused.token: refused.number for refused in self.token.refused}
-        for choice in self.token.choices:
-            if choice.fate != "rejected" and not (choice.fate == "said" and said):
-                continue
-            number = self.token.number if choice.fate == "said" else numbers.get(choice.token)
-            lines.append(f"{quoted(choice.text, look, 24)} {self.fate(choice.token, number)}")
+        numbers[self.token.token] = self.token.number
+        lines = [
+            f"what if T {shape.temperature:g}, top-p {shape.top_p:g}, top-k {top_k}, min-p {shape.min_p:g}:",
+            *(
+                f"{quoted(choice.text, look, 24)} {self.fate(choice.token, numbers.get(choice.token))}"
+                for choice in self.token.choices
+                if choice.fate in fates
+            ),
+        ]
         if self.q and shape.temperature:
             low, high = overlap(self.p, self.q)
             bar = look.glyph("bar") * round(20 * high) if look.fancy else ""

@@ -234,11 +234,8 @@ def sampled(
         return tracks
     tracks = [track for _ in range(count) for track in tracks_of([lane], engine, prompt, decode)]
     for event in lane.run_rows([prompt] * count, interrupt=interrupt, alternatives=ENOUGH):
-        for row, track in enumerate(tracks):
-            if isinstance(event, Prefill):
-                track.feed(event)
-            elif event.row == row:
-                track.feed(replace(event, row=0))
+        for track in tracks if isinstance(event, Prefill) else [tracks[event.row]]:
+            track.feed(event if isinstance(event, Prefill) else replace(event, row=0))
     return tracks
 
 

@@ -380,10 +380,8 @@ def pieces_of(
             pieces += _marked(text, span.kind, (f"{{{letter[span.source]}:", "}"), look)
         elif span.kind not in _MARKS:
             pieces.append((text, tint(span.source, "".join(names[span.source :][:1])) if by_source else span.kind))
-        elif look.color:
-            pieces += _struck(text, span.kind)
         else:
-            pieces += _marked(text, span.kind, _MARKS[span.kind], look)
+            pieces += _struck(text, span.kind) if look.color else _marked(text, span.kind, _MARKS[span.kind], look)
         if span.dim:
             pieces[first:] = [(text, f"dim {role}") for text, role in pieces[first:]]
     return pieces

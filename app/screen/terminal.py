@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from io import StringIO
 from itertools import zip_longest
 from types import FrameType
@@ -310,12 +311,9 @@ def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
 
     keys = KeyBindings()
 
-    def bind(key: str, action: Action) -> None:
-        @keys.add(*key.split())
-        def _(event: KeyPressEvent) -> None:
-            result = action()
-            if result is not None:
-                event.app.exit(result=result)
+    def pressed(action: Action, event: KeyPressEvent) -> None:
+        if (result := action()) is not None:
+            event.app.exit(result=result)
 
     @keys.add("q")
     @keys.add("escape", eager=True)
@@ -325,7 +323,7 @@ def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
         event.app.exit()
 
     for key, action in content.keys.items():
-        bind(key, action)
+        keys.add(*key.split())(partial(pressed, action))
 
     def text() -> ANSI:
         size = app.output.get_size()
