@@ -126,8 +126,7 @@ def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None
 
 def _speedups(every: Sequence[SummaryRow]) -> Plot:
     title, about = "Speed-up by category", "Over plain decoding (ar) in the same run; the median of the repeats."
-    rows = [row for row in every if row.speedup is not None]
-    if not rows:
+    if not (rows := [row for row in every if row.speedup is not None]):
         return Plot(title, about, missing="No method was compared with plain decoding: bench --methods ar,spec does.")
     measured = [
         {name: each.speedup for name, each in row.categories.items() if each.speedup is not None} for row in rows

@@ -43,8 +43,7 @@ def show_tables(summary: Sequence[SummaryFields], settings: Settings, console: C
     alarm = Look(palette=settings.palette).style("alarm line")
     for line in (*_differences(summary), *disturbances(summary), *by_servers(summary)):
         console.print(line, style=alarm if line.startswith(ALARM) else None, markup=False)
-    compared = [row for row in summary if row["speedup"] is not None]
-    if compared:
+    if compared := [row for row in summary if row["speedup"] is not None]:
         repeats = max(len(row["speedup_per_repeat"]) for row in compared)
         title = f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}"
         print_table(console, title, _figures(compared, "speedups", settings, console))

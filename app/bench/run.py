@@ -380,8 +380,7 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
     report = BenchReport(lanes, settings.max_new_tokens, tolerated)
     with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:
         for number, question in enumerate(bar):
-            item = next(bench.turns(number), None)
-            if item is None:
+            if (item := next(bench.turns(number), None)) is None:
                 bar.write(visible(bench.skipped[-1]), file=sys.stderr)
                 continue
             differences = compare(bench, question.line or number + 1, item.ids, variants, reference)

@@ -53,8 +53,7 @@ class Template:
 
     def _cut(self, system: str, messages: list[Message], edges: bool = False) -> tuple[str, list[Message]]:
         """Return a chat with its markers cut, but for those in answers that are no special tokens: the model's own."""
-        markers = self.markers
-        if markers is None:
+        if (markers := self.markers) is None:
             return system, messages
         keep = {"assistant": markers.written}
         rows = [
@@ -218,8 +217,7 @@ class Conversation:
     def plan_continue(self, stops: Sequence[str] = ()) -> Plan:
         """The last answer continued from its ids; tokens at its end that begin a stop string come again, so that the
         whole string is found."""
-        last = self._last("/continue")
-        if last.reason == "eos":
+        if (last := self._last("/continue")).reason == "eos":
             raise UserError(
                 "nothing to continue: the last answer ended by itself (cut or stopped answers can be continued)"
             )
@@ -276,8 +274,7 @@ class Conversation:
 
     def undo(self) -> Turn | None:
         """Take the last turn back; None if it was a branch: then the turn that it branched from is the last."""
-        last = self._last("/undo")
-        if last.origin is not None:
+        if (last := self._last("/undo")).origin is not None:
             self.turns[-1] = last.origin
             return None
         self.branches = []
@@ -470,8 +467,7 @@ class Conversation:
     def _tail(self, turns: list[Turn], text: str) -> str:
         if not self.templated:
             return f"\n{self._ordinary(text)}"
-        tail = self.template.tail(self.system, self._messages(turns[:-1], turns[-1].user), text)
-        if tail is None:
+        if (tail := self.template.tail(self.system, self._messages(turns[:-1], turns[-1].user), text)) is None:
             raise UserError("the model's chat template leaves out earlier answers: use /clear or /set chat=off")
         return tail
 

@@ -430,8 +430,7 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     flag = word.partition("=")[0]
     if flag in REMOVED:
         return _removed(flag)
-    owners = [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]
-    if owners:
+    if owners := [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]:
         return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
     shorts = {f"--{field.short}": f" (did you mean {field.flag}?)" for field in FIELDS.values() if field.short}
     hint = shorts.get(flag) or did_you_mean(flag, _flags(parser)) or " (--help all lists them; -- ends the flags)"

@@ -314,8 +314,7 @@ class PromptReader:
         app, self._pressed = self.session.app, False
 
         def pressed(*_: object) -> None:
-            loop = app.loop
-            if loop is not None and app.future is not None and not app.future.done():
+            if (loop := app.loop) is not None and app.future is not None and not app.future.done():
                 loop.call_soon_threadsafe(app.key_processor.send_sigint)
             else:
                 self._pressed = True

@@ -306,8 +306,7 @@ class ConsoleState(Surface):
         """Switch to the pair that was loaded in the background, or say why it could not be loaded."""
         with self._collecting:
             try:
-                engine = self.pairs.collect()
-                if engine is not None:
+                if (engine := self.pairs.collect()) is not None:
                     self.take(self.layers, engine)
             except Exception as error:  # also one that nobody expects: the loading thread may be calling
                 self.fail(one_line(error))
@@ -340,8 +339,7 @@ class ConsoleState(Surface):
     def engine(self) -> PairEngine:
         """The loaded pair; waits for it and shows how far it is. NotSentError if there is none in the end."""
         self.collect()
-        job = self.pairs.job
-        if job is not None:
+        if (job := self.pairs.job) is not None:
             if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint="Ctrl-C: back to the prompt"):
                 raise NotSentError("not sent: loading continues, the message is back in the input line")
             self.collect()

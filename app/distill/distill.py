@@ -94,8 +94,7 @@ def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
             raise UserError(f"{file} is damaged: remove {out}, or choose another --out") from None
         may_change = () if (out / NAME).is_file() else ("tokens", *TABLES_NAMES, *TRAINING_NAMES)
         same = {name: value for name, value in now.items() if name in before and name not in may_change}
-        name = first_difference({name: before[name] for name in same}, same)
-        if name is not None:
+        if (name := first_difference({name: before[name] for name in same}, same)) is not None:
             setting = _IN_WORDS.get(name, f"--{name.replace('_', '-')} {before.get(name)}, now {now[name]}")
             raise UsageError(f"{out} holds a run with {setting}: give the same flags, or another --out")
     write_json(file, before | now)

@@ -119,8 +119,7 @@ def difference(ids: Sequence[int] | str, other: Sequence[int] | str, *, prefix: 
 
 def speed_of(plain: Stats, other: Stats) -> tuple[str, Style]:
     """Return the speed of `other` beside plain decoding, in words; "" if it is not known."""
-    ratio = speedup(plain, other)
-    if not ratio:
+    if not (ratio := speedup(plain, other)):
         return "", "plain"
     if disturbed(plain, other):
         return f"timing disturbed: faster than {other.tokens_per_pass:.2f} tok/pass allows", "plain"
@@ -287,8 +286,7 @@ class Parting(NamedTuple):
 
 def parting(plain: Answer, other: Answer) -> Parting | None:
     """Return where and how two whole answers part; None if they are the same."""
-    at = difference(plain.ids, other.ids)
-    if at is None:
+    if (at := difference(plain.ids, other.ids)) is None:
         return None
     gap = gap_between(plain.stats, other.stats, at)
     if other.may_differ:
@@ -332,8 +330,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     speed += " (simulated)" if speed and is_simulated(last.method) else ""
     ending = ", stopped" if stopped else ""
     texts = (plain.text, last.text) if served else (plain.ids, last.ids)
-    at = difference(*texts, prefix=stopped)
-    if at is None:
+    if (at := difference(*texts, prefix=stopped)) is None:
         same = "same output so far" if stopped else "same output this time" if lossy else "same output"
         if invariant and not last.may_differ:
             same = BY_CONSTRUCTION

@@ -220,8 +220,7 @@ def settings_of(row: Json) -> Settings:
 
 def event_of(row: Json) -> Event:
     """Return the event that `to_json` wrote; UserError or ValueError for an impossible one."""
-    kind = _EVENTS.get(str(row.get("event")))
-    if kind is None:
+    if (kind := _EVENTS.get(str(row.get("event")))) is None:
         raise UserError(f"no event is called {row.get('event')!r:.40}")
     event = kind.validate_python(row)
     if not all(map(math.isfinite, _spent(event))):

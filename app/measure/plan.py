@@ -188,8 +188,7 @@ def _described(args: Namespace) -> list[Option]:
     if args.target_params is None:
         return [Option("given", c, lambda n: 1.0) for c in args.c]
     times = roofline(args.target_params, *machine)
-    costs = [("given", c) for c in args.c]
-    if not costs:
+    if not (costs := [("given", c) for c in args.c]):
         drafters = {size: roofline(size, *machine) for size in args.drafter_params}
         costs = [(f"{in_short(size)} parameters", drafter(1) / times(1)) for size, drafter in drafters.items()]
     return [Option(name, c, lambda n: times(n) / times(1), times(1)) for name, c in costs]
@@ -340,11 +339,9 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
     trees = engine.lane("spec", own).drafter.traits.tree
     engine.forget()
     settings = settings.changed(temperature=0, gamma=GAMMA, expand="none")
-    lane = engine.lane("spec", settings)
-    if not lane.drafts:
+    if not (lane := engine.lane("spec", settings)).drafts:
         return None
-    prompts = list(islice(fitting_prompts(engine, BUILT_IN, settings), PROMPTS))
-    if not prompts:
+    if not (prompts := list(islice(fitting_prompts(engine, BUILT_IN, settings), PROMPTS))):
         raise UsageError(f"no built-in prompt fits into the pair's context of {engine.context} tokens")
 
     def answered(settings: Settings, tokens: int, prompts: list[list[int]]) -> Stats:

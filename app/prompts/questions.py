@@ -337,8 +337,7 @@ def questions_of(prompts: str | Path | None, data_dir: str = "") -> list[Questio
     names, entry = DATASETS[prompts]
     folder, files = os.path.expanduser(data_dir), " or ".join(names)
     paths = [Path(folder, name) for name in names if folder]
-    file = next((path for path in paths if path.is_file()), None)
-    if file is None:
+    if (file := next((path for path in paths if path.is_file()), None)) is None:
         missing = f"no {files} in {Path(folder)}" if folder else f"no folder is given for its file {files}"
         raise UsageError(f"no data set {prompts}: {missing}; --data-dir or SPEC_DATA_DIR names the folder")
     read = read_questions(file, entry)

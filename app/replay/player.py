@@ -121,8 +121,7 @@ class Player:
     def _head(self, answer: LoggedAnswer) -> None:
         """Show the models and settings, where they have changed, and the question."""
         look = look_of(self.place.out, self.place.settings)
-        line = heading(answer.head.model_dump(), answer.settings, look)
-        if line.rows() != self._shown:
+        if (line := heading(answer.head.model_dump(), answer.settings, look)).rows() != self._shown:
             self.place.say(line)
         self._shown = line.rows()
         self.place.say(question(answer.opening.prompt, look))

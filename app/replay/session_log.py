@@ -304,8 +304,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         decode: Decode,
     ) -> AnswerLog:
         """Open an answer by these lanes, whose texts are what `decode` says."""
-        head = _head(engine)
-        if head != self._head:
+        if (head := _head(engine)) != self._head:
             self._head = head
             signed = {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
             self.write({"kind": "recording", "version": VERSION, **signed, **head})

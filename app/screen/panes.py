@@ -315,8 +315,7 @@ def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row
 def _speeds(rounds: Sequence[Round], plain: TimeLine | None, look: Look) -> list[Piece]:
     """The rates of the lane and of plain decoding, to one scale of time and one of height."""
     lines = [("tok/s", rounds, "accent"), *([] if plain is None else [(*plain, "plain")])]
-    longest = max(sum(each.seconds for each in some) for _, some, _ in lines)
-    if not longest:
+    if not (longest := max(sum(each.seconds for each in some) for _, some, _ in lines)):
         return []
     span = longest / max(1, look.width // _SPANS)
     values = [rates(some, span) for _, some, _ in lines]

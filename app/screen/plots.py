@@ -83,8 +83,7 @@ def rank_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
 
     UserError if nothing was rejected, or the drafter's lists were not recorded.
     """
-    plots = [_ranks(track, look) for track in tracks if any(_refusals(track))]
-    if not plots:
+    if not (plots := [_ranks(track, look) for track in tracks if any(_refusals(track))]):
         raise UserError("no draft of the last answer was rejected with the drafter's list on record")
     return plots
 

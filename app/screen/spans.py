@@ -113,8 +113,7 @@ class Spanner:
             if not span.committed:
                 settled.append(span)
                 continue
-            same = common(span.text, whole)
-            if same:
+            if same := common(span.text, whole):
                 settled.append(Span(span.text[:same], span.kind, span.source))
             whole = whole[same:]
             if same < len(span.text):
