@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.lanes.answers import RULES, comparisons_of, rule_of, shown_settings
-from app.screen.inspection import LISTED, Candidates, SaidToken, decided, fixed_by
+from app.screen.inspection import LISTED, Candidates, Refused, SaidToken, decided, fixed_by
 from app.screen.live import Track, explained_track, phases, rounds_of, tokens_of
 from app.screen.palette import TINTS, Look
 from app.screen.panes import details, note, stats_lines, title_of
@@ -223,6 +223,7 @@ def _round(traced: TracedRound, by_chance: bool) -> Json:
 
 
 def _token(token: SaidToken, texts: dict[str, int], rule: str) -> Json:
+    drafts: list[SaidToken | Refused] = [token, *token.refused]
     figures = {  # those that are empty, and the lane's own rule, are left out
         **{name: getattr(token, name) for name in ("token", "round", "kind", "by")},
         "rule": "" if token.rule == rule else token.rule,
@@ -230,17 +231,10 @@ def _token(token: SaidToken, texts: dict[str, int], rule: str) -> Json:
         "entropy": _short(token.entropy),
         "said": decided(token, _LOOK),
         "choices": [_choice(choice, texts) for choice in token.choices],
-        "coins": {known: _short(number) for known, number in _coins(token)},
+        "coins": {draft.token: _short(draft.number) for draft in drafts if draft.number is not None},
         "rest": [_short(mass) for mass in token.rest],
     }
     return {name: value for name, value in figures.items() if value not in ("", {}, []) or name == "shown"}
-
-
-def _coins(token: SaidToken) -> Iterator[tuple[int, float]]:
-    """The tokens of the drafts examined there, with the numbers of their coins."""
-    if token.number is not None:
-        yield token.token, token.number
-    yield from ((refused.token, refused.number) for refused in token.refused if refused.number is not None)
 
 
 def _choice(choice: Candidates, texts: dict[str, int]) -> list[PageCell]:

@@ -248,8 +248,10 @@ class ConsoleState(Surface):
         Raises UserError and changes nothing if the settings do not fit the pair.
         """
         before = self.settings
-        if engine is not None:
-            self._remember(engine)
+        if engine is not None:  # its drafters look at what any pair of the same tokenizer answered in this session
+            drafters = engine.drafters
+            drafters.answers = self.said_before.setdefault(drafters.tokenizer_fingerprint, drafters.answers)
+            drafters.in_session = True
         self._ask(layers.settings, engine or self.pairs.engine)
         self._go_on(layers, engine)
         if engine is not None:
@@ -320,12 +322,6 @@ class ConsoleState(Surface):
         for note in engine.notes:
             self.hint(note)
         self._say_if_plain()
-
-    def _remember(self, engine: PairEngine) -> None:
-        """Its drafters look at what any pair of the same tokenizer answered in this session."""
-        drafters = engine.drafters
-        drafters.answers = self.said_before.setdefault(drafters.tokenizer_fingerprint, drafters.answers)
-        drafters.in_session = True
 
     def _say_if_plain(self) -> None:
         if self.chat is not None and self.chat.single:

@@ -147,7 +147,12 @@ class PairDrafters:
                 f"k_matrix must have {rows}, got {len(matrix)}": len(matrix) != len(names),
             }
         )
-        return [self._member(lane, name, settings) for name in names], matrix, lenience
+        requests = [DraftRequest(name, settings) for name in names]  # separate drafters; the matrix decides how much
+        drafters = [
+            self.build(each) if each.word in MEMBERS else of_lm(self._named(lane, each.word), each, 0.0)
+            for each in requests
+        ]
+        return drafters, matrix, lenience
 
     def build(self, request: DraftRequest) -> Drafter:
         """Build a new drafter; UsageError if the pair lacks a part."""
@@ -208,12 +213,6 @@ class PairDrafters:
         head.rounded = True
         packs = network.device.type == "cpu"  # in float32, which is what can be packed
         return head if packs else moved(head, network.device, network.dtype, loaded.target.model)
-
-    def _member(self, lane: str, name: str, settings: Settings) -> Drafter:
-        """Build one drafter of a cascade, a separate instance; the matrix decides how much it drafts."""
-        if name in MEMBERS:
-            return self.build(DraftRequest(name, settings))
-        return of_lm(self._named(lane, name), DraftRequest(name, settings), 0.0)
 
     def _named(self, lane: str, name: str) -> LM:
         """Return a model that was loaded for the cascade; UsageError if there is none."""

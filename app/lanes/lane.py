@@ -287,12 +287,15 @@ class PairEngine:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines worth showing once."""
-        name, notes = self.loaded.target.name, list(self.loaded.notes)
-        if self.drafters.ships_mtp and "mtp" not in self.loaded.drafter_word:
-            notes.append(f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it")
-        if not (self.target.takes_trees or self.server) and self.loaded.drafter_word != "none":
-            notes.append(f"{name} takes no token trees: drafts are chains")
-        return tuple(notes)
+        name, word, chains = self.loaded.target.name, self.loaded.drafter_word, not self.target.takes_trees
+        cases = {
+            **dict.fromkeys(self.loaded.notes, True),
+            f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it": (
+                self.drafters.ships_mtp and "mtp" not in word
+            ),
+            f"{name} takes no token trees: drafts are chains": chains and not self.server and word != "none",
+        }
+        return tuple(note for note, holds in cases.items() if holds)
 
     @property
     def encodes(self) -> bool:

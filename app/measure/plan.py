@@ -312,19 +312,17 @@ class Forecast:
         """Return why it does not pay, and a drafter that would."""
         c, free = self.option.c, break_even(0.0, self.option.v, MOST)
         word = "hardly pays" if self.gain >= 1 else "does not pay"
-        if free is None or free > 0.9:
-            return f"it {word}: a pass over several tokens costs nearly as many passes here, so no drafter would."
-        if even is None or c >= DEAR:
-            return (
-                f"it {word}: a drafted token costs {c:.2g} of a pass. A cheaper drafter would: ngram or tables, whose "
-                "drafts cost next to nothing."
-            )
-        if self.share < SELDOM:
-            return f"it {word}: it drafts in {self.share:.0%} of the rounds. {_LOOKUP}"
-        return (
-            f"it {word}: too few drafts are accepted (alpha {self.alpha:.2f}). A drafter closer to the target would: "
-            "one of its family, or one trained for it (infer.py distill)."
-        )
+        closer = "A drafter closer to the target would: one of its family, or one trained for it (infer.py distill)."
+        cheaper = "A cheaper drafter would: ngram or tables, whose drafts cost next to nothing."
+        cases = {
+            "a pass over several tokens costs nearly as many passes here, so no drafter would.": (
+                free is None or free > 0.9
+            ),
+            f"a drafted token costs {c:.2g} of a pass. {cheaper}": even is None or c >= DEAR,
+            f"it drafts in {self.share:.0%} of the rounds. {_LOOKUP}": self.share < SELDOM,
+            f"too few drafts are accepted (alpha {self.alpha:.2f}). {closer}": True,
+        }
+        return f"it {word}: {next(why for why, holds in cases.items() if holds)}"
 
 
 _LOOKUP = "Text that repeats itself would do better with it; else tables (distill --stage tables) or a drafter model."

@@ -35,16 +35,16 @@ class Branch(BaseModel, frozen=True):
 BRANCHES: TypeAdapter[tuple[Branch, ...]] = TypeAdapter(tuple[Branch, ...])
 
 
-def tree_of(answers: Sequence[Sequence[SaidToken]]) -> tuple[Branch, ...]:
-    """Return the tree of these answers, the branch of most answers first."""
-    return _below(answers, range(len(answers)), 0, 1.0)
-
-
-def _below(
-    answers: Sequence[Sequence[SaidToken]], rows: Sequence[int], start: int, p: float | None
+def tree_of(
+    answers: Sequence[Sequence[SaidToken]],
+    rows: Sequence[int] | None = None,
+    start: int = 0,
+    p: float | None = 1.0,
 ) -> tuple[Branch, ...]:
+    """Return the tree of these answers, the branch of most answers first: of those in `rows`, from token `start` on,
+    before which the probability is `p`."""
     groups: dict[int, list[int]] = {}
-    for row in rows:
+    for row in range(len(answers)) if rows is None else rows:
         if start < len(answers[row]):
             groups.setdefault(answers[row][start].token, []).append(row)
     branches = []
@@ -56,7 +56,7 @@ def _below(
         drawn = [choice.processed for token in first[start:end] for choice in token.choices if choice.fate == "said"]
         chance = None if p is None or None in drawn else p * math.prod(filter(None, drawn))
         text = "".join(token.text for token in first[start:end])
-        children = _below(answers, group, end, chance)
+        children = tree_of(answers, group, end, chance)
         branches.append(Branch(text=text, count=len(group), p=chance, row=group[0], children=children))
     return tuple(sorted(branches, key=lambda branch: -branch.count))
 

@@ -20,6 +20,7 @@ from app.settings.types import enumerated
 from sampling.events import Step
 from utils.errors import UserError
 from utils.growing_text import Decode, Window
+from utils.objects import Json
 
 _TEXT, _LEAST = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
 _ASCII_LINES = str.maketrans("├│└─", "||`-")
@@ -133,10 +134,12 @@ def _downwards(step: Step, above: int = -1, margin: str = "") -> Iterator[tuple[
             yield from _downwards(step, node, margin + ("   " if last else "│  "))
 
 
-def _so_far(draft: Drafted, phase: int) -> Drafted:
-    """A draft before its fate is known, and before the pass without the target's figures."""
-    draft = draft._replace(fate="drafted", coin=None)
-    return draft if phase == SCORED else draft._replace(p=None, chance=None)
+_UNKNOWN: dict[int, Json] = {
+    DRAFTED: {"fate": "drafted", "coin": None, "p": None, "chance": None},
+    SCORED: {"fate": "drafted", "coin": None},
+    ACCEPTED: {},
+}
+"""What of a draft is not known yet at a phase of its round."""
 
 
 class Trace(Drawn):
@@ -200,8 +203,7 @@ class Trace(Drawn):
     def so_far(self, phase: int) -> list[Row]:
         """The last round, as far as a phase has come."""
         traced = self._traced(len(self.steps) - 1)
-        drafts = [draft if phase == ACCEPTED else _so_far(draft, phase) for draft in traced.drafts]
-        rows = [row for draft in drafts for row in self._draft(draft)]
+        rows = [row for draft in traced.drafts for row in self._draft(draft._replace(**_UNKNOWN[phase]))]
         return rows + (self._from_target(traced.step, traced.token_text, True) if phase == ACCEPTED else [])
 
     def _times(self, step: Step) -> list[Row]:

@@ -39,7 +39,7 @@ from app.simulate.loading import RecordedPair, load_recorded_pair
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Step
 from sampling.gamma.costs import pass_times
-from sampling.recorded import RecordedAnswer, RecordedAnswers, read_answers
+from sampling.recorded import RecordedAnswer, read_answers
 from sampling.stats.summary import Stats, merge, ratio, rounded
 from sampling.types import Draft, Limits, Rows, Verdict
 from utils.errors import UsageError, UserError
@@ -365,25 +365,23 @@ class Simulation:
 
     def notes(self, settings: Settings) -> list[str]:
         """Return notes for a reader of the figures."""
-        notes, known = _reading(self.recorded), self.recorded.best
-        if "ngram" in map(self.stage.drafter_word, self.args.methods) and known < settings.ngram_filler:
-            notes.append(
-                f"ngram counts {known} id a token: the recording has no more (ngram_filler {settings.ngram_filler})"
-            )
-        if self.recorded.header.get("settings", {}).get("temperature", 0):
-            notes.append("the recording was sampled: greedy drafts are compared with it, sampled drafts would differ")
-        return notes
-
-
-def _reading(recorded: RecordedAnswers) -> list[str]:
-    """Return how the values of a file were read, unless the file tells, and the prompts left out."""
-    start, firsts = recorded.header.get("start_id"), {answer.answer[0] for answer in recorded.answers}
-    notes = [_READ_AS[recorded.reading].format(start=start)]
-    if recorded.reading == "answers alone" and start is None and len(firsts) == 1 < len(recorded.answers):
-        notes.append(f"all values begin with id {firsts.pop()}: if a decoder starts from it, give --arch seq2seq")
-    if recorded.unanswered:
-        notes.append(f"{recorded.unanswered} of the prompts have no answer: left out")
-    return list(filter(None, notes))
+        recorded, words, filler = self.recorded, map(self.stage.drafter_word, self.args.methods), settings.ngram_filler
+        start, firsts = recorded.header.get("start_id"), {answer.answer[0] for answer in recorded.answers}
+        alone = recorded.reading == "answers alone" and start is None
+        cases = {
+            _READ_AS[recorded.reading].format(start=start): recorded.reading != "told",
+            f"all values begin with id {min(firsts)}: if a decoder starts from it, give --arch seq2seq": (
+                alone and len(firsts) == 1 < len(recorded.answers)
+            ),
+            f"{recorded.unanswered} of the prompts have no answer: left out": recorded.unanswered,
+            f"ngram counts {recorded.best} id a token: the recording has no more (ngram_filler {filler})": (
+                "ngram" in words and recorded.best < filler
+            ),
+            "the recording was sampled: greedy drafts are compared with it, sampled drafts would differ": (
+                recorded.header.get("settings", {}).get("temperature", 0)
+            ),
+        }
+        return [note for note, holds in cases.items() if holds]
 
 
 # -- figures ----------------------------------------------------------------------------------------
