@@ -451,12 +451,17 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passag
         return new_draft_head(config, model, listed, seed).to(device)
     old = load_student(args.start, model, fingerprint(engine.tokenizer))
     wanted = config_for(engine, args, old.config.short_list if args.short_list else 0)
-    for name in _SHAPE:
-        theirs, ours = getattr(old.config, name), getattr(wanted, name)
-        if theirs != ours:
-            raise UsageError(f"--start {args.start}: its {name} is {theirs}, the flags say {ours}")
-    if args.kind == "eagle" and not old.config.wide:
-        raise UsageError(f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3")
+    shapes = [(name, getattr(old.config, name), getattr(wanted, name)) for name in _SHAPE]
+    narrow = f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3"
+    raise_first(
+        {
+            **{
+                f"--start {args.start}: its {name} is {theirs}, the flags say {ours}": theirs != ours
+                for name, theirs, ours in shapes
+            },
+            narrow: args.kind == "eagle" and not old.config.wide,
+        }
+    )
     changed = replace(
         old.config,
         window=max(old.config.window, seen) if old.config.window else 0,  # 0: it has learned to use the whole text

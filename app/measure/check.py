@@ -92,15 +92,13 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     loaded = engine.loaded
     console.print(_models(loaded))
     notes = (f"note: {note}" for note in loaded.notes)
-    for line in (*_shared(loaded), *_wide_passes(engine), *_translated(engine), *notes):
-        say(line)
+    say("\n".join([*_shared(loaded), *_wide_passes(engine), *_translated(engine), *notes]))
     if args.speed:
         console.print(speed_table(engine, settings))
     if args.forecast:
         with Interrupts() as interrupted:
             brings = forecast(engine, settings, interrupted)
-        for line in ["nothing drafts: the speed is plain decoding's"] if brings is None else brings.lines():
-            say(line)
+        say("\n".join(brings.lines()) if brings else "nothing drafts: the speed is plain decoding's")
         if args.program is not None:
             say()
             say(written(args.program, _recipe(engine, settings, given, brings.gamma if brings else 0)))

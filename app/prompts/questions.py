@@ -201,17 +201,14 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     selected: dict[str, Question] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         name = line.partition("#")[0].strip()
-        same = known.get(name, [])
-        if not name:
-            continue
-        if name in selected:
-            raise UsageError(f"{path}:{number}: question id {got(name)} is listed twice")
-        if len(same) != 1:
-            have = f"{len(same) or 'none'} of the {len(questions)} prompts"
-            raise UsageError(
-                f"{path}:{number}: {have} have question id {got(name)}, not one (--prompts names their file)"
+        if name:
+            same = known.get(name, [])
+            have = f"{len(same) or 'none'} of the {len(questions)} prompts have question id {got(name)}, not one"
+            twice = f"{path}:{number}: question id {got(name)} is listed twice"
+            raise_first(
+                {twice: name in selected, f"{path}:{number}: {have} (--prompts names their file)": len(same) != 1}
             )
-        selected[name] = same[0]
+            selected[name] = same[0]
     if not selected:
         raise UsageError(f"{path} holds no question ids")
     return list(selected.values())
