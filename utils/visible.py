@@ -45,8 +45,8 @@ def visible(text: str, ascii_only: bool = False) -> str:
     return text.translate(_TABLES[ascii_only])
 
 
-def to_stderr(line: str, stream: IO[str] | None = None) -> None:
-    """Write a line to standard error, or to the stream in its place, unless that is closed."""
+def to_stderr(*lines: str, stream: IO[str] | None = None) -> None:
+    """Write lines to standard error, or to the stream in its place, unless that is closed."""
     with suppress(AttributeError, OSError, ValueError):
-        (stream or sys.stderr).write(f"{visible(line)}\n")
+        (stream or sys.stderr).write("".join(f"{visible(line)}\n" for line in lines))
         (stream or sys.stderr).flush()

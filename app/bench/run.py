@@ -250,8 +250,7 @@ class Bench:
     def show(self) -> int:
         """Print the table and write the file; return the exit code."""
         summary = summarise(self.items, self.variants)
-        for line in self.skipped:
-            to_stderr(line)
+        to_stderr(*self.skipped)
         if not self.measured and not self.interrupted:
             if self.journal is not None:
                 self.journal.close(done=True)

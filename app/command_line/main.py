@@ -72,7 +72,7 @@ def _guarded(arguments: list[str], verbose: bool, word: IO[str]) -> int:
         trace = traceback.format_exc() if verbose else ""
         if not is_first_process():
             time.sleep(GRACE)  # the first process reports the error of all, and torchrun ends this one
-        to_stderr(f"{trace}error: {_line(error, verbose)}", word)
+        to_stderr(f"{trace}error: {_line(error, verbose)}", stream=word)
         return error.exit_code if isinstance(error, UserError) else 1
 
 
@@ -100,8 +100,7 @@ def _silence(stream: TextIO | None) -> None:
 
 
 def _run(request: Request) -> int:
-    for warning in misspelt_variables(request.environ):
-        to_stderr(f"warning: {warning}")
+    to_stderr(*(f"warning: {warning}" for warning in misspelt_variables(request.environ)))
     options, layers = request.options, layers_of(request)
     settings = layers.settings if is_first_process() else layers.settings.changed(record="")  # one writes files
     if run := COMMANDS[request.command].run:

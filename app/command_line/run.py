@@ -106,8 +106,8 @@ def run_once(
             writer.finish(answers[-1].text)
             if not settings.quiet:
                 report(answers, settings)
-    for problem in filter(None, (answer.problem for answer in answers if writer is None or settings.quiet)):
-        to_stderr(f"error: {problem}")
+    if writer is None or settings.quiet:
+        to_stderr(*(f"error: {answer.problem}" for answer in answers if answer.problem))
     return max(answer.exit_code for answer in answers)
 
 

@@ -140,8 +140,7 @@ def back_to(state: ConsoleState, line: str) -> None:
     """Show the answer that the conversation continues from."""
     turn = state.said().turns[-1]
     state.latest = next((answered for answered in reversed(state.answers) if answered.turn is turn), None)
-    state.say(line)
-    state.say(answer_text(turn.text, state.settings, live=state.live))
+    state.say(line, answer_text(turn.text, state.settings, live=state.live))
 
 
 def regen(state: ConsoleState, _: object) -> None:
@@ -309,9 +308,7 @@ def plot(state: ConsoleState, which: str) -> None:
     look = look_of(state.out, state.settings).sized(height=None)
     if which == "gamma":
         return state.say(plots.gamma_bars([answered.tracks for answered in state.answers], look))
-    for bars in (plots.rank_bars if which == "ranks" else plots.time_bars)(last.tracks, look):
-        state.say(bars)
-    return None
+    return state.say(*(plots.rank_bars if which == "ranks" else plots.time_bars)(last.tracks, look))
 
 
 def heat(state: ConsoleState, by: str) -> None:

@@ -90,9 +90,8 @@ class Tour:
         fitting(plan.prompt, self.engine.context)
         if not settings.quiet:
             look = look_of(state.out, settings)
-            state.say("")
-            state.say(heading(drafting(models_of(self.engine), settings.compare), settings, look))
-            state.say(question(step.question, look))
+            models = drafting(models_of(self.engine), settings.compare)
+            state.say("", heading(models, settings, look), question(step.question, look))
         return [state.answers[-1].tracks] if answer(plan, state) else []
 
     def _warm_up(self, step: PlayedStep) -> None:

@@ -53,8 +53,7 @@ def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     with quiet_keys(), Interrupts() as stop:
         if not all(map(Player(Canvas(settings, console, live, stop), args.speed).play, answers)):
             return INTERRUPTED
-    for note in log.notes if answers else [*log.notes, f"{args.file} holds no answer yet"]:
-        to_stderr(note)
+    to_stderr(*log.notes, *([] if answers else [f"{args.file} holds no answer yet"]))
     return 0
 
 
@@ -228,14 +227,13 @@ Answers = Sequence[Sequence[Track]]  # of a step, the lanes of each
 def walk(steps: Sequence[tuple[int, PlayedStep]], play: Callable[[PlayedStep], Answers | None], place: Surface) -> bool:
     """Go through the steps; `play` gives a step's answers, None where Ctrl-C ended it. False after one."""
     for index, (number, step) in enumerate(steps):
-        place.say(Text.assemble("\n", (f"{number}/{len(STEPS)} {step.title}", "bold")))
-        place.say(Text.assemble(("Look: ", "bold"), step.look))
+        title = Text.assemble("\n", (f"{number}/{len(STEPS)} {step.title}", "bold"))
+        place.say(title, Text.assemble(("Look: ", "bold"), step.look))
         answers = play(step)
         if answers is None or (step.traced and answers and not _slowly(answers[-1], place)):
             return False
         if shown := [figures_of(step, tracks) for tracks in answers]:
-            place.say("")
-            place.say(fitted(place.out, place.settings, shown, ["accepted", "alpha"]))
+            place.say("", fitted(place.out, place.settings, shown, ["accepted", "alpha"]))
         place.say("")
         if index + 1 < len(steps):
             place.hint(f"Enter: step {number + 1} of {len(STEPS)}, {steps[index + 1][1].title}; Ctrl-C leaves")

@@ -305,8 +305,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
             place.say(cut)
         return
     if not place.touring:
-        place.out.print(answer_text(text, settings, live=place.live, marks=tracks[-1].thinking))
-        place.out.print()
+        place.say(answer_text(text, settings, live=place.live, marks=tracks[-1].thinking), "")
     place.say(panes(tracks, place.out, settings, notes=not place.touring, goes_on=place.goes_on))
     if settings.view == "trace" and (track := explained_track(tracks)).lane.beams is None:
         place.say(rounds_of(track, look_of(place.out, settings).sized(height=None)))

@@ -66,8 +66,7 @@ def load_engine(
         engine = PairEngine(load(spec, load_options(options), progress))
         warm_up(engine)
     if not settings.quiet:
-        for note in engine.notes:
-            to_stderr(note)
+        to_stderr(*engine.notes)
     return engine
 
 

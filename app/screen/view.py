@@ -334,8 +334,9 @@ class Surface:
     touring: bool = False
     goes_on: bool = True
 
-    def say(self, content: RenderableType) -> None:
-        self.out.print(content)
+    def say(self, *contents: RenderableType) -> None:
+        for content in contents:
+            self.out.print(content)
 
     def hint(self, text: str) -> None:
         """Say a line that matters less; --quiet leaves it out."""

@@ -84,8 +84,7 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
             if args.costs and not recorder.has_costs:
                 recorder.add_costs(questions)
             done = recorder.run(questions)
-    for line in recorder.skipped:
-        to_stderr(line)
+    to_stderr(*recorder.skipped)
     count = len(recorder.answers)
     if done and not count:
         raise UserError(f"nothing was recorded: none of the {len(questions)} prompts fits into the context")
