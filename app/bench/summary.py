@@ -14,7 +14,6 @@ Knows no texts of answers, no models and no screen.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -190,8 +189,7 @@ def _rounded(value: Any) -> Any:
 
 def _of_server(timed: Timed) -> dict[str, int]:
     """Return a server's counts over the answers, those of its drafts too."""
-    report = timed.total.report
-    counts = {} if report is None else report._asdict()
+    counts = timed.total.report._asdict() if timed.total.report else {}
     return {name: count for name, count in counts.items() if isinstance(count, int)}
 
 
@@ -217,11 +215,10 @@ def _rate(timed: Timed) -> Json:
 
 
 def _categories(timed: Timed) -> Json:
-    grouped: dict[str, list[PromptItem]] = defaultdict(list)
-    for item in timed.items:
-        if item.question.category is not None:
-            grouped[item.question.category].append(item)
-    parts = {name: replace(timed, items=items) for name, items in sorted(grouped.items())}
+    names = sorted({item.question.category for item in timed.items if item.question.category is not None})
+    parts = {
+        name: replace(timed, items=[item for item in timed.items if item.question.category == name]) for name in names
+    }
     return {
         name: {"prompts": part.prompts, "predicted_per_second": _mean(part.rates), "speedup": _rounded(part.speedup)}
         for name, part in parts.items()

@@ -449,15 +449,14 @@ def _times(stats: Stats) -> str:
 def session_stats(answers: Sequence[Answered], console: Console, settings: Settings) -> RenderableType:
     """Return every lane over the answers of this run, those of each pair and drafter by themselves."""
     look = look_of(console, settings).sized(height=None)
-    by_models: dict[tuple[str, ...], list[Answered]] = {}
-    for answered in answers:
-        by_models.setdefault(tuple(answered.models.values()), []).append(answered)
+    every = {tuple(answered.models.values()): answered.models for answered in answers}
     parts: list[RenderableType] = []
-    for group in by_models.values():
-        if len(by_models) > 1:
-            models = group[0].models
+    for models in every.values():
+        if len(every) > 1:
             parts.append(Text(visible(f"{models['target']} {look.glyph('arrow')} {models['drafter']}")))
-        parts += _lanes_of(group, look)
+        parts += _lanes_of(
+            [answered for answered in answers if [*answered.models.values()] == [*models.values()]], look
+        )
     return Group(*parts)
 
 

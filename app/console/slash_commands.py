@@ -7,7 +7,7 @@ app/console/setting_commands.py and app/console/chat_commands.py. No torch.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prompt_toolkit.completion import Completion
@@ -210,13 +210,11 @@ def help_page(table: Iterable[Command]) -> str:
     return "\n".join([*lines, "//text sends a line that begins with a slash"])
 
 
-def help_names(table: Iterable[Command], width: int) -> str:
+def help_names(table: Sequence[Command], width: int) -> str:
     """Return the names of the commands by group, short enough for a screen of 24 rows."""
-    groups: dict[str, list[str]] = {}
-    for command in table:
-        groups.setdefault(command.group, []).append(command.name)
+    groups = dict.fromkeys(command.group for command in table)
     texts = [
-        *(f"{group}: {' '.join(names)}" for group, names in groups.items()),
+        *(f"{group}: {' '.join(each.name for each in table if each.group == group)}" for group in groups),
         "/help CMD explains one, /help all lists all; //text sends a line that begins with a slash",
     ]
     return "\n".join(textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in texts)

@@ -194,15 +194,12 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     """Return the questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a
     line."""
     path = Path(os.path.expanduser(file))
-    known: dict[str, list[Question]] = {}
-    for question in questions:
-        if question.question_id is not None:
-            known.setdefault(str(question.question_id), []).append(question)
+    known = [(str(question.question_id), question) for question in questions if question.question_id is not None]
     selected: dict[str, Question] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         name = line.partition("#")[0].strip()
         if name:
-            same = known.get(name, [])
+            same = [question for known_id, question in known if known_id == name]
             have = f"{len(same) or 'none'} of the {len(questions)} prompts have question id {got(name)}, not one"
             twice = f"{path}:{number}: question id {got(name)} is listed twice"
             raise_first(
@@ -234,10 +231,9 @@ def stratified(questions: Sequence[Question], limit: int | None) -> list[Questio
     """Return at most `limit` questions, as evenly from the categories as possible, in the order of the file."""
     if limit is None or limit >= len(questions):
         return list(questions)
-    piles: dict[str | None, list[int]] = {}
-    for index, question in enumerate(questions):
-        piles.setdefault(question.category, []).append(index)
-    in_turn = [index for turn in zip_longest(*piles.values()) for index in turn if index is not None]
+    categories = [question.category for question in questions]
+    piles = ([at for at, name in enumerate(categories) if name == category] for category in dict.fromkeys(categories))
+    in_turn = [index for turn in zip_longest(*piles) for index in turn if index is not None]
     return [questions[index] for index in sorted(in_turn[:limit])]
 
 

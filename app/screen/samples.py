@@ -43,12 +43,10 @@ def tree_of(
 ) -> tuple[Branch, ...]:
     """Return the tree of these answers, the branch of most answers first: of those in `rows`, from token `start` on,
     before which the probability is `p`."""
-    groups: dict[int, list[int]] = {}
-    for row in range(len(answers)) if rows is None else rows:
-        if start < len(answers[row]):
-            groups.setdefault(answers[row][start].token, []).append(row)
+    longer = [row for row in (range(len(answers)) if rows is None else rows) if start < len(answers[row])]
     branches = []
-    for group in groups.values():
+    for token in dict.fromkeys(answers[row][start].token for row in longer):
+        group = [row for row in longer if answers[row][start].token == token]
         first, end = answers[group[0]], start + 1
         shortest = min(len(answers[row]) for row in group)
         while end < shortest and len({answers[row][end].token for row in group}) == 1:
