@@ -449,14 +449,12 @@ def _times(stats: Stats) -> str:
 def session_stats(answers: Sequence[Answered], console: Console, settings: Settings) -> RenderableType:
     """Return every lane over the answers of this run, those of each pair and drafter by themselves."""
     look = look_of(console, settings).sized(height=None)
-    every = {tuple(answered.models.values()): answered.models for answered in answers}
+    every = list({tuple(answered.models.values()): answered.models for answered in answers}.values())
     parts: list[RenderableType] = []
-    for models in every.values():
+    for models in every:
         if len(every) > 1:
             parts.append(Text(visible(f"{models['target']} {look.glyph('arrow')} {models['drafter']}")))
-        parts += _lanes_of(
-            [answered for answered in answers if [*answered.models.values()] == [*models.values()]], look
-        )
+        parts += _lanes_of([answered for answered in answers if answered.models == models], look)
     return Group(*parts)
 
 
