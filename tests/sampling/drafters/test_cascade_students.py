@@ -70,12 +70,11 @@ def cascade(case: str, target: Any, lenience: float = 1.0, layers: int = 1) -> C
 # -- greedy ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lenience", "layers"), [(1.0, 2), (3.0, 1)])
-@pytest.mark.parametrize("case", CASES)
-def test_greedy_text_is_plain_decodings(case: str, lenience: float, layers: int) -> None:
+@pytest.mark.parametrize(("case", "shape"), crossed(CASES, [(1.0, 2), (3.0, 1)]))
+def test_greedy_text_is_plain_decodings(case: str, shape: tuple[float, int]) -> None:
     """For every limit: a smaller gamma cuts the drafts, nothing else. Prompts alone, and as the rows of one batch."""
     target = make_target(V, seed=10)
-    lm, drafter = CausalLM(target), cascade(case, target, lenience, layers)
+    lm, drafter = CausalLM(target), cascade(case, target, *shape)
     fates = Counter[tuple[str, bool]]()
     plain = [answers(lm, [prompt], None, greedy(), length=14)[0] for prompt in PROMPTS]
     batched = [(gamma, PROMPTS, plain) for gamma in (1, 2, 3, 5)]

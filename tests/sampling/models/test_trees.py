@@ -194,8 +194,7 @@ def audit_drafter(drafter: Proposer, model: Any, row: list[int], least: int) -> 
 
 
 @pytest.mark.parametrize(("layers", "temperature"), [(1, 0.8), (2, 0.0)])
-@pytest.mark.parametrize("kind", ["plain", "glide", "feature"])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(("network", "kind"), crossed(NETWORKS, ["plain", "glide", "feature"]))
 def test_after_every_round_and_in_the_next_turns_caches_hold_what_a_new_pass_would(
     network: str, kind: str, layers: int, temperature: float
 ) -> None:

@@ -26,7 +26,6 @@ from utils.logits_processors import make_processor
 
 CAUGHT = 1e-3
 HOPELESS = 1e-6
-SAMPLES = 8_000
 DRAFTER = TableLM(3, seed=9)
 RULES = NaiveLaw(1.3, repetition_penalty=1.6, no_repeat_ngram=2)
 SHAPES = [(2,), (3,), (2, 1), (1, 2), (2, 2)]
@@ -170,8 +169,7 @@ def test_children_depths_and_prefixes_by_hand() -> None:
 # -- blocks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3])
-@pytest.mark.parametrize("early", [0.0, 0.55])
+@pytest.mark.parametrize(("gamma", "early"), crossed([1, 2, 3], [0.55, 0.0]))
 def test_blocks_are_exact(gamma: int, early: float) -> None:
     law = NaiveLaw(top_k=2) if gamma == 3 else NaiveLaw()
     make = lambda: LawDrafter(DRAFTER, least_top=early, rule=Rule.BLOCK)  # noqa: E731
@@ -209,8 +207,7 @@ def counted(near: float, count: int, rule: Rule) -> Tensor:
     return torch.tensor(list(map(len, verify(logits, draft, rows, keys, sampler, rule).path)))
 
 
-@pytest.mark.parametrize("near", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(("near", "count"), crossed([0.0, 0.5, 0.9], [2, 4]))
 def test_blocks_accept_at_least_as_many(count: int, near: float) -> None:
     """20,000 rounds, the same drafts and the same noise: more by two standard errors of the paired difference."""
     more = (counted(near, count, Rule.BLOCK) - counted(near, count, Rule.DRAWN)).double()
@@ -233,5 +230,5 @@ def test_chi_square_through_the_real_noise(way: str) -> None:
     def make() -> LawDrafter:
         return LawDrafter(drafter, rule=Rule.BLOCK) if way == "block" else TreeDrafter(drafter, (2, 2))
 
-    counts = sample_counts(target, make, sampler, prompt=[0, 1], length=3, gamma=2, samples=SAMPLES)
+    counts = sample_counts(target, make, sampler, prompt=[0, 1], length=3, gamma=2, samples=4_000)
     assert chi_square_p(counts, exact_law(target, [0, 1], softmax, 3)) > HOPELESS

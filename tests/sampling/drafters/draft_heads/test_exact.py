@@ -77,8 +77,7 @@ def itself(drafter: ModelDrafter) -> ModelDrafter:
     return drafter
 
 
-@pytest.mark.parametrize("drafts", ["law", "greedy"])
-@pytest.mark.parametrize("kind", [*KINDS, "pard"])
+@pytest.mark.parametrize(("kind", "drafts"), crossed([*KINDS, "pard"], ["law", "greedy"]))
 def test_the_emitted_law_is_the_targets_to_the_last_digit(kind: str, drafts: str) -> None:
     assert enumerated(kind, itself, drafts, NaiveLaw(top_k=2)) < EXACT
 
@@ -170,8 +169,7 @@ def tokens_of(lm: CausalLM, prompt: list[int], drafter: Any, **options: Any) -> 
     return answers(lm, [prompt], drafter, greedy(), **options)[0]
 
 
-@pytest.mark.parametrize("shape", ["one layer", "two layers"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "shape"), crossed(KINDS, ["one layer", "two layers"]))
 def test_greedy_text_is_plain_decodings_for_every_gamma(kind: str, shape: str) -> None:
     target = make_target(8, seed=10)
     lm = CausalLM(target)
@@ -246,8 +244,7 @@ def test_stopped_and_closed_answers_leave_usable_sessions(kind: str) -> None:
 # -- batches --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [0, 6])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "window"), crossed(KINDS, [0, 6]))
 def test_ragged_rows_say_and_draft_what_they_do_alone(kind: str, window: int) -> None:
     """Rows that end at different times: the drafts of each are those of the row by itself."""
     target = make_target(8, seed=10)
