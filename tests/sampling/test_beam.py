@@ -181,9 +181,9 @@ def test_the_answer_is_that_of_transformers_on_random_models(
     ("text", "alpha", "early_stopping"),
     [
         ("What is the capital of France?", 0.0, "never"),
-        ("Write a short poem about the sea.", 1.0, False),
         ("Say yes or no: is 7 even?", 1.0, True),
-        ("Name a colour.", 0.0, False),
+        pytest.param("Write a short poem about the sea.", 1.0, False, marks=pytest.mark.exhaustive),
+        pytest.param("Name a colour.", 0.0, False, marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_answer_is_that_of_transformers_on_the_default_model(

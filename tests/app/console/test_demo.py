@@ -14,8 +14,6 @@ from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of
 from tests.support.tiny import tiny_pair
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -206,7 +206,7 @@ def packed() -> PairEngine:
 def test_the_default_pair_is_identical_by_construction_in_every_lane(
     packed: PairEngine, changes: dict[str, Any]
 ) -> None:
-    settings = Settings(**{"gamma": "auto", "max_new_tokens": 16, "quiet": True, **changes})
+    settings = Settings(**{"gamma": "auto", "max_new_tokens": 10, "quiet": True, **changes})
     chat = conversation(packed, settings)
     prompt = chat.plan("Name three rivers.").prompt
     names = [

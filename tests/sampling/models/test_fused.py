@@ -19,6 +19,7 @@ from sampling.models.fused import CACHE_DTYPES, FusedNetwork, supports
 from sampling.models.network import TransformersNetwork
 from sampling.types import DraftTree
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
+from tests.support.runs import crossed
 from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set, why_not
 from utils.kernels.quantized_linear import narrow_activations
 
@@ -109,8 +110,7 @@ def test_eight_bits_are_less_exact_and_no_less_sure_of_themselves(model: Any, na
     assert torch.equal(logits, alone[:4])
 
 
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
-@pytest.mark.parametrize("cached", [0, 5, 47, 300, 4000])
+@pytest.mark.parametrize(("cached", "dtype"), crossed([0, 5, 47, 300, 4000], CACHE_DTYPES))
 def test_a_row_is_the_same_in_a_pass_of_any_width(model: Any, dtype: torch.dtype, cached: int) -> None:
     network = FusedNetwork(model, dtype)
     text = tokens(cached + 256)
@@ -126,8 +126,7 @@ def test_a_row_is_the_same_in_a_pass_of_any_width(model: Any, dtype: torch.dtype
                 assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
-@pytest.mark.parametrize("cached", [1, 15, 130, 4000])
+@pytest.mark.parametrize(("cached", "dtype"), crossed([1, 15, 130, 4000], CACHE_DTYPES))
 def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torch.dtype, cached: int) -> None:
     network, chance = FusedNetwork(model, dtype), random.Random(cached)
     text, ids = tokens(cached, cached), tokens(24, cached + 1)

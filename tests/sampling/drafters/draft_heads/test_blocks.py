@@ -37,8 +37,6 @@ from tests.support.students import BLOCKS, close, fed, make_drafter, make_studen
 from utils.catalogue.catalogue import head_kind
 from utils.logits_processors import make_processor
 
-pytestmark = pytest.mark.slow
-
 FAMILIES = ("Llama", "Qwen3")
 
 
