@@ -16,6 +16,7 @@ from app.settings.table import Layers, ModelOptions, Settings
 from sampling.events import Step
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.refusals import refused
+from tests.support.runs import crossed
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
 from utils.errors import UsageError
 from utils.loading.loaded import LoadOptions
@@ -133,8 +134,7 @@ def test_a_trained_drafter_is_no_model_of_a_cascade(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.8, "coupling": "gumbel"}])
-@pytest.mark.parametrize("gamma", [1, "auto"])
-@pytest.mark.parametrize("name", ["spec", "cascade", "chain", "maxgram", "match"])
+@pytest.mark.parametrize(("name", "gamma"), crossed(["spec", "cascade", "chain", "maxgram", "match"], [1, "auto"]))
 def test_lanes_of_a_two_model_cascade_give_plain_decodings_text(
     engines: Callable[[str], PairEngine], name: str, gamma: int | str, more: dict[str, Any]
 ) -> None:

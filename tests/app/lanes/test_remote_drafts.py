@@ -13,6 +13,7 @@ from app.prompts.questions import conversation
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from tests.support.refusals import refused
+from tests.support.runs import crossed
 from tests.support.scoring_server import SAYING, Sayer, llama_cpp_python, sglang, vllm
 from tests.support.scripted import run_lines
 from tests.support.scripted_server import ScriptedServer, said
@@ -58,8 +59,7 @@ def engine_of(server: ScriptedServer, folder: Path, drafter: str = "ngram") -> P
 NAMES = ["vllm", "sglang", "llama-cpp-python", "llama-cpp-python, chats begin as texts do"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("length", [60, 13])
+@pytest.mark.parametrize(("name", "length"), crossed(NAMES, [60, 13]))
 def test_the_text_is_the_servers_own_and_drafts_are_accepted(
     name: str, length: int, servers: dict[str, ScriptedServer], folder: Path, sayer: Sayer
 ) -> None:

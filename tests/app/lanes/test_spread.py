@@ -19,7 +19,7 @@ from sampling.models.cache import SlotCache, joined
 from sampling.models.causal import CausalLM
 from sampling.models.network import TransformersNetwork
 from tests.app.lanes.test_draft_heads import KINDS, catalogue, write_student
-from tests.support.runs import answers, emitted, sampler
+from tests.support.runs import answers, crossed, emitted, sampler
 from tests.support.students import make_drafter, make_student, make_target
 from tests.support.tiny import TinyPair, tiny_model
 from utils.device_map import main_device
@@ -75,8 +75,10 @@ def test_a_line_says_what_lies_where(engines: dict[str, PairEngine]) -> None:
     assert not any("spread" in note for note in engines["cpu"].notes)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("lane", ["ar", "spec", "ngram", "match", "glide", "feature", "eagle", "match+eagle"])
+@pytest.mark.parametrize(
+    ("lane", "temperature"),
+    crossed(["ar", "spec", "ngram", "match", "glide", "feature", "eagle", "match+eagle"], [0.0, 0.8]),
+)
 def test_the_text_is_that_of_one_device(engines: dict[str, PairEngine], lane: str, temperature: float) -> None:
     texts = []
     for engine in engines.values():

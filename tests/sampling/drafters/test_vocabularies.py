@@ -217,8 +217,8 @@ def test_every_kind_says_what_plain_decoding_says(kind: str, size: int) -> None:
     for processor, options in ((make_processor(0.0), {}), (make_processor(1.5), {"coupling": "gumbel"})):
         sampler = KeyedSampler(processor, seed=3, **options)
         for rows in (prompts[:1], prompts):
-            events = decode(lm, rows, drafter, sampler, length=30)
-            plain = answers(lm, rows, NoDrafter(), sampler, length=30)
+            events = decode(lm, rows, drafter, sampler, length=20)
+            plain = answers(lm, rows, NoDrafter(), sampler, length=20)
             assert emitted(events, len(rows)) == plain
             drafted = {token for row in range(len(rows)) for step in steps(events, row) for token in step.drafted}
             assert drafted

@@ -25,7 +25,7 @@ from sampling.types import Budget, Drafter, Limits
 from tests.support.branching import BranchingSampler, distance, enumerate_runs, softmax
 from tests.support.pacing import PLAIN, World, flat, make_step, packed, simulate, unpacked
 from tests.support.reference import exact_law
-from tests.support.runs import answers, emitted, steps
+from tests.support.runs import answers, crossed, emitted, steps
 from tests.support.toy_drafters import LawDrafter, PointDrafter
 from tests.support.toys import TableLM
 from utils.logits_processors import make_processor
@@ -145,8 +145,7 @@ def run_with(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("make", ["ngram", "model", "wrong"])
+@pytest.mark.parametrize(("rows", "make"), crossed([1, 3], ["ngram", "model", "wrong"]))
 def test_auto_gives_plain_decodings_text(temperature: float, rows: int, make: str) -> None:
     """Greedy, and with keyed noise under gumbel coupling (the n-gram's point masses need none)."""
     lm, prompt = TableLM(6, seed=3, sharpness=4.0), [[0, 1, row % 2] for row in range(rows)]

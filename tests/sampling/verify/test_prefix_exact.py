@@ -175,21 +175,21 @@ def theirs(rules: Rules) -> Rules:
     return {{"no_repeat_ngram": "no_repeat_ngram_size"}.get(name, name): value for name, value in rules.items()}
 
 
-@pytest.mark.parametrize("rules", PENALTIES)
-def test_greedy_text_is_that_of_transformers(rules: Rules) -> None:
+@pytest.mark.parametrize(("rules", "shape"), crossed(PENALTIES, [(1, True), (4, False), (8, True)]))
+def test_greedy_text_is_that_of_transformers(rules: Rules, shape: tuple[int, bool]) -> None:
     """Of prompts alone and of ragged rows, each ruled by its own prefix."""
+    gamma, together = shape
     model = tiny_model(3)
     lm, small = CausalLM(model), CausalLM(noisy_copy(model, 0.05), "drafter")
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [250, 9, 9, 9], list(range(40, 80))]
     references = [transformers_greedy(model, prompt, 40, [2], **theirs(rules)) for prompt in prompts]
     for make in (NoDrafter, lambda: ModelDrafter(small), lambda: NgramDrafter(lm.vocab_size), MaxGramDrafter):
-        for gamma, together in ((1, True), (4, False), (8, True)):
-            sampler, options = KeyedSampler(make_processor(0.0, **rules)), {"length": 40, "gamma": gamma, "stop": [2]}
-            if together:
-                found = answers(lm, prompts, make(), sampler, **options)
-            else:
-                found = [answers(lm, [prompt], make(), sampler, **options)[0] for prompt in prompts]
-            assert all(same_or_tied(ids, told) != "different" for ids, told in zip(found, references, strict=True))
+        sampler, options = KeyedSampler(make_processor(0.0, **rules)), {"length": 40, "gamma": gamma, "stop": [2]}
+        if together:
+            found = answers(lm, prompts, make(), sampler, **options)
+        else:
+            found = [answers(lm, [prompt], make(), sampler, **options)[0] for prompt in prompts]
+        assert all(same_or_tied(ids, told) != "different" for ids, told in zip(found, references, strict=True))
 
 
 def test_the_default_model_says_what_transformers_says(default_pair: Any, reference_model: Any) -> None:
