@@ -148,9 +148,8 @@ def value(
         if after is not None and (more := after(state)):
             state.say(more)
 
-    argument = known.kind.metavar if len(known.kind.metavar) <= 12 else "NAME"
-    usage, offer = f"/{word} [{argument}]", values_of(known.name)
-    return Command(usage, known.help, group, handler, text, offer, setting=known.name)
+    usage = f"/{word} [{known.kind.metavar if len(known.kind.metavar) <= 12 else 'NAME'}]"
+    return Command(usage, known.help, group, handler, text, values_of(known.name), setting=known.name)
 
 
 # -- many settings at once --------------------------------------------------------------------

@@ -254,9 +254,8 @@ class Summary(Drawn):
 
     def _timeline(self) -> list[Row]:
         """The rounds of the last lane that drafts, over time, beside plain decoding."""
-        lines = self._lines()
         plain = next(((pane.label, pane.rounds) for pane in self.panes if pane.lane.name == "ar"), None)
-        return timeline(lines[-1], plain, self.look) if lines else []
+        return [row for line in self._lines()[-1:] for row in timeline(line, plain, self.look)]
 
     def _lines(self) -> list[TimeLine]:
         """The lanes that draft, also one that has not drafted yet."""
