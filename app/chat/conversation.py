@@ -20,7 +20,7 @@ from app.settings.table import Settings
 from sampling.events import Reason
 from sampling.stops import begins
 from utils.catalogue.templates import AUTO, TEMPLATES, Thinking, carries_template, end_ids, render, thinking_marks
-from utils.errors import UserError, raise_first
+from utils.errors import UserError
 from utils.objects import HfTokenizer, Json
 from utils.ordinary_text import CUT, Markers, ids_in_parts, without
 from utils.tokenizer import first_ids
@@ -245,10 +245,14 @@ class Conversation:
 
     def _fitting(self, plan: Plan) -> Plan:
         count = len(plan.prompt)
-        room = " and an answer needs one more" * (count == self.context)
-        long = f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent; "
-        cases = {"the message has no tokens: nothing was sent": not count}
-        raise_first({**cases, f"{long}the conversation is unchanged": count >= self.context}, UserError)
+        if count == 0:
+            raise UserError("the message has no tokens: nothing was sent")
+        if count >= self.context:
+            room = "" if count > self.context else " and an answer needs one more"
+            raise UserError(
+                f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent; "
+                "the conversation is unchanged"
+            )
         system = [{"role": "system", "content": self.system}] if self.system else []
         return replace(plan, messages=(*system, *_messages(self.turns[: plan.keep], plan.user)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from app.console.state import ConsoleState
 
 
+ALTERNATIVES = ENOUGH  # of each position: /inspect lists five, a what-if all
 FIRST = "decoding, to be shown slowly"
 UNANSWERED = "stopped before the first token: the conversation is unchanged"
 
@@ -40,7 +41,23 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
 
     False if it was stopped before its first token. Raises what decoding raises. The conversation is unchanged then.
     """
-    # May be refused: the pair, its lanes, the log, in this order.
+    prepared = _prepare(plan, state)
+    pauses = _play(prepared, state)
+    return _commit(plan, prepared, pauses, state)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An answer that nothing refuses any more. `log` is its part of the session log."""
+
+    settings: Settings
+    tracks: list[Track]
+    race: Race
+    log: AnswerLog | None
+
+
+def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
+    """Ask for all that may be refused, in this order: the pair, its lanes, the log. Takes the target's session."""
     engine, chat, settings = state.engine(), state.conversation(), _seeded(state.settings, plan)
     lanes = engine.lanes(settings)
     if plan.answer and any(lane.served for lane in lanes):
@@ -52,25 +69,23 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     decode = engine.pieces.beside(chat.text)
     tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking, plan.forced)
     if plan.regenerated and not plan.answer:
-        state.hint(f"seed {settings.seed}" if settings.temperature else "temperature 0: the same answer again")
-    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ENOUGH, plan.messages)
+        same = settings.temperature == 0
+        state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
+    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
     records = [track.lane for track in tracks]
     log = None if state.log is None else state.log.open_answer(engine, records, plan, settings, decode)
-    pauses = _play(race, tracks, log, settings, state)
-    state.session = race.session
-    return _commit(plan, tracks, log, pauses, settings, state)
+    return Prepared(settings, tracks, race, log)
 
 
-def _play(
-    race: Race, tracks: list[Track], log: AnswerLog | None, settings: Settings, state: ConsoleState
-) -> list[Pause]:
+def _play(prepared: Prepared, state: ConsoleState) -> list[Pause]:
     """Run the race to its end, on a terminal as the settings show it; return the pauses of one in steps."""
-    live, pauses = state.live and not settings.quiet, list[Pause]()
+    settings, tracks, pauses = prepared.settings, prepared.tracks, list[Pause]()
+    live = state.live and not settings.quiet
     if live and (settings.times_slower > 1 or settings.steps):
         for track in tracks:
             track.waiting = FIRST
     with streaming(tracks, state.out, settings, goes_on=state.goes_on) if live else nullcontext(undrawn) as draw:
-        events = log.tee(race) if log else race
+        events = prepared.log.tee(prepared.race) if prepared.log else prepared.race
         if live and settings.steps:
             draw()
             events = stepped(events, tracks, state, draw, taken=pauses)
@@ -80,22 +95,21 @@ def _play(
     return pauses
 
 
-def _commit(
-    plan: Plan, tracks: list[Track], log: AnswerLog | None, pauses: list[Pause], settings: Settings, state: ConsoleState
-) -> bool:
-    """End the log, enter the answer and show it; False, with nothing entered, without a token."""
-    engine, last = state.engine(), tracks[-1]
+def _commit(plan: Plan, prepared: Prepared, pauses: list[Pause], state: ConsoleState) -> bool:
+    """End the log, keep the session, enter the answer and show it; False, with nothing entered, without a token."""
+    engine, last, settings = state.engine(), prepared.tracks[-1], prepared.settings
     ids = engine.own_ids(last.meter.ids)
     seen = settings.suffix != "off" and engine.drafters.answers.share(plan.prompt, ids) > SEEN
-    for track in tracks:
+    for track in prepared.tracks:
         track.lane = replace(track.lane, terms=replace(track.lane.terms, seen=seen))
-    if log is not None and (problem := log.end(seen, pauses)):
+    if prepared.log is not None and (problem := prepared.log.end(seen, pauses)):
         state.say(Text(problem, style="bold yellow"))
+    state.session = prepared.race.session
     if state.stop():
         state.stopped_at = time.monotonic()
     if not ids and not (plan.answer and last.reason == "stop"):
         return False
-    _enter(plan, tracks, ids, settings, state, {})
+    _enter(plan, prepared.tracks, ids, settings, state, {})
     return True
 
 
@@ -127,9 +141,9 @@ def take_sample(plan: Plan, track: Track, tree: Sequence[Branch], state: Console
     """Enter one of several answers into the conversation, and into the log, and show it."""
     if state.log is not None:
         state.log.log_answer(state.engine(), track, plan)
+    samples = [branch.model_dump() for branch in tree]
     ids = state.engine().own_ids(list(track.meter.ids))
-    record = {"samples": [branch.model_dump() for branch in tree]}
-    _enter(plan, [track], ids, track.lane.settings, state, record)
+    _enter(plan, [track], ids, track.lane.settings, state, {"samples": samples})
 
 
 def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:
@@ -137,7 +151,8 @@ def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:
     count, tokens = len(plan.answer) - plan.forced, latest.tokens if latest is not None and plan.answer else []
     if len(tokens) < len(plan.answer) or [token.token for token in tokens[:count]] != list(plan.answer[:count]):
         return ()
-    return (*tokens[:count], *(forced_in(token, plan.answer[-1]) for token in tokens[count:][: plan.forced]))
+    forced = [forced_in(tokens[count], plan.answer[-1])] if plan.forced else []
+    return (*tokens[:count], *forced)
 
 
 def _seeded(settings: Settings, plan: Plan) -> Settings:

@@ -19,7 +19,7 @@ from app.lanes.pairing import has_parts
 from app.settings.table import SETTING_FIELDS, Field, Settings
 from app.settings.types import SWITCH, SettingKind, enumerated, got
 from sampling.drafters.registry import ROWS
-from utils.errors import UsageError, raise_first
+from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
@@ -59,12 +59,10 @@ def file(endings: tuple[str, ...]) -> Read:
 
     def read(command: str, rest: str) -> Path:
         name, allowed = unquoted(command, rest), enumerated(endings)
-        raise_first(
-            {
-                f"{command} needs a file name ending in {allowed}": not name,
-                f"{command} needs a plain file name, got {got(name)}": not name.isprintable(),
-            }
-        )
+        if not name:
+            raise UsageError(f"{command} needs a file name ending in {allowed}")
+        if not name.isprintable():
+            raise UsageError(f"{command} needs a plain file name, got {got(name)}")
         path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is, where Path would raise
         if path.suffix.lower() not in endings:
             raise UsageError(f"{command} needs a file ending in {allowed}, got {got(name)}")

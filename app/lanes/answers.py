@@ -54,14 +54,13 @@ Style = Literal["good", "bad", "alarm", "plain"]
 def rule_of(lane: Lane | LaneRecord) -> LaneRule:
     """Return the rule by which a lane's drafts are accepted (tables and n-grams are point masses)."""
     settings = lane.settings
-    cases: dict[LaneRule, bool] = {
-        "typical": lane.name == LOSSY,
-        "argmax": settings.temperature == 0,
-        "match": not lane.drawn_drafts or settings.draft_sampling == "greedy",
-        "coupled": settings.coupling == "gumbel",
-        "ratio": True,
-    }
-    return next(rule for rule, holds in cases.items() if holds)
+    if lane.name == LOSSY:
+        return "typical"
+    if settings.temperature == 0:
+        return "argmax"
+    if not lane.drawn_drafts or settings.draft_sampling == "greedy":
+        return "match"
+    return "coupled" if settings.coupling == "gumbel" else "ratio"
 
 
 def may_differ(lane: Lane | LaneRecord) -> bool:

@@ -36,7 +36,7 @@ from sampling.stops import StopStrings
 from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Sampler, Session
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
-from utils.errors import UsageError, raise_first
+from utils.errors import UsageError
 from utils.loading.loaded import NO_LIMIT, LoadedPair
 from utils.logits_processors import ARGUMENTS, Bias, LogitsProcessor
 from utils.objects import HfModel, HfTokenizer, Json
@@ -287,15 +287,12 @@ class PairEngine:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines worth showing once."""
-        name, word, chains = self.loaded.target.name, self.loaded.drafter_word, not self.target.takes_trees
-        cases = {
-            **dict.fromkeys(self.loaded.notes, True),
-            f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it": (
-                self.drafters.ships_mtp and "mtp" not in word
-            ),
-            f"{name} takes no token trees: drafts are chains": chains and not self.server and word != "none",
-        }
-        return tuple(note for note, holds in cases.items() if holds)
+        name, notes = self.loaded.target.name, list(self.loaded.notes)
+        if self.drafters.ships_mtp and "mtp" not in self.loaded.drafter_word:
+            notes.append(f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it")
+        if not (self.target.takes_trees or self.server) and self.loaded.drafter_word != "none":
+            notes.append(f"{name} takes no token trees: drafts are chains")
+        return tuple(notes)
 
     @property
     def encodes(self) -> bool:
@@ -340,24 +337,19 @@ class PairEngine:
         stops, bias, form = self._stops(settings), self.bias(settings), self._form(settings, limits.stop)
         lane_of = partial(Lane, name, settings=settings, limits=limits, stops=stops, bias=bias, form=form)
         if name == "draft":
-            model, word = self.drafters.model, self.loaded.drafter_word
-            alone, head = "drafter reads the target's states and cannot run alone", head_kind_of(word) is not None
-            raise_first(
-                {
-                    f"lane draft: a {word} {alone}": model is None and head,
-                    f"lane draft needs a drafter model, got drafter {word} (--drafter sets one)": model is None,
-                    f"lane draft: this {alone}": model and model.reads_hidden,
-                }
-            )
-            return lane_of(model, NoDrafter(), shares_target=False, reopen=self._reopen)  # type: ignore[arg-type]
+            model = self.drafters.model
+            if model is None:
+                word = self.loaded.drafter_word
+                if head_kind_of(word) is not None:
+                    raise UsageError(f"lane draft: a {word} drafter reads the target's states and cannot run alone")
+                raise UsageError(f"lane draft needs a drafter model, got drafter {word} (--drafter sets one)")
+            if model.reads_hidden:
+                raise UsageError("lane draft: this drafter reads the target's states and cannot run alone")
+            return lane_of(model, NoDrafter(), shares_target=False, reopen=self._reopen)
         if name == "beam":
-            lacking = {"stop": "stop strings", **{form: form for form in FORMS}}
-            raise_first(
-                {
-                    f"lane beam: a beam search has no {what} (now {settings.show(setting)})": getattr(settings, setting)
-                    for setting, what in lacking.items()
-                }
-            )
+            for setting in (setting for setting in ("stop", *FORMS) if getattr(settings, setting)):
+                what = "stop strings" if setting == "stop" else setting
+                raise UsageError(f"lane beam: a beam search has no {what} (now {settings.show(setting)})")
             beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
             return lane_of(self.target, NoDrafter(), beams=beams)
         own = self._lane_drafter(name, settings)
@@ -380,13 +372,9 @@ class PairEngine:
             raise UsageError(
                 f"lane {name}: the target is no server (--target http://HOST:PORT/v1, or a URL for a lane)"
             )
-        raise_first(
-            {
-                f"lane {name}: a server has no {setting} (now {settings.show(setting)})": getattr(settings, setting)
-                != off
-                for setting, off in NOT_IN_REQUESTS.items()
-            }
-        )
+        setting = next((name for name, off in NOT_IN_REQUESTS.items() if getattr(settings, name) != off), None)
+        if setting is not None:
+            raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
         texts = [token for token, _ in settings.logit_bias if isinstance(token, str)]
         known = name == OWN and not self.reads_text
         if texts and not known:

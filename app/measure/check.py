@@ -151,7 +151,10 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
     if word == "eagle" and "student" not in read_config(engine.drafters.folder(word)):
         head = load_student(engine.drafters.folder(word), loaded.target.model, engine.drafters.tokenizer_fingerprint)
         word = "eagle3" if head.config.wide else "eagle1"
-    word = {PardLM: "pard", AssistantLM: "assistant"}.get(type(engine.drafters.model), word)  # type: ignore[arg-type]
+    if isinstance(engine.drafters.model, PardLM):
+        word = "pard"
+    if isinstance(engine.drafters.model, AssistantLM):
+        word = "assistant"
     return Recipe(
         _source(spec.target, given),
         word,
@@ -285,16 +288,17 @@ def _wide_passes(engine: PairEngine) -> list[str]:
     config: HfConfig = getattr(engine.loaded.target.model, "config", None)
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     experts = max(getattr(text, name, None) or 0 for name in _EXPERTS)
-    singly = getattr(getattr(network, "exact", None), "singly", False)
-    mixture = f"a mixture of {experts} experts: more tokens in a pass read more of them, so v(n), measured with "
-    cases = {
-        "recurrent layers read one token at a time: a pass over drafts costs as many, so they cannot pay": singly,
-        "recurrent layers read twice in a pass with drafts: v(n) is higher than of attention alone": (
-            getattr(network, "recurrent", False) and not singly
-        ),
-        f"{mixture}different tokens, grows": experts > 1,
-    }
-    return [line for line, holds in cases.items() if holds]
+    lines = []
+    if getattr(getattr(network, "exact", None), "singly", False):
+        lines.append("recurrent layers read one token at a time: a pass over drafts costs as many, so they cannot pay")
+    elif getattr(network, "recurrent", False):
+        lines.append("recurrent layers read twice in a pass with drafts: v(n) is higher than of attention alone")
+    if experts > 1:
+        lines.append(
+            f"a mixture of {experts} experts: more tokens in a pass read more of them, so v(n), measured with "
+            "different tokens, grows"
+        )
+    return lines
 
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configurations call their number

@@ -105,8 +105,10 @@ def conversation(engine: PairEngine, settings: Settings) -> Conversation:
 
 def fitting(ids: list[int], context: int) -> list[int]:
     """Return the ids of a prompt; UsageError if there are none, or if they leave an answer no room."""
-    room = f"the prompt is {len(ids):,} tokens, the context holds {context:,} with room for an answer"
-    raise_first({"the prompt has no tokens: give some text": not ids, room: len(ids) >= context})
+    if not ids:
+        raise UsageError("the prompt has no tokens: give some text")
+    if len(ids) >= context:
+        raise UsageError(f"the prompt is {len(ids):,} tokens, the context holds {context:,} with room for an answer")
     return ids
 
 
@@ -194,18 +196,24 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     """Return the questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a
     line."""
     path = Path(os.path.expanduser(file))
-    known = [(str(question.question_id), question) for question in questions if question.question_id is not None]
+    known: dict[str, list[Question]] = {}
+    for question in questions:
+        if question.question_id is not None:
+            known.setdefault(str(question.question_id), []).append(question)
     selected: dict[str, Question] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         name = line.partition("#")[0].strip()
-        if name:
-            same = [question for known_id, question in known if known_id == name]
-            have = f"{len(same) or 'none'} of the {len(questions)} prompts have question id {got(name)}, not one"
-            twice = f"{path}:{number}: question id {got(name)} is listed twice"
-            raise_first(
-                {twice: name in selected, f"{path}:{number}: {have} (--prompts names their file)": len(same) != 1}
+        same = known.get(name, [])
+        if not name:
+            continue
+        if name in selected:
+            raise UsageError(f"{path}:{number}: question id {got(name)} is listed twice")
+        if len(same) != 1:
+            have = f"{len(same) or 'none'} of the {len(questions)} prompts"
+            raise UsageError(
+                f"{path}:{number}: {have} have question id {got(name)}, not one (--prompts names their file)"
             )
-            selected[name] = same[0]
+        selected[name] = same[0]
     if not selected:
         raise UsageError(f"{path} holds no question ids")
     return list(selected.values())
