@@ -14,7 +14,6 @@ from sampling.drafters.tables.lookup import (
 from sampling.types import Drafter
 from tests.sampling.drafters.tables.test_lookup import AGAIN, SAMPLER, growing, tables_of
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
-from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, crossed, decode, emitted, enumeration_error, sampler, steps
 from tests.support.toys import TableLM
@@ -48,11 +47,6 @@ def test_trees_of_tables_are_exact(nodes: int) -> None:
     prompt = [*PROMPT, 2, 0, 1, 1, 2, 0, 1, 0]
     options: dict[str, Any] = {"prompt": prompt, "length": 4, "gamma": nodes, "law": NaiveLaw(top_k=2)}
     assert enumeration_error(TableLM(3, seed=1), growing, **options) < EXACT
-
-
-def test_softmax_is_the_targets_law() -> None:
-    """An uncertain start, all three tokens."""
-    assert enumeration_error(sure_start(3, 1), growing, prompt=PROMPT, length=4, gamma=3, law=softmax) < EXACT
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 8])
