@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sampling.events import Beam, BeamStep, BeamTree, Call, Event, Fate, Finished, Reason
 from sampling.loop import prefill, room_of
-from sampling.rows import common_prefix
+from sampling.rows import common_prefix, few, put
 from sampling.types import LM, Draft, Limits, Rows, Session
 from utils.errors import UserError, number, shown, whole
 from utils.logits_processors import LogitsProcessor, check_finite
@@ -63,8 +63,7 @@ class BeamPlan:
 
     def score(self, log_p: float, length: int) -> float:
         """Return Σ log p of `length` ≥ 1 tokens with the length penalty."""
-        penalty: float = ((self.offset + length) / (self.offset + 1)) ** self.alpha
-        return log_p / penalty
+        return log_p / float(((self.offset + length) / (self.offset + 1)) ** self.alpha)
 
 
 def beam_generate(
@@ -105,20 +104,7 @@ def beam_generate(
     row = list(session.initial[0])
     longest = min(limits.max_new_tokens, room_of(lm, [row], limits) - len(row))
     search = _Search(lm, session, plan or BeamPlan(), processor, limits.stop, longest, row, [list(row)])
-    return _searched(search, interrupt)
-
-
-def _searched(search: _Search, interrupt: Callable[[], bool]) -> Iterator[Event]:
-    yield from prefill(search.session, search.rows, lambda: broadcast(interrupt()))
-    try:
-        while search.unfinished:
-            if broadcast(interrupt()):
-                yield Finished(0, "interrupted")
-                return
-            yield search.step()
-        yield Finished(0, search.reason)
-    finally:
-        search.narrow()
+    return search.events(interrupt)
 
 
 class _Candidate(NamedTuple):
@@ -144,6 +130,15 @@ class _Search:
     rows: Rows
     tree: BeamTree = field(default_factory=BeamTree)
     length: int = 0  # tokens of every running beam
+
+    def events(self, interrupt: Callable[[], bool]) -> Iterator[Event]:
+        yield from prefill(self.session, self.rows, lambda: broadcast(interrupt()))
+        try:
+            while self.unfinished and not broadcast(interrupt()):
+                yield self.step()
+            yield Finished(0, "interrupted" if self.unfinished else self.reason)
+        finally:
+            self.narrow()
 
     @property
     def unfinished(self) -> bool:
@@ -182,8 +177,7 @@ class _Search:
         """
         scores = logits if logits.dtype == torch.float64 else logits.float()
         early = self.stop if self.length < self.plan.min_length else ()
-        known = sorted(token for token in early if token < scores.shape[-1])
-        banned = torch.tensor(known, dtype=torch.long, device=scores.device)
+        banned = put(few([token for token in early if token < scores.shape[-1]]), scores.device)
         processor = self.processor
         if processor is not None and not processor.greedy:
             return processor(scores.index_fill(-1, banned, -torch.inf), self.rows).log()

@@ -140,8 +140,7 @@ def _bias(values: Json) -> Bias:
         raise UserError(f"{' or '.join(names)}: lists of ids are needed, as transformers takes them") from None
 
 
-Prompts = str | Sequence[Any]
-"""A text, or texts, messages or lists of ids."""
+Prompts = str | Sequence[Any]  # a text, or texts, messages or lists of ids
 
 
 def listed(prompts: Prompts) -> list[Any]:

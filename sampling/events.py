@@ -92,10 +92,9 @@ class Position(NamedTuple):
 
     def trimmed(self, count: int, needed: Collection[int]) -> Position:
         """Return it with `count` alternatives, and those of `needed`, of target and drafter."""
-        target = (each for at, each in enumerate(self.target) if at < count or each.token in needed)
-        drafter = (each for at, each in enumerate(self.drafter) if at < count or each.token in needed)
-        rest = self.rest if count >= ENOUGH else ()
-        return self._replace(target=tuple(target), drafter=tuple(drafter), rest=rest)
+        target = tuple(each for at, each in enumerate(self.target) if at < count or each.token in needed)
+        drafter = tuple(each for at, each in enumerate(self.drafter) if at < count or each.token in needed)
+        return self._replace(target=target, drafter=drafter, rest=self.rest if count >= ENOUGH else ())
 
 
 class Odds(NamedTuple):
@@ -170,10 +169,8 @@ class Step:
     @property
     def rejected(self) -> tuple[int, ...]:
         """Return the indices of refused nodes: of a chain at most one, of a tree the refused siblings."""
-        if self.token is None:
-            return ()
         last = self.path[-1] if self.path else -1
-        return tuple(i for i, parent in enumerate(self.parents) if parent == last)
+        return () if self.token is None else tuple(i for i, parent in enumerate(self.parents) if parent == last)
 
     @property
     def discarded(self) -> tuple[int, ...]:
@@ -188,11 +185,9 @@ class Step:
         In a chain these are the refused draft and all discarded ones.
         """
         nodes = list(self.rejected[:1])
-        while nodes:
-            child = next((i for i, parent in enumerate(self.parents) if parent == nodes[-1]), None)
-            if child is None:
-                break
-            nodes.append(child)
+        for node, parent in enumerate(self.parents):  # parents come before their children
+            if nodes and parent == nodes[-1]:
+                nodes.append(node)
         return tuple(nodes)
 
     @property

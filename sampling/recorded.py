@@ -383,8 +383,8 @@ class RecordedLM(LM):
 
         `end_id` and `start_id` are defaults for the file's; with a `start_id` it is an encoder-decoder model's.
         """
-        recording = read_answers(path, arch=None if start_id is None else "seq2seq", start_id=start_id)
-        return RecordedLM.of(recording, end_id, vocab_size, name)
+        arch: Arch | None = None if start_id is None else "seq2seq"
+        return RecordedLM.of(read_answers(path, arch=arch, start_id=start_id), end_id, vocab_size, name)
 
     @staticmethod
     def of(
@@ -412,8 +412,8 @@ class RecordedLM(LM):
         """Open a session for recorded prompts; UserError for others, and for wanted hidden states."""
         if hidden:
             raise UserError(f"{self.name} is a recording: it has no hidden states for a drafter to read")
-        size = self.vocab_size if target is None else target.vocab_size
-        return RecordedSession(self, [list(row) for row in prompt], size)
+        own = self if target is None else target
+        return RecordedSession(self, [list(row) for row in prompt], own.vocab_size)
 
     def answer(self, prompt: list[int]) -> list[int]:
         """Return the recorded answer; UserError for a prompt without one."""
@@ -443,19 +443,14 @@ class RecordedSession(Session):
     def score(self, rows: Rows, draft: Draft) -> Tensor:
         """Return [B, N+1, V]: the recorded token of each position has all the mass."""
         self._cached = [list(row) for row in rows]
-        count = draft.width + 1
-        trees = [[0, *tree.depths, *[0] * (count - 1 - len(tree.depths))] for tree in draft.trees]
-        said = [
-            [text[at] if at < len(text) else self.lm.end_id for at in (len(row) + depth for depth in depths)]
-            for row, text, depths in zip(rows, self._texts, trees, strict=True)
-        ]
-        logits = torch.zeros(len(rows), count, self.lm.vocab_size)
-        for index, (row, best) in enumerate(zip(rows, self._best, strict=True)):
-            first = len(row) - len(self.initial[index])
-            for column, depth in enumerate(trees[index]):
-                ids = best[first + depth] if 0 <= first + depth < len(best) else ()
+        logits = torch.zeros(len(rows), draft.width + 1, self.lm.vocab_size)
+        for index, (row, tree) in enumerate(zip(rows, draft.trees, strict=True)):
+            text, best = self._texts[index], self._best[index]
+            for column, depth in enumerate([0, *tree.depths, *[0] * (draft.width - len(tree.depths))]):
+                at, answered = len(row) + depth, len(row) + depth - len(self.initial[index])
+                ids = best[answered] if 0 <= answered < len(best) else ()
                 logits[index, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
-        logits.scatter_(2, torch.tensor(said)[..., None], PEAK)
+                logits[index, column, text[at] if at < len(text) else self.lm.end_id] = PEAK
         return F.pad(logits, (0, self.vocab_size - self.lm.vocab_size), value=-torch.inf)
 
     def select(self, rows: Tensor) -> None:

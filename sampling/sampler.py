@@ -191,8 +191,8 @@ class KeyedSampler(Sampler):
 
     def coin_uniforms(self, keys: Tensor) -> list[float]:
         """Return the uniform number u of each coin with these keys [M, K]."""
-        states = stream_states(self.seed, _COIN, keys)
-        return cast(list[float], _uniforms(states, 1, torch.device("cpu"))[:, 0].tolist())
+        uniform = _uniforms(self.generator_states(_COIN, keys), 1, torch.device("cpu"))
+        return cast(list[float], uniform[:, 0].tolist())
 
     def drafting(self, starts: Sequence[Sequence[int]]) -> DraftingSampler:
         """Return the drafter's sampler in the round that begins at these (row, committed length)."""
@@ -245,7 +245,7 @@ def _quick_race(probs: Tensor, state: int) -> int:
     rivals = np.flatnonzero(most >= least)
     if len(rivals) == 1:
         return first
-    words = [_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in rivals.tolist()]
+    words = (_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in rivals.tolist())
     noise = torch.tensor([((word >> 11) + 0.5) * 2.0**-53 for word in words], dtype=torch.float64)
     return int(rivals[int(_raced(probs[torch.from_numpy(rivals)], noise).numpy().argmax())])
 
@@ -296,11 +296,10 @@ class DraftingSampler(SamplerView):
 
     def _within(self, keys: Tensor) -> Tensor:
         """Extend keys [M, K] by the committed lengths at the starts of the enclosing rounds, outermost first."""
-        lengths = self._start_lengths
-        return torch.tensor([[*parts, *lengths[parts[0]]] for parts in keys.tolist()], dtype=torch.long)
+        return torch.tensor([[*parts, *self._start_lengths[parts[0]]] for parts in keys.tolist()], dtype=torch.long)
 
     @cached_property
     def _start_lengths(self) -> dict[int, tuple[int, ...]]:
         """By row; computed at the first draw."""
-        outer = None if self._outer is None else self._outer._start_lengths
-        return {row: (length,) if outer is None else (*outer[row], length) for row, length in self._starts}
+        outer = {} if self._outer is None else self._outer._start_lengths
+        return {row: (*outer.get(row, ()), length) for row, length in self._starts}

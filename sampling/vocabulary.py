@@ -56,8 +56,8 @@ def likeliest_at(address: int, size: int, count: int) -> dict[int, float]:
     seen = walk(address, size, count)
     check_number(seen.mass)
     ids, values = seen.ids[:count], seen.values[:count]
-    top, known = values[0], zip(ids, values, strict=True)
-    return {token: math.exp(value - top) / seen.mass for token, value in known if token >= 0}
+    known = zip(ids, values, strict=True)
+    return {token: math.exp(value - values[0]) / seen.mass for token, value in known if token >= 0}
 
 
 @contextmanager
@@ -75,6 +75,5 @@ def single_thread_if_small(values: int) -> Iterator[None]:
 
 def spread(values: Tensor, ids: Tensor | None, size: int, fill: float) -> Tensor:
     """Spread values [..., n] of the ids [n] over [..., size] with `fill` elsewhere; ids None returns `values`."""
-    if ids is None:
-        return values
-    return values.new_full((*values.shape[:-1], size), fill).index_copy_(-1, ids, values)
+    shape = *values.shape[:-1], size
+    return values if ids is None else values.new_full(shape, fill).index_copy_(-1, ids, values)

@@ -47,16 +47,14 @@ class Copies(Source):
         self._copied = []
         for begin, text, depth in zip(self._begins, texts, depths, strict=True):
             copied = after_match(text, len(text) - begin, depth) if depth > 0 else []
-            if 0 < len(copied) < depth:
-                longer = text + copied
-                copied = copied + after_match(longer, len(longer) - begin, depth - len(copied))
-            self._copied.append(copied)
+            longer = text + copied
+            more = after_match(longer, len(longer) - begin, depth - len(copied)) if 0 < len(copied) < depth else []
+            self._copied.append(copied + more)
 
     def offers(self, node: Node) -> list[Offer]:
         tokens = self._copied[node.row]
-        if len(tokens) <= node.depth or tokens[: node.depth] != node.tokens:
-            return []
-        return [(tokens[node.depth], 1.0)]
+        follows = len(tokens) > node.depth and tokens[: node.depth] == node.tokens
+        return [(tokens[node.depth], 1.0)] if follows else []
 
     def select(self, rows: list[int]) -> None:
         self._begins = [self._begins[row] for row in rows]

@@ -113,9 +113,8 @@ class RowStates(NamedTuple):
 
 def joined(states: list[Tensor]) -> Tensor:
     """Concatenate K states [B, T, H] to [B, T, K·H], on the device of the first."""
-    if len(states) == 1:
-        return states[0]
-    return torch.cat([state.to(states[0].device) for state in states], dim=-1)
+    first = states[0]
+    return first if len(states) == 1 else torch.cat([state.to(first.device) for state in states], dim=-1)
 
 
 class SlotCache:
@@ -271,9 +270,8 @@ def places(
     pads = torch.tensor([width - len(new) for new in feed])[:, None]
     column = torch.arange(width)[None]
     seen = torch.from_numpy(np.stack([ancestors(tree, count) for tree in trees]))
-    depth = seen.sum(dim=2) - 1
     ends = torch.tensor([length + len(new) for length, new in zip(lengths, feed, strict=True)])[:, None]
-    positions = torch.cat([(before + column - pads).clamp(min=0), ends + depth], dim=1)
+    positions = torch.cat([(before + column - pads).clamp(min=0), ends + seen.sum(dim=2) - 1], dim=1)
     mask = torch.zeros(len(feed), width + count, start + width + count, dtype=torch.bool)
     mask[:, :, :start] = (torch.arange(start)[None] < before)[:, None]
     real = column >= pads  # [B, width]

@@ -186,11 +186,11 @@ class CausalSession(Session):
             positions = positions.clamp(max=self.network.context - 1)  # of nodes that a row lacks
             mask = additive(seen, self.network)
         if ids is None:
-            rows = zip(feed, trees, strict=True)
-            padded = [
-                [*[0] * (width - len(new)), *new, *tree.tokens, *[0] * (count - len(tree.tokens))] for new, tree in rows
+            columns = [
+                [*[0] * (width - len(new)), *new, *tree.tokens, *[0] * (count - len(tree.tokens))]
+                for new, tree in zip(feed, trees, strict=True)
             ]
-            ids = put(torch.tensor(padded).clamp_(0, self.network.vocab_size - 1), self.device)
+            ids = put(torch.tensor(columns).clamp_(0, self.network.vocab_size - 1), self.device)
         logits, hidden = self._run(ids, positions, mask, count + 1)
         if self._hidden is not None and hidden is not None:
             self._hidden.append(hidden[:, None].to(self.device))
@@ -229,8 +229,8 @@ class CausalSession(Session):
 
     def _note(self, feed: Rows, trees: Sequence[DraftTree], ends: list[int]) -> None:
         """Remember the slots that the pass filled: each row's fed tokens end at its slot in `ends`, nodes follow."""
-        each = zip(self._tokens, feed, trees, ends, strict=True)
-        self._pending = [Pending(len(new), end, tree, tree.is_chain) for _, new, tree, end in each]
+        each = zip(feed, trees, ends, strict=True)
+        self._pending = [Pending(len(new), end, tree, tree.is_chain) for new, tree, end in each]
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)
 
@@ -355,8 +355,7 @@ class CausalLM(LM):
         self.check(prompt, target)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
             return self.beside(previous.again(prompt), target)
-        session = self.session_type(self.network, prompt, self.vocab_size, hidden)
-        return self.beside(session, target)
+        return self.beside(self.session_type(self.network, prompt, self.vocab_size, hidden), target)
 
     def beside(self, session: Own, target: Session | None) -> Own:
         """`session` with logits of the target's ids, or of the model's ids without a target."""

@@ -18,6 +18,7 @@ from sampling.models.cache import CrossCache, EncodedSource, as_transformers_cac
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.network import ModelNetwork
 from sampling.models.probe import Exact, probe
+from sampling.rows import padded, put
 from sampling.types import LM, Hidden, KVCache, Rows, Session
 from utils.errors import UserError
 from utils.loading.loaded import context_of
@@ -58,11 +59,12 @@ class EncDecNetwork(ModelNetwork):
     @torch.no_grad()
     def encode(self, prompt: Rows) -> EncodedSource:
         """Run the encoder over ragged prompts, padded after their ends."""
-        width = max(map(len, prompt))
-        ids = torch.tensor([row + [0] * (width - len(row)) for row in prompt], device=self.device)
-        ids.clamp_(max=self.vocab_size - 1)  # ids that only a target knows are read as the last id
-        lengths = torch.tensor([len(row) for row in prompt], device=self.device)
-        mask = None if int(lengths.min()) == width else torch.arange(width, device=self.device) < lengths[:, None]
+        width, shortest = max(map(len, prompt)), min(map(len, prompt))
+        ids = put(padded(prompt, 0), self.device).clamp(
+            max=self.vocab_size - 1
+        )  # ids of a target alone: as the last id
+        lengths = put(list(map(len, prompt)), self.device)
+        mask = None if shortest == width else torch.arange(width, device=self.device) < lengths[:, None]
         states = self.model.get_encoder()(input_ids=ids, attention_mask=None if mask is None else mask.long())
         return EncodedSource(states.last_hidden_state, mask)
 
@@ -105,8 +107,7 @@ class EncDecNetwork(ModelNetwork):
             )
         attention = self.model.get_decoder().block[0].layer[0].SelfAttention
         rows, new = positions.shape
-        slots = torch.arange(cached, device=positions.device).expand(rows, -1)
-        keys = torch.cat([slots, positions], dim=1)
+        keys = torch.cat([torch.arange(cached, device=positions.device).expand(rows, -1), positions], dim=1)
         bucket = attention._relative_position_bucket(
             keys[:, None] - positions[..., None],
             bidirectional=False,

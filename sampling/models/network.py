@@ -68,9 +68,8 @@ class LengthTables:
 
     def _is_known(self, part: Any) -> bool:
         """Whether a module uses a table that is set on it, and begins with the rule's first table."""
-        if not hasattr(part, "original_inv_freq") or hasattr(part, "rope_init_fn"):
-            return False
-        return torch.equal(self._of(part, self.limit)[0], part.original_inv_freq)
+        known = hasattr(part, "original_inv_freq") and not hasattr(part, "rope_init_fn")
+        return known and torch.equal(self._of(part, self.limit)[0], part.original_inv_freq)
 
     @staticmethod
     def _of(part: Any, length: int) -> tuple[Tensor, float]:
@@ -178,8 +177,7 @@ class TransformersNetwork(ModelNetwork):
         """
         assert isinstance(cache, SlotCache)
         extra: Json = {"logits_to_keep": keep} if self._keeps else {}
-        if self._positions:
-            extra["position_ids"] = positions
+        extra |= {"position_ids": positions} if self._positions else {}
         if len(ids) > 1 and not self.exact.batches:
             raise UserError(f"{type(self.model).__name__} decodes a single row at a time")
         if mask is not None:

@@ -23,8 +23,7 @@ from utils.logits_processors import check_finite
 GREEDY = Filters(0.0)
 TINY = 1e-12  # a residual of less mass is rounding: draw from p
 
-Place = tuple[int, int]
-"""A row, and a node at which it stands (-1: the root)."""
+Place = tuple[int, int]  # a row, and a node at which it stands (-1: the root)
 
 
 def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> HostDistributions:

@@ -45,11 +45,8 @@ from sampling.verify.distributions import (
     residual,
 )
 
-Keys = Sequence[Sequence[int]]
-"""The row number and the position of the first new token, of each row."""
-
-Decision = tuple[Rows, list[int]]
-"""The accepted nodes of each row, and the verifier's own token after them (-1: not examined)."""
+Keys = Sequence[Sequence[int]]  # of each row its number and the position of its first new token
+Decision = tuple[Rows, list[int]]  # of each row the accepted nodes, and the own token after them (-1: not examined)
 
 
 def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Keys, sampler: Sampler, rule: Rule) -> Verdict:

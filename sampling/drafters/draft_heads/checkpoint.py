@@ -30,6 +30,7 @@ from sampling.drafters.draft_heads.published import (
     check_verifier,
     has_place,
     our_name,
+    require,
     translated,
     translated_block,
 )
@@ -215,12 +216,9 @@ def _completed(stored: Json, tensors: dict[str, Tensor], target: nn.Module | Non
     large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = config.setdefault("large_head_dim", head_size(large))
     config.setdefault("large_hidden_size", large.hidden_size)
-    if query.shape[0] % size:
-        raise UserError(
-            f"the drafter {folder} has queries of {query.shape[0]} numbers: no heads of the target's {size}"
-        )
-    config.setdefault("large_num_attention_heads", query.shape[0] // size)
-    return config
+    numbers = len(query)
+    require(numbers % size == 0, folder, f" has queries of {numbers} numbers: no heads of the target's {size}")
+    return {"large_num_attention_heads": numbers // size} | config
 
 
 def read_config(folder: str | Path) -> Json:
@@ -299,13 +297,10 @@ def check_target(config: DraftHeadConfig, target: nn.Module, folder: str | Path)
         ("a target with heads of size", "", config.large_head_dim, head_size(large), ("glide",)),
     ]
     for what, unit, theirs, ours, kinds in compared:
-        if config.kind in kinds and theirs != ours:
-            raise UserError(f"the drafter {folder} is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
-    if config.kind == "glide" and config.num_hidden_layers > large.num_hidden_layers:
-        raise UserError(
-            f"the drafter {folder} reads the last {config.num_hidden_layers} layers of its target, this one has "
-            f"{large.num_hidden_layers}"
-        )
+        fits = config.kind not in kinds or theirs == ours
+        require(fits, folder, f" is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
+    read, layers = config.num_hidden_layers if config.kind == "glide" else 0, large.num_hidden_layers
+    require(read <= layers, folder, f" reads the last {read} layers of its target, this one has {layers}")
 
 
 def target_rotary(target: nn.Module | None) -> nn.Module | None:
@@ -315,8 +310,7 @@ def target_rotary(target: nn.Module | None) -> nn.Module | None:
 
 def _tensors(folder: Path, stored: Json) -> dict[str, Tensor]:
     """Read all tensors of the folder, from one file or from shards. UserError if they are damaged or no floats."""
-    if "quantization_config" in stored:
-        raise UserError(f"the drafter {folder} is quantized by another program, which is not read")
+    require("quantization_config" not in stored, folder, " is quantized by another program, which is not read")
     tensors: dict[str, Tensor] = {}
     try:
         check_weights(folder, quantized=False)
@@ -367,8 +361,7 @@ def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | Non
         if config.short_list and isinstance(output, QuantizedLinear):  # only the listed rows are unpacked
             tensors[_HEAD] = output.packed.rows(student.ids)
         else:
-            rows = _gathered(output.weight)
-            tensors[_HEAD] = rows[student.ids] if config.short_list else rows
+            tensors[_HEAD] = _gathered(output.weight)[student.ids if config.short_list else ...]
     return tensors
 
 

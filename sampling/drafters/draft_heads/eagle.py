@@ -44,10 +44,9 @@ class FeatureSession(FollowingSession):
         `draft` is empty."""
         if len(rows) == 1 and self.network.compiled is not None:
             return self.cut(self._score_row(rows[0]))
-        cached, valid = self.rollback(rows), self.target.held()
         # A pass may read only own states of earlier passes.
-        done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
-        ends = [max(count, held) + 1 for count, held in zip(done, valid, strict=True)]
+        done = [min(length, len(row) - 1) for length, row in zip(self.rollback(rows), rows, strict=True)]
+        ends = [max(count, held) + 1 for count, held in zip(done, self.target.held(), strict=True)]
         while True:
             logits = super().score_reduced([row[:end] for row, end in zip(rows, ends, strict=True)], draft)
             if all(end >= len(row) for row, end in zip(rows, ends, strict=True)):
@@ -129,8 +128,8 @@ class FeatureSession(FollowingSession):
             result: tuple[Tensor, Tensor] = network.compiled(ids, positions, mask, self._cache, keep, kinds, states)
             del held  # the addresses point into it
             return result
-        joined = self._joined(network.embed(ids), positions - 1 if above is None else above)
-        own = network.run(joined, put(positions, self.device), mask, self._cache)
+        x = self._joined(network.embed(ids), positions - 1 if above is None else above)
+        own = network.run(x, put(positions, self.device), mask, self._cache)
         return network.answer(own, keep)[0], own
 
     def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[Tensor, Tensor | None]]:

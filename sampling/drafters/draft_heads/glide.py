@@ -109,8 +109,7 @@ class GlideLM(FollowingLM):
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> FollowingSession:
         """Open a session; with an offset no cache is taken over, since the earlier answer is now part of the prompt."""
-        known = None if self.offset else previous
-        return super().open(prompt, previous=known, target=target, hidden=hidden)
+        return super().open(prompt, previous=None if self.offset else previous, target=target, hidden=hidden)
 
 
 def build(pair: Parts, request: DraftRequest) -> Proposer:

@@ -90,16 +90,12 @@ class Naming(NamedTuple):
 
 def naming(names: Collection[str], layers: int) -> Naming | None:
     """How the multi-token prediction layer among `names` is called; None if there is none. `layers`: of the target."""
-    norms = {"pre_fc_norm_embedding": "token_norm", "pre_fc_norm_hidden": "state_norm", "norm": "norm"}
-    qwen = Naming("mtp.", {"fc": "join", **norms}, "layers.0.")
-    norms = {"enorm": "token_norm", "hnorm": "state_norm", "shared_head.norm": "norm"}
-    deepseek = Naming(f"model.layers.{layers}.", {"eh_proj": "join", **norms}, "")
-    known = (
-        naming
-        for naming in (qwen, deepseek)
-        if {naming.stored("join.weight"), naming.stored("state_norm.weight")} & {*names}
-    )
-    return next(known, None)
+    parts = {"fc": "join", "pre_fc_norm_embedding": "token_norm", "pre_fc_norm_hidden": "state_norm", "norm": "norm"}
+    qwen = Naming("mtp.", parts, "layers.0.")
+    parts = {"eh_proj": "join", "enorm": "token_norm", "hnorm": "state_norm", "shared_head.norm": "norm"}
+    deepseek = Naming(f"model.layers.{layers}.", parts, "")
+    wanted = "join.weight", "state_norm.weight"
+    return next((each for each in (qwen, deepseek) if {*map(each.stored, wanted)} & {*names}), None)
 
 
 def load_layer(model: HfModel, folder: Path, device: torch.device, dtype: torch.dtype) -> MtpLayer:
@@ -114,8 +110,7 @@ def load_layer(model: HfModel, folder: Path, device: torch.device, dtype: torch.
     names = naming(stored, model.get_decoder().config.num_hidden_layers)
     if names is None:
         raise UserError(f"{folder.name} ships no multi-token prediction layer (mtp.… or a layer after the last)")
-    ours = {names.ours(key): part for key, part in stored.items()}
-    tensors: dict[str, Tensor] = {name: part[:] for name, part in ours.items() if name is not None}
+    tensors: dict[str, Tensor] = {ours: part[:] for key, part in stored.items() if (ours := names.ours(key))}
     layer = MtpLayer(model, any(".experts." in name for name in tensors))
     wanted = layer.state_dict()
     lacking = _fuse_experts(tensors, wanted)
@@ -195,10 +190,9 @@ class MtpNetwork:
     @torch.no_grad()
     def run(self, x: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
         """x [B, T, H] at positions [B, T] → own normed states [B, T, H]; mask as in :class:`sampling.types.Network`."""
-        seen = additive(_seen(positions.cpu(), mask, cache.length), cast(Any, self))
         out = self.layer.block(
             x,
-            attention_mask=seen,
+            attention_mask=additive(_seen(positions.cpu(), mask, cache.length), cast(Any, self)),
             position_ids=positions,
             position_embeddings=self._rotary(x, positions),
             past_key_values=as_transformers_cache(cache),
@@ -214,10 +208,8 @@ class MtpNetwork:
 def _seen(positions: Tensor, mask: Tensor | None, cached: int) -> Tensor:
     """[B, T, S+T] bool: the slots that tokens at positions [B, T] see, none of them a first token's but by itself."""
     rows, new = positions.shape
-    if mask is None:
-        seen = torch.ones(rows, new, cached + new, dtype=torch.bool).tril(cached)
-    else:
-        seen = (mask[:, 0] == 0).cpu().expand(rows, -1, -1).clone()
+    causal = torch.ones(rows, new, cached + new, dtype=torch.bool).tril(cached)
+    seen = causal if mask is None else (mask[:, 0] == 0).cpu().expand(rows, -1, -1).clone()
     seen[..., : min(cached, 1)] = False
     seen[..., cached:] &= (positions != 0)[:, None] | torch.eye(new, dtype=torch.bool)
     return seen

@@ -28,6 +28,12 @@ _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 Config = Json
 
 
+def require(fits: bool, folder: Path, why: str) -> None:
+    """Raise UserError, which goes on with `why` after the drafter's folder, unless a head fits."""
+    if not fits:
+        raise UserError(f"the drafter {folder}{why}")
+
+
 def translated(
     stored: Config, tensors: dict[str, Tensor], large: HfModel, folder: Path
 ) -> tuple[Config, dict[str, Tensor]]:
@@ -36,19 +42,17 @@ def translated(
     `large` is the target's configuration. UserError for another kind of head, or one for a target of another size.
     """
     kind = stored.get("speculators_model_type", "eagle3")
-    if kind not in ("eagle", "eagle3", "peagle"):
-        raise UserError(f"the drafter {folder} is a {kind} head, which is not read")
+    require(kind in ("eagle", "eagle3", "peagle"), folder, f" is a {kind} head, which is not read")
     inner = stored.get("transformer_layer_config") or stored
     own = named(tensors, folder, "EAGLE")
     wide = f"{_FIRST}hidden_norm.weight" in own
-    width = own["model.fc.weight"].shape[0]
-    if "sliding_attention" in (inner.get("layer_types") or ()):
-        raise UserError(f"the drafter {folder} has sliding_attention layers, which are not read")
+    slides = "sliding_attention" in (inner.get("layer_types") or ())
+    require(not slides, folder, " has sliding_attention layers, which are not read")
     reads = _reads(stored, large.num_hidden_layers, folder) if wide else (-1,)
     _check_switches(stored, inner, own, wide, folder)
     config = {
         "kind": "eagle",
-        **shape(stored, own, tensors, large, folder, reads, 0 if wide else width),
+        **shape(stored, own, tensors, large, folder, reads, 0 if wide else len(own["model.fc.weight"])),
         "wide": wide,
         "fc_bias": "model.fc.bias" in own,
         "final_norm": "model.norm.weight" in own,
@@ -85,12 +89,11 @@ def shape(
     """
     inner = stored.get("transformer_layer_config") or stored
     fc, q, k, gate = (own[name] for name in _NEEDED)
-    if fc.dim() != 2:
-        raise UserError(f"the drafter {folder} is quantized by another program, which is not read")
-    if inner.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise UserError(f"the drafter {folder} has the activation {inner['hidden_act']}, which is not read: silu is")
-    size = own[f"{_FIRST}self_attn.q_norm.weight"].shape[0] if f"{_FIRST}self_attn.q_norm.weight" in own else None
-    size = size or inner.get("head_dim") or q.shape[0] // int(inner["num_attention_heads"])
+    require(fc.dim() == 2, folder, " is quantized by another program, which is not read")
+    activation = inner.get("hidden_act", "silu")
+    require(activation in ("silu", "swish"), folder, f" has the activation {activation}, which is not read: silu is")
+    norm = own.get(f"{_FIRST}self_attn.q_norm.weight")
+    size = inner.get("head_dim") or q.shape[0] // int(inner["num_attention_heads"]) if norm is None else len(norm)
     states = fc.shape[1] - beside
     if states != len(reads) * large.hidden_size:
         theirs = stored.get("target_hidden_size") or states / len(reads)
@@ -114,15 +117,12 @@ def shape(
         **_rope(inner, folder),
         "reads": reads,
         **{key: f"{_FIRST}{part}.bias" in own for key, part in _BIASES.items()},
-        "qk_norm": f"{_FIRST}self_attn.q_norm.weight" in own,
+        "qk_norm": norm is not None,
         "shared_embedding": _EMBEDDING not in own,
         "shared_head": _HEAD not in own,
     }
-    if config["vocab_size"] != large.vocab_size:
-        raise UserError(
-            f"the drafter {folder} is for a vocabulary of {config['vocab_size']} ids{_made_for(stored)}, this one has "
-            f"{large.vocab_size}"
-        )
+    theirs = f" is for a vocabulary of {config['vocab_size']} ids{_made_for(stored)}"
+    require(config["vocab_size"] == large.vocab_size, folder, f"{theirs}, this one has {large.vocab_size}")
     return config
 
 
@@ -133,8 +133,7 @@ def _check_switches(stored: Config, inner: Config, own: dict[str, Tensor], wide:
     always |= {_EMBEDDING: bool(stored.get("embed_requires_grad"))}
     always |= {name: bool(stored.get(switch, inner.get(switch))) for name, switch in said.items()}
     missing = [name.removeprefix("model.") for name, needed in always.items() if needed and name not in own]
-    if missing:
-        raise UserError(f"the drafter {folder} is no EAGLE head that can be read: it lacks {', '.join(missing)}")
+    require(not missing, folder, f" is no EAGLE head that can be read: it lacks {', '.join(missing)}")
 
 
 _FIRST = "model.layers.0."
@@ -187,11 +186,8 @@ def _reads(stored: Config, layers: int, folder: Path) -> tuple[int, ...]:
     usual = usual_reads(layers)
     nested = _nested(stored, "eagle_config", "eagle_aux_hidden_state_layer_ids")
     named = stored.get("eagle_aux_hidden_state_layer_ids") or nested or []
-    if not named and len(usual) < 3:
-        raise UserError(
-            f"the drafter {folder} reads three layers of its target and names none: one of {layers} layers "
-            "has no three for it"
-        )
+    three = " reads three layers of its target and names none"
+    require(bool(named) or len(usual) == 3, folder, f"{three}: one of {layers} layers has no three for it")
     ids, before = list(named or usual), [layer - 1 for layer in usual]
     outputs = sorted(ids) != usual and (named == nested or sorted(ids) == before) and not stored.get("gguf")
     return states_read(ids, outputs, "eagle_aux_hidden_state_layer_ids", layers, folder)
@@ -214,10 +210,9 @@ def states_read(ids: Any, outputs: bool, name: str, layers: int, folder: Path) -
 def mask_in(stored: Config, size: int, folder: Path) -> int:
     """Return the id of a block's mask. UserError if the configuration has none."""
     names = ("mask_token_id", "ptd_token_id", "pard_token")
-    mask = next((stored[name] for name in names if stored.get(name) is not None), None)
-    if not isinstance(mask, int) or not 0 <= mask < size:
-        raise UserError(f"the drafter {folder}: mask_token_id is {mask!r}, no id of {size}")
-    return mask
+    mask: Any = next((stored[name] for name in names if stored.get(name) is not None), None)
+    require(isinstance(mask, int) and 0 <= mask < size, folder, f": mask_token_id is {mask!r}, no id of {size}")
+    return int(mask)
 
 
 def parallel(stored: Config, own: dict[str, Tensor], size: int, folder: Path) -> Config:
@@ -225,8 +220,7 @@ def parallel(stored: Config, own: dict[str, Tensor], size: int, folder: Path) ->
 
     UserError if the head has no state [1, 1, K·G] for masks, or its mask is no id.
     """
-    if "model.mask_hidden" not in own:
-        raise UserError(f"the drafter {folder} is no P-EAGLE head that can be read: it lacks mask_hidden")
+    require("model.mask_hidden" in own, folder, " is no P-EAGLE head that can be read: it lacks mask_hidden")
     methods = _nested(stored, "speculators_config", "proposal_methods")
     drafts = _nested(methods[0] if isinstance(methods, list) and methods else None, "speculative_tokens")
     return {"kind": "peagle", "mask": mask_in(stored, size, folder), "drafts": drafts or _USUAL_DRAFTS}
@@ -260,12 +254,11 @@ def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple
         tensors["t2d"] = torch.zeros(count, dtype=torch.bool).index_fill_(0, ids.long(), True)
     verifier = {"name_or_path": None, "architectures": [], **about.get("verifier", {})}
     layers = verifier.pop("layers", None)
-    block, spark = config["kind"] in ("dflash", "dspark"), config["kind"] == "dspark"
+    block = config["kind"] in ("dflash", "dspark")
     kind = config["kind"] if block else "eagle3"
-    drafts = config["drafts"] if block else 3
     proposal = {
         "proposal_type": "greedy",
-        "speculative_tokens": drafts,
+        "speculative_tokens": config["drafts"] if block else 3,
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
@@ -282,13 +275,16 @@ def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple
             "sample_from_anchor": config["from_anchor"],
             "sliding_window_non_causal": False,
         }
-        if spark:
-            said |= {"markov_rank": config["rank"], "markov_head_type": config["markov"] or "vanilla"}
-            said |= {"enable_confidence_head": config["confidence"]}
-            said |= {"confidence_head_with_markov": config["confidence_with_markov"]}
+        if kind == "dspark":
+            said |= {
+                "markov_rank": config["rank"],
+                "markov_head_type": config["markov"] or "vanilla",
+                "enable_confidence_head": config["confidence"],
+                "confidence_head_with_markov": config["confidence_with_markov"],
+            }
     else:
-        said = {"eagle_aux_hidden_state_layer_ids": reads, "embed_requires_grad": False}
-        said |= {name: config[name] for name in _SWITCHES}
+        switches = {name: config[name] for name in _SWITCHES}
+        said = {"eagle_aux_hidden_state_layer_ids": reads, "embed_requires_grad": False, **switches}
     return {
         "architectures": [{"dflash": "DFlash", "dspark": "DSpark", "eagle3": "Eagle3"}[kind] + "DraftModel"],
         "speculators_model_type": kind,
@@ -326,8 +322,8 @@ def _rope(inner: Config, folder: Path) -> Config:
     kind = rope.pop("type", None) or rope.get("rope_type") or "default"
     theta = rope.pop("rope_theta", None) or inner.get("rope_theta") or 10000.0
     one = rope.get("short_factor") == rope.get("long_factor")  # so it depends on no length
-    if kind not in (*_ROPE, *["longrope"] * one) or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(f"the drafter {folder} has {kind} rotary positions, which are not read")
+    read = kind in (*_ROPE, *["longrope"] * one) and rope.get("partial_rotary_factor", 1.0) == 1.0
+    require(read, folder, f" has {kind} rotary positions, which are not read")
     return {"rope_theta": float(theta), "rope": {} if kind == "default" else {**rope, "rope_type": kind}}
 
 
@@ -341,14 +337,14 @@ def reduced(
     offsets, chosen = tensors.get("d2t"), tensors.get("t2d")
     rows = None if config["shared_head"] else len(own[_HEAD])
     if offsets is None:
-        if rows not in (None, config["vocab_size"]):
-            raise UserError(f"the drafter {folder} has a head of {rows} ids and no d2t, which says which")
+        whole = rows in (None, config["vocab_size"])
+        require(whole, folder, f" has a head of {rows} ids and no d2t, which says which")
         return config, own
     ids, order = (torch.arange(len(offsets)) + offsets.flatten().long()).sort()
-    wrong = rows not in (None, len(ids)) or bool((ids.diff() <= 0).any())
-    wrong |= not 0 <= int(ids[0]) <= int(ids[-1]) < config["vocab_size"]
-    if wrong or (chosen is not None and not torch.equal(chosen.flatten().bool().nonzero()[:, 0], ids)):
-        raise UserError(f"the drafter {folder} is damaged: d2t, t2d and lm_head have different ids")
+    fits = rows in (None, len(ids)) and bool((ids.diff() > 0).all())
+    fits &= 0 <= int(ids[0]) <= int(ids[-1]) < config["vocab_size"]
+    fits &= chosen is None or torch.equal(chosen.flatten().bool().nonzero()[:, 0], ids)
+    require(fits, folder, " is damaged: d2t, t2d and lm_head have different ids")
     if len(ids) == config["vocab_size"]:
         return config, own
     own |= {name: own[name][order] for name in (_HEAD, *like_head) if name in own and len(own[name]) == len(order)}
@@ -390,9 +386,9 @@ def translated_block(
     if kind == "dflare":
         del own["model.fc.weight"]
     config["windows"] = _windows(inner, config["num_hidden_layers"], folder)
-    block = settings.get("block_size")
-    if not isinstance(block, int) or block < 2:
-        raise UserError(f"the drafter {folder}: block_size is {block!r}, no number of rows from 2 on")
+    block: Any = settings.get("block_size")
+    rows = isinstance(block, int) and block >= 2
+    require(rows, folder, f": block_size is {block!r}, no number of rows from 2 on")
     config["mask"] = mask_in(settings, config["vocab_size"], folder)
     config["drafts"] = block - 1 + config["from_anchor"]
     config |= _own_parts(kind, settings, config, tensors, folder)
@@ -404,29 +400,27 @@ def _own_parts(kind: str, settings: Config, config: Config, tensors: dict[str, T
     if kind == "dspark":
         rank = int(settings.get("markov_rank", 256))
         markov = str(settings.get("markov_head_type", "vanilla")).lower() if rank else ""
-        if markov not in ("", "vanilla", "gated", "rnn"):
-            raise UserError(f"the drafter {folder}: markov_head_type is {markov!r}: vanilla, gated and rnn are read")
-        confidence, beside = "enable_confidence_head", "confidence_head_with_markov"
+        why = f": markov_head_type is {markov!r}: vanilla, gated and rnn are read"
+        require(markov in ("", "vanilla", "gated", "rnn"), folder, why)
         return {
-            **{"rank": rank, "markov": markov, "confidence": bool(settings.get(confidence, True))},
-            "confidence_with_markov": bool(settings.get(beside, True)),
+            "rank": rank,
+            "markov": markov,
+            "confidence": bool(settings.get("enable_confidence_head", True)),
+            "confidence_with_markov": bool(settings.get("confidence_head_with_markov", True)),
         }
     if kind == "domino":
         names = {"memory": "gru_hidden_dim", "bottleneck": "emb_dim", "uncorrected": "pure_draft_prefix_len"}
         return {ours: int(settings.get(name, 0)) for ours, name in names.items()}
     if kind != "dflash2":
         return {}
-    if "d2t" in tensors:
-        raise UserError(f"the drafter {folder} has a reduced vocabulary, which no DFlash2 head has")
+    require("d2t" not in tensors, folder, " has a reduced vocabulary, which no DFlash2 head has")
     usual = {
         **{"choices": ("selector_top_k", 16), "rank": ("selector_rank", 256)},
         **{"taps": ("conv_kernel_size", 2), "group": ("conv_group_size", 16)},
     }
     sizes = {ours: int(settings.get(*given)) for ours, given in usual.items()}
-    if config["hidden_size"] % sizes["group"]:
-        raise UserError(
-            f"the drafter {folder}: conv_group_size {sizes['group']} does not divide {config['hidden_size']}"
-        )
+    group, width = sizes["group"], config["hidden_size"]
+    require(width % group == 0, folder, f": conv_group_size {group} does not divide {width}")
     return sizes
 
 
@@ -445,6 +439,6 @@ def _windows(inner: Config, layers: int, folder: Path) -> tuple[int, ...]:
     window = (
         inner.get("sliding_window") if inner.get("use_sliding_window", inner.get("model_type") != "qwen3") else None
     )
-    if len(kinds) != layers or {*kinds} - {"full_attention", "sliding_attention"}:
-        raise UserError(f"the drafter {folder} has {layers} layers, its layer_types are {kinds!r}")
+    fits = len(kinds) == layers and {*kinds} <= {"full_attention", "sliding_attention"}
+    require(fits, folder, f" has {layers} layers, its layer_types are {kinds!r}")
     return tuple((window or 0) if kind == "sliding_attention" else 0 for kind in kinds)

@@ -146,8 +146,8 @@ class Recalled(Source):
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
         if len(texts) != 1 or self._certain:
             return
-        row = [*texts[0][-2:], *draft.trees[0].path_tokens(paths[0])]
-        self.learn(row, likeliest_tokens(verdict, [-1, *paths[0]]))
+        tokens = draft.trees[0].path_tokens(paths[0])
+        self.learn([*texts[0][-2:], *tokens], likeliest_tokens(verdict, [-1, *paths[0]]))
 
     def learn(self, row: list[int], likely: Sequence[Sequence[Offer]]) -> None:
         """Keep the likeliest ids and their probabilities after each of the last tokens of `row`.
@@ -206,8 +206,8 @@ class CompiledLookUps:
                 count += 1
         record.found = count
         kernels().find_offers(self._address)
-        count = record.found
-        each = zip(tokens[:count], sources[:count], p[:count], probs[:count], strict=True)
+        found = slice(record.found)
+        each = zip(tokens[found], sources[found], p[found], probs[found], strict=True)
         return list(map(tuple.__new__, repeat(Candidate), each))  # as Candidate._make, in C
 
 
@@ -256,9 +256,8 @@ class LookupDrafter(Proposer):
 
     def look_up(self, node: Node) -> list[Candidate]:
         """Return the offers of all sources without a model, by one compiled call if the kernels are loaded."""
-        if self._compiled is None:
-            return super().look_up(node)
-        return self._compiled.candidates(node, self._others)
+        compiled = self._compiled
+        return super().look_up(node) if compiled is None else compiled.candidates(node, self._others)
 
 
 def build(pair: Parts, request: DraftRequest) -> LookupDrafter:
