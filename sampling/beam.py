@@ -18,6 +18,7 @@ from sampling.events import Beam, BeamStep, BeamTree, Call, Event, Fate, Finishe
 from sampling.loop import prefill, room_of
 from sampling.rows import common_prefix, few, put
 from sampling.types import LM, Draft, Limits, Rows, Session
+from sampling.vocabulary import best
 from utils.errors import UserError, number, shown, whole
 from utils.logits_processors import LogitsProcessor, check_finite
 from utils.processes import broadcast
@@ -190,8 +191,7 @@ class _Search:
     def _candidates(self, log_p: Tensor) -> list[_Candidate]:
         """Return each beam grown by its likeliest tokens, all of them best first."""
         # At most num_beams of a beam's tokens stay, and no more than the stop ids end: others can never count.
-        count = min(self.plan.top_k or self.plan.num_beams + len(self.stop), log_p.shape[-1])
-        values, ids = log_p.topk(count, dim=-1)
+        values, ids = best(log_p, self.plan.top_k or self.plan.num_beams + len(self.stop))
         candidates = [
             _Candidate(beam.log_p + value, parent, rank, token)
             for parent, beam in enumerate(self.tree.running)
@@ -238,6 +238,6 @@ class _Search:
         """Leave the session with the one row that shares most with the answer."""
         if len(self.rows) > 1:
             answer = [*self.prompt, *self.tree.best.tokens]
-            best = max(range(len(self.rows)), key=lambda row: common_prefix(self.rows[row], answer))
-            self.session.select(torch.tensor([best]))
-            self.rows = [self.rows[best]]
+            kept = max(range(len(self.rows)), key=lambda row: common_prefix(self.rows[row], answer))
+            self.session.select(torch.tensor([kept]))
+            self.rows = [self.rows[kept]]

@@ -50,12 +50,10 @@ class FormConstraint:
         """
         flat, states = logits.reshape(-1, logits.shape[-1]), list(map(self.at, prefixes))
         with single_thread_if_small(logits.numel()):
-            each = [None if state is None else state.refused for state in states]
-            some = slice(None) if ids is None else ids.cpu()
-            rows = [torch.zeros(flat.shape[-1], dtype=torch.bool) if row is None else row[some] for row in each]
-            refused = torch.stack(rows).to(flat.device)
+            some, none = slice(None) if ids is None else ids.cpu(), torch.zeros(flat.shape[-1], dtype=torch.bool)
+            refused = torch.stack([none if state is None else state.refused[some] for state in states]).to(flat.device)
             kept = flat.masked_fill(refused, -math.inf)
             if not bool((left := kept.amax(dim=-1, keepdim=True) > -math.inf).all()):
-                none = refused.all(dim=-1, keepdim=True)
-                kept = kept.where(left, torch.zeros_like(flat).masked_fill(refused, -math.inf)).where(~none, flat)
+                lacking = refused.all(dim=-1, keepdim=True)
+                kept = kept.where(left, torch.zeros_like(flat).masked_fill(refused, -math.inf)).where(~lacking, flat)
             return kept.view(logits.shape)

@@ -80,13 +80,10 @@ def _steps(count: int, device: torch.device) -> Tensor:
     return _offsets[key]
 
 
-def uniforms(keys: list[int], count: int, device: torch.device) -> Tensor:
-    """Return [len(keys), count] float64 in (0, 1): `count` numbers from the SplitMix64 stream of each key."""
-    return _uniforms(torch.tensor([_signed(key) for key in keys], dtype=torch.long), count, device)
-
-
-def _uniforms(states: Tensor, count: int, device: torch.device) -> Tensor:
-    """:func:`uniforms` of generators in these states [M]."""
+def uniforms(keys: list[int] | Tensor, count: int, device: torch.device) -> Tensor:
+    """Return [M, count] float64 in (0, 1): `count` numbers from the SplitMix64 stream of each of M keys, or of each
+    generator in these states [M]."""
+    states = keys if isinstance(keys, Tensor) else torch.tensor(list(map(_signed, keys)), dtype=torch.long)
     words = _mixed(states.to(device, non_blocking=True)[:, None] + _steps(count, device))
     return _shifted(words, 11, words).double().add_(0.5).mul_(2.0**-53)
 
@@ -187,12 +184,12 @@ class KeyedSampler(Sampler):
 
         Keys [M, 4]: row, position, committed length at the round's start, turn among the siblings there.
         """
-        return _uniforms(self.generator_states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
+        return uniforms(self.generator_states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
 
     def coin_uniforms(self, keys: Tensor) -> list[float]:
         """Return the uniform number u of each coin with these keys [M, K]."""
-        uniform = _uniforms(self.generator_states(_COIN, keys), 1, torch.device("cpu"))
-        return cast(list[float], uniform[:, 0].tolist())
+        numbers = uniforms(stream_states(self.seed, _COIN, keys), 1, torch.device("cpu"))
+        return cast(list[float], numbers[:, 0].tolist())
 
     def drafting(self, starts: Sequence[Sequence[int]]) -> DraftingSampler:
         """Return the drafter's sampler in the round that begins at these (row, committed length)."""
@@ -222,7 +219,7 @@ class KeyedSampler(Sampler):
         if _compiled(probs):
             return torch.tensor([_quick_race(*row) for row in zip(probs, states.tolist(), strict=True)])
         with single_thread_if_small(probs.numel()):
-            return largest(_raced(probs, _uniforms(states, probs.shape[-1], probs.device)))
+            return largest(_raced(probs, uniforms(states, probs.shape[-1], probs.device)))
 
 
 def _raced(probs: Tensor, noise: Tensor) -> Tensor:

@@ -124,14 +124,12 @@ class Growing:
 
         `numbers[i]` is the number of the piece's source i here. Its calls and trace are added.
         """
-        gained, where = list[int](), list[tuple[int, int, int]]()
-        for row, (tree, most) in enumerate(zip(draft.trees, cut, strict=True)):
-            count = min(len(tree.tokens), max(0, most))
-            where += [(row, node, len(self.tokens[row]) + node) for node in range(count)]
+        gained = [min(len(tree.tokens), max(0, most)) for tree, most in zip(draft.trees, cut, strict=True)]
+        where = [(row, node, len(self.tokens[row]) + node) for row, new in enumerate(gained) for node in range(new)]
+        for row, (tree, count) in enumerate(zip(draft.trees, gained, strict=True)):
             self.tokens[row] += tree.tokens[:count]
             self._source[row] += [numbers[source] for source in tree.source[:count]]
             self._draft_prob[row] += tree.draft_prob[:count]
-            gained.append(count)
         if where:
             self._pieces.append((draft, where))
         self.calls += draft.calls

@@ -104,8 +104,8 @@ class Drawing:
         """The columns with their tokens and `draft_prob` on the host, by one transfer."""
         if columns[0].tokens.device.type == "cpu":
             return columns
-        parts = [column.tokens for column in columns], [column.draft_prob for column in columns]
-        tokens, probs = fetched(*map(torch.stack, parts))
+        drawn = [column.tokens for column in columns], [column.draft_prob for column in columns]
+        tokens, probs = fetched(*map(torch.stack, drawn))
         each = zip(columns, tokens.long(), probs.float(), strict=True)
         return [replace(column, tokens=token, draft_prob=prob) for column, token, prob in each]
 
@@ -125,8 +125,7 @@ class Drawing:
         for point masses."""
         if self.sampler.point_mass:
             return None
-        drawn = [None if column is None else column.probs for column in columns[:count]]
-        none = torch.zeros_like(next(probs for probs in drawn if probs is not None))
-        each = [none if probs is None else probs for probs in drawn]
-        reduced = torch.stack([*each, *[none] * (count - len(each))], dim=1)
+        drawn = {depth: column.probs for depth, column in enumerate(columns[:count]) if column is not None}
+        none = torch.zeros_like(next(iter(drawn.values())))
+        reduced = torch.stack([drawn.get(depth, none) for depth in range(count)], dim=1)
         return spread(reduced, self.reduced_ids, self.vocab_size, 0.0)

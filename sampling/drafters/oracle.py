@@ -58,8 +58,7 @@ class Oracle(Drafter):
 
     def _next(self, row: list[int], depth: int) -> list[int]:
         """Return the target's next tokens after the row, at most `depth`; none after its answer's end."""
-        known = self._decoded(row, depth)
-        if known is None:  # rounding made the lane leave its reference: start again from here
+        if (known := self._decoded(row, depth)) is None:  # rounding made the lane leave its reference: start again here
             self._reference = None
             known = self._decoded(row, depth)
         return [] if known is None else self._tokens[known : known + depth]

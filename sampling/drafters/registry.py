@@ -352,8 +352,8 @@ def examples() -> list[str]:
 
 def table() -> list[tuple[str, str, str, str]]:
     """Return (word, title, help, needs) of every word that a user may give, without combinations."""
-    rows = (*_ALONE, *_OF_SEVERAL)
-    return [(row.word, row.title, row.help, NEEDS[row.needs]) for row in rows if row.lane or row.pair]
+    shown = (row for row in (*_ALONE, *_OF_SEVERAL) if row.lane or row.pair)
+    return [(row.word, row.title, row.help, NEEDS[row.needs]) for row in shown]
 
 
 @dataclass(frozen=True)

@@ -112,19 +112,15 @@ class ModelNetwork:
         return cast(torch.dtype, self.model.dtype)
 
     @property
-    def maskable(self) -> bool:
-        """Whether its attention takes our masks."""
-        return self.config._attn_implementation in _MASKABLE
-
-    @property
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree of any size, at any length."""
-        return self.maskable and self.exact.masks and self.exact.slots is None
+        maskable = self.config._attn_implementation in _MASKABLE
+        return maskable and self.exact.masks and self.exact.slots is None
 
     def check_maskable(self) -> str:
         """The model's name; UserError if its attention takes no mask for ragged rows."""
         name, attention = type(self.model).__name__, self.config._attn_implementation
-        if not self.maskable:
+        if attention not in _MASKABLE:
             raise UserError(
                 f"{name} runs with {attention} attention, which takes no 4-D mask; "
                 "ragged rows and trees need sdpa or eager"

@@ -78,7 +78,6 @@ def costs_of(table: str, models: Mapping[str, SwiModel]) -> dict[str, float]:
 
 def every_swi(stats: Stats, models: Mapping[str, SwiModel]) -> dict[str, float | None]:
     """Return the SWI of a run by every table, and by the run's own times. `models` by the names of its calls."""
-    tokens = stats.predicted_n - stats.openings
     mean_ms = {model: stats.call_ms.get(model, 0.0) / passes for model, passes in stats.calls.items() if passes}
     costs = {table: costs_of(table, models) for table in TABLES} | {MEASURED: mean_ms}
-    return {name: swi(tokens, stats.calls, cost) for name, cost in costs.items()}
+    return {name: swi(stats.predicted_n - stats.openings, stats.calls, cost) for name, cost in costs.items()}

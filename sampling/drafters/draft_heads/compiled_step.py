@@ -40,11 +40,10 @@ class CompiledStep:
         self._record.describe(trunk.layers, out, take)
         self._out, self._width = out.out_features, out.packed.width
         embedding = trunk.embed_tokens  # a target's packed one, or floats
-        if isinstance(embedding, QuantizedEmbedding):
-            self._record.set(embed=self._record.weight(embedding))
-        else:
-            self._record.set(table=self._record.address(embedding.weight))
+        packed = isinstance(embedding, QuantizedEmbedding)
+        own = {"embed": self._record.weight(embedding)} if packed else {"table": self._record.address(embedding.weight)}
         self._record.set(
+            **own,
             large=config.large_hidden_size,
             half=True,
             norm=self._record.address(trunk.norm.weight),

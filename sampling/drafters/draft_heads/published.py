@@ -28,7 +28,7 @@ _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 Config = Json
 
 
-def require(fits: bool, folder: Path, why: str) -> None:
+def require(fits: bool, folder: str | Path, why: str) -> None:
     """Raise UserError, which goes on with `why` after the drafter's folder, unless a head fits."""
     if not fits:
         raise UserError(f"the drafter {folder}{why}")
@@ -94,13 +94,11 @@ def shape(
     require(activation in ("silu", "swish"), folder, f" has the activation {activation}, which is not read: silu is")
     norm = own.get(f"{_FIRST}self_attn.q_norm.weight")
     size = inner.get("head_dim") or q.shape[0] // int(inner["num_attention_heads"]) if norm is None else len(norm)
-    states = fc.shape[1] - beside
+    states, made_for = fc.shape[1] - beside, f" ({verifier(stored)})" if verifier(stored) else ""
     if states != len(reads) * large.hidden_size:
-        theirs = stored.get("target_hidden_size") or states / len(reads)
-        raise UserError(
-            f"the drafter {folder} is for a target of hidden size {theirs:g}{_made_for(stored)}, this one has "
-            f"{large.hidden_size}"
-        )
+        width = stored.get("target_hidden_size") or states / len(reads)
+        theirs = f"a target of hidden size {width:g}{made_for}"
+        raise UserError(f"the drafter {folder} is for {theirs}, this one has {large.hidden_size}")
     vocabulary = next((len(by_id) for by_id in (tensors.get("t2d"), own.get(_EMBEDDING)) if by_id is not None), None)
     config = {
         "vocab_size": vocabulary or inner.get("vocab_size"),
@@ -121,7 +119,7 @@ def shape(
         "shared_embedding": _EMBEDDING not in own,
         "shared_head": _HEAD not in own,
     }
-    theirs = f" is for a vocabulary of {config['vocab_size']} ids{_made_for(stored)}"
+    theirs = f" is for a vocabulary of {config['vocab_size']} ids{made_for}"
     require(config["vocab_size"] == large.vocab_size, folder, f"{theirs}, this one has {large.vocab_size}")
     return config
 
@@ -162,10 +160,6 @@ def _nested(value: Any, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
-
-
-def _made_for(stored: Config) -> str:
-    return f" ({verifier(stored)})" if verifier(stored) else ""
 
 
 def check_verifier(stored: Config, target: str | None, folder: Path) -> None:

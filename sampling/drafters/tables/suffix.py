@@ -63,5 +63,5 @@ class SuffixIndex:
         """Return the share of an answer's tokens that followed the same `context` tokens in a finished answer."""
         tokens, size = [*prompt[-SIZES[0] :], *answer], len(answer)
         ends = range(len(tokens) - size, len(tokens))
-        known = [tokens[end] in dict(self.after(tokens[max(0, end - SIZES[0]) : end], context)) for end in ends]
-        return sum(known) / size if size else 0.0
+        known = sum(tokens[end] in dict(self.after(tokens[max(0, end - SIZES[0]) : end], context)) for end in ends)
+        return known / size if size else 0.0
