@@ -5,8 +5,6 @@ reordered with the beams (`Session.select`), never recomputed. :class:`BeamPlan`
 search. Knows sessions, but no models, no drafters and no text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple

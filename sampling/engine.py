@@ -6,8 +6,6 @@ settings that change no text are accepted. The given tokenizer turns prompts int
 are those of utils/catalogue/templates.py.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -161,7 +159,7 @@ class Figures:
     passes: int = 0
     tokens: int = 0
 
-    def __add__(self, other: Figures) -> Figures:
+    def __add__(self, other: "Figures") -> "Figures":
         return Figures(*map(add, astuple(self), astuple(other)))
 
     @property

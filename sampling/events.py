@@ -5,8 +5,6 @@ The loop yields these; the log writer, the figures and the screen see nothing el
 sequences, for the search itself, the figures and the screen. Knows no text, no tensors and no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
@@ -31,7 +29,7 @@ class Call(NamedTuple):
     seconds: float
     confidence: tuple[float, ...] = ()
 
-    def shared(self, rows: int) -> Call:
+    def shared(self, rows: int) -> "Call":
         """Return one row's share of a call for `rows` rows."""
         return self._replace(seconds=self.seconds / rows)
 
@@ -90,7 +88,7 @@ class Position(NamedTuple):
     entropy: float
     rest: tuple[float, ...] = ()
 
-    def trimmed(self, count: int, needed: Collection[int]) -> Position:
+    def trimmed(self, count: int, needed: Collection[int]) -> "Position":
         """Return it with `count` alternatives, and those of `needed`, of target and drafter."""
         target = tuple(each for at, each in enumerate(self.target) if at < count or each.token in needed)
         drafter = tuple(each for at, each in enumerate(self.drafter) if at < count or each.token in needed)
@@ -149,7 +147,7 @@ class Step:
     draft_s: float
     verify_s: float
     sample_s: float
-    inner: tuple[Step, ...] = ()
+    inner: "tuple[Step, ...]" = ()
     overhead_s: float = 0.0
     chosen: bool = False
     positions: tuple[Position, ...] = ()

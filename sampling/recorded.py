@@ -14,8 +14,6 @@ greedy decoding is meaningful; other likely ids of the recording rank after it w
 models; has no keys, values or hidden states.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -378,7 +376,7 @@ class RecordedLM(LM):
         vocab_size: int | None = None,
         name: str = "target",
         start_id: int | None = None,
-    ) -> RecordedLM:
+    ) -> "RecordedLM":
         """Read a file that separates prompts and answers; UserError, in one line, for any other.
 
         `end_id` and `start_id` are defaults for the file's; with a `start_id` it is an encoder-decoder model's.
@@ -393,7 +391,7 @@ class RecordedLM(LM):
         vocab_size: int | None = None,
         name: str = "target",
         start_id: int | None = None,
-    ) -> RecordedLM:
+    ) -> "RecordedLM":
         """Return a recording as an LM; its header outranks `end_id` and `start_id`."""
         header = recording.header
         return RecordedLM(
@@ -408,7 +406,7 @@ class RecordedLM(LM):
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
-    ) -> RecordedSession:
+    ) -> "RecordedSession":
         """Open a session for recorded prompts; UserError for others, and for wanted hidden states."""
         if hidden:
             raise UserError(f"{self.name} is a recording: it has no hidden states for a drafter to read")
@@ -461,6 +459,6 @@ class RecordedSession(Session):
         self.initial = [self.initial[row] for row in chosen]
         self.source = self.source and [self.source[row] for row in chosen]
 
-    def fork(self) -> RecordedSession:
+    def fork(self) -> "RecordedSession":
         """Return an independent session with the same rows."""
         return copy(self)

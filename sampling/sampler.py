@@ -10,8 +10,6 @@ built the sampler. Knows no text, no models; never touches torch's global genera
 The noise is a hash (the SplitMix64 generator, Steele et al. 2014, seeded by the key), the same on every device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -191,7 +189,7 @@ class KeyedSampler(Sampler):
         numbers = uniforms(stream_states(self.seed, _COIN, keys), 1, torch.device("cpu"))
         return cast(list[float], numbers[:, 0].tolist())
 
-    def drafting(self, starts: Sequence[Sequence[int]]) -> DraftingSampler:
+    def drafting(self, starts: Sequence[Sequence[int]]) -> "DraftingSampler":
         """Return the drafter's sampler in the round that begins at these (row, committed length)."""
         return DraftingSampler(self, starts)
 
@@ -267,7 +265,7 @@ class DraftingSampler(SamplerView):
     _sampler: KeyedSampler
 
     def __init__(
-        self, sampler: KeyedSampler, starts: Sequence[Sequence[int]], outer: DraftingSampler | None = None
+        self, sampler: KeyedSampler, starts: Sequence[Sequence[int]], outer: "DraftingSampler | None" = None
     ) -> None:
         super().__init__(sampler)
         self._starts, self._outer = starts, outer
@@ -287,7 +285,7 @@ class DraftingSampler(SamplerView):
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         return self._sampler.coin(prob, self._within(keys))
 
-    def drafting(self, starts: Sequence[Sequence[int]]) -> DraftingSampler:
+    def drafting(self, starts: Sequence[Sequence[int]]) -> "DraftingSampler":
         """Return the view of a round inside this one."""
         return DraftingSampler(self._sampler, starts, self)
 

@@ -7,8 +7,6 @@ that is needed. The sampler is the only source of randomness and of processors. 
 Shapes: B rows, n ids covered (V without a short list), N drafted positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,7 +59,7 @@ class ReducedSampler(SamplerView):
         drawn = self._sampler.draw(spread(probs[:, : len(self._ids)], self._ids, self._vocab_size, 0.0), keys)
         return torch.searchsorted(self._ids, drawn)
 
-    def drafting(self, starts: Sequence[Sequence[int]]) -> ReducedSampler:
+    def drafting(self, starts: Sequence[Sequence[int]]) -> "ReducedSampler":
         return ReducedSampler(self._sampler.drafting(starts), self._ids, self._vocab_size)
 
 

@@ -6,8 +6,6 @@ rows. `a+b` combines the rows of two. Plain data: a builder's module is imported
 torch.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from importlib import import_module
@@ -368,7 +366,7 @@ class DraftRequest:
     settings: Any
     expand: str = "none"
     auto: bool = False
-    ratios: Ratios | None = None
+    ratios: "Ratios | None" = None
 
 
 class Parts(Protocol):
@@ -389,14 +387,14 @@ class Parts(Protocol):
     def shipped(self, kind: str, make: Any) -> Any:
         """Return what `make` builds from the target and the folder of its layers, None = beside it; built once."""
 
-    def cascade(self, request: DraftRequest) -> tuple[list[Drafter], Any, float]:
+    def cascade(self, request: DraftRequest) -> "tuple[list[Drafter], Any, float]":
         """Return the drafters of the pair's cascade, large to small, its K matrix and its lenience."""
 
-    def build(self, request: DraftRequest) -> Drafter:
+    def build(self, request: DraftRequest) -> "Drafter":
         """Build another drafter of this pair."""
 
 
-def build(pair: Parts, request: DraftRequest) -> Drafter:
+def build(pair: Parts, request: DraftRequest) -> "Drafter":
     """Build a drafter by the function that its row names."""
     return cast("Drafter", named(row_of(request.word).build)(pair, request))
 

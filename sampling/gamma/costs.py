@@ -7,8 +7,6 @@ median of the latest samples. A width is measured after two passes; v(n) never f
 no tokens and no acceptance.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import accumulate, pairwise
@@ -110,7 +108,7 @@ class Costs:
         self._tabled: dict[int, float] = {}  # the medians that it was worked out from
         self._usual = 0.0  # T(1), 0: to be worked out again
 
-    def of(self, rows: int) -> Costs:
+    def of(self, rows: int) -> "Costs":
         """Return the costs of a batch of `rows` rows, which are learned separately.
 
         They are seeded from the next larger measured batch, else from the next smaller one.
@@ -126,7 +124,7 @@ class Costs:
         """Whether c and wider passes were timed on this machine."""
         return self._drafting.count >= MEASURED and self.reach > 1 and self.references > 0
 
-    def copied(self) -> Costs:
+    def copied(self) -> "Costs":
         """Return new costs seeded with these estimates."""
         costs = Costs(self.c, {n: value for n, value in enumerate(self.v(self.reach), start=1) if n > 1})
         costs.borrowed = True
@@ -266,7 +264,7 @@ class _Curve:
     then with the mean slope so far (with fewer than SLOPE_MEASURED points: or the slope of `shape`, whichever is
     steeper)."""
 
-    def __init__(self, points: Mapping[int, float], shape: _Curve | None = None) -> None:
+    def __init__(self, points: Mapping[int, float], shape: "_Curve | None" = None) -> None:
         self.points, self.shape, self.last = sorted(points.items()), shape, max(points)
         self._values: list[float] = []
 

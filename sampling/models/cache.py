@@ -5,8 +5,6 @@ A slot is one position of the buffer. All rows share the number of filled slots;
 token of which row. Knows no models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -90,7 +88,7 @@ class Buffer:
         if self.data is not None:
             self.data = self.data.index_select(0, put(rows, self.data.device))
 
-    def fork(self) -> Buffer:
+    def fork(self) -> "Buffer":
         return Buffer(None if self.data is None else self._grown(self.data, self.length), self.length)
 
 
@@ -105,7 +103,7 @@ class RowStates(NamedTuple):
     held: Tensor | None = None
 
     @staticmethod
-    def of(held: Tensor, first: int = 0) -> RowStates:
+    def of(held: Tensor, first: int = 0) -> "RowStates":
         """Return the states `held` [..., S, G], contiguous, of tokens `first` and later ones."""
         step = 4 * held.shape[-1]
         return RowStates(held.data_ptr() - step * first, step, held)
@@ -156,7 +154,7 @@ class SlotCache:
         for buffer in self.buffers:
             buffer.select(rows)
 
-    def fork(self) -> SlotCache:
+    def fork(self) -> "SlotCache":
         """An independent copy. The encoder's states are shared: nothing writes into them."""
         twin = copy(self)
         twin.keys, twin.values = ([buffer.fork() for buffer in held] for held in (self.keys, self.values))
@@ -194,7 +192,7 @@ class EncodedSource:
 
         self.cross = DynamicCache(self.cross)
 
-    def select(self, rows: Tensor) -> EncodedSource:
+    def select(self, rows: Tensor) -> "EncodedSource":
         """Return the states of these rows, by their indices [B']."""
         chosen = put(rows, self.states.device)
         cross = [(layer.keys[chosen], layer.values[chosen]) for layer in self.cross.layers]

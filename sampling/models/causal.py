@@ -6,8 +6,6 @@ their end unused). Between `score` and `commit` the new tokens of a tree, and al
 ragged, lie after the longest row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import NamedTuple, Self, TypeVar, cast
@@ -44,7 +42,7 @@ class CausalSession(Session):
     """
 
     source: Rows | None = None  # the prompt where it is no part of the rows
-    lm: CausalLM  # that opened it
+    lm: "CausalLM"  # that opened it
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: Hidden) -> None:
         self.network, self.initial, self.device = network, prompt, network.device

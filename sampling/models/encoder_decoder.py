@@ -6,8 +6,6 @@ the clock; scoring calls it too. :class:`EncDecNetwork` is the model in two part
 :class:`sampling.types.Network`. Knows no sampling and no text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -163,7 +161,7 @@ class EncDecLM(CausalLM):
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
-    ) -> EncDecSession:
+    ) -> "EncDecSession":
         """A session for `prompt`, which may be as long as `context`; encodes nothing yet.
 
         It takes over the cache and the encoder's states of `previous` if that was opened for the same prompt.

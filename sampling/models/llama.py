@@ -10,8 +10,6 @@ beyond T are padding, whose slots the next pass writes again, and the mask hides
 several rows run as the network itself runs them, over the same cache. How a pass is recorded the caller says.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -192,7 +190,7 @@ class LlamaLayer:
         window: int = 0,
         enter: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
         first: int = 0,
-    ) -> LlamaLayer:
+    ) -> "LlamaLayer":
         """The layer of a model's module. `take` replaces its linear maps, for example by packed ones."""
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
@@ -294,7 +292,7 @@ class FixedCache(SlotCache):
             for data in held:
                 data[:, :, self.length :] = 0  # hidden slots count 0 times what they hold, which must be a number
 
-    def fork(self) -> FixedCache:
+    def fork(self) -> "FixedCache":
         twin = super().fork()
         assert isinstance(twin, FixedCache)
         twin.passes, twin._recorded = {}, []

@@ -6,8 +6,6 @@ then the draft. If a part of the draft is rejected, the next pass starts from th
 tokens again. A layer whose scan takes no state for several tokens reads them one by one. Knows no tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -160,7 +158,7 @@ class RecurrentCache(SlotCache):
             for point in self._points
         ]
 
-    def fork(self) -> RecurrentCache:
+    def fork(self) -> "RecurrentCache":
         twin = super().fork()
         assert isinstance(twin, RecurrentCache)
         twin.states = {index: _copied(state) for index, state in self.states.items()}

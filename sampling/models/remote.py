@@ -6,8 +6,6 @@ is refused. Logits are the server's log-probabilities where it gives them; the p
 evenly among the other ids. Knows no drafters.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +48,7 @@ class RemoteLM(LM):
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
-    ) -> RemoteSession:
+    ) -> "RemoteSession":
         """A session of one row; UserError for several, and for wanted hidden states."""
         if self.scorer is None:
             raise UserError(f"{self.name} answers in text: its tokens cannot be scored")
@@ -91,7 +89,7 @@ class RemoteSession(Session):
     def select(self, rows: Tensor) -> None:
         return None  # there is one row
 
-    def fork(self) -> RemoteSession:
+    def fork(self) -> "RemoteSession":
         return RemoteSession(self._scorer, self.initial, self.vocab_size, self._name)
 
 

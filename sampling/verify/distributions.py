@@ -6,8 +6,6 @@ as drafting, so it is computed when it is used. On an accelerator each answer th
 the arithmetic: everything about all nodes comes by one transfer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -26,7 +24,7 @@ TINY = 1e-12  # a residual of less mass is rounding: draw from p
 Place = tuple[int, int]  # a row, and a node at which it stands (-1: the root)
 
 
-def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> HostDistributions:
+def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> "HostDistributions":
     """Return the distributions of a draft under the verifier's logits [B, N+1, V]."""
     return (DeviceDistributions if at_once(logits, sampler) else HostDistributions)(logits, draft, rows, sampler)
 

@@ -6,8 +6,6 @@ made of the draft before. Its layers attend to what the target's last layer of t
 last token's. So it keeps nothing between rounds and reads no prompt. Knows no distributions.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from typing import NamedTuple, Self
 
@@ -41,7 +39,7 @@ class AssistantSession(Session):
     """B rows of an assistant beside the session of its target. A row that does not go on where its last one ended is
     read again from what the target holds."""
 
-    def __init__(self, lm: AssistantLM, prompt: Rows, target: CausalSession) -> None:
+    def __init__(self, lm: "AssistantLM", prompt: Rows, target: CausalSession) -> None:
         self.lm, self.initial, self.target, self.described = lm, prompt, target, lm.name
         self.vocab_size, self.device = target.vocab_size, lm.device
         self._chains: dict[int, _Chain] = {}  # by row

@@ -9,8 +9,6 @@ adds nothing. A draft head of one layer caches nothing that depends on the targe
 computes accepted drafts again (see sampling/drafters/draft_heads/sessions.py).
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch
@@ -30,7 +28,7 @@ from sampling.types import Hidden, Rows, Session
 class GlideSession(FollowingSession):
     """B rows of a GLIDE head."""
 
-    lm: GlideLM
+    lm: "GlideLM"
 
     def final_positions(self, view: int) -> int:
         """One layer's K and V depend on the ids alone. With more, position p is final if p ≤ view (0 if view > 0)."""
@@ -99,7 +97,7 @@ class GlideLM(FollowingLM):
         super().__init__(student, name, vocab_size)
         self.layers, self.offset = student.target_layers(target_layers), offset
 
-    def moved(self, offset: int) -> GlideLM:
+    def moved(self, offset: int) -> "GlideLM":
         """Return an LM of the same network with another offset."""
         lm = copy.copy(self)
         lm.offset = offset

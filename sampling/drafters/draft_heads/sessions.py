@@ -5,8 +5,6 @@ The states that such a draft head computes at a position depend on how many toke
 has read more and are then computed again. Knows no kind of draft head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
@@ -24,7 +22,7 @@ class FollowingSession(CausalSession):
     """B rows of a draft head beside the session of its target."""
 
     network: StudentNetwork
-    lm: FollowingLM
+    lm: "FollowingLM"
 
     def __init__(
         self, network: StudentNetwork, prompt: Rows, vocab_size: int, hidden: Hidden, target: CausalSession

@@ -2,8 +2,6 @@
 tokens that followed each context in this conversation. Needs no model and knows none.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import repeat
@@ -165,7 +163,7 @@ class NGramStorage(NgramDrafter):
         """Forget everything."""
         self.ngrams.reset()
 
-    def under(self, top_k_filler: int, stop_if_unknown: bool) -> NGramStorage:
+    def under(self, top_k_filler: int, stop_if_unknown: bool) -> "NGramStorage":
         """Return this storage with the settings of a call."""
         self.ngrams.top_k_filler, self.ngrams.stop_if_unknown = top_k_filler, stop_if_unknown
         return self

@@ -9,8 +9,6 @@ probability entries / 2³² (0.01% at 400 thousand). That costs a rejected draft
 masses, lossless however they are chosen. Knows no text and no tokenizer, only its fingerprint.
 """
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import json
@@ -98,7 +96,7 @@ class StaticTables:
         """The address of the records of all context sizes, for a compiled look-up."""
         return ctypes.addressof(self._records)
 
-    def below(self, end: int) -> StaticTables:
+    def below(self, end: int) -> "StaticTables":
         """Return the same tables without next tokens from id `end` on."""
         tables = copy.copy(self)
         tables.end = min(end, self.end)
@@ -120,7 +118,7 @@ class StaticTables:
                     yield size, tokens[index], confidence[index] / 255
 
     @staticmethod
-    def open(path: str | Path, *, vocab_size: int | None = None, fingerprint: str | None = None) -> StaticTables:
+    def open(path: str | Path, *, vocab_size: int | None = None, fingerprint: str | None = None) -> "StaticTables":
         """Read a file: this project's format, or a published bigram table (a JSON list).
 
         Args:
