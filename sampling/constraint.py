@@ -2,8 +2,6 @@
 so the text is plain constrained decoding's. Knows states (sampling/types.py), no grammars and no text.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -52,8 +50,8 @@ class FormConstraint:
         with single_thread_if_small(logits.numel()):
             some, none = slice(None) if ids is None else ids.cpu(), torch.zeros(flat.shape[-1], dtype=torch.bool)
             refused = torch.stack([none if state is None else state.refused[some] for state in states]).to(flat.device)
-            kept = flat.masked_fill(refused, -math.inf)
-            if not bool((left := kept.amax(dim=-1, keepdim=True) > -math.inf).all()):
+            kept = flat.masked_fill(refused, -torch.inf)
+            if not bool((left := kept.amax(dim=-1, keepdim=True) > -torch.inf).all()):
                 lacking = refused.all(dim=-1, keepdim=True)
-                kept = kept.where(left, torch.zeros_like(flat).masked_fill(refused, -math.inf)).where(~lacking, flat)
+                kept = kept.where(left, torch.zeros_like(flat).masked_fill(refused, -torch.inf)).where(~lacking, flat)
             return kept.view(logits.shape)

@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +159,7 @@ class Figures:
     tokens: int = 0
 
     def __add__(self, other: "Figures") -> "Figures":
-        return Figures(*map(add, astuple(self), astuple(other)))
+        return Figures(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def acceptance_rate(self) -> float:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.rows import common_prefix
@@ -449,7 +448,7 @@ class RecordedSession(Session):
                 ids = best[answered] if 0 <= answered < len(best) else ()
                 logits[index, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
                 logits[index, column, text[at] if at < len(text) else self.lm.end_id] = PEAK
-        return F.pad(logits, (0, self.vocab_size - self.lm.vocab_size), value=-torch.inf)
+        return torch.nn.functional.pad(logits, (0, self.vocab_size - self.lm.vocab_size), value=-torch.inf)
 
     def select(self, rows: Tensor) -> None:
         chosen = rows.tolist()

@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.types import Constraint, Filters, Rows, Sampler
@@ -237,7 +235,7 @@ def _quick_race(probs: Tensor, state: int) -> int:
     most = over_noise(state, probs)
     first = int(most.argmax())
     least = (float(most[first]) - float(probs[first])) * (1 - _ROUNDED)
-    rivals = np.flatnonzero(most >= least)
+    (rivals,) = (most >= least).nonzero()
     if len(rivals) == 1:
         return first
     words = (_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in rivals.tolist())
@@ -280,7 +278,7 @@ class DraftingSampler(SamplerView):
             return probs.argmax(dim=-1)
         if sampler.coupling == "gumbel" or sampler.processor.greedy:
             return sampler.draw(probs, keys)
-        return sampler._race(probs, self._within(F.pad(keys, (0, 1))), _DRAFT)
+        return sampler._race(probs, self._within(torch.nn.functional.pad(keys, (0, 1))), _DRAFT)
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         return self._sampler.coin(prob, self._within(keys))

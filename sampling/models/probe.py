@@ -71,10 +71,9 @@ def probe(model: HfModel, build: Callable[[HfModel, Exact], Network]) -> Exact:
 
 def _tried(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact], Network]) -> Exact | str:
     """The kinds of pass that are right for the twin, and so for `model`; or why it cannot be used."""
-    reason = ""
     from sampling.models.recurrent import recurrent_layers
 
-    candidates = [Exact(), Exact(batches=False)]
+    reason, candidates = "", [Exact(), Exact(batches=False)]
     if recurrent_layers(small.config.get_text_config(decoder=True)):
         candidates = [Exact(batches=False, masks=False, singly=singly) for singly in (False, True)]
     for exact in candidates:
@@ -314,14 +313,13 @@ def _few_layers(sizes: Json) -> Json:
     layers: dict[str, int] = {}
     for layer in range(total):
         beyond = [layer < count if name in _FROM_BELOW else layer >= total - count for name, count in bounds.items()]
-        kind = [[each[layer] for each in listed.values()], [layer in each for each in indices.values()], beyond]
-        layers.setdefault(repr([*kind, single.get(layer)]), layer)
+        kinds = [each[layer] for each in listed.values()], [layer in each for each in indices.values()]
+        layers.setdefault(repr([kinds, beyond, single.get(layer)]), layer)
     kept = sorted(layers.values()) if len(layers) > 1 else list(range(min(total, 2)))
     changed: Json = {name: min(size, len(kept)) for name, size in counts.items()}
     changed |= {name: [each[layer] for layer in kept] for name, each in listed.items()}
     changed |= {name: [kept.index(layer) for layer in each if layer in kept] for name, each in indices.items()}
     for name, count in bounds.items():
         changed[name] = sum(layer < count if name in _FROM_BELOW else layer >= total - count for layer in kept)
-    if single:
-        changed["per_layer_config"] = {str(kept.index(layer)): single[layer] for layer in kept if layer in single}
-    return changed
+    own = {str(kept.index(layer)): single[layer] for layer in kept if layer in single}
+    return changed | ({"per_layer_config": own} if single else {})

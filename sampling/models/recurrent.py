@@ -6,7 +6,6 @@ then the draft. If a part of the draft is rejected, the next pass starts from th
 tokens again. A layer whose scan takes no state for several tokens reads them one by one. Knows no tokens.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -218,8 +217,8 @@ def _in_steps(kind: Any) -> type[nn.Module]:
 def _hold_time_steps(module: HfModel) -> None:
     """Hold a Mamba layer's time steps within their limits in passes over one token too, where transformers forgets them
     (Nemotron-H, Zamba2): its scan over several keeps them, and both must give the same state."""
-    low, high = getattr(module, "time_step_limit", None) or (0.0, math.inf)
-    if low <= 0 and high == math.inf:
+    low, high = getattr(module, "time_step_limit", None) or (0.0, torch.inf)
+    if low <= 0 and high == torch.inf:
         return
     ends = torch.tensor([low, high]).expm1().log()  # softplus of these gives the limits
 

@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,10 +23,8 @@ from sampling.models.causal import CausalLM
 from sampling.rows import common_prefix, parted
 from sampling.types import LM, Draft, Hidden, Rows, Session
 from sampling.vocabulary import spread
+from utils.loading.fit import TokenBytes
 from utils.timing import Stopwatch
-
-if TYPE_CHECKING:
-    from utils.loading.fit import TokenBytes
 
 CHUNK = 24  # bytes after which a space begins a new chunk
 LONGEST = 256  # bytes of a chunk without such a space

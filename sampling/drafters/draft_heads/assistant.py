@@ -115,11 +115,11 @@ class AssistantLM(LM):
 
     def step(self, token: int, state: Tensor, seen: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Read `token` beside a state [1, 1, H]: logits [V], and the state that stands beside the next token."""
-        first = next(iter(seen.values()))[0]
+        count = next(iter(seen.values()))[0].shape[2]
         embedded = self._embed(torch.tensor([[token]], device=state.device)).to(state)
         out = self.model(
             inputs_embeds=torch.cat((embedded, state), dim=-1).to(self.model.dtype),
-            position_ids=torch.tensor([[first.shape[2]]], device=self.device),
+            position_ids=torch.tensor([[count]], device=self.device),
             shared_kv_states=seen,
             use_cache=False,
         )

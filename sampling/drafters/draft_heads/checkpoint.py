@@ -29,6 +29,7 @@ from sampling.drafters.draft_heads.published import (
     as_published,
     check_verifier,
     has_place,
+    nested,
     our_name,
     require,
     translated,
@@ -249,9 +250,8 @@ def _config(stored: Json, folder: Path) -> DraftHeadConfig:
             values.setdefault(f"{prefix}head_dim", size // heads)
     if "num_attention_heads" in values:
         values.setdefault("num_key_value_heads", values["num_attention_heads"])
-    rope = stored.get("rope_parameters")
-    if isinstance(rope, dict) and rope.get("rope_theta") is not None:
-        values.setdefault("rope_theta", rope["rope_theta"])
+    if (theta := nested(stored, "rope_parameters", "rope_theta")) is not None:
+        values.setdefault("rope_theta", theta)
     for field in fields(config_type):
         value = values.get(field.name, field.default)
         wrong = field.type is int and not _whole(value, 0 if field.default == 0 else 1)

@@ -44,7 +44,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.config import BlockConfig
@@ -131,9 +130,8 @@ class DFlashSession(BlockCausalSession, FollowingSession):
             network.remember(at(self.target.hidden(self.lm.reads), fed), put(fed, self.device), self._cache)
         if not count:
             return torch.zeros(len(ids), keep, network.width, device=ids.device, dtype=network.dtype), None
-        seen = self._seen(positions, mask, new, before)
-        states = network.block(ids[:, new:], put(positions[:, new:], self.device), seen, self._cache)
-        self.states = states[:, -keep:]
+        seen, where = self._seen(positions, mask, new, before), put(positions[:, new:], self.device)
+        self.states = network.block(ids[:, new:], where, seen, self._cache)[:, -keep:]
         return network.logits(self.states), None
 
     def _seen(self, positions: Tensor, mask: Tensor | None, new: int, before: int) -> dict[int, Tensor | None]:
@@ -240,17 +238,16 @@ class DSparkSession(DFlashSession):
 
         If the last token's row yields no draft, its state comes before them, as in training.
         """
-        lead = self.states.shape[1] - self.lm.block
-        tokens = put([path[:lead] + path for path in paths], self.states.device)
-        return tokens, self.states[put(places, self.states.device), : tokens.shape[1]]
+        lead, device = self.states.shape[1] - self.lm.block, self.states.device
+        tokens = put([path[:lead] + path for path in paths], device)
+        return tokens, self.states[put(places, device), : tokens.shape[1]]
 
     def logits_after(self, places: list[int], paths: Rows) -> Tensor:
         logits, bias = super().logits_after(places, paths), self.network.bias(*self._before(places, paths))
         return logits if bias is None else logits + self.cut(bias)
 
     def confidence(self, places: list[int], paths: Rows) -> list[float] | None:
-        tokens, states = self._before(places, paths)
-        chances = self.network.confidence(tokens[:, -1], states[:, -1])
+        chances = self.network.confidence(*(part[:, -1] for part in self._before(places, paths)))
         return None if chances is None else cast("list[float]", chances.tolist())
 
 
@@ -308,9 +305,7 @@ class DFlash2Session(DFlashSession):
 class PEagleSession(BlockCausalSession, FeatureSession):
     """B rows of a P-EAGLE head."""
 
-    def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
-        """Return [B, N+1, n] logits after each row and each mask token of a draft."""
-        return CausalSession.score_reduced(self, rows, draft)
+    score_reduced = CausalSession.score_reduced  # [B, N+1, n] after each row and each mask token of a draft
 
     def _joined(self, embedded: Tensor, before: Tensor) -> Tensor:
         """Join tokens [B, T, H] with the target's states in slots [B, T], or the mask's."""
@@ -360,7 +355,7 @@ class Pard2Session(BlockCausalSession, FollowingSession):
         lm, held = self.lm, torch.tensor(self.target.held())[:, None]
         before = torch.minimum(positions, held).minimum(positions[:, -keep, None]) - 1
         states = at(self.target.hidden(lm.reads), before).to(lm.weight) * put(before >= 0, self.device)[..., None]
-        term = F.linear(states, lm.weight, lm.bias)
+        term = nn.functional.linear(states, lm.weight, lm.bias)
         with lm.embedding.register_forward_hook(lambda module, inputs, embedded: embedded + term):
             return super()._run(ids, positions, mask, keep)
 

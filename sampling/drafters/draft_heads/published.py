@@ -151,11 +151,11 @@ def our_name(name: str) -> str:
 
 def verifier(stored: Config) -> str:
     """Return the name of the target that a head was made for, as speculators writes it; "" if it has none."""
-    name = _nested(stored, "speculators_config", "verifier", "name_or_path")
+    name = nested(stored, "speculators_config", "verifier", "name_or_path")
     return name if isinstance(name, str) else ""
 
 
-def _nested(value: Any, *keys: str) -> Any:
+def nested(value: Any, *keys: str) -> Any:
     """Return the value under these keys of dicts in dicts; None where one is missing or is no dict."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -178,12 +178,12 @@ def _reads(stored: Config, layers: int, folder: Path) -> tuple[int, ...]:
     `set_eagle3_layers_to_capture`). Numbers equal to the authors' choice, or to it less one, mean that choice.
     """
     usual = usual_reads(layers)
-    nested = _nested(stored, "eagle_config", "eagle_aux_hidden_state_layer_ids")
-    named = stored.get("eagle_aux_hidden_state_layer_ids") or nested or []
+    inner = nested(stored, "eagle_config", "eagle_aux_hidden_state_layer_ids")
+    named = stored.get("eagle_aux_hidden_state_layer_ids") or inner or []
     three = " reads three layers of its target and names none"
     require(bool(named) or len(usual) == 3, folder, f"{three}: one of {layers} layers has no three for it")
     ids, before = list(named or usual), [layer - 1 for layer in usual]
-    outputs = sorted(ids) != usual and (named == nested or sorted(ids) == before) and not stored.get("gguf")
+    outputs = sorted(ids) != usual and (named == inner or sorted(ids) == before) and not stored.get("gguf")
     return states_read(ids, outputs, "eagle_aux_hidden_state_layer_ids", layers, folder)
 
 
@@ -215,8 +215,8 @@ def parallel(stored: Config, own: dict[str, Tensor], size: int, folder: Path) ->
     UserError if the head has no state [1, 1, K·G] for masks, or its mask is no id.
     """
     require("model.mask_hidden" in own, folder, " is no P-EAGLE head that can be read: it lacks mask_hidden")
-    methods = _nested(stored, "speculators_config", "proposal_methods")
-    drafts = _nested(methods[0] if isinstance(methods, list) and methods else None, "speculative_tokens")
+    methods = nested(stored, "speculators_config", "proposal_methods")
+    drafts = nested(methods[0] if isinstance(methods, list) and methods else None, "speculative_tokens")
     return {"kind": "peagle", "mask": mask_in(stored, size, folder), "drafts": drafts or _USUAL_DRAFTS}
 
 
@@ -356,8 +356,8 @@ def translated_block(
     kind: str, stored: Config, tensors: dict[str, Tensor], large: HfModel, folder: Path
 ) -> tuple[Config, dict[str, Tensor]]:
     """Translate a head of this kind as :func:`translated` does, with its UserErrors."""
-    inner, nested = stored.get("transformer_layer_config") or stored, stored.get("dflash_config")
-    settings = {**stored, **(nested if isinstance(nested, dict) else {})}
+    inner, block = stored.get("transformer_layer_config") or stored, stored.get("dflash_config")
+    settings = {**stored, **(block if isinstance(block, dict) else {})}
     if wrong := [name for name in _REFUSED if settings.get(name)]:
         raise UserError(f"the drafter {folder} has {wrong[0]}, which is not read")
     if kind == "dflare":  # its mix stands where `fc` does
@@ -380,11 +380,10 @@ def translated_block(
     if kind == "dflare":
         del own["model.fc.weight"]
     config["windows"] = _windows(inner, config["num_hidden_layers"], folder)
-    block: Any = settings.get("block_size")
-    rows = isinstance(block, int) and block >= 2
-    require(rows, folder, f": block_size is {block!r}, no number of rows from 2 on")
+    rows: Any = settings.get("block_size")
+    require(isinstance(rows, int) and rows >= 2, folder, f": block_size is {rows!r}, no number of rows from 2 on")
     config["mask"] = mask_in(settings, config["vocab_size"], folder)
-    config["drafts"] = block - 1 + config["from_anchor"]
+    config["drafts"] = rows - 1 + config["from_anchor"]
     config |= _own_parts(kind, settings, config, tensors, folder)
     return reduced(config, own, tensors, folder, _BIASES_OF_IDS)
 

@@ -62,9 +62,9 @@ class Ngrams(Source):
 
     name = "ngram"
 
-    def __init__(self, vocab_size: int, n: int, multi_level: bool, seed: int) -> None:
-        self.vocab_size, self.reach, self.multi_level = vocab_size, n, multi_level
-        self.top_k_filler, self.stop_if_unknown, self.forgets = 1, True, True
+    def __init__(self, vocab_size: int, n: int, multi_level: bool, seed: int, forgets: bool) -> None:
+        self.vocab_size, self.reach, self.multi_level, self.forgets = vocab_size, n, multi_level, forgets
+        self.top_k_filler, self.stop_if_unknown = 1, True
         self._seed, self._random, self._end = seed, random.Random(seed), vocab_size
         self.reset()
 
@@ -142,8 +142,7 @@ class NgramDrafter(Proposer):
         seed: int = 0,
     ) -> None:
         whole("top_k_filler", top_k_filler, 1, "a whole number, at least 1")
-        self.ngrams = Ngrams(vocab_size, whole("n", n, 2, "a whole number, at least 2"), multi_level, seed)
-        self.ngrams.forgets = reset
+        self.ngrams = Ngrams(vocab_size, whole("n", n, 2, "a whole number, at least 2"), multi_level, seed, reset)
         self.ngrams.top_k_filler, self.ngrams.stop_if_unknown = top_k_filler, stop_if_unknown
         super().__init__([self.ngrams], least=0.0)
 

@@ -193,12 +193,10 @@ def write_tables(path: str | Path, levels: Sequence[TableArrays], about: Json) -
     described, body = [], bytearray()
     for level in levels:
         offsets = []
-        for kind, values in zip(
-            ("<u4", f"<u{token_bytes}", "u1"), (level.keys, level.tokens, level.confidence), strict=True
-        ):
+        for kind, values in ("<u4", level.keys), (f"<u{token_bytes}", level.tokens), ("u1", level.confidence):
             offsets.append(len(body))
-            body += values.astype(kind).tobytes()
-            body += bytes(_aligned(len(body)) - len(body))
+            part = values.astype(kind).tobytes()
+            body += part.ljust(_aligned(len(part)), b"\0")
         described.append(
             {"size": level.size, "entries": len(level.keys), "token_bytes": token_bytes, "offsets": offsets}
         )
