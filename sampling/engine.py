@@ -285,8 +285,7 @@ class Engine:
             chat = list(prompt) if messages else [{"role": "user", "content": prompt}]
             text = render(self.tokenizer, chat, self.template)
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        ids = first_ids(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
-        return prompt_ids(ids, f"prompt {number}")
+        return prompt_ids(first_ids(self.tokenizer, prompt) if isinstance(prompt, str) else prompt, f"prompt {number}")
 
     def _glide(self, drafter: HfModel) -> Drafter:
         """Return the drafter of a GLIDE head: of an LM, a student, a module, a folder, or a hub id."""

@@ -409,8 +409,7 @@ class RecordedLM(LM):
         """Open a session for recorded prompts; UserError for others, and for wanted hidden states."""
         if hidden:
             raise UserError(f"{self.name} is a recording: it has no hidden states for a drafter to read")
-        own = self if target is None else target
-        return RecordedSession(self, [list(row) for row in prompt], own.vocab_size)
+        return RecordedSession(self, [list(row) for row in prompt], (target or self).vocab_size)
 
     def answer(self, prompt: list[int]) -> list[int]:
         """Return the recorded answer; UserError for a prompt without one."""

@@ -354,13 +354,11 @@ def _chain(stages: Sequence[Stage], k: Matrix, reviewer: int) -> ChainDrafter:
 
 def _reviewer(drafter: Any) -> ModelDrafter:
     """Return a model drafter, of a model a new one. UserError for a drafter that cannot review."""
-    if not isinstance(drafter, ModelDrafter):
-        if not hasattr(drafter, "open"):
-            name = next(iter(getattr(drafter, "traits", Traits()).names), type(drafter).__name__)
-            raise UserError(
-                f"{name} is no model and cannot review drafts: only the last drafter of a cascade may be one"
-            )
+    if hasattr(drafter, "open"):
         return ModelDrafter(drafter)
+    if not isinstance(drafter, ModelDrafter):
+        name = next(iter(getattr(drafter, "traits", Traits()).names), type(drafter).__name__)
+        raise UserError(f"{name} is no model and cannot review drafts: only the last drafter of a cascade may be one")
     if not drafter.lm.reviews:
         why = "it has no states but its target's" if drafter.lm.reads_hidden else "its tokens are not the target's"
         raise UserError(f"{drafter.lm.name} cannot review drafts ({why}): only the last can be one")

@@ -75,8 +75,7 @@ class Acceptance:
         for ratio in self._accepted:
             ratio.fade(include_prior=True)
         self._alphas = []
-        examined = accepted if ended else accepted + 1
-        for position in range(min(gamma, examined, len(self._accepted))):
+        for position in range(min(gamma, accepted if ended else accepted + 1, len(self._accepted))):
             self._count(position, float(accepted > position))
 
     def _count(self, position: int, outcome: float) -> None:

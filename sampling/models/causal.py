@@ -216,8 +216,7 @@ class CausalSession(Session):
         self._note(feed, trees, [length + len(new) for length, new in zip(lengths, feed, strict=True)])
         if len(alike) == 1:
             return parts[0]
-        order = torch.tensor([row for rows in alike.values() for row in rows]).argsort()
-        return torch.cat(parts)[order]
+        return torch.cat(parts)[torch.tensor([row for rows in alike.values() for row in rows]).argsort()]
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         """Run the pass of ids [B, T] at host positions [B, T]: logits [B, keep, n or V]; states [B, T, H] if kept."""

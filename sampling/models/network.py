@@ -114,8 +114,7 @@ class ModelNetwork:
     @property
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree of any size, at any length."""
-        maskable = self.config._attn_implementation in _MASKABLE
-        return maskable and self.exact.masks and self.exact.slots is None
+        return self.config._attn_implementation in _MASKABLE and self.exact.masks and self.exact.slots is None
 
     def check_maskable(self) -> str:
         """The model's name; UserError if its attention takes no mask for ragged rows."""

@@ -210,8 +210,8 @@ class EchoScorer:
         named = ranked({self._ids[text]: float(value) for text, value in texts.items() if text in self._ids})
         if len(named) == len(texts):
             return named, True
-        likeliest = math.exp(next(iter(named.values()), -math.inf))
-        return named, likeliest > _unnamed(named)  # no token without a name can have more
+        # whether no token without a name can have more
+        return named, math.exp(next(iter(named.values()), -math.inf)) > _unnamed(named)
 
     def _with_next(self, ids: list[int], named: Ranked) -> Ranked:
         """Return the named tokens with the one that the server gives after these ids."""

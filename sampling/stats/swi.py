@@ -69,8 +69,7 @@ def costs_of(table: str, models: Mapping[str, SwiModel]) -> dict[str, float]:
 
     Under "model_parameters" a model that is not listed costs its own parameters, in millions.
     """
-    listed = TABLES[table]
-    named = {called: listed.get(normalised(model.name)) for called, model in models.items()}
+    named = {called: TABLES[table].get(normalised(model.name)) for called, model in models.items()}
     counted = {called: model.parameters / 1e6 for called, model in models.items() if model.parameters is not None}
     known = {called: cost for called, cost in named.items() if cost is not None}
     return counted | known if table == "model_parameters" else known

@@ -64,8 +64,7 @@ def step_of(
 
 def facts_on(verdict: Verdict, row: int, nodes: Sequence[int]) -> list[Facts]:
     """Return the facts after these nodes of a row, as the verifier knows them; else of the logits, by one transfer."""
-    known = [verdict.distributions.facts(row, node) for node in nodes]
-    facts = [each for each in known if each is not None]
+    facts = [known for node in nodes if (known := verdict.distributions.facts(row, node)) is not None]
     if len(facts) == len(nodes):
         return facts
     return [AllFacts(logits) for logits in verdict.logits[row, [node + 1 for node in nodes]].float().cpu()]
@@ -160,8 +159,8 @@ class PositionRecorder:
         """Return the trials of a row that coins decided."""
         stood, trials = [-1, *accepted], []
         for chances, keys in self.sampler.tossed:
-            tossed = zip(chances.tolist(), keys.tolist(), self.sampler.coin_uniforms(keys), strict=True)
-            for chance, (row, position, start, turn), coin in tossed:
+            coins = self.sampler.coin_uniforms(keys)
+            for chance, (row, position, start, turn), coin in zip(chances.tolist(), keys.tolist(), coins, strict=True):
                 if row == step.row:
                     depth = position - start
                     # A block has coins after a rejection too.

@@ -372,8 +372,7 @@ def review(
         p, x = probs[where, depth], tokens[where, depth]
         if emitted is None:
             return examine_points(p, x, at, sampler, None if passes is None else passes[where, depth])
-        drawn = draft.probs is not None and depth < count
-        q = draft.probs[where, depth].to(p.dtype) if drawn else one_hot(x, p)  # type: ignore[index]
+        q = draft.probs[where, depth].to(p) if draft.probs is not None and depth < count else one_hot(x, p)
         kept = torch.minimum(q, lenience * p)
         rest = residual(p, q)
         rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # never 0 for a token that can be drawn

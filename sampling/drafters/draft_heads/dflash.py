@@ -216,8 +216,7 @@ class DSparkNetwork(BlockNetwork):
         if self.markov is None:
             return None
         state = states.new_zeros(len(states), self.config.rank)
-        first = 0 if self.config.markov == "rnn" else tokens.shape[1] - 1
-        for step in range(first, tokens.shape[1]):
+        for step in range(0 if self.config.markov == "rnn" else tokens.shape[1] - 1, tokens.shape[1]):
             latent, state = self.markov.step(tokens[:, step], states[:, step], state)
         return cast(Tensor, cast(Any, self._onto_ids)(latent))
 

@@ -146,8 +146,8 @@ class Recalled(Source):
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
         if len(texts) != 1 or self._certain:
             return
-        tokens = draft.trees[0].path_tokens(paths[0])
-        self.learn([*texts[0][-2:], *tokens], likeliest_tokens(verdict, [-1, *paths[0]]))
+        likely = likeliest_tokens(verdict, [-1, *paths[0]])
+        self.learn([*texts[0][-2:], *draft.trees[0].path_tokens(paths[0])], likely)
 
     def learn(self, row: list[int], likely: Sequence[Sequence[Offer]]) -> None:
         """Keep the likeliest ids and their probabilities after each of the last tokens of `row`.
