@@ -126,11 +126,6 @@ class RecordedAnswers:
         return max(max(*answer.prompt, *answer.answer) for answer in self.answers)
 
     @property
-    def vocab_size(self) -> int | None:
-        """Return the recorded model's vocabulary size, if the header has it."""
-        return self.header.get("vocab_size")
-
-    @property
     def stop_ids(self) -> frozenset[int]:
         """Return the ids that end an answer, as far as the header has them."""
         end = self.header.get("end_id")
@@ -396,7 +391,7 @@ class RecordedLM(LM):
         return RecordedLM(
             {said.prompt: said.answer for said in recording.answers},
             header.get("end_id", end_id),
-            recording.vocab_size if vocab_size is None else vocab_size,
+            header.get("vocab_size") if vocab_size is None else vocab_size,
             name,
             header.get("context", 1 << 30),
             header.get("start_id", start_id),
