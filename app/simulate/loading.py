@@ -169,7 +169,9 @@ def _alone(
         recorded = file.fitting(recorded, models[model.name], tokenizer)
     if not models and spec.arch == "seq2seq" and file.args.arch == "auto" and "start_id" not in recorded.header:
         recorded = file.read("seq2seq")
-    size = recorded.header.get("vocab_size") or max([recorded.highest + 1, *(model.vocab_size for model in models.values())])
+    size = recorded.header.get("vocab_size") or max(
+        [recorded.highest + 1, *(model.vocab_size for model in models.values())]
+    )
     lm = RecordedLM.of(recorded, file.args.end_id or 0, size)
     loaded = LoadedPair(
         spec=spec,
