@@ -35,8 +35,8 @@ Ids = Sequence[int] | torch.Tensor
 Stop = int | Iterable[int] | None
 Seed = int | torch.Generator
 
+# Vocabularies that are padded for one tokenizer differ in size by fewer ids; from this on it is another tokenizer.
 MAX_VOCAB_PADDING = 1024
-"""Vocabularies that are padded for one tokenizer differ in size by fewer ids; from this on it is another tokenizer."""
 _REFUSED = {
     (
         "skip_sample_adjustment",

@@ -69,10 +69,10 @@ class Proposal(NamedTuple):
     source: int
 
 
+# Of typical acceptance: ε and δ as published (Medusa, Cai et al., arXiv 2401.10774).
 EPSILON, DELTA = 0.09, 0.3
-"""Of typical acceptance: ε and δ as published (Medusa, Cai et al., arXiv 2401.10774)."""
+# The β = 1/T at which a position may keep the sum over the tokens that it does not name.
 INVERSE_TEMPERATURES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
-"""The β = 1/T at which a position may keep the sum over the tokens that it does not name."""
 ENOUGH = 20  # alternatives of a position, from which on that sum is kept
 
 

@@ -41,8 +41,8 @@ _ROW = re.compile(r"\[[^\[\]]*\]")
 _SHORTENED = " (torch has shortened a tensor: torch.set_printoptions(threshold=…))"
 
 Arch = Literal["causal", "seq2seq"]
+# How the values of a file were read; "told": as the file or the caller says.
 Reading = Literal["told", "answers alone", "prompt first", "start first"]
-"""How the values of a file were read; "told": as the file or the caller says."""
 
 
 def _rows(file: Path, text: str) -> Iterator[tuple[int, IdTuple]]:

@@ -36,9 +36,9 @@ class Rule(IntEnum):
     TYPICAL = 3  # lossy, not exact: a likely enough token passes, whatever was drawn and whoever drafted it
 
 
+# The states of a model that are wanted: i ≥ 0 is the input of its layer i (transformers' `hidden_states[i]`), −1 the
+# input of its head. True means (−1,), False none.
 Hidden = bool | tuple[int, ...]
-"""The states of a model that are wanted: i ≥ 0 is the input of its layer i (transformers' `hidden_states[i]`), −1 the
-input of its head. True means (−1,), False none."""
 
 
 Allocate = Callable[[int, int], int]  # rows, numbers of each → the address of memory for them, in float32

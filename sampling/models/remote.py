@@ -24,13 +24,13 @@ _LEAST = 1e-9  # probability that is left for all ids which the server does not 
 TOP = 5  # likeliest tokens requested at each position
 SPAN = 4  # tokens of a continuation requested as text: a character has no more
 
+# Log-probabilities by token, the likeliest first; a draft that stands there may be one more.
 Ranked = dict[int, float]
-"""Log-probabilities by token, the likeliest first; a draft that stands there may be one more."""
 
 
+# Takes ids that end in a draft, and the draft's length; returns the server's likeliest tokens before the draft and
+# after each of its tokens. UserError for a server that fails.
 Score = Callable[[list[int], int], list[Ranked]]
-"""Takes ids that end in a draft, and the draft's length; returns the server's likeliest tokens before the draft and
-after each of its tokens. UserError for a server that fails."""
 
 
 class RemoteLM(LM):

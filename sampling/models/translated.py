@@ -60,11 +60,9 @@ class Translation:
         for name, token in target.special.items():  # names come before roles
             if name in drafter.special:
                 mates.setdefault(token, drafter.special[name])
-        pairs = {
-            drafter.by_bytes[text]: target.by_bytes[text] for text in target.by_bytes.keys() & drafter.by_bytes.keys()
-        }
-        for token, mate in mates.items():
-            pairs.setdefault(mate, token)
+        common = target.by_bytes.keys() & drafter.by_bytes.keys()
+        pairs = {mate: token for token, mate in reversed(mates.items())}  # the first of several tokens counts
+        pairs |= {drafter.by_bytes[text]: target.by_bytes[text] for text in common}
         fitting = sorted((ours, theirs) for theirs, ours in pairs.items() if ours < sizes[0] and theirs < sizes[1])
         ours, theirs = torch.tensor(fitting, dtype=torch.long).view(-1, 2).unbind(1)
         translation = Translation(target, drafter, ours.contiguous(), theirs.contiguous(), mates)

@@ -109,8 +109,8 @@ class Examined(NamedTuple):
     undefined: Tensor  # [M] bool
 
 
+# Rows [M], nodes at which they stand [M] (-1: the root), keys [M, 3] (row number, position, the round's start).
 Examine = Callable[[list[int], list[int], Tensor], Examined]
-"""Rows [M], nodes at which they stand [M] (-1: the root), keys [M, 3] (row number, position, the round's start)."""
 
 
 def verify_drawn(draft: Draft, keys: Keys, distributions: HostDistributions, sampler: Sampler) -> Decision:

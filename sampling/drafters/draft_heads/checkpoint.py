@@ -111,16 +111,15 @@ def load_student(
     folder = Path(folder)
     stored = read_config(folder)
     tokenizer, own = stored.get("tokenizer"), fingerprint or "not given: fingerprint(tokenizer) of utils.loading.fit"
-    if tokenizer is not None and tokenizer != fingerprint and (target is not None or fingerprint is not None):
-        raise UserError(f"the drafter {folder} was made for another tokenizer ({tokenizer}, the target's is {own})")
+    fits = tokenizer in (None, fingerprint) or (target is None and fingerprint is None)
+    require(fits, folder, f" was made for another tokenizer ({tokenizer}, the target's is {own})")
     own_format = stored.get("student") == FORMAT
     _check_complete(stored, own_format, folder)
     tensors, packed = unstored(_tensors(folder, stored))
     kind = None if own_format else head_kind(folder)
     if kind not in PUBLISHED_KINDS:
         return _fitted(stored if own_format else _completed(stored, tensors, target, folder), tensors, folder, target)
-    if target is None:
-        raise UserError(f"the drafter {folder} is for a target: it cannot be used without it")
+    require(target is not None, folder, " is for a target: it cannot be used without it")
     check_verifier(stored, name, folder)
     large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     try:
@@ -274,9 +273,9 @@ def _whole(value: Any, least: int) -> bool:
 
 def _ids(ids: Tensor | None, config: DraftHeadConfig, folder: Path) -> Tensor | None:
     """Return the stored reduced vocabulary: ascending ids, one for each row of the head. UserError otherwise."""
-    unfit, count = f"the drafter {folder / WEIGHTS} does not fit its config.json", 0 if ids is None else ids.numel()
-    if count != config.short_list:
-        raise UserError(f"{unfit}: {count} ids in the reduced vocabulary, {CONFIG} says {config.short_list}")
+    count, said = 0 if ids is None else ids.numel(), f"{CONFIG} says {config.short_list}"
+    unfit = f" does not fit its config.json: {count} ids in the reduced vocabulary, {said}"
+    require(count == config.short_list, folder / WEIGHTS, unfit)
     if ids is None:
         return None
     ids = ids.flatten().long()
@@ -348,8 +347,8 @@ def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | Non
     """Return the target's tensors that the draft head uses as its own."""
     model: HfModel = target
     tensors: dict[str, Tensor] = {}
-    if model is None and (config.shared_embedding or config.shared_head):
-        raise UserError(f"the drafter {folder} shares its target's embedding: it cannot be used without it")
+    fits = model is not None or not (config.shared_embedding or config.shared_head)
+    require(fits, folder, " shares its target's embedding: it cannot be used without it")
     if config.shared_embedding:
         table = model.get_input_embeddings()
         if isinstance(table, QuantizedEmbedding):  # `_built` puts the packed module itself there

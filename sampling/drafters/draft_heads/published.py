@@ -165,8 +165,8 @@ def nested(value: Any, *keys: str) -> Any:
 def check_verifier(stored: Config, target: str | None, folder: Path) -> None:
     """Raise UserError if a head was made for a target of another name than `target`, a hub id; None: no check."""
     made = verifier(stored)
-    if target and made.count("/") == 1 and made.lower().rpartition("/")[2] != target.lower().rpartition("/")[2]:
-        raise UserError(f"the drafter {folder} is for {made}, this target is {target} (a target's folder has no name)")
+    other = target and made.count("/") == 1 and made.lower().rpartition("/")[2] != target.lower().rpartition("/")[2]
+    require(not other, folder, f" is for {made}, this target is {target} (a target's folder has no name)")
 
 
 def _reads(stored: Config, layers: int, folder: Path) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 SIZES = (16, 8, 4, 2)  # tokens of context, tried from the longest
 LOOKS = 8  # newest tokens after a context that are counted
+# By tokens of context: a token that followed k of n times has probability k / (n + doubt) (docs/notes/tables.md).
 DOUBT = {16: 0.25, 8: 1.2, 4: 2.0, 2: 4.0}
-"""By tokens of context: a token that followed k of n times has probability k / (n + doubt) (docs/notes/tables.md)."""
 ROOM = 1 << 17  # capacity in tokens, under 100 MB
 READ = 64  # last tokens of a prompt that are kept before its answer
 
