@@ -21,8 +21,7 @@ class FormConstraint:
     def begin(self, rows: Rows) -> None:
         """Begin answers to these rows; a run within another's continues its answers. UserError where one prompt is
         the beginning of another: a text would have two states."""
-        distinct = [list(row) for row in dict.fromkeys(map(tuple, rows))]
-        self._answers = self._answers or [(prompt, [], [self._state]) for prompt in distinct]
+        self._answers = self._answers or [([*row], [], [self._state]) for row in dict.fromkeys(map(tuple, rows))]
         prompts = [prompt for prompt, *_ in self._answers]
         if any(long[: len(short)] == short for short in prompts for long in prompts if long is not short):
             raise UserError("prompts decoded together under a grammar must not be the beginnings of others")

@@ -420,9 +420,8 @@ class RecordedSession(Session):
         self.lm, self.vocab_size, self.described = lm, vocab_size, f"{lm.name} is a recording: it"
         self.source = prompt if lm.start_id is not None else None
         self.initial = prompt if lm.start_id is None else [[lm.start_id] for _ in prompt]
-        answers = [lm.answer(row) for row in prompt]
-        self._texts = [first + answer for first, answer in zip(self.initial, answers, strict=True)]
-        self._best = [lm.best.get(tuple(row), []) for row in prompt]
+        each = zip(self.initial, prompt, strict=True)
+        self._said = [(first + lm.answer(row), lm.best.get(tuple(row), [])) for first, row in each]  # texts, likeliest
         self._cached: Rows = [[] for _ in prompt]
 
     def rollback(self, rows: Rows) -> list[int]:
@@ -436,7 +435,7 @@ class RecordedSession(Session):
         self._cached = [list(row) for row in rows]
         logits = torch.zeros(len(rows), draft.width + 1, self.lm.vocab_size)
         for index, (row, tree) in enumerate(zip(rows, draft.trees, strict=True)):
-            text, best = self._texts[index], self._best[index]
+            text, best = self._said[index]
             for column, depth in enumerate([0, *tree.depths, *[0] * (draft.width - len(tree.depths))]):
                 at, answered = len(row) + depth, len(row) + depth - len(self.initial[index])
                 ids = best[answered] if 0 <= answered < len(best) else ()
@@ -446,8 +445,7 @@ class RecordedSession(Session):
 
     def select(self, rows: Tensor) -> None:
         chosen = rows.tolist()
-        self._texts = [self._texts[row] for row in chosen]
-        self._best = [self._best[row] for row in chosen]
+        self._said = [self._said[row] for row in chosen]
         self._cached = [list(self._cached[row]) for row in chosen]
         self.initial = [self.initial[row] for row in chosen]
         self.source = self.source and [self.source[row] for row in chosen]

@@ -75,5 +75,6 @@ def single_thread_if_small(values: int) -> Iterator[None]:
 
 def spread(values: Tensor, ids: Tensor | None, size: int, fill: float) -> Tensor:
     """Spread values [..., n] of the ids [n] over [..., size] with `fill` elsewhere; ids None returns `values`."""
-    shape = *values.shape[:-1], size
-    return values if ids is None else values.new_full(shape, fill).index_copy_(-1, ids, values)
+    if ids is None:
+        return values
+    return values.new_full((*values.shape[:-1], size), fill).index_copy_(-1, ids, values)

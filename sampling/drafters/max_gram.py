@@ -47,9 +47,10 @@ class Copies(Source):
         self._copied = []
         for begin, text, depth in zip(self._begins, texts, depths, strict=True):
             copied = after_match(text, len(text) - begin, depth) if depth > 0 else []
-            longer = text + copied
-            more = after_match(longer, len(longer) - begin, depth - len(copied)) if 0 < len(copied) < depth else []
-            self._copied.append(copied + more)
+            if 0 < len(copied) < depth:
+                longer = text + copied
+                copied = copied + after_match(longer, len(longer) - begin, depth - len(copied))
+            self._copied.append(copied)
 
     def offers(self, node: Node) -> list[Offer]:
         tokens = self._copied[node.row]

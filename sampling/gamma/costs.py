@@ -76,13 +76,18 @@ class Costs:
         c: an earlier measurement of c.
         table: earlier measurements of v(n) by n.
         plain: an earlier measurement of a 1-token pass, in seconds.
+        borrowed: they are those of a batch of another size, so the plain pass must be timed again.
 
     Raises:
         ValueError: a cost that is not positive.
     """
 
     def __init__(
-        self, c: float | None = None, table: Mapping[int, float] | None = None, plain: float | None = None
+        self,
+        c: float | None = None,
+        table: Mapping[int, float] | None = None,
+        plain: float | None = None,
+        borrowed: bool = False,
     ) -> None:
         seeds = {n: value for n, value in sorted((table or {}).items()) if n > 1}
         if any(value <= 0 for value in (*seeds.values(), plain or 1.0)) or (c is not None and c < 0):
@@ -91,7 +96,7 @@ class Costs:
         rising = [*accumulate((min(float(n), max(1.0, v)) for n, v in reversed(seeds.items())), min)][::-1]
         seeds = dict(zip(seeds, rising, strict=True))
         self._seeded, self._seeds = c is not None, seeds
-        self.borrowed = False  # seeded from a batch of another size, so the plain pass must be timed again
+        self.borrowed = borrowed
         self._timed = 0 if plain is None else EARLIER  # 1-token passes that the seed is worth
         self._speed = _Speed()
         self._passes: dict[int, _Samples] = {1: _Samples(*([] if plain is None else [plain]))}  # seconds / slowness
@@ -126,9 +131,7 @@ class Costs:
 
     def copied(self) -> "Costs":
         """Return new costs seeded with these estimates."""
-        costs = Costs(self.c, {n: value for n, value in enumerate(self.v(self.reach), start=1) if n > 1})
-        costs.borrowed = True
-        return costs
+        return Costs(self.c, dict(enumerate(self.v(self.reach), start=1)), borrowed=True)
 
     def add(
         self,

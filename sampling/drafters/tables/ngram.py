@@ -70,17 +70,14 @@ class Ngrams(Source):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._stores, self._seen = [self._store()], list[list[int]]([[]])
-
-    def _store(self) -> NgramStore:
-        return NgramStore(self.reach, multi_level=self.multi_level)
+        self._stores, self._seen = [NgramStore(self.reach, multi_level=self.multi_level)], list[list[int]]([[]])
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         """Fill the stores from the prompts."""
         self._random.seed(self._seed)
         self._end = min(self.vocab_size, target.vocab_size)
         if self.forgets or len(self._stores) != len(prompt):
-            self._stores = [self._store() for _ in prompt]
+            self._stores = [NgramStore(self.reach, multi_level=self.multi_level) for _ in prompt]
             self._seen = [[] for _ in prompt]
         for store, row, seen in zip(self._stores, prompt, self._seen, strict=True):
             store.fill(row, common_prefix(seen, row))
