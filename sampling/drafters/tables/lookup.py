@@ -28,8 +28,8 @@ from utils.kernels.bindings import OFFERED, Offers, at_hand, kernels
 LONGEST = 5  # tokens of a match
 # By tokens of a match: how often it held on recorded answers that were in no table.
 CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
-# By tokens of context: share of a recalled token's earlier probability that it has now (docs/notes.md, "Distributions
-# recalled").
+# By tokens of context: share of a recalled token's earlier probability that it has now (docs/notes.md,
+# "Distributions recalled").
 SHARES = {2: 0.6, 1: 0.3}
 COUNTED = 0.5  # trust in counted and recalled tokens, beside a match or a model (docs/notes.md)
 CHOICES = 4  # tokens kept of one context
