@@ -209,7 +209,12 @@ def test_json_lines_with_events_between_them_are_read(tmp_path: Path) -> None:
     assert found.pass_seconds == {1: 0.5, 4: 0.6}
     assert found.header["tokenizer"] == "abc"
     only = read_answers(written(tmp_path, lines({"prompt_ids": [1], "answer_ids": [2]})))
-    assert (only.answers[0].answer, only.vocab_size, only.stop_ids, only.best) == ((2,), None, frozenset(), 1)
+    assert (only.answers[0].answer, only.header.get("vocab_size"), only.stop_ids, only.best) == (
+        (2,),
+        None,
+        frozenset(),
+        1,
+    )
 
 
 def test_a_recording_says_what_its_file_tells(tmp_path: Path) -> None:
