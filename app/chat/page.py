@@ -114,7 +114,7 @@ def _article(number: int, answer: PageAnswer) -> str:
         lanes = "\n".join(_section(track, answer.question) for track in answer.tracks)
         notes = [
             *(each.text for each in comparisons_of([track.answer() for track in answer.tracks])),
-            note(answer.tracks[-1].pane(), goes_on=False),
+            note(answer.tracks[-1].pane(), can_continue=False),
             f"Why (commands are for the console): {Why(answer.tracks)}",
         ]
     samples = _branches(answer.samples) if answer.samples else ""

@@ -207,5 +207,5 @@ def report(answers: list[Answer], settings: Settings) -> None:
     console.print(stats_lines(panes, look), end="")
     for comparison in comparisons_of(answers):
         console.print(comparison.text, style=look.style(comparison.style) or "")
-    if cut := note(panes[-1], goes_on=False):
+    if cut := note(panes[-1], can_continue=False):
         console.print(cut)

@@ -84,7 +84,7 @@ def _play(prepared: Prepared, state: ConsoleState) -> list[Pause]:
     if live and (settings.times_slower > 1 or settings.steps):
         for track in tracks:
             track.waiting = FIRST
-    with streaming(tracks, state.out, settings, goes_on=state.goes_on) if live else nullcontext(undrawn) as draw:
+    with streaming(tracks, state.out, settings, state.can_continue) if live else nullcontext(undrawn) as draw:
         events = prepared.log.tee(prepared.race) if prepared.log else prepared.race
         if live and settings.steps:
             draw()

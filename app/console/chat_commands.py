@@ -244,7 +244,11 @@ def load(state: ConsoleState, path: Path) -> None:
     engine, chat = state.engine(), state.conversation()
     same = found.tokenizer in (None, _tokenizer(state)) and chat.reads(found.turns, engine.target.vocab_size)
     before = len(chat.turns)
-    layers = state.layers if found.system == state.settings.system else state.layers.with_set(system=found.system)
+    layers = (
+        state.layers
+        if found.system == state.settings.system
+        else state.layers.with_console_changes(system=found.system)
+    )
     state.chat = chat = chat.loaded(found.turns, found.system, same=same)
     state.layers = layers
     for turn in chat.turns:

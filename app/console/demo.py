@@ -13,7 +13,7 @@ from app.console.answer import answer
 from app.console.state import ConsoleState
 from app.lanes.answers import run_lane
 from app.prompts.questions import conversation, fitting
-from app.replay.player import BASE, Answers, PlayedStep, chosen, play_recorded, slowness, walk
+from app.replay.player import BASE_SETTINGS, Answers, PlayedStep, chosen, play_recorded, slowness, walk
 from app.screen.live import Track, look_of
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
@@ -44,7 +44,7 @@ def _live(settings: Settings, options: ModelOptions, steps: Sequence[tuple[int, 
     with quiet_keys(), Interrupts() as stop:
         engine = load_engine(settings, options, stop)
         state = ConsoleState(Layers(flags=dict(settings)), options, out, out, lambda *_: engine, live=is_live(out))
-        state.stop, state.touring, state.goes_on = stop, True, False
+        state.stop, state.touring, state.can_continue = stop, True, False
         state.pairs.engine, state.pairs.spec = engine, engine.loaded.spec
         try:
             return Tour(state, engine).walk(steps)
@@ -78,7 +78,7 @@ class Tour:
         return answers
 
     def _set(self, changes: Mapping[str, object]) -> Settings:
-        self.state.layers = self.layers.with_set(**{**BASE, "slow": self.slow, **changes})
+        self.state.layers = self.layers.with_console_changes(**{**BASE_SETTINGS, "slow": self.slow, **changes})
         return self.state.settings
 
     def _answer(self, step: PlayedStep, changes: Mapping[str, object]) -> list[Sequence[Track]]:
@@ -95,10 +95,10 @@ class Tour:
         return [state.answers[-1].tracks] if answer(plan, state) else []
 
     def _warm_up(self, step: PlayedStep) -> None:
-        """Run the first answer of the process, which pays for memory that is touched first: it is not shown, but the
-        plain decoding after it sets how much slower the tour is shown.
+        """Run a first answer, not shown, because it pays for first-touch memory. The plain decoding after it sets how
+        much the tour is slowed.
         """
-        for compare in (step.plays[0].get("compare", BASE["compare"]), "ar"):
+        for compare in (step.plays[0].get("compare", BASE_SETTINGS["compare"]), "ar"):
             settings = self._set({**step.plays[0], "compare": compare, "max_new_tokens": _WARM_UP})
             chat = conversation(self.engine, settings)
             for lane in self.engine.lanes(settings):

@@ -194,7 +194,7 @@ def set_values(state: ConsoleState, rest: str) -> None:
 
 def reset(state: ConsoleState, rest: str) -> None:
     names, before = [Settings.field(name).name for name in rest.split()], state.settings
-    state.take(state.layers.without_set(*names))
+    state.take(state.layers.without_console_changes(*names))
     changed = [name for name in SETTING_FIELDS if getattr(before, name) != getattr(state.settings, name)]
     if names or changed:
         say_values(state, names or changed)

@@ -26,7 +26,7 @@ def _toggle(word: str, lane: str) -> Command:
     def handler(state: ConsoleState, rest: str) -> None:
         lanes = state.settings.compare
         others, present = tuple(other for other in lanes if other != lane), lane in lanes
-        wanted = Field(f"/{word}", SWITCH).read(rest, still=present) if rest else not present
+        wanted = Field(f"/{word}", SWITCH).read(rest, current=present) if rest else not present
         if not wanted and not others:
             raise UsageError(f"{lane} is the last lane and stays on (still {','.join(lanes)})")
         if wanted and not present:
@@ -61,14 +61,14 @@ def _processor(state: ConsoleState, rest: str) -> None:
         name, *values = rest.split()
         name = _JOINED.get(name, name)
         if name == "greedy" and len(values) == 1:  # a temperature, which changes nothing
-            SETTING_FIELDS["temperature"].read(values.pop(), still=state.settings.temperature)
+            SETTING_FIELDS["temperature"].read(values.pop(), current=state.settings.temperature)
         if name not in PROCESSORS:
             usages = ", ".join(map(_usage, PROCESSORS))
             raise UsageError(f"/processor takes one of {usages}; got {got(name)}{did_you_mean(name, PROCESSORS)}")
         parts = PROCESSORS[name]
         if len(values) != len(parts):
-            still, count = _processor_text(state.settings), f"takes {len(parts)} values, got {len(values)}"
-            raise UsageError(f"/processor {_usage(name)} {count} (still {still})")
+            current, count = _processor_text(state.settings), f"takes {len(parts)} values, got {len(values)}"
+            raise UsageError(f"/processor {_usage(name)} {count} (still {current})")
         state.change(**{**_NEUTRAL, **dict(zip(parts, values, strict=True))})
     state.say(f"processor = {_processor_text(state.settings)}")
 

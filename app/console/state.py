@@ -240,7 +240,7 @@ class ConsoleState(Surface):
 
     def change(self, **changes: object) -> None:
         """Change settings, all or none; UsageError, with what still holds, when one is refused."""
-        self.take(self.layers.with_set(**changes))
+        self.take(self.layers.with_console_changes(**changes))
 
     def take(self, layers: Layers, engine: PairEngine | None = None, spec: PairSpec | None = None) -> None:
         """Apply settings, and optionally switch the pair, after validation.

@@ -103,7 +103,7 @@ class Player:
         if not place.settings.quiet:
             self._head(answer)
         if place.live:
-            with streaming(tracks, place.out, place.settings, goes_on=False) as draw:
+            with streaming(tracks, place.out, place.settings, can_continue=False) as draw:
                 if looks.steps:
                     draw()
                     pauses = answer.closing.pauses if answer.closing and looks is answer.settings else ()
@@ -154,7 +154,7 @@ class PlayedStep:
     varied: str = ""
 
 
-BASE: Mapping[str, object] = {
+BASE_SETTINGS: Mapping[str, object] = {
     **{"compare": "ar,spec", "gamma": "auto", "expand": "auto", "verify": "token", "coupling": "rejection"},
     **{name: rule.off for name, rule in ARGUMENTS.items()},
     **{**dict.fromkeys(FORMS, ""), "logit_bias": (), "stop": (), "temperature": 0, "max_new_tokens": 48},

@@ -245,7 +245,7 @@ def frame(
     settings: Settings,
     answers: Sequence[Answer] = (),
     notes: bool = True,
-    goes_on: bool = True,
+    can_continue: bool = True,
 ) -> Frame:
     """The lanes as they stand; with all their `answers` they are compared, and a lossy lane shows what differs."""
     return Frame(
@@ -255,7 +255,7 @@ def frame(
         comparisons=comparisons_of(answers),
         show_discarded=settings.debug,
         notes=notes,
-        goes_on=goes_on,
+        can_continue=can_continue,
     )
 
 
@@ -279,14 +279,16 @@ def play(
 
 
 @contextmanager
-def streaming(tracks: Sequence[Track], console: Console, settings: Settings, goes_on: bool = True) -> Iterator[Draw]:
+def streaming(
+    tracks: Sequence[Track], console: Console, settings: Settings, can_continue: bool = True
+) -> Iterator[Draw]:
     """Stream the lanes at the bottom of a terminal, which is clean again afterwards; yields the function that draws."""
     with InPlace(console) as surface:
 
         def draw(below: Sequence[Row] = ()) -> None:
             look = look_of(console, settings)
             room = look.sized(height=max(2, (look.height or 2) - len(below)))
-            surface.draw(Lines([*frame(tracks, room, settings, goes_on=goes_on).rows(), *below], look))
+            surface.draw(Lines([*frame(tracks, room, settings, can_continue=can_continue).rows(), *below], look))
 
         yield draw
 
@@ -301,22 +303,22 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
     if settings.quiet:
         place.out.print(text, soft_wrap=True)
         place.say(stats_lines([last], look_of(place.out, settings).sized(height=None)))
-        if cut := note(last, goes_on=place.goes_on):
+        if cut := note(last, can_continue=place.can_continue):
             place.say(cut)
         return
     if not place.touring:
         place.say(answer_text(text, settings, live=place.live, marks=tracks[-1].thinking), "")
-    place.say(panes(tracks, place.out, settings, notes=not place.touring, goes_on=place.goes_on))
+    place.say(panes(tracks, place.out, settings, notes=not place.touring, can_continue=place.can_continue))
     if settings.view == "trace" and (track := explained_track(tracks)).lane.beams is None:
         place.say(rounds_of(track, look_of(place.out, settings).sized(height=None)))
 
 
 def panes(
-    tracks: Sequence[Track], console: Console, settings: Settings, notes: bool = True, goes_on: bool = True
+    tracks: Sequence[Track], console: Console, settings: Settings, notes: bool = True, can_continue: bool = True
 ) -> RenderableType:
     """All lanes in full with comparison and legend."""
     answers = [track.answer() for track in tracks]
-    return frame(tracks, look_of(console, settings).sized(height=None), settings, answers, notes, goes_on)
+    return frame(tracks, look_of(console, settings).sized(height=None), settings, answers, notes, can_continue)
 
 
 def explained_track(tracks: Sequence[Track]) -> Track:

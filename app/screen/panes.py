@@ -136,8 +136,8 @@ class PaneData:
         return f"cut at {amount}" if cut else f"{self.state}, {amount}"
 
 
-def note(pane: PaneData, *, goes_on: bool = True) -> str:
-    """Why an answer is not whole ("cut at 128 tokens, /continue"), or ""; `goes_on`: it can be continued there."""
+def note(pane: PaneData, *, can_continue: bool = True) -> str:
+    """Why an answer is not whole ("cut at 128 tokens, /continue"), or ""; `can_continue`: it can be continued there."""
     stats = pane.stats
     amount = plural(pane.tokens, "token" if stats is None or stats.counts_tokens else "piece")
     problem = stats.report.problem if stats is not None and stats.report is not None else ""
@@ -146,7 +146,7 @@ def note(pane: PaneData, *, goes_on: bool = True) -> str:
     if stats is None or stats.stop_reason != "length":
         return problem
     full = pane.tokens < pane.lane.settings.max_new_tokens and not stats.pieces
-    more = ", the context is full" if full else ", /continue" if goes_on and not stats.pieces else ""
+    more = ", the context is full" if full else ", /continue" if can_continue and not stats.pieces else ""
     return f"cut at {amount}{more}"
 
 

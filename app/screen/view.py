@@ -225,10 +225,10 @@ class Summary(Drawn):
         legend: bool = True,
         show_discarded: bool = False,
         notes: bool = True,
-        goes_on: bool = True,
+        can_continue: bool = True,
     ) -> None:
-        self.panes, self.look, self.comparisons, self.notes, self.goes_on = panes, look, comparisons, notes, goes_on
-        self.explained = [pane for pane in panes if pane.drafts_or_searches]
+        self.panes, self.explained = panes, [pane for pane in panes if pane.drafts_or_searches]
+        self.look, self.comparisons, self.notes, self.can_continue = look, comparisons, notes, can_continue
         marks = legend and any(span.kind != "plain" for pane in panes for span in pane.spans)
         self.legend = meanings(look, panes, show_discarded=show_discarded) if marks else []
 
@@ -246,7 +246,7 @@ class Summary(Drawn):
             for pane in drafting[-1:]:
                 blocks.append(Section(5, flow(positions(pane.stats, look, pane.label * (len(drafting) > 1)), look, 2)))
         # Why the answer that the conversation continues from is not whole.
-        text = note(self.panes[-1], goes_on=self.goes_on) if self.panes and self.notes else ""
+        text = note(self.panes[-1], can_continue=self.can_continue) if self.panes and self.notes else ""
         chunks = [chunk(text, "bad"), *(chunk(_resting(pane), "faint") for pane in self.panes if pane.resting)]
         notes = [row for each in chunks if each.width for row in flow([each], look)]
         blocks += [Section(2, notes), Section(6, flow(self._reading_aids(), look))]
@@ -302,10 +302,12 @@ class Frame(Drawn):
         comparisons: Sequence[Comparison] = (),
         show_discarded: bool = False,
         notes: bool = True,
-        goes_on: bool = True,
+        can_continue: bool = True,
     ) -> None:
         self.look, self.body = look, SideBySide(panes, look, layout, show_discarded=show_discarded)
-        self.summary = Summary(panes, look, comparisons, show_discarded=show_discarded, notes=notes, goes_on=goes_on)
+        self.summary = Summary(
+            panes, look, comparisons, show_discarded=show_discarded, notes=notes, can_continue=can_continue
+        )
 
     def rows(self) -> list[Row]:
         blocks, height = self.summary.blocks(), self.look.height
@@ -324,14 +326,14 @@ class Frame(Drawn):
 
 class Surface:
     """Where answers are shown. `live`: there is a terminal to draw on; `touring`: an answer is looked at, not copied;
-    `goes_on`: /continue can continue it. Text is literal, and nothing in it is obeyed by the terminal."""
+    `can_continue`: /continue can continue it. Text is literal, and nothing in it is obeyed by the terminal."""
 
     settings: Settings
     out: Console
     live: bool
     stop: Interrupts
     touring: bool = False
-    goes_on: bool = True
+    can_continue: bool = True
 
     def say(self, *contents: RenderableType) -> None:
         for content in contents:
@@ -346,7 +348,7 @@ class Surface:
 class Canvas(Surface):
     """The surface of replay and the recorded tour."""
 
-    goes_on = False
+    can_continue = False
 
     def __init__(
         self,

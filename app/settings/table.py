@@ -1,9 +1,9 @@
 """The one table of settings: flags, variables, /set, completion, help, errors and the README come from it; and the
 layers that they come from: built in < models.yaml < pair < environment < flags < changes of the console.
 
-A setting is one :func:`row`: its type, default, range, one line of help and group. The rows of :class:`Settings` can
-stand in models.yaml and change while the console runs; those of :class:`ModelOptions` choose the models and their form.
-Knows nothing of the command line's grammar (app/command_line/arguments.py). No torch.
+A setting is one call of :func:`setting`: its type, default, range, one line of help and group. The rows of
+:class:`Settings` can stand in models.yaml and change while the console runs; those of :class:`ModelOptions` choose the
+models and their form. Knows nothing of the command line's grammar (app/command_line/arguments.py). No torch.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class Field:
         """The environment variable: SPEC_TOP_P."""
         return f"SPEC_{self.name.upper()}"
 
-    def read(self, value: object, label: str = "", still: Any = ...) -> Any:
+    def read(self, value: object, label: str = "", current: Any = ...) -> Any:
         """Return the value of a text or plain value; UsageError `LABEL must be …, got … (still …)`."""
         named_off = self.off is not None and str(value).lower() == "off"
         try:
             return self.kind.read(self.off if named_off else value)
         except RefusedError as error:
-            holds = "" if still is ... else f" (still {self.show(still)})"
+            holds = "" if current is ... else f" (still {self.show(current)})"
             raise UsageError(f"{label or self.name} must be {error}, got {got(value)}{holds}") from None
 
     def show(self, value: Any) -> str:
@@ -101,7 +101,7 @@ def by_name(*fields: Field) -> Mapping[str, Field]:
     return {field.name: field for field in fields}
 
 
-def row(default: Any, kind: Any, help: str, group: str, **more: Any) -> Any:
+def setting(default: Any, kind: Any, help: str, group: str, **more: Any) -> Any:
     """Declare a setting of a record; `more` may give `short`, `also`, `off` and `rare`, see :class:`Field`."""
     return pydantic.Field(default, description=help, json_schema_extra={"kind": kind, "group": group, **more})
 
@@ -140,7 +140,7 @@ class _Record(pydantic.BaseModel):
     def changed(self, **changes: object) -> Self:
         """Return a copy with these values (text or plain); UsageError, with the present value, when one is refused."""
         fields = {name: self.field(name) for name in changes}
-        read = {each.name: each.read(changes[name], still=getattr(self, each.name)) for name, each in fields.items()}
+        read = {each.name: each.read(changes[name], current=getattr(self, each.name)) for name, each in fields.items()}
         return self.model_copy(update=read)
 
     def show(self, name: str) -> str:
@@ -181,27 +181,27 @@ class ModelOptions(_Record):
 
     noun = "model option"
 
-    pair: str | None = row(None, _name("NAME", "the name of a pair"), "pair of the catalogue to load", MODELS)
-    models: str | None = row(
+    pair: str | None = setting(None, _name("NAME", "the name of a pair"), "pair of the catalogue to load", MODELS)
+    models: str | None = setting(
         None, _name("FILE", "a file"), "catalogue of pairs instead of models.yaml", MODELS, rare=True
     )
-    target: str | None = row(
+    target: str | None = setting(
         None,
         _name("ID|DIR|GGUF|URL", "a hub id, folder, GGUF file or a server's URL"),
         "target instead of the pair's; http://HOST:PORT/v1 is a server with OpenAI's protocol, …/api one with Ollama's",
         MODELS,
     )
-    tokenizer: str | None = row(
+    tokenizer: str | None = setting(
         None,
         _name("ID|DIR|GGUF", "a hub id, folder or GGUF file"),
         "a server's tokenizer, for drafts made here; with --pair that pair's is taken",
         MODELS,
         rare=True,
     )
-    model: str | None = row(
+    model: str | None = setting(
         None, _name("NAME", "a name"), "the server's name for the model, if it has several", MODELS, rare=True
     )
-    drafter: str | None = row(
+    drafter: str | None = setting(
         None,
         Text(
             "ID|DIR|NAME",
@@ -212,43 +212,43 @@ class ModelOptions(_Record):
         f"drafter instead of the pair's: a model, or {', '.join(examples())}",
         MODELS,
     )
-    tables: str | None = row(
+    tables: str | None = setting(
         None, _name("FILE", "a file"), "n-gram tables or a bigram list instead of the pair's tables", MODELS, rare=True
     )
-    device: str = row("auto", _device(False), "where the target runs: auto, cpu, mps, cuda[:N]", MODELS)
-    drafter_device: str | None = row(
+    device: str = setting("auto", _device(False), "where the target runs: auto, cpu, mps, cuda[:N]", MODELS)
+    drafter_device: str | None = setting(
         None, _device(True), "where the drafter runs (default: with the target)", MODELS, rare=True
     )
-    dtype: str = row(
+    dtype: str = setting(
         "auto", Choice(("auto", "float32", "float16", "bfloat16")), "number format of the weights", MODELS, rare=True
     )
-    quantization: str = row("auto", _QUANTIZATION, "bits of the target's weights; auto: what its file has", MODELS)
-    drafter_quantization: str = row("auto", _QUANTIZATION, "bits of the drafter's weights", MODELS, rare=True)
-    kv_dtype: str = row(
+    quantization: str = setting("auto", _QUANTIZATION, "bits of the target's weights; auto: what its file has", MODELS)
+    drafter_quantization: str = setting("auto", _QUANTIZATION, "bits of the drafter's weights", MODELS, rare=True)
+    kv_dtype: str = setting(
         "auto",
         Choice(("auto", "float32", "float16")),
         "number format of cached keys and values in the compiled pass; auto: float16, over a folder's floats float32",
         MODELS,
         rare=True,
     )
-    activations: str = row(
+    activations: str = setting(
         "q16",
         Choice(("q16", "q8")),
         "bits of the compiled pass's activations; q8: cheaper passes over many tokens, less exact",
         MODELS,
         rare=True,
     )
-    attn_implementation: str | None = row(
+    attn_implementation: str | None = setting(
         None, _name("X", "a name"), "attention code of transformers (sdpa, eager …)", MODELS, rare=True
     )
-    graphs: bool = row(
+    graphs: bool = setting(
         False, SWITCH, "replay short passes as CUDA graphs (Llama, Mistral, Qwen2 on an NVIDIA GPU)", MODELS, rare=True
     )
-    revision: str | None = row(
+    revision: str | None = setting(
         None, _name("R", "a branch, tag or commit"), "revision of the target on the hub", MODELS, rare=True
     )
-    trust_remote_code: bool = row(False, SWITCH, "run code that comes with a model", MODELS, rare=True)
-    offline: bool = row(False, SWITCH, "never use the network", MODELS)
+    trust_remote_code: bool = setting(False, SWITCH, "run code that comes with a model", MODELS, rare=True)
+    offline: bool = setting(False, SWITCH, "never use the network", MODELS)
 
 
 class Settings(_Record):
@@ -256,24 +256,28 @@ class Settings(_Record):
 
     noun = "setting"
 
-    gamma: int | str = row(4, Whole(1, 64, "auto"), "tokens to draft a round; auto: the fastest number", DECODING)
-    temperature: float = row(0.0, Number(0, 5, least=COLDEST), "randomness; 0: the likeliest token", DECODING, off=0)
-    top_p: float = row(1.0, Number(0, 1, without_low=True), "sample from this share; 1: all", DECODING, off=1)
-    top_k: int = row(0, Whole(0, _MANY), "sample from the k best; 0: all", DECODING, off=0)
-    min_p: float = row(0.0, Number(0, 1, without_high=True), "least share of the best token's; 0: all", DECODING, off=0)
-    repetition_penalty: float = row(
+    gamma: int | str = setting(4, Whole(1, 64, "auto"), "tokens to draft a round; auto: the fastest number", DECODING)
+    temperature: float = setting(
+        0.0, Number(0, 5, least=COLDEST), "randomness; 0: the likeliest token", DECODING, off=0
+    )
+    top_p: float = setting(1.0, Number(0, 1, without_low=True), "sample from this share; 1: all", DECODING, off=1)
+    top_k: int = setting(0, Whole(0, _MANY), "sample from the k best; 0: all", DECODING, off=0)
+    min_p: float = setting(
+        0.0, Number(0, 1, without_high=True), "least share of the best token's; 0: all", DECODING, off=0
+    )
+    repetition_penalty: float = setting(
         1.0, Number(0, 10, without_low=True), "makes what was said less likely; 1: off", DECODING, off=1, rare=True
     )
-    presence_penalty: float = row(
+    presence_penalty: float = setting(
         0.0, Number(-2, 2), "taken from the score of what was said; 0: none", DECODING, off=0, rare=True
     )
-    frequency_penalty: float = row(
+    frequency_penalty: float = setting(
         0.0, Number(-2, 2), "the same for each time it was said; 0: none", DECODING, off=0, rare=True
     )
-    penalty_window: int = row(
+    penalty_window: int = setting(
         0, Whole(0, _MANY), "last tokens that the penalties see; 0: all", DECODING, off=0, rare=True
     )
-    typical_p: float = row(
+    typical_p: float = setting(
         1.0,
         Number(0, 1, without_low=True),
         "sample from this share of the least surprising; 1: all",
@@ -281,28 +285,32 @@ class Settings(_Record):
         off=1,
         rare=True,
     )
-    no_repeat_ngram: int = row(
+    no_repeat_ngram: int = setting(
         0, Whole(0, _MANY), "never repeat an n-gram of this length; 0: off", DECODING, off=0, rare=True
     )
-    logit_bias: tuple[tuple[int | str, float], ...] = row(
+    logit_bias: tuple[tuple[int | str, float], ...] = setting(
         (), BIAS, "added to the scores of tokens, by id or text; -100: never", DECODING, off=(), rare=True
     )
-    max_new_tokens: int = row(128, Whole(1, _MANY), "longest answer, in tokens", DECODING, short="length")
-    seed: int = row(42, SEED, "seed; random draws one", DECODING)
-    coupling: str = row(
+    max_new_tokens: int = setting(128, Whole(1, _MANY), "longest answer, in tokens", DECODING, short="length")
+    seed: int = setting(42, SEED, "seed; random draws one", DECODING)
+    coupling: str = setting(
         "rejection",
         Choice(("rejection", "gumbel")),
         "how sampled drafts are verified; gumbel keeps plain decoding's text",
         DECODING,
         rare=True,
     )
-    draft_sampling: str = row(
-        "law", Choice(("law", "greedy")), "draw drafts, or take the drafter's likeliest", DECODING, rare=True
+    draft_sampling: str = setting(
+        "law",
+        Choice(("law", "greedy")),
+        "law: draw drafts from the drafter's distribution; greedy: take its likeliest token",
+        DECODING,
+        rare=True,
     )
-    verify: str = row(
+    verify: str = setting(
         "token", Choice(("token", "block")), "verify drawn drafts token by token, or as blocks", DECODING, rare=True
     )
-    expand: str = row(
+    expand: str = setting(
         "auto",
         Choice(("auto", "none", "dynamic")),
         "grow drafts into trees of the likeliest nodes; auto: the fastest way",
@@ -310,23 +318,25 @@ class Settings(_Record):
         off="none",
         rare=True,
     )
-    suffix: str = row(
+    suffix: str = setting(
         "auto",
         Choice(("auto", "on", "off")),
         "look up earlier answers too, where matches are looked up; auto: in the console, not in bench",
         DECODING,
         rare=True,
     )
-    nodes: int = row(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING, rare=True)
-    glide_offset: int = row(0, Whole(0, 64), "added to the positions of what GLIDE drafts", DECODING, off=0, rare=True)
-    system: str = row("", Text(), "system prompt", DECODING)
-    chat: bool = row(True, SWITCH, "use the model's chat template", DECODING)
-    template: str = row(
+    nodes: int = setting(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING, rare=True)
+    glide_offset: int = setting(
+        0, Whole(0, 64), "added to the positions of what GLIDE drafts", DECODING, off=0, rare=True
+    )
+    system: str = setting("", Text(), "system prompt", DECODING)
+    chat: bool = setting(True, SWITCH, "use the model's chat template", DECODING)
+    template: str = setting(
         AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING, off="plain"
     )
-    stop: tuple[str, ...] = row((), TEXTS, "a text before which the answer ends (repeatable)", DECODING, off=())
-    grammar: str = row("", _FILE, "file of a grammar that the answer follows, in Lark or GBNF", DECODING, off="")
-    json_schema: str = row(
+    stop: tuple[str, ...] = setting((), TEXTS, "a text before which the answer ends (repeatable)", DECODING, off=())
+    grammar: str = setting("", _FILE, "file of a grammar that the answer follows, in Lark or GBNF", DECODING, off="")
+    json_schema: str = setting(
         "",
         Text("FILE|TEXT"),
         "JSON schema that the answer follows, or a file of one",
@@ -334,57 +344,61 @@ class Settings(_Record):
         short="json",
         off="",
     )
-    regex: str = row("", Text("RE"), "regular expression that the answer follows", DECODING, off="")
-    special_tokens: bool = row(
+    regex: str = setting("", Text("RE"), "regular expression that the answer follows", DECODING, off="")
+    special_tokens: bool = setting(
         False, SWITCH, "let control tokens in messages through; off: they are text", DECODING, rare=True
     )
-    ngram_n: int = row(3, Whole(2, 16), "longest n-gram looked up", NGRAM, rare=True)
-    ngram_multi_level: bool = row(True, SWITCH, "fall back to shorter n-grams", NGRAM, rare=True)
-    ngram_filler: int = row(
+    ngram_n: int = setting(3, Whole(2, 16), "longest n-gram looked up", NGRAM, rare=True)
+    ngram_multi_level: bool = setting(True, SWITCH, "fall back to shorter n-grams", NGRAM, rare=True)
+    ngram_filler: int = setting(
         3, Whole(1, 64), "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM, off=1, rare=True
     )
-    ngram_stop_if_unknown: bool = row(True, SWITCH, "stop drafting at an unknown n-gram", NGRAM, rare=True)
-    ngram_reset: bool = row(True, SWITCH, "forget the n-grams between answers", NGRAM, rare=True)
-    cascade: tuple[str, ...] = row(
+    ngram_stop_if_unknown: bool = setting(True, SWITCH, "stop drafting at an unknown n-gram", NGRAM, rare=True)
+    ngram_reset: bool = setting(True, SWITCH, "forget the n-grams between answers", NGRAM, rare=True)
+    cascade: tuple[str, ...] = setting(
         (), DRAFTER_NAMES, "drafters of the lanes cascade and chain, large to small", CASCADE, off=(), rare=True
     )
-    k_matrix: tuple[tuple[int, ...], ...] = row(
+    k_matrix: tuple[tuple[int, ...], ...] = setting(
         (), K_MATRIX, "tokens each drafter adds; first row: for the target", CASCADE, off=(), rare=True
     )
-    lenience: float = row(
+    lenience: float = setting(
         1.0, Number(1, _MANY), "leniency of the drafters' reviews; 1: none", CASCADE, off=1, rare=True
     )
-    num_beams: int = row(4, Whole(1, 64), "texts that the lane beam grows at a time", BEAM, rare=True)
-    beam_top_k: int = row(
+    num_beams: int = setting(4, Whole(1, 64), "texts that the lane beam grows at a time", BEAM, rare=True)
+    beam_top_k: int = setting(
         0, Whole(0, _MANY), "tokens each may go on with; 0: all that can count", BEAM, off=0, rare=True
     )
-    min_length: int = row(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM, off=0, rare=True)
-    length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM, off=0, rare=True)
-    compare: tuple[str, ...] = row(("ar", "spec"), LANE_NAMES, "lanes; the last carries the chat", OUTPUT)
-    view: str = row("auto", Choice(("auto", "side", "stack", "trace")), "how the lanes are laid out", OUTPUT)
-    thinking: str = row(
+    min_length: int = setting(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM, off=0, rare=True)
+    length_penalty: float = setting(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM, off=0, rare=True)
+    compare: tuple[str, ...] = setting(("ar", "spec"), LANE_NAMES, "lanes; the last carries the chat", OUTPUT)
+    view: str = setting("auto", Choice(("auto", "side", "stack", "trace")), "how the lanes are laid out", OUTPUT)
+    thinking: str = setting(
         "fold",
         Choice(("show", "fold", "hide")),
         "a model's thinking: dim, as one line, or not at all",
         OUTPUT,
         off="hide",
     )
-    render: bool = row(True, SWITCH, "draw Markdown and code of a finished answer", OUTPUT, rare=True)
-    slow: float | str = row(
+    render: bool = setting(True, SWITCH, "draw Markdown and code of a finished answer", OUTPUT, rare=True)
+    slow: float | str = setting(
         1.0, Number(1, 1000, "step"), "factor by which the race is slowed; step: phase by phase", OUTPUT, off=1
     )
-    color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT, off="never")
-    palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT, rare=True)
-    ascii: bool = row(False, SWITCH, "draw with plain ASCII", OUTPUT, rare=True)
-    quiet: bool = row(False, SWITCH, "answers only", OUTPUT)
-    keep: bool = row(True, SWITCH, "keep typed lines, and the chat when a signal ends it, on disk", OUTPUT, rare=True)
-    data_dir: str = row("", Text("DIR", "a folder"), "folder of the data sets that have a name", OUTPUT)
-    verbose: bool = row(False, SWITCH, "more detail, tracebacks of errors", OUTPUT)
-    debug: bool = row(False, SWITCH, "show details of every round", OUTPUT, rare=True)
-    log_top: int = row(
+    color: str = setting("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT, off="never")
+    palette: str = setting(
+        "default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT, rare=True
+    )
+    ascii: bool = setting(False, SWITCH, "draw with plain ASCII", OUTPUT, rare=True)
+    quiet: bool = setting(False, SWITCH, "answers only", OUTPUT)
+    keep: bool = setting(
+        True, SWITCH, "keep typed lines, and the chat when a signal ends it, on disk", OUTPUT, rare=True
+    )
+    data_dir: str = setting("", Text("DIR", "a folder"), "folder of the data sets that have a name", OUTPUT)
+    verbose: bool = setting(False, SWITCH, "more detail, tracebacks of errors", OUTPUT)
+    debug: bool = setting(False, SWITCH, "show details of every round", OUTPUT, rare=True)
+    log_top: int = setting(
         0, Whole(0, 32), "likeliest tokens of each position that files keep; 0: none", OUTPUT, off=0, rare=True
     )
-    record: str = row("", _FILE, "write everything decoded to this file, for replay", OUTPUT, also="log", off="")
+    record: str = setting("", _FILE, "write everything decoded to this file, for replay", OUTPUT, also="log", off="")
 
     @property
     def form(self) -> tuple[str, str] | None:
@@ -498,24 +512,24 @@ class Layers:
         _check_together(layers.settings)
         return layers
 
-    def with_set(self, **changes: object) -> Layers:
+    def with_console_changes(self, **changes: object) -> Layers:
         """Return layers with these console changes on top, all or none of them; UsageError names the present values."""
         after = self.settings.changed(**changes)
         _check_together(after, f" (still verify {self.settings.verify}, expand {self.settings.expand})")
         names = [Settings.field(name).name for name in changes]
         return replace(self, console={**self.console, **{name: getattr(after, name) for name in names}})
 
-    def without_set(self, *names: str) -> Layers:
+    def without_console_changes(self, *names: str) -> Layers:
         """Return layers without the console's changes of these settings (of all when none is named)."""
         gone = {Settings.field(name).name for name in names} or set(self.console)
         return replace(self, console={name: value for name, value in self.console.items() if name not in gone})
 
 
-def _check_together(settings: Settings, still: str = "") -> None:
-    """UsageError for settings that exclude each other; `still` names the present values."""
+def _check_together(settings: Settings, current: str = "") -> None:
+    """UsageError for settings that exclude each other; `current` names the present values."""
     if settings.verify == "block" and settings.expand == "dynamic":
         raise UsageError(
-            f"verify block judges chains, expand dynamic grows trees: choose verify token or expand none{still}"
+            f"verify block judges chains, expand dynamic grows trees: choose verify token or expand none{current}"
         )
     if len(given := [name for name in FORMS if getattr(settings, name)]) > 1:
         raise UsageError(f"an answer has one form: choose {enumerated(given)}, and switch the others off")

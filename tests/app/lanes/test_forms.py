@@ -91,9 +91,9 @@ def test_a_file_that_changes_is_read_again(engine: PairEngine, tmp_path: Path) -
 def test_what_cannot_be_is_one_line(engine: PairEngine) -> None:
     assert refused(engine.lane, "beam", Settings(regex="a")) == "lane beam: a beam search has no regex (now a)"
     assert refused(engine.lane, "spec", Settings(regex="a)")).startswith("regex: unopened group at character 2")
-    line = refused(Layers().with_set(regex="a").with_set, grammar="b.lark", kind=UsageError)
+    line = refused(Layers().with_console_changes(regex="a").with_console_changes, grammar="b.lark", kind=UsageError)
     assert line == "an answer has one form: choose grammar or regex, and switch the others off"
-    assert Layers().with_set(json=TEXT).with_set(json="off").settings.form is None
+    assert Layers().with_console_changes(json=TEXT).with_console_changes(json="off").settings.form is None
 
 
 def server(kind: str) -> Any:

@@ -118,13 +118,13 @@ def test_an_answer_that_ends_before_its_first_token_has_no_rate(engine: PairEngi
 
 
 def test_texts_are_read_and_shown() -> None:
-    chosen = Layers().with_set(stop=r"\nUser:").settings
+    chosen = Layers().with_console_changes(stop=r"\nUser:").settings
     assert chosen.stop == ("\nUser:",)
     assert Settings(stop=chosen.show("stop")).stop == chosen.stop
     assert Settings(stop='["a", "b", "a"]').stop == ("a", "b")
     assert Settings(stop="[1]").stop == ("[1]",)
     assert refused(lambda: Settings(stop=[1])).startswith("stop must be a text, or several as a JSON list")
-    assert Layers().with_set(stop="off").settings.stop == ()
+    assert Layers().with_console_changes(stop="off").settings.stop == ()
 
 
 def test_servers_get_them() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from app.command_line.main import main
-from app.replay.player import BASE, PAGE, RECORDED, STEPS, chosen, slowness, steps_of, walk
+from app.replay.player import BASE_SETTINGS, PAGE, RECORDED, STEPS, chosen, slowness, steps_of, walk
 from app.replay.session_log import LoggedAnswer
 from app.screen.live import Track
 from app.screen.view import Canvas
@@ -122,7 +122,7 @@ def test_the_recording_is_the_steps_own() -> None:
 
 def test_a_step_decodes_the_same_whatever_the_user_has_chosen() -> None:
     odd = Settings(presence_penalty=1, typical_p=0.5, penalty_window=9, logit_bias=((3, -1.0),), regex="a", stop=("x",))
-    assert odd.changed(**BASE) == Settings(**BASE)
+    assert odd.changed(**BASE_SETTINGS) == Settings(**BASE_SETTINGS)
 
 
 def test_a_log_of_something_else_is_no_recording() -> None:

@@ -156,28 +156,32 @@ def test_each_layer_goes_over_the_one_below() -> None:
     layers = Layers.of(pair, environ, flags)
     settings = layers.settings
     assert (settings.max_new_tokens, settings.top_k, settings.min_p, settings.seed) == (128, 2, 0.3, 4)
-    assert layers.with_set(seed="5").settings.seed == 5
+    assert layers.with_console_changes(seed="5").settings.seed == 5
 
 
 def test_another_pair_brings_its_defaults_below_flags_and_set() -> None:
-    layers = Layers.of({"gamma": 2, "top_k": 20, "temperature": 0.2}, {}, {"top_k": "9"}).with_set(temperature="1")
+    layers = Layers.of({"gamma": 2, "top_k": 20, "temperature": 0.2}, {}, {"top_k": "9"}).with_console_changes(
+        temperature="1"
+    )
     other = layers.resolve({"gamma": 7, "top_k": 70, "temperature": 0.7})
     assert (other.settings.gamma, other.settings.top_k, other.settings.temperature) == (7, 9, 1.0)
     assert other.resolve({}).settings.gamma == 4
-    assert other.without_set().settings.temperature == 0.7
+    assert other.without_console_changes().settings.temperature == 0.7
 
 
 def test_reset_takes_the_console_layer_away_by_name_or_whole() -> None:
-    layers = Layers.of(flags={"gamma": "8"}).with_set(gamma="2", length="5", top_k=3)
-    assert layers.without_set("length").settings.max_new_tokens == 128
-    assert layers.without_set("length").settings.gamma == 2
-    assert layers.without_set().settings == layers.defaults == Settings(gamma=8)
-    refused(layers.without_set, "gama", match="unknown setting 'gama'", kind=UsageError)
+    layers = Layers.of(flags={"gamma": "8"}).with_console_changes(gamma="2", length="5", top_k=3)
+    assert layers.without_console_changes("length").settings.max_new_tokens == 128
+    assert layers.without_console_changes("length").settings.gamma == 2
+    assert layers.without_console_changes().settings == layers.defaults == Settings(gamma=8)
+    refused(layers.without_console_changes, "gama", match="unknown setting 'gama'", kind=UsageError)
 
 
 def test_a_refused_set_leaves_the_layers_alone_and_says_what_holds() -> None:
     layers = Layers.of(pair_defaults={"gamma": 6})
-    refused(layers.with_set, top_k=3, gamma=0, match=r"gamma must be .*, got 0 \(still 6\)", kind=UsageError)
+    refused(
+        layers.with_console_changes, top_k=3, gamma=0, match=r"gamma must be .*, got 0 \(still 6\)", kind=UsageError
+    )
     assert layers.settings == Settings(gamma=6)
 
 

@@ -281,8 +281,13 @@ def test_settings_that_exclude_each_other_are_refused_wherever_they_are_set() ->
             assert layers.settings
     refused(Layers.of(flags={"verify": "block"}).resolve, {"expand": grown}, match=f"^{line}$", kind=UsageError)
     chains = Layers.of(flags={"expand": grown})
-    refused(chains.with_set, verify="block", match=rf"^{line} \(still verify token, expand {grown}\)$", kind=UsageError)
-    assert chains.with_set(verify="block", expand="none").settings.verify == "block"
+    refused(
+        chains.with_console_changes,
+        verify="block",
+        match=rf"^{line} \(still verify token, expand {grown}\)$",
+        kind=UsageError,
+    )
+    assert chains.with_console_changes(verify="block", expand="none").settings.verify == "block"
     assert Layers.of(flags={"verify": "block"}).settings.expand == "auto"
 
 
