@@ -2,8 +2,9 @@
 
 Leading spaces and characters split over several tokens come out right, at a cost per token that does not grow with the
 text. Some tokenizers (byte fallback) have a token for every byte and decode a run of them only as a whole: with a byte
-too many or too few at either end, all of the run become replacements. So no window begins inside a character, and a
-run that is spoilt after its text was returned is dropped. Control characters pass through.
+too many or too few at either end, all of the run become replacements. So no window begins inside a character. If later
+bytes make a run undecodable after its text was returned, its tokens are removed from the window. Control characters
+pass through.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +37,8 @@ class Window:
         """Commit a token; the text that is complete now (often "" inside a character)."""
         self._ids.append(token)
         new = self._beyond(self._decode(self._ids))
-        if new is None:  # the returned text reads otherwise now, until the character is complete or for good
+        if new is None:
+            # Decoding the longer run changed the returned text, perhaps only until the character is complete.
             if len(self._ids) - self._settled <= _WAITING:
                 return ""
             self._ids = self._ids[self._settled :]

@@ -56,8 +56,8 @@ TabOffers = Callable[[str], Iterable[Completion]]  # the line up to the cursor â
 
 _LINE_ENDS, _NEW_LINE = (Keys.ControlM, Keys.ControlJ), KeyPress(Keys.ControlJ, "\n")
 
-AT_ONCE = 1.0  # seconds; a prompt that fails sooner than this
-TRIES = 10  # failures one after the other after which it is not tried again
+QUICK_FAILURE_S = 1.0  # a prompt that fails sooner than this
+MAX_QUICK_FAILURES = 10  # one after the other; then it is not tried again
 
 
 def without_escapes(text: str) -> str:
@@ -96,9 +96,8 @@ def complete(buffer: Buffer) -> None:
         buffer.start_completion()
 
 
-class Unjoined(Processor):
-    """Emoji that are joined to one are shown side by side: terminals disagree on the width of what a joiner joins. The
-    text stays as it is."""
+class SplitJoinedEmoji(Processor):
+    """Show the parts of a joined emoji side by side, because terminals disagree on its width."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
         fragments: Any = transformation_input.fragments
@@ -136,14 +135,15 @@ class LeaveError(Exception):
 
 def key_bindings(
     hint: Callable[[str], None],
-    second: Callable[[], bool],
-    given: Callable[[], str] = lambda: "",
+    is_second_interrupt: Callable[[], bool],
+    prefill: Callable[[], str] = lambda: "",
 ) -> KeyBindings:
     """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears, F2 in an empty line looks into the last answer;
     `hint` shows one line for a moment.
 
-    `second` tells whether another Ctrl-C has just stopped an answer: then this one leaves. `given` is the text that
-    the console put into the line: typing "/" replaces it. A line that is cleared or replaced stays in the history.
+    `is_second_interrupt` tells whether another Ctrl-C has just stopped an answer: then this one leaves. `prefill` is
+    the text that the console put into the line: typing "/" replaces it. A line that is cleared or replaced stays in the
+    history.
     """
     keys = KeyBindings()
 
@@ -165,7 +165,7 @@ def key_bindings(
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text(without_escapes(event.data.replace("\r\n", "\n").replace("\r", "\n")))
 
-    @keys.add("/", filter=Condition(lambda: bool(given()) and get_app().current_buffer.text == given()))
+    @keys.add("/", filter=Condition(lambda: bool(prefill()) and get_app().current_buffer.text == prefill()))
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.reset(append_to_history=True)
         event.current_buffer.insert_text("/")
@@ -182,7 +182,7 @@ def key_bindings(
     @keys.add("c-c", filter=~is_searching)
     @keys.add("<sigint>", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
-        if second():
+        if is_second_interrupt():
             event.app.exit(exception=LeaveError())
             return
         was_empty = not event.current_buffer.text
@@ -206,7 +206,8 @@ class PromptReader:
     """Where lines come from: a prompt_toolkit prompt with `status` in its bottom line.
 
     `ascii` and `color` choose how it looks; while `keep` holds, its lines go into a file for later runs; `note` takes
-    a line that the user should read once, `tell` what the prompt raised; while `second` holds, it raises LeaveError.
+    a line that the user should read once. `tell` shows an error of the prompt; if `is_second_interrupt()`, Ctrl-C
+    raises LeaveError.
     """
 
     def __init__(
@@ -216,14 +217,14 @@ class PromptReader:
         note: Callable[[str], None],
         tell: Callable[[Exception], None],
         *,
-        second: Callable[[], bool] = lambda: False,
+        is_second_interrupt: Callable[[], bool] = lambda: False,
         keep: Callable[[], bool] = lambda: True,
         ascii: bool = False,
         color: bool = True,
         **session: Any,
     ) -> None:
-        self._status, self._hint, self._tell, self._second = status, "", tell, second
-        self._given = ""  # the text that the line began with
+        self._status, self._hint, self._tell, self._is_second_interrupt = status, "", tell, is_second_interrupt
+        self._prefill = ""  # the text that the line began with
         self._failed = 0  # so often one after the other
         self._left = False  # `leave` was called
         self._pressed = False  # Ctrl-C came while no prompt stood
@@ -236,14 +237,14 @@ class PromptReader:
             history=_history(note, keep),
             completer=CommandCompleter(offer),
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
-            key_bindings=key_bindings(self._show_hint, second, lambda: self._given),
+            key_bindings=key_bindings(self._show_hint, is_second_interrupt, lambda: self._prefill),
             bottom_toolbar=self._toolbar,
             style=Style.from_dict(style),
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
             enable_open_in_editor=True,
             reserve_space_for_menu=5,
             tempfile_suffix=".txt",
-            input_processors=[Unjoined()],
+            input_processors=[SplitJoinedEmoji()],
             **{"output": create_output(always_prefer_tty=True), **session},
         )
         self.session.default_buffer.on_text_changed += lambda _: self._show_hint("")
@@ -252,8 +253,8 @@ class PromptReader:
             fill_up(window)
         self.session.app.renderer.cpr_not_supported_callback = None  # it prints a warning
         source = self.session.app.input
-        self._read, self._waited = source.read_keys, False  # `_waited`: keys were there before the prompt
-        self._sent = False  # whether a message was, so that keys may have come during its answer
+        self._read, self._keys_were_pending = source.read_keys, False  # before the prompt stood
+        self._message_sent = False  # then keys may have come during its answer
         if hasattr(source, "vt100_parser"):
             source.read_keys = self._read_keys  # type: ignore[method-assign]
 
@@ -275,7 +276,7 @@ class PromptReader:
             begun = time.monotonic()
             try:
                 text = self._prompted(default)
-                self._failed, self._sent = 0, True
+                self._failed, self._message_sent = 0, True
                 return text
             except KeyboardInterrupt:
                 default = ""
@@ -283,8 +284,8 @@ class PromptReader:
                 raise
             except Exception as error:
                 default = self.session.default_buffer.text
-                self._failed = self._failed + 1 if time.monotonic() - begun < AT_ONCE else 1
-                if self._failed >= TRIES:
+                self._failed = self._failed + 1 if time.monotonic() - begun < QUICK_FAILURE_S else 1
+                if self._failed >= MAX_QUICK_FAILURES:
                     raise
                 why = f"{type(error).__name__}: {error}"
                 self._tell(UserError(f"the prompt did not understand these keys ({why}), its text is back"))
@@ -292,13 +293,15 @@ class PromptReader:
     def _prompted(self, default: str) -> str:
         from prompt_toolkit.patch_stdout import patch_stdout
 
-        self._given, source = default, self.session.app.input
-        self._waited = hasattr(source, "vt100_parser") and bool(select.select([source.fileno()], [], [], 0)[0])
+        self._prefill, source = default, self.session.app.input
+        self._keys_were_pending = hasattr(source, "vt100_parser") and bool(
+            select.select([source.fileno()], [], [], 0)[0]
+        )
         try:
             # Where standard output goes to a file, it must not be turned to the terminal.
             with patch_stdout(raw=True) if sys.stdout.isatty() else nullcontext(), self._interrupts():
                 text = self.session.prompt(
-                    default=default, pre_run=self._prepared, set_exception_handler=False, handle_sigint=False
+                    default=default, pre_run=self._on_prompt_start, set_exception_handler=False, handle_sigint=False
                 )
                 mark_pastes(True)
         except EOFError:
@@ -329,9 +332,9 @@ class PromptReader:
         finally:
             signal.signal(signal.SIGINT, before)
         if self._pressed:
-            raise LeaveError if self._second() else KeyboardInterrupt
+            raise LeaveError if self._is_second_interrupt() else KeyboardInterrupt
 
-    def _prepared(self) -> None:
+    def _on_prompt_start(self) -> None:
         """What goes wrong in the event loop ends this prompt; otherwise a traceback would wait for Enter."""
         asyncio.get_running_loop().set_exception_handler(
             lambda loop, context: self._end(context.get("exception") or RuntimeError(context["message"]))
@@ -356,9 +359,9 @@ class PromptReader:
             parser._paste_buffer, key, rest = parser._paste_buffer.partition("\x03")
             parser.feed(f"\x1b[201~{key}{rest}")
             keys = pressed = keys + self._read()
-        if not (self._waited and keys):
+        if not (self._keys_were_pending and keys):
             return keys
-        self._waited = False
+        self._keys_were_pending = False
         while pressed and not source.closed:
             pressed = self._read()
             keys = keys + pressed
@@ -367,17 +370,17 @@ class PromptReader:
     def _one_message(self, keys: list[KeyPress]) -> list[KeyPress]:
         """Keys that came before the prompt stood. They do not continue a text that the console put into the line.
 
-        Several lines were pasted where pastes are not marked: they are one message, which waits for Enter. Where each
-        has its end, and one is a command or no message was sent yet, they were typed, and are taken one by one.
+        Several lines count as one paste and wait for Enter, unless all end in Enter and one is a command or no message
+        was sent yet: then they were typed.
         """
         lines: list[list[KeyPress]] = [[]]
         for key in keys:
             lines.append([]) if key.key in _LINE_ENDS else lines[-1].append(key)
         texts = [text for line in lines if (text := "".join(key.data for key in line if is_text(key)).strip())]
         buffer = self.session.default_buffer
-        if texts and buffer.text and buffer.text == self._given:
+        if texts and buffer.text and buffer.text == self._prefill:
             buffer.reset(append_to_history=True)
-        typed = not self._sent or any(text.startswith("/") for text in texts)
+        typed = not self._message_sent or any(text.startswith("/") for text in texts)
         # The terminal's report of its cursor, a key without text, may follow the last line's end.
         ended = not any(is_text(key) for key in lines[-1])
         if len(texts) < 2 or (typed and ended):

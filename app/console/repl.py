@@ -116,7 +116,7 @@ def prompt_reader(state: ConsoleState) -> PromptReader:
         lambda: status(state),
         state.hint,
         lambda error: tell(state, error),
-        second=state.just_stopped,
+        is_second_interrupt=state.just_stopped,
         keep=lambda: state.settings.keep,
         ascii=plain,
         color=color,

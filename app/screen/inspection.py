@@ -18,8 +18,8 @@ from app.lanes.answers import LaneRule, other_processors
 from app.screen.palette import Look
 from app.screen.rows import Piece, Row, beside, chunk, fit, flow, one_line, plural, precise, quoted, row_of, share, wrap
 from app.screen.terminal import Action
-from app.screen.trace import NOT_TOSSED, chances_of
-from app.screen.what_if import Bounds, Named, Shape, drafters_rest, overlap, rest_of, shaped
+from app.screen.trace import NO_TRIAL, trials_by_node
+from app.screen.what_if import Bounds, RankedToken, Shape, drafter_rest_bounds, overlap, shaped, target_rest_bounds
 from app.settings.table import Settings
 from sampling.events import DELTA, EPSILON, Step
 from utils.growing_text import Decode, Window
@@ -103,12 +103,12 @@ class TokenReader:
     def read(self, step: Step) -> list[SaidToken]:
         """The tokens of the next round."""
         self._round += 1
-        chances, depths = chances_of(step), step.depths
+        chances, depths = trials_by_node(step), step.depths
         tokens: list[SaidToken] = []
         for index, token in enumerate(step.emitted):
             node = step.path[index] if index < len(step.path) else None
             refused = [at for at in step.rejected if depths[at] == index]
-            chance, number, p, q = NOT_TOSSED if node is None else chances.get(node, NOT_TOSSED)
+            chance, number, p, q = NO_TRIAL if node is None else chances.get(node, NO_TRIAL)
             position = step.positions[index] if index < len(step.positions) else None
             said = SaidToken(
                 token,
@@ -123,7 +123,7 @@ class TokenReader:
                 q=q,
                 choices=self._choices(step, index, node, refused),
                 refused=tuple(
-                    Refused(step.drafted[at], self._text(step.drafted[at]), *chances.get(at, NOT_TOSSED))
+                    Refused(step.drafted[at], self._text(step.drafted[at]), *chances.get(at, NO_TRIAL))
                     for at in refused
                 ),
                 discarded=len(step.discarded) if node is None else 0,
@@ -498,12 +498,14 @@ class Supposed:
         if self.problem:
             return
         beta = 1 / (shape.temperature or 1)
-        ranked = (Named(each.token, each.p, each.rank) for each in token.choices if each.p is not None and each.rank)
-        self.p = shaped(sorted(ranked, key=lambda each: each.rank), rest_of(token.rest, beta), shape)
-        ranked = (Named(each.token, each.q, each.q_rank) for each in token.choices if each.q and each.q_rank)
+        ranked = (
+            RankedToken(each.token, each.p, each.rank) for each in token.choices if each.p is not None and each.rank
+        )
+        self.p = shaped(sorted(ranked, key=lambda each: each.rank), target_rest_bounds(token.rest, beta), shape)
+        ranked = (RankedToken(each.token, each.q, each.q_rank) for each in token.choices if each.q and each.q_rank)
         if token.rule == "ratio" and (drafted := sorted(ranked, key=lambda each: each.rank)):
             count = math.exp(token.rest[0]) + len(token.choices)
-            self.q = shaped(drafted, drafters_rest(drafted, count, beta), shape)
+            self.q = shaped(drafted, drafter_rest_bounds(drafted, count, beta), shape)
 
     def lines(self, look: Look) -> list[str]:
         """The shape, and what would have become of the drafts."""

@@ -22,11 +22,11 @@ from utils.errors import UserError
 from utils.growing_text import Decode, Window
 from utils.objects import Json
 
-_TEXT, _LEAST = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
+_MAX_TEXT, _MIN_TEXT = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
 _ASCII_LINES = str.maketrans("├│└─", "||`-")
 DRAFTED, SCORED, ACCEPTED = range(3)  # how far a round has come
 _TIMES = (("draft", "accepted"), ("verify", "target"), ("sample", "question"), ("other", "faint"))  # with their roles
-_STEP = 2  # columns that every level of reviews is further in
+_INDENT = 2  # columns that every level of reviews is further in
 REVIEWED = "reviews inside may be lenient: only the target's decides the text"
 
 
@@ -44,7 +44,7 @@ class Drafted(NamedTuple):
     p: float | None
     fate: str  # accepted, rejected or discarded
     branch: str = ""
-    chosen: bool = False  # not drawn: accepted with chance p
+    chosen: bool = False  # not drawn, but such as the drafter's likeliest tokens: accepted with chance p
     chance: float | None = None
     coin: float | None = None
     compared: tuple[float, float] | None = None  # q and p after the settings, as the rule compared them
@@ -76,7 +76,7 @@ def read(step: Step, window: Window) -> TracedRound:
         if trial.p is not None
     }
     fates = dict.fromkeys(step.path, "accepted") | dict.fromkeys(step.rejected, "rejected")
-    sources, chances = dict(enumerate(step.source)), chances_of(step)
+    sources, chances = dict(enumerate(step.source)), trials_by_node(step)
     drafts = [
         Drafted(
             node + 1,
@@ -87,8 +87,8 @@ def read(step: Step, window: Window) -> TracedRound:
             fates.get(node, "discarded"),
             branch,
             step.chosen,
-            chance=chances.get(node, NOT_TOSSED)[0],
-            coin=chances.get(node, NOT_TOSSED)[1],
+            chance=chances.get(node, NO_TRIAL)[0],
+            coin=chances.get(node, NO_TRIAL)[1],
             compared=compared.get(node),
         )
         for node, branch in (_downwards(step) if step.is_tree else ((node, "") for node in range(len(texts))))
@@ -109,12 +109,12 @@ def _texts(step: Step, window: Window) -> list[str]:
     return [window.ahead(path)[-1] for path in paths]
 
 
-NOT_TOSSED = (None,) * 4
+NO_TRIAL = (None,) * 4
 
 
-def chances_of(step: Step) -> dict[int, tuple[float | None, ...]]:
-    """With what chance each examined draft was accepted, the number of its coin (None: it had none), p and q after
-    the settings, by node; of those drafts of which that was recorded."""
+def trials_by_node(step: Step) -> dict[int, tuple[float | None, ...]]:
+    """Return, by node, the recorded chance of acceptance, coin number (None without a coin), p and q of each examined
+    draft."""
     return {trial.node: trial[1:] for trial in step.trials}
 
 
@@ -175,7 +175,7 @@ class Trace(Drawn):
         self._spelled = left - self._room >= 12
         if not self._spelled:
             self._room = (18 if self._has_chance else 12) + (6 if self._draws else 5) * coins
-        self._text = max(_LEAST, min(_TEXT, left - self._room))
+        self._text = max(_MIN_TEXT, min(_MAX_TEXT, left - self._room))
 
     def rows(self) -> list[Row]:
         """All rows; only `look.width` bounds them, a trace is for the scrollback."""
@@ -268,15 +268,15 @@ class Trace(Drawn):
         else:
             whose = enumerated((f"{name}'{'s' * (not name.endswith('s'))}" for name in names), "and")
             texts = [f"{reviewer} reviewed {whose} {drafted}:", f"accepted {accepted},", took]
-        texts[0] = " " * _STEP * level + texts[0]
-        rows = flow([chunk(text, "faint", " ") for text in texts], self.look, _STEP * (level + 1))
+        texts[0] = " " * _INDENT * level + texts[0]
+        rows = flow([chunk(text, "faint", " ") for text in texts], self.look, _INDENT * (level + 1))
         return rows + [row for review in step.inner for row in self._review(review, level + 1)]
 
     def _from_target(self, step: Step, text: str, drafted: bool) -> list[Row]:
         if step.token is None:
             return flow([chunk("    ended by an accepted stop token", "faint")], self.look, 4)
         kind = "correction" if step.rejected else "bonus" if drafted else "own token"
-        token = quoted(text, self.look, _TEXT)
+        token = quoted(text, self.look, _MAX_TEXT)
         target = f"from the target ({kind}), top-2 gap {step.top2_gap:.3f}" if step.top2_gap is not None else ""
         role = "bonus" if kind == "bonus" else "target"
         return flow([chunk("  "), chunk(token, role), chunk(target or "from the server", "faint")], self.look, 4)
@@ -284,7 +284,7 @@ class Trace(Drawn):
     def _draft(self, draft: Drafted) -> list[Row]:
         branch = draft.branch.translate(_ASCII_LINES) if self.look.ascii else draft.branch
         branch = branch[-(self.look.width // 4) :]
-        columns = max(_LEAST, self._text - len(branch))
+        columns = max(_MIN_TEXT, self._text - len(branch))
         text = quoted(draft.text, self.look, columns)
         name = "" if draft.source is None or len(self.names) < 2 else self._name(draft.source)
         chunks = [

@@ -1,9 +1,9 @@
 """What if: the distribution of a token under another temperature, top-k, top-p and min-p, from the numbers that its
 position kept (sampling/events.py: Position), without running a model.
 
-All results are bounds, and equal where the numbers decide. In β = 1/T the log of a sum Σ p^β is convex: between two
-kept β it lies below their chord, and above the chords beside it. Tokens that are not named are no likelier than the
-last of the likeliest. Knows no models and no screen.
+All results are bounds, and equal where the numbers decide. log Σ p^β is a convex function of β = 1/T. Between two
+recorded values of β it lies below the chord that joins them and above the extensions of the neighbouring chords. Tokens
+that are not named are no likelier than the last of the likeliest. Knows no models and no screen.
 """
 
 import math
@@ -22,7 +22,7 @@ class Shape(NamedTuple):
     min_p: float = 0.0
 
 
-class Named(NamedTuple):
+class RankedToken(NamedTuple):
     """A token with its probability at temperature 1 and its rank by it, from 1."""
 
     token: int
@@ -33,7 +33,7 @@ class Named(NamedTuple):
 Bounds = tuple[float, float]
 
 
-def rest_of(sums: Sequence[float], beta: float) -> Bounds:
+def target_rest_bounds(sums: Sequence[float], beta: float) -> Bounds:
     """Return the bounds of log Σ p^β over the tokens that are not named, from `Position.rest`."""
     points = list(zip(INVERSE_TEMPERATURES, sums, strict=True))
     for beta_kept, kept in points:
@@ -48,20 +48,21 @@ def rest_of(sums: Sequence[float], beta: float) -> Bounds:
     return max(line(at) for at in (below - 1, below + 1) if 0 <= at < len(points) - 1), line(below)
 
 
-def _head(named: Sequence[Named]) -> int:
+def _head(named: Sequence[RankedToken]) -> int:
     """Return how many of the tokens are the likeliest of all, without a gap."""
     return next((at for at, each in enumerate(named) if each.rank > at + 1), len(named))
 
 
-def drafters_rest(named: Sequence[Named], count: float, beta: float) -> Bounds:
+def drafter_rest_bounds(named: Sequence[RankedToken], count: float, beta: float) -> Bounds:
     """Return the bounds of log Σ q^β over at most `count` further tokens, of which only the sum at β = 1 is known."""
     left, least = max(1e-12, 1.0 - sum(each.p for each in named)), named[_head(named) - 1].p
-    tilted = math.log(left) + (beta - 1) * math.log(least)
-    even = beta * math.log(left) + (1 - beta) * math.log(max(1.0, count))
-    return (min(even, tilted), tilted) if beta >= 1 else (min(even, tilted), max(even, tilted))
+    # The bounds are reached with the mass concentrated on tokens of probability `least`, or uniform over all `count`.
+    concentrated = math.log(left) + (beta - 1) * math.log(least)
+    uniform = beta * math.log(left) + (1 - beta) * math.log(max(1.0, count))
+    return min(uniform, concentrated), concentrated if beta >= 1 else max(uniform, concentrated)
 
 
-def shaped(named: Sequence[Named], rest: Bounds, shape: Shape) -> dict[int, Bounds]:
+def shaped(named: Sequence[RankedToken], rest: Bounds, shape: Shape) -> dict[int, Bounds]:
     """Return the bounds of the probability of each named token, which are in the order of their ranks.
 
     `rest` are the bounds of log Σ p^β over all others. (0, 0) is a token that is cut; where only the lower bound is 0

@@ -30,8 +30,8 @@ from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadedPair
 from utils.loading.loading import load_pair
 from utils.objects import HfTokenizer
 
-_SHARES = "a plain drafter shares its target's embeddings: --pair or --target names that target"
-_READS = {"glide": "keys and values", **dict.fromkeys(("feature", *PUBLISHED_KINDS), "hidden states")}
+_PLAIN_NEEDS_TARGET = "a plain drafter shares its target's embeddings: --pair or --target names that target"
+_TARGET_STATES_READ_BY = {"glide": "keys and values", **dict.fromkeys(("feature", *PUBLISHED_KINDS), "hidden states")}
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,19 @@ def load_recorded_pair(
     """Read the recorded answers and load the drafters. UserError, in one line, for drafters that they cannot serve."""
     named = options.pair is not None or options.target is not None
     if not named and head_kind_of(options.drafter or "") == "plain":
-        raise UsageError(_SHARES)
+        raise UsageError(_PLAIN_NEEDS_TARGET)
     spec = choose_pair(options if named else options.changed(target="recorded"))
     kinds = {word: head_kind_of(word) or "" for word in _drafter_words(spec, settings, args)}
     for word, kind in kinds.items():
-        if kind in _READS:
+        if kind in _TARGET_STATES_READ_BY:
             raise UsageError(
-                f"drafter {word} reads its target's {_READS[kind]}, and a recording has none (plain reads neither)"
+                f"drafter {word} reads its target's {_TARGET_STATES_READ_BY[kind]}, and a recording has none (plain "
+                "reads neither)"
             )
-    file = _File(args, _starts(settings, options, args, cancelled))
+    file = _RecordedFile(args, _prompt_candidates(settings, options, args, cancelled))
     recorded, shares = file.read(None if args.arch == "auto" else args.arch), "plain" in kinds.values()
     if shares and not named:
-        raise UsageError(_SHARES)
+        raise UsageError(_PLAIN_NEEDS_TARGET)
     if shares or (named and not args.t_verify and not recorded.pass_seconds):
         engine = load_engine(settings, options, cancelled)
         recorded = file.fitting(recorded, engine.loaded.target, engine.tokenizer)
@@ -89,7 +90,7 @@ def _drafter_words(spec: PairSpec, settings: Settings, args: Namespace) -> list[
     return words
 
 
-def _starts(
+def _prompt_candidates(
     settings: Settings, options: ModelOptions, args: Namespace, cancelled: Callable[[], bool]
 ) -> list[list[list[int]]] | None:
     """Return the possible beginnings of the rows: each of --prompts in its chat template, or with and without special
@@ -111,7 +112,7 @@ def _starts(
 
 
 @dataclass(frozen=True)
-class _File:
+class _RecordedFile:
     """The file of recorded answers, whose reading depends on the kind of the model."""
 
     args: Namespace
@@ -156,7 +157,7 @@ def _alone(
     spec: PairSpec,
     settings: Settings,
     options: ModelOptions,
-    file: _File,
+    file: _RecordedFile,
     recorded: RecordedAnswers,
     cancelled: Callable[[], bool],
 ) -> RecordedPair:

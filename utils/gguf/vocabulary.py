@@ -1,7 +1,7 @@
 """A GGUF file's vocabulary → its tokenizer and the ends of answers, by llama.cpp's rules (llama-vocab.cpp).
 
-A type is a token's own: control tokens, user-defined and unknown ones are matched in a text before it is split, as the
-file spells them. In a sentencepiece vocabulary every stretch of text between them begins with a space, unless
+Each token has its own type: control, user-defined and unknown tokens are matched, as the file spells them, before a
+text is split. In a sentencepiece vocabulary every stretch of text between them begins with a space, unless
 `add_space_prefix` is false. Knows no weights.
 """
 
@@ -24,7 +24,7 @@ _ENDS = {
     *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<turn|>", "<|tool_response>"),
     *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["),
 }
-_FILLING = {  # marks of texts with a gap: llama.cpp ends an answer at some, which no chat does
+_FILL_IN_THE_MIDDLE = {  # marks of texts with a gap: llama.cpp ends an answer at some, which no chat does
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|file_sep|>"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
@@ -32,7 +32,7 @@ _FILLING = {  # marks of texts with a gap: llama.cpp ends an answer at some, whi
     *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
     *("<|prefix|>", "<|suffix|>", "<|middle|>"),
 }
-_SHOWN = {"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"}  # user-defined: a text shows them
+_VISIBLE_CONTROLS = {"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"}  # user-defined: a text shows them
 
 # Vocabularies that split off every digit before anything else; transformers leaves this out for GGUF files.
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
@@ -44,7 +44,7 @@ _AS_GPT2 = {
 }
 
 # Those in which a word that is a token is that token, without merges, and texts begin with the BOS.
-_WHOLE_WORDS = {
+_IGNORE_MERGES = {
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"),
     "jina-v5-nano",
 }
@@ -68,7 +68,7 @@ def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
             f"{header.parts[0].name} has {len(tokens)} tokens, and {len(types)} in tokenizer.ggml.token_type"
         )
     ids = {token: index for index, token in enumerate(tokens)}
-    for token in (_ENDS | _FILLING) & ids.keys():
+    for token in (_ENDS | _FILL_IN_THE_MIDDLE) & ids.keys():
         types[ids[token]] = _CONTROL
     roles = (_role(header, role) for role in ("eos", "eot", "eom"))
     ends = {ids[token] for token in _ENDS & ids.keys()} | {token for token in roles if token is not None}
@@ -81,7 +81,7 @@ def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
     for token in (token for token, holds in plain.items() if holds and token in names):
         ends.discard(ids[token])
         types[ids[token]] = _USER if token == "<|end|>" else _NORMAL
-    for token in _SHOWN & ids.keys():
+    for token in _VISIBLE_CONTROLS & ids.keys():
         types[ids[token]] = _USER
     return tokens, types, ends
 
@@ -103,7 +103,9 @@ def tokenizer_of(file: Path, header: GgufHeader, context: int) -> HfTokenizer:
     ids = {token: index for index, token in enumerate(tokens)}
     named = {role: token for role in ("bos", "eos", "unknown", "padding") if (token := _role(header, role)) is not None}
     roles = {f"{role[:3]}_token": tokens[token] for role, token in named.items()}
-    backend: Tokenizer = _pieces(header, ids, roles) if kind == "llama" else _letters(file, header, ids)
+    backend: Tokenizer = (
+        _sentencepiece_tokenizer(header, ids, roles) if kind == "llama" else _byte_level_tokenizer(file, header, ids)
+    )
     name = str(header.metadata.get("general.name", "")).lower()
     strips = "phi-3" in name or "phi3" in name  # their special tokens take the white space after them
     backend.add_tokens(
@@ -118,7 +120,7 @@ def tokenizer_of(file: Path, header: GgufHeader, context: int) -> HfTokenizer:
             if type_ in (_UNKNOWN, _CONTROL, _USER)
         ]
     )
-    begins = _tokenizer(header, "add_bos_token", kind == "llama" or _tokenizer(header, "pre") in _WHOLE_WORDS)
+    begins = _tokenizer(header, "add_bos_token", kind == "llama" or _tokenizer(header, "pre") in _IGNORE_MERGES)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=header.metadata.get("tokenizer.chat_template"),
@@ -133,7 +135,7 @@ def tokenizer_of(file: Path, header: GgufHeader, context: int) -> HfTokenizer:
     return tokenizer
 
 
-def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]) -> HfTokenizer:
+def _sentencepiece_tokenizer(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]) -> HfTokenizer:
     """Return the tokenizer of a sentencepiece vocabulary, which joins the pair of the best score first."""
     from tokenizers import Tokenizer, decoders, models, normalizers
     from transformers.tokenization_utils_base import generate_merges
@@ -149,7 +151,7 @@ def _pieces(header: GgufHeader, ids: Mapping[str, int], roles: Mapping[str, str]
     return backend
 
 
-def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> HfTokenizer:
+def _byte_level_tokenizer(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> HfTokenizer:
     """Return the tokenizer of a byte-level vocabulary: transformers' merges and split, the tokens as they are."""
     import transformers
     from tokenizers import Tokenizer, pre_tokenizers
@@ -160,7 +162,7 @@ def _letters(file: Path, header: GgufHeader, ids: Mapping[str, int]) -> HfTokeni
     theirs: HfTokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     state = json.loads(theirs.backend_tokenizer.to_str())
     joins = (pair for pair in state["model"]["merges"] if ids.keys() >= {*pair, "".join(pair)})
-    state["model"] |= {"vocab": dict(ids), "merges": list(joins), "ignore_merges": split in _WHOLE_WORDS}
+    state["model"] |= {"vocab": dict(ids), "merges": list(joins), "ignore_merges": split in _IGNORE_MERGES}
     backend = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
     if split in _DIGITS_APART:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

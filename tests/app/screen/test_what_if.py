@@ -14,7 +14,7 @@ from app.lanes.costs import kept
 from app.lanes.lane import PairEngine
 from app.screen.inspection import Candidates, Inspection, Refused, SaidToken, Supposed
 from app.screen.palette import Look
-from app.screen.what_if import Named, Shape, drafters_rest, overlap, rest_of, shaped
+from app.screen.what_if import RankedToken, Shape, drafter_rest_bounds, overlap, shaped, target_rest_bounds
 from app.settings.table import Settings
 from sampling.events import ENOUGH, INVERSE_TEMPERATURES, Position, Step, to_json
 from sampling.verify.facts import AllFacts
@@ -30,12 +30,12 @@ shapes = st.builds(
 )
 
 
-def position(seed: int, sharp: float) -> tuple[torch.Tensor, list[Named], tuple[float, ...]]:
+def position(seed: int, sharp: float) -> tuple[torch.Tensor, list[RankedToken], tuple[float, ...]]:
     """Logits, the 20 likeliest and three unlikely tokens by rank, and the sums over all others."""
     logits = torch.randn(V, generator=torch.Generator().manual_seed(seed)) * sharp
     known, order = AllFacts(logits), logits.argsort(descending=True).tolist()
     ids = [*order[:20], order[40], order[77], order[V - 1]]
-    return logits, [Named(token, known.p(token), order.index(token) + 1) for token in ids], known.rest(ids)
+    return logits, [RankedToken(token, known.p(token), order.index(token) + 1) for token in ids], known.rest(ids)
 
 
 def whole(logits: torch.Tensor, shape: Shape) -> torch.Tensor:
@@ -47,7 +47,7 @@ def whole(logits: torch.Tensor, shape: Shape) -> torch.Tensor:
 def test_the_whole_distribution_lies_within_the_bounds(seed: int, sharp: float, shape: Shape) -> None:
     logits, named, sums = position(seed, sharp)
     beta = 1 / shape.temperature if shape.temperature else 1.0
-    truth, bounds = whole(logits, shape), shaped(named, rest_of(sums, beta), shape)
+    truth, bounds = whole(logits, shape), shaped(named, target_rest_bounds(sums, beta), shape)
     edge = 1e-5  # sums in float32: a token at the very border of a filter may fall otherwise
     for token, (low, high) in bounds.items():
         assert low - edge <= float(truth[token]) <= high + edge
@@ -62,10 +62,10 @@ def test_the_chance_of_a_drawn_draft_lies_within_its_bounds(seed: int, sharp: fl
     (logits, named, sums), (others, drafted, _) = position(seed, sharp), position(seed + 1, sharp)
     mixed = logits + others / 2  # a drafter that knows the target a little
     known, order = AllFacts(mixed), mixed.argsort(descending=True).tolist()
-    drafted = [Named(token, known.p(token), at + 1) for at, token in enumerate(order[:20])]
+    drafted = [RankedToken(token, known.p(token), at + 1) for at, token in enumerate(order[:20])]
     shape, beta = Shape(temperature, top_p=0.95), 1 / temperature
-    p = shaped(named, rest_of(sums, beta), shape)
-    q = shaped(drafted, drafters_rest(drafted, V, beta), shape)
+    p = shaped(named, target_rest_bounds(sums, beta), shape)
+    q = shaped(drafted, drafter_rest_bounds(drafted, V, beta), shape)
     low, high = overlap(p, q)
     truth = float(torch.minimum(whole(logits, shape), whole(mixed, shape)).sum())
     assert low - 1e-5 <= truth <= high + 1e-5
@@ -75,7 +75,7 @@ def test_bounds_are_narrow_for_a_distribution_of_a_language_model() -> None:
     """Its twenty likeliest tokens hold most of the mass; between the kept temperatures the rest moves little."""
     _, named, sums = position(3, 5.0)
     for temperature in (0.3, 0.6, 0.7, 0.9, 1.2):
-        bounds = shaped(named, rest_of(sums, 1 / temperature), Shape(temperature))
+        bounds = shaped(named, target_rest_bounds(sums, 1 / temperature), Shape(temperature))
         assert max(high - low for low, high in bounds.values()) < 0.02
 
 
@@ -172,6 +172,6 @@ def test_a_sum_between_two_kept_ones_lies_within_its_bounds(beta: float) -> None
     others = torch.ones(V, dtype=torch.bool)
     others[[each.token for each in named]] = False
     truth = float((logits.double().log_softmax(0)[others] * beta).logsumexp(0))
-    low, high = rest_of(sums, beta)
+    low, high = target_rest_bounds(sums, beta)
     assert low <= truth <= high
-    assert math.isclose(rest_of(sums, 1.0)[0], rest_of(sums, 1.0)[1])
+    assert math.isclose(target_rest_bounds(sums, 1.0)[0], target_rest_bounds(sums, 1.0)[1])
