@@ -147,13 +147,19 @@ def test_a_shared_session_does_what_one_of_a_whole_model_does(catalogue: Path, t
             2,
             "2 processes cannot share target: its 9 attention heads and 3 key/value heads do not divide by 2 (3 can)",
         ),
-        (
+        pytest.param(
             ["--compare", "ar,glide"],
             3,
             "drafter glide reads all keys and values of its target: it goes with one process",
+            marks=pytest.mark.exhaustive,
         ),
         (["--quantization", "q8"], 3, "3 processes cannot share target: quantization q8 goes with one process"),
-        (["--device", "mps"], 3, "device must be auto, cpu or cuda where processes share a target, got 'mps'"),
+        pytest.param(
+            ["--device", "mps"],
+            3,
+            "device must be auto, cpu or cuda where processes share a target, got 'mps'",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused_by_name_and_said_once(
@@ -248,10 +254,8 @@ def test_two_processes_say_what_one_does(
 
 
 @pytest.mark.device
-@pytest.mark.parametrize(
-    ("dies", "count", "model"),
-    [pytest.param("0", 3, "target", marks=pytest.mark.exhaustive), ("1", 2, "drafter")],  # their heads divide so
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("dies", "count", "model"), [("0", 3, "target"), ("1", 2, "drafter")])  # their heads divide so
 def test_the_death_of_a_process_ends_the_others_within_a_minute(
     catalogue: Path, dies: str, count: int, model: str
 ) -> None:

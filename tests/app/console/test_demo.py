@@ -59,7 +59,7 @@ def test_ctrl_c_leaves_step_and_tour(
     assert "the demo was left: infer.py demo N plays a step alone" in shown.err
 
 
-@pytest.mark.parametrize("columns", [80, 140, pytest.param(100, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("columns", [80, *(pytest.param(width, marks=pytest.mark.exhaustive) for width in (100, 140))])
 def test_the_first_step_at_every_width(columns: int) -> None:
     terminal = Terminal("demo", "--recorded", columns=columns, rows=40, warm=True)
     terminal.wait("Enter: step 2", 60)

@@ -82,7 +82,7 @@ def test_coloured_panes_and_the_live_line_stay_in_view_on_24_rows(chat: Terminal
 
 @pytest.mark.parametrize(
     ("columns", "question"),
-    [(60, "Why is the sky blue?"), (140, "What is a poem?")],
+    [(60, "Why is the sky blue?"), pytest.param(140, "What is a poem?", marks=pytest.mark.exhaustive)],
 )
 def test_plots_heat_and_a_simulated_lane_at_the_least_and_the_largest_width(
     chat: Terminal, columns: int, question: str

@@ -94,7 +94,7 @@ def untrained_alpha(target: Path, data: Path, kind: str, folder: Path) -> float:
     return held_out(student, teacher_for(engine.loaded.target.model, student), batches, 1).alpha[0]
 
 
-@pytest.mark.parametrize("kind", ["plain", "feature", "glide --recency on"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.exhaustive), "feature", "glide --recency on"])
 def test_a_drafter_learns_its_target_and_drafts_for_it(
     kind: str, target: Path, plain: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -314,6 +314,7 @@ def passes_beside_trouble(passes: int) -> None:
     other.join()
 
 
+@pytest.mark.exhaustive
 def test_no_pass_hangs_whatever_happens_beside_it() -> None:
     """SPEC_TEST_PASSES=100000 tries as many; the suite a few."""
     passes = int(os.environ.get("SPEC_TEST_PASSES", "100"))
