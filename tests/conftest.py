@@ -20,6 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 SLOW = (
+    "utils/kernels/test_driver.py",
     "sampling/models/test_architectures.py",
     "sampling/test_identity_real.py",
     "app/distill/test_distill.py",
