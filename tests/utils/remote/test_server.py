@@ -314,7 +314,8 @@ def test_an_interrupt_closes_the_stream_and_keeps_what_came(
     texts = [text for text, _ in answer]
     assert (set(texts) <= {"on "}, answer.reason, answer.report.problem) == (True, "interrupted", "")
     assert looks < 20 or texts
-    assert endless.left.wait(10)
+    sent = any("chat" in path for path, _, _ in endless.requests)  # a busy machine may be interrupted before that
+    assert endless.left.wait(10) or (looks < 20 and not sent)
     assert not caplog.records  # asyncio reports a stream that could not be closed
 
 
