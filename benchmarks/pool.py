@@ -33,7 +33,7 @@ from sampling.events import Step
 from sampling.gamma import worth
 
 console = Console(highlight=False, soft_wrap=True)
-LEVELS = 3  # at which the head is asked
+LEVELS = 3  # at which the head runs
 NOBODY = 99  # the source of a token that only the head offers
 NAMES = "LISTED_WEIGHT", "UNLISTED_WEIGHT", "SHARPENING", "POOLED_NOISE_SHARE"
 

@@ -25,7 +25,7 @@ class UsageError(UserError):
     exit_code = 2
 
 
-def raise_first(cases: Mapping[str, object], kind: type[UserError] = UsageError) -> None:
+def raise_first(cases: Mapping[str, object], kind: type[Exception] = UsageError) -> None:
     """Raise an error of this kind with the first text whose condition holds, if one does."""
     for text, holds in cases.items():
         if holds:

@@ -394,12 +394,13 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
             f"{name} has no rotary keys that a glide drafter could read: --student plain or feature needs none"
         )
     width = config_for(engine, args, args.short_list).hidden_size
-    shared, linear = (
-        f"--hidden {width}: --student {args.student} has the target's width, whose embedding it shares",
-        f"--linear-start on: a head of width {width} cannot begin as a map of the target's states",
-    )
-    if width != model.config.get_text_config().hidden_size:
-        raise_first({shared: args.published, linear: args.linear_start == "on"})
+    other = width != model.config.get_text_config().hidden_size
+    if args.published and other:
+        raise UsageError(
+            f"--hidden {width}: --student {args.student} has the target's width, whose embedding it shares"
+        )
+    if args.linear_start == "on" and other:
+        raise UsageError(f"--linear-start on: a head of width {width} cannot begin as a map of the target's states")
 
 
 def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadConfig:

@@ -91,8 +91,9 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     engine = _fitting(spec, given, settings, suggests=args.forecast)
     loaded = engine.loaded
     console.print(_models(loaded))
-    notes = (f"note: {note}" for note in loaded.notes)
-    say("\n".join([*_shared(loaded), *_wide_passes(engine), *_translated(engine), *notes]))
+    notes = [f"note: {note}" for note in loaded.notes]
+    for line in [*_shared(loaded), *_wide_passes(engine), *_translated(engine), *notes]:
+        say(line)
     if args.speed:
         console.print(speed_table(engine, settings))
     if args.forecast:

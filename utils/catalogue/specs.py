@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from utils.catalogue.heads import HEAD_KINDS, PUBLISHED_KINDS
 from utils.catalogue.templates import check_template
-from utils.errors import UsageError, UserError, did_you_mean, nearest, number, shown
+from utils.errors import UsageError, UserError, did_you_mean, nearest, number, raise_first, shown
 from utils.files import hash_of
 from utils.objects import Json
 from utils.remote.server import OWN, is_url, server_at
@@ -102,8 +102,7 @@ class ModelSpec(BaseModel):
             f"id must be a hub id like org/name, got '{self.id}'": _unlike(_HUB_ID, self.id),
             f"repository must be a hub id like org/name, got '{self.repository}'": _unlike(_HUB_ID, self.repository),
         }
-        for problem in (problem for problem, holds in wrong.items() if holds):
-            raise ValueError(problem)
+        raise_first(wrong, ValueError)
         if not self.name:
             object.__setattr__(self, "name", self._source_name())
         return self
@@ -276,10 +275,12 @@ def source_of(text: str, folder: Path) -> dict[str, str]:
     path = resolved(text, folder) if text else folder / "?"
     if text.endswith(".gguf") or (os.path.isfile(path) and is_gguf(path)):
         return {"gguf": str(path)}
-    files = {gguf_parts(file)[0] for file in path.glob("*.gguf")} if os.path.isdir(path) else set()
-    if len(files) == 1 and not (path / "config.json").is_file():
-        return {"gguf": str(*files)}
-    as_path = text.startswith(("/", "./", "../", "~", ".\\")) or text in (".", "..") or (text and os.path.isdir(path))
+    is_folder = os.path.isdir(path)
+    if is_folder and not (path / "config.json").is_file():
+        files = {gguf_parts(file)[0] for file in path.glob("*.gguf")}
+        if len(files) == 1:
+            return {"gguf": str(*files)}
+    as_path = text.startswith(("/", "./", "../", "~", ".\\")) or text in (".", "..") or (text and is_folder)
     return {"path": str(path)} if as_path else {"id": text}
 
 

@@ -174,8 +174,8 @@ def step_mask(length: int, step: int, device: torch.device) -> Tensor:
     i = j + (step − k) sees it.
     """
     positions = torch.arange(length, device=device)
-    behind = positions[:, None] - positions[None]  # how far the key lies before the query
-    return torch.cat([behind >= step, *(behind == step - k for k in range(1, step + 1))], dim=1)
+    distance = positions[:, None] - positions[None]  # from the key to the query
+    return torch.cat([distance >= step, *(distance == step - k for k in range(1, step + 1))], dim=1)
 
 
 def block_mask(length: int, block: int, offset: int, device: torch.device) -> Tensor:

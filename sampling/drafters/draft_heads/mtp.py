@@ -208,8 +208,10 @@ class MtpNetwork:
 def _seen(positions: Tensor, mask: Tensor | None, cached: int) -> Tensor:
     """[B, T, S+T] bool: the slots that tokens at positions [B, T] see, none of them a first token's but by itself."""
     rows, new = positions.shape
-    causal = torch.ones(rows, new, cached + new, dtype=torch.bool).tril(cached)
-    seen = causal if mask is None else (mask[:, 0] == 0).cpu().expand(rows, -1, -1).clone()
+    if mask is None:
+        seen = torch.ones(rows, new, cached + new, dtype=torch.bool).tril(cached)
+    else:
+        seen = (mask[:, 0] == 0).cpu().expand(rows, -1, -1).clone()
     seen[..., : min(cached, 1)] = False
     seen[..., cached:] &= (positions != 0)[:, None] | torch.eye(new, dtype=torch.bool)
     return seen

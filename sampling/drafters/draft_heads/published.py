@@ -29,7 +29,7 @@ Config = Json
 
 
 def require(fits: bool, folder: str | Path, why: str) -> None:
-    """Raise UserError, which goes on with `why` after the drafter's folder, unless a head fits."""
+    """Raise UserError, the drafter's folder and `why`, unless a head fits."""
     if not fits:
         raise UserError(f"the drafter {folder}{why}")
 
