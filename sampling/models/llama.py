@@ -113,7 +113,8 @@ class LlamaNetwork:
                 states[index] = x
             x = layer.mlp(layer.attend(x, rotation, bias, cache, index))
         x = states[-1] = self._norm(x if -1 in wanted else x[:, new - keep :])
-        return self._head(x[:, x.shape[1] - keep :]), joined([states[state] for state in wanted]) if wanted else None
+        kept = x[:, x.shape[1] - keep :].contiguous()  # of another layout the head's rows would be copied for each row
+        return self._head(kept), joined([states[state] for state in wanted]) if wanted else None
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and signed sin [B, T, 1, D] of the positions; the first half of sin is negative, see `rotate`."""

@@ -105,15 +105,39 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, earlier: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        """x [B, T, H]; mask bool over the keys of `earlier` steps and then x's own; appends x's to `earlier`."""
+        """x [B, T, H]; mask bool [T, T] over the keys of step 0; of the steps after it each query sees one key, its own
+        line's. Appends x's keys and values to those of `earlier` steps."""
         query = self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        query = self.q_norm(query) if self.qk_norm else query
+        query = turned(self.q_norm(query) if self.qk_norm else query, rotation)
         earlier.append(self.remembered(x, rotation))
-        keys, values = (torch.cat(parts, dim=2) for parts in zip(*earlier, strict=True))
-        mixed = F.scaled_dot_product_attention(
-            turned(query, rotation), keys, values, attn_mask=mask, scale=self.scaling, enable_gqa=True
-        )
+        (keys, values), *later = earlier
+        if later:
+            mixed = self._along_lines(query, keys, values, mask, later)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=self.scaling, enable_gqa=True
+            )
         return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
+
+    def _along_lines(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, later: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Attend to step 0 and to one key of each `later` step: query i of the last one to key i − (last − step).
+
+        A mask over the keys of all steps would be as wide as they are, and all but empty.
+        """
+        length, places = query.shape[2], torch.arange(query.shape[2], device=query.device)[:, None]
+        query = query.unflatten(1, (keys.shape[1], -1))  # [B, H_kv, heads / H_kv, T, D]
+        scores, moved = [(query @ keys[:, :, None].mT).masked_fill(~mask, float("-inf"))], []
+        for back, pair in zip(reversed(range(len(later))), later, strict=True):
+            key, value = (F.pad(part, (0, 0, back, 0))[:, :, None, :length] for part in pair)
+            scores.append((query * key).sum(dim=-1, keepdim=True).masked_fill(places < back, float("-inf")))
+            moved.append(value)
+        weights = (torch.cat(scores, dim=-1) * self.scaling).softmax(dim=-1).to(values.dtype)
+        mixed: Tensor = weights[..., :length] @ values[:, :, None]
+        for column, value in enumerate(moved, length):
+            mixed = mixed + weights[..., column, None] * value
+        return mixed.flatten(1, 2)
 
     def remembered(self, x: Tensor, rotation: tuple[Tensor, Tensor], of: str = "proj") -> tuple[Tensor, Tensor]:
         """Return rotated keys and values [B, heads, T, D] of x [B, T, H]; `of`: the maps, or DFlare's `proj_target`."""
@@ -168,14 +192,13 @@ class Gated(nn.Module):
 
 
 def step_mask(length: int, step: int, device: torch.device) -> Tensor:
-    """Return [T, (step+1)·T] bool: query i of a drafted step sees keys of step 0 up to i − step, then its own line.
+    """Return [T, T] bool: query i of a drafted step sees keys of step 0 up to i − step.
 
-    A key of step k at position j is computed k tokens after the last target state; while drafting only the query
-    i = j + (step − k) sees it.
+    A key of a later step k at position j is computed k tokens after the last target state; while drafting only the
+    query i = j + (step − k) sees it.
     """
     positions = torch.arange(length, device=device)
-    distance = positions[:, None] - positions[None]  # from the key to the query
-    return torch.cat([distance >= step, *(distance == step - k for k in range(1, step + 1))], dim=1)
+    return positions[:, None] - positions[None] >= step
 
 
 def block_mask(length: int, block: int, offset: int, device: torch.device) -> Tensor:
