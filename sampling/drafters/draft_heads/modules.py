@@ -105,15 +105,19 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, earlier: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        """x [B, T, H]; mask bool [T, T] over the keys of step 0; of the steps after it each query sees one key, its own
-        line's. Appends x's keys and values to those of `earlier` steps."""
+        """Attend from x [B, T, H] to the keys and values of `earlier`, to which x's own are appended.
+
+        mask: bool over all their keys and x's; or [T, S] over the S of the first alone: of each later one a query then
+        sees one key, its own line's.
+        """
         query = self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         query = turned(self.q_norm(query) if self.qk_norm else query, rotation)
         earlier.append(self.remembered(x, rotation))
         (keys, values), *later = earlier
-        if later:
+        if later and mask.shape[-1] == keys.shape[2]:
             mixed = self._along_lines(query, keys, values, mask, later)
         else:
+            keys, values = (torch.cat(parts, dim=2) for parts in zip(*earlier, strict=True))
             mixed = F.scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=self.scaling, enable_gqa=True
             )
