@@ -133,7 +133,7 @@ class SelfAttention(nn.Module):
         length, places = query.shape[2], torch.arange(query.shape[2], device=query.device)[:, None]
         query = query.unflatten(1, (keys.shape[1], -1))  # [B, H_kv, heads / H_kv, T, D]
         scores, moved = [(query @ keys[:, :, None].mT).masked_fill(~mask, float("-inf"))], []
-        for back, pair in zip(reversed(range(len(later))), later, strict=True):
+        for back, pair in enumerate(reversed(later)):
             key, value = (F.pad(part, (0, 0, back, 0))[:, :, None, :length] for part in pair)
             scores.append((query * key).sum(dim=-1, keepdim=True).masked_fill(places < back, float("-inf")))
             moved.append(value)
