@@ -78,7 +78,7 @@ def pack_rows(kind: str, data: np.ndarray, check: Callable[[], None] = lambda: N
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight [out, in] in the kernels' layout; `data` may be mapped from a file."""
+    """A weight [out, in] in the kernels' layout."""
 
     data: np.ndarray  # uint8 [out / 16 rounded up, bytes of 16 columns]
     kind: str  # its type, as GGUF calls it
