@@ -12,7 +12,7 @@ The noise is a hash (the SplitMix64 generator, Steele et al. 2014, seeded by the
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property, reduce
 from typing import Any, Literal, cast
 
 import torch
@@ -65,15 +65,10 @@ def _mixed(words: Tensor) -> Tensor:
     return words.bitwise_xor_(_shifted(words, 31, spare))
 
 
-_offsets: dict[tuple[int, torch.device], Tensor] = {}
-
-
+@cache
 def _steps(count: int, device: torch.device) -> Tensor:
     """Return (i + 1) × golden ratio, the SplitMix64 increments [count], wrapped to int64 and cached."""
-    key = (count, device)
-    if key not in _offsets:
-        _offsets[key] = torch.arange(1, count + 1, device=device) * _signed(_GOLDEN)
-    return _offsets[key]
+    return torch.arange(1, count + 1, device=device) * _signed(_GOLDEN)
 
 
 def uniforms(keys: list[int] | Tensor, count: int, device: torch.device) -> Tensor:
@@ -87,20 +82,12 @@ def uniforms(keys: list[int] | Tensor, count: int, device: torch.device) -> Tens
 def stream_key(seed: int, stream: int, *parts: int) -> int:
     """Return a 64-bit key for (seed, stream, parts). Their number is mixed in first, then every part, so that no key is
     a prefix state of a longer one."""
-    word = _mix((seed + _GOLDEN) & _WORD)
-    for part in (stream + ((len(parts) - 2) << 32), *parts):
-        word = _part(word, part)
-    return word
+    return reduce(_part, (stream + ((len(parts) - 2) << 32), *parts), _mix((seed + _GOLDEN) & _WORD))
 
 
 def _part(word: int, part: int) -> int:
     """Return the key of a word's parts and one more."""
     return _mix((word + (part + 1) * _GOLDEN) & _WORD)
-
-
-def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
-    """Return [M] int64 on the host, a generator's first state for each of keys [M, K]: its :func:`stream_key`."""
-    return torch.tensor([_signed(stream_key(seed, stream, *parts)) for parts in keys.tolist()], dtype=torch.long)
 
 
 class KeyedSampler(Sampler):
@@ -184,8 +171,7 @@ class KeyedSampler(Sampler):
 
     def coin_uniforms(self, keys: Tensor) -> list[float]:
         """Return the uniform number u of each coin with these keys [M, K]."""
-        numbers = uniforms(stream_states(self.seed, _COIN, keys), 1, torch.device("cpu"))
-        return cast(list[float], numbers[:, 0].tolist())
+        return cast(list[float], uniforms(self.generator_states(_COIN, keys), 1, torch.device("cpu"))[:, 0].tolist())
 
     def drafting(self, starts: Sequence[Sequence[int]]) -> "DraftingSampler":
         """Return the drafter's sampler in the round that begins at these (row, committed length)."""
@@ -205,8 +191,10 @@ class KeyedSampler(Sampler):
         return [_gumbel(_mix((state + (token + 1) * _GOLDEN) & _WORD)) for token in ids]
 
     def generator_states(self, stream: int, keys: Tensor) -> Tensor:
-        """Return the state [M] from which SplitMix64 makes the noise of each draw or coin, by its key [M, K]."""
-        return stream_states(self.seed, stream, keys)
+        """Return [M] int64 on the host, the state from which SplitMix64 makes the noise of each draw or coin: the
+        :func:`stream_key` of its key [M, K]."""
+        each = [_signed(stream_key(self.seed, stream, *parts)) for parts in keys.tolist()]
+        return torch.tensor(each, dtype=torch.long)
 
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
         if self.processor.greedy:
