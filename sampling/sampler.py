@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sampling.types import Constraint, Filters, Rows, Sampler
 from sampling.vocabulary import MANY, largest, single_thread_if_small
-from utils.errors import UserError
+from utils.errors import UserError, raise_first
 from utils.kernels.bindings import at_hand, gumbel_noise, over_noise
 from utils.logits_processors import HOTTEST, LogitsProcessor
 
@@ -112,41 +112,25 @@ class KeyedSampler(Sampler):
         draft_sampling: DraftSampling = "law",
         constraint: Constraint | None = None,
     ) -> None:
-        if coupling not in ("rejection", "gumbel"):
-            raise UserError(f"coupling must be rejection or gumbel, got {coupling!r}")
-        if draft_sampling not in ("law", "greedy"):
-            raise UserError(f"draft_sampling must be law or greedy, got {draft_sampling!r}")
+        cases = {
+            f"coupling must be rejection or gumbel, got {coupling!r}": coupling not in ("rejection", "gumbel"),
+            f"draft_sampling must be law or greedy, got {draft_sampling!r}": draft_sampling not in ("law", "greedy"),
+        }
+        raise_first(cases, UserError)
         self.processor, self.seed = processor, seed
-        self.biases = bool(getattr(processor, "logit_bias", None))
-        self._shaped = processor.shaped if self.biases else processor
         self.coupling, self.draft_sampling, self.constraint = coupling, draft_sampling, constraint
-
-    @cached_property
-    def needs_prefixes(self) -> bool:
-        return self.processor.needs_prefixes or self.constraint is not None
-
-    @property
-    def point_mass(self) -> bool:
-        return self.processor.greedy or self.coupling == "gumbel" or self.draft_sampling == "greedy"
-
-    @cached_property
-    def greedy(self) -> bool:
-        return self.processor.greedy and not self.needs_prefixes
-
-    @cached_property
-    def filters(self) -> Filters | None:
-        given = self.processor
-        if given.greedy or given.temperature > HOTTEST or self.constraint is not None or not given.only_filters:
-            return None
-        return Filters(given.temperature, given.top_k, given.top_p, given.min_p)
+        self.biases = bool(getattr(processor, "logit_bias", None))
+        self.banned = processor.banned if self.biases else frozenset()
+        self._shaped = processor.shaped if self.biases else processor
+        self.needs_prefixes = processor.needs_prefixes or constraint is not None
+        self.greedy = processor.greedy and not self.needs_prefixes
+        self.point_mass = processor.greedy or coupling == "gumbel" or draft_sampling == "greedy"
+        if not (processor.greedy or processor.temperature > HOTTEST or self.needs_prefixes) and processor.only_filters:
+            self.filters = Filters(processor.temperature, processor.top_k, processor.top_p, processor.min_p)
 
     def noise_states(self, row: int, position: int, count: int) -> list[int]:
         before = _part(_part(_mix((self.seed + _GOLDEN) & _WORD), _TARGET), row)
         return [_part(before, place) for place in range(position, position + count)]
-
-    @property
-    def banned(self) -> frozenset[int]:
-        return self.processor.banned if self.biases else super().banned
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         return self.processor.biased(logits, ids) if self.biases else logits
@@ -214,8 +198,13 @@ def _raced(probs: Tensor, noise: Tensor) -> Tensor:
 
 def _compiled(probs: Tensor) -> bool:
     """Return whether a compiled walk finds the candidates. Kernels are not loaded for it, but by compiled passes."""
-    quick = probs.device.type == "cpu" and probs.dtype == torch.float32 and probs.shape[-1] >= MANY
-    return quick and at_hand() and probs.is_contiguous()
+    return (
+        probs.device.type == "cpu"
+        and probs.dtype == torch.float32
+        and probs.shape[-1] >= MANY
+        and at_hand()
+        and probs.is_contiguous()
+    )
 
 
 def _quick_race(probs: Tensor, state: int) -> int:
