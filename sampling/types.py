@@ -108,17 +108,12 @@ class DraftTree:
     ) -> DraftTree:
         """Return the tree of these nodes; without `parents` a chain, of source 0 and probability 1 by default."""
         count = len(tokens)
-        source, draft_prob = source or [0] * count, draft_prob or [1.0] * count
-        if parents is None:
-            children = [[node] for node in range(count)]
-            return DraftTree(
-                tokens, [*range(-1, count - 1)], [*range(1, count + 1)], [*children, []], source, draft_prob
-            )
-        depths, children = list[int](), [[] for _ in range(count + 1)]
+        parents = [*range(-1, count - 1)] if parents is None else parents
+        depths, children = list[int](), [list[int]() for _ in range(count + 1)]
         for node, parent in enumerate(parents):
             depths.append(1 if parent < 0 else depths[parent] + 1)
             children[parent + 1].append(node)
-        return DraftTree(tokens, parents, depths, children, source, draft_prob)
+        return DraftTree(tokens, parents, depths, children, source or [0] * count, draft_prob or [1.0] * count)
 
     @property
     def is_chain(self) -> bool:
