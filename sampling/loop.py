@@ -8,6 +8,7 @@ closing it at any time leaves the caches consistent.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -88,11 +89,14 @@ def generate(
     if sampler.constraint is not None:
         sampler.constraint.begin(rows)
     ids, ends = list(range(len(rows))), [min(len(row) + limits.max_new_tokens, room) for row in rows]
-    rule, pace, clock = rule_of(drafter, sampler), pace or FixedPace(4), Clock(lm.device)
+    rule = rule_of(drafter, sampler)
     recorder = PositionRecorder(sampler, rule, alternatives) if alternatives and is_first_process() else None
     if not is_first_process():
         drafter = _Silent()
-    run = _Run(lm, session, drafter, sampler, rule, recorder, pace, limits.stop, rows, ids, ends, clock)
+    run = _Run(
+        *(lm, session, drafter, sampler, rule, recorder, pace or FixedPace(4)),
+        *(limits.stop, rows, ids, ends, Clock(lm.device)),
+    )
     return run.events(prompt, interrupt)
 
 
@@ -135,11 +139,11 @@ class _Silent(Drafter):
 
 
 class Clock:
-    """The seconds of rounds by part."""
+    """The seconds of rounds by part: draft, verify, sample, observe, overhead."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._device, self._since = device, 0.0
-        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._seconds = defaultdict[str, float](float)
 
     def start(self) -> Clock:
         """Begin to count; what was not counted since the last lap is lost."""
@@ -157,11 +161,8 @@ class Clock:
     def take(self) -> dict[str, float]:
         """Return the seconds of each part, the time since the last lap as overhead, and count the next round's."""
         self.lap("overhead")
-        seconds, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+        seconds, self._seconds = self._seconds, defaultdict(float)
         return seconds
-
-
-PARTS = "draft", "verify", "sample", "observe", "overhead"
 
 
 class _Gain(NamedTuple):
@@ -300,13 +301,11 @@ class _Run:
     ) -> list[Step]:
         """Return each row's Step, with its share of the time, as the controller learns from it."""
         seconds = self.clock.take()
-        drafting = seconds["draft"] if draft.seconds is None else draft.seconds
         share = len(keys)
-        calls = (*draft.calls, Call(self.lm.name, 1, seconds["verify"]))
-        if share > 1:
-            calls = tuple(call.shared(share) for call in calls)
-        inner = by_row(draft.trace) if draft.trace else {}
-        drafting += seconds["observe"] + waited
+        inner = by_row(draft.trace)
+        calls = tuple(call.shared(share) for call in (*draft.calls, Call(self.lm.name, 1, seconds["verify"])))
+        proposed = seconds["draft"] if draft.seconds is None else draft.seconds
+        drafting = proposed + seconds["observe"] + waited
         timed = Seconds(drafting / share, *(seconds[part] / share for part in ("verify", "sample", "overhead")))
         steps = list[Step]()
         # The step has the budget after limits: a row that was limited did not draft less by choice.
