@@ -394,9 +394,8 @@ def _drain(
     limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)
     events = _logged(generate(lm, [prompt_ids(input_ids)], drafter, sampler, limits, pace=pace), debug)
     steps = [event for event in events if isinstance(event, Step)]
-    drafted = sum(len(step.drafted) for step in steps)
-    rate = sum(len(step.path) for step in steps) / drafted if drafted else 0.0
-    return [token for step in steps for token in step.emitted], rate
+    accepted, drafted = sum(len(step.path) for step in steps), sum(len(step.drafted) for step in steps)
+    return [token for step in steps for token in step.emitted], accepted / drafted if drafted else 0.0
 
 
 def _logged(events: Iterator[Event], debug: bool) -> Iterator[Event]:
