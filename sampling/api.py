@@ -160,13 +160,11 @@ def sampler_of(
 def stop_ids_of(end: Stop, eos: Stop, model: HfModel, tokenizer: HfTokenizer = None) -> frozenset[int]:
     """Return the caller's stop ids, UserError for what are no ids; else those of the model's generation config and of
     the tokenizer."""
-    given: list[Any] = [stop for stop in (end, eos) if stop is not None]
-    if not given:
-        given = [
-            getattr(getattr(model, "generation_config", None), "eos_token_id", None),
-            getattr(tokenizer, "eos_token_id", None),
-            model.end_id if isinstance(model, RecordedLM) else None,
-        ]
+    given: list[Any] = [stop for stop in (end, eos) if stop is not None] or [
+        getattr(getattr(model, "generation_config", None), "eos_token_id", None),
+        getattr(tokenizer, "eos_token_id", None),
+        model.end_id if isinstance(model, RecordedLM) else None,
+    ]
     each = [stop.tolist() if hasattr(stop, "tolist") else stop for stop in given]
     several = [list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop] for stop in each]
     ids = [token for stop in several for token in stop if token is not None]  # a tokenizer's, of a token that it lacks
@@ -394,9 +392,8 @@ def _drain(
     limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)
     events = _logged(generate(lm, [prompt_ids(input_ids)], drafter, sampler, limits, pace=pace), debug)
     steps = [event for event in events if isinstance(event, Step)]
-    drafted = sum(len(step.drafted) for step in steps)
-    rate = sum(len(step.path) for step in steps) / drafted if drafted else 0.0
-    return [token for step in steps for token in step.emitted], rate
+    accepted, drafted = sum(len(step.path) for step in steps), sum(len(step.drafted) for step in steps)
+    return [token for step in steps for token in step.emitted], accepted / drafted if drafted else 0.0
 
 
 def _logged(events: Iterator[Event], debug: bool) -> Iterator[Event]:

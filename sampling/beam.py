@@ -98,8 +98,7 @@ def beam_generate(
     """
     if len(prompt) != 1:
         raise UserError(f"beam search takes one prompt at a time, got {len(prompt)}")
-    if session is None:
-        session = lm.open(prompt)
+    session = lm.open(prompt) if session is None else session
     row = list(session.initial[0])
     longest = min(limits.max_new_tokens, room_of(lm, [row], limits) - len(row))
     search = _Search(lm, session, plan or BeamPlan(), processor, limits.stop, longest, row, [list(row)])
@@ -157,7 +156,7 @@ class _Search:
         return "eos" if self.tree.finished[0].tokens[-1] in self.stop else "length"
 
     def step(self) -> BeamStep:
-        """Score, grow, choose, reorder."""
+        """Score, grow, choose, and reorder rows and caches as the kept beams."""
         watch = Stopwatch(self.lm.device)
         logits = self.session.score(self.rows, Draft.empty(len(self.rows)))[:, 0]
         verify_s = watch.lap()
@@ -166,7 +165,10 @@ class _Search:
         self.tree.add(step)
         self.length += 1
         if self.unfinished:
-            self._follow(step.kept)
+            parents = [beam.parent for beam in step.kept]
+            if parents != list(range(len(self.rows))):
+                self.session.select(torch.tensor(parents))
+            self.rows = [[*self.rows[beam.parent], beam.token] for beam in step.kept]
         return replace(step, overhead_s=watch.lap())
 
     def _log_probs(self, logits: Tensor) -> Tensor:
@@ -225,17 +227,9 @@ class _Search:
                 beams.append(Beam(candidate.parent, candidate.token, candidate.log_p, score, fate))
         return tuple(beams)
 
-    def _follow(self, kept: tuple[Beam, ...]) -> None:
-        """Reorder rows and caches as the kept beams."""
-        parents = [beam.parent for beam in kept]
-        if parents != list(range(len(self.rows))):
-            self.session.select(torch.tensor(parents))
-        self.rows = [[*self.rows[beam.parent], beam.token] for beam in kept]
-
     def narrow(self) -> None:
         """Leave the session with the one row that shares most with the answer."""
         if len(self.rows) > 1:
             answer = [*self.prompt, *self.tree.best.tokens]
             kept = max(range(len(self.rows)), key=lambda row: common_prefix(self.rows[row], answer))
             self.session.select(torch.tensor([kept]))
-            self.rows = [self.rows[kept]]

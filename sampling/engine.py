@@ -6,7 +6,6 @@ settings that change no text are accepted. The given tokenizer turns prompts int
 are those of utils/catalogue/templates.py.
 """
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -87,10 +86,8 @@ def read_config(given: Any) -> EngineConfig:
     """
     if isinstance(given, EngineConfig):
         return given
-    if hasattr(given, "generation_config"):
-        given = given.generation_config
-    if hasattr(given, "to_dict"):
-        given = given.to_dict()
+    given = getattr(given, "generation_config", given)
+    given = given.to_dict() if hasattr(given, "to_dict") else given
     if not isinstance(given, Mapping):
         raise UserError(f"generation_config must be a GenerationConfig or a dict, got {shown(given)}")
     values = {name: value for name, value in given.items() if value is not None and not name.startswith("_")}
@@ -266,8 +263,8 @@ class Engine:
             if isinstance(event, Step):
                 answers[event.row].extend(event.emitted)
                 self.last += Figures(len(event.drafted), len(event.path), 1, len(event.emitted))
-        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        texts = list(map(decode, answers))
+        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        texts = [self.tokenizer.decode(ids, **how) for ids in answers]
         return (texts, answers) if return_token_ids else texts
 
     def check(self, rows: Rows) -> None:

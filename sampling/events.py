@@ -327,11 +327,6 @@ class BeamTree:
             self.running = []
 
     @property
-    def ranked(self) -> list[Hypothesis]:
-        """Return running and finished beams, best first; of equal scores the finished one first."""
-        return sorted([*self.finished, *self.running], key=lambda beam: -beam.score)
-
-    @property
     def best(self) -> Hypothesis:
-        """Return the answer so far, empty before the first step."""
-        return self.ranked[0]
+        """Return the answer so far, of equal scores the finished one; empty before the first step."""
+        return max([*self.finished, *self.running], key=lambda beam: beam.score)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sampling.api import Seed
-from sampling.engine import Engine, Figures, Prompts, listed, read_config
+from sampling.engine import ALLOWED, Engine, Figures, Prompts, listed, read_config
 from utils.errors import UserError, did_you_mean, shown, whole
 from utils.objects import HfTokenizer, Json
 
@@ -74,10 +74,9 @@ class InferenceConfig:
         max_n_spec_tokens: int = 5,
         **unused: Any,
     ) -> None:
-        allowed = "a whole number, at least 1"
-        self.max_batch_size = whole("max_batch_size", max_batch_size, 1, allowed)
-        self.max_output_len = whole("max_output_len", max_output_len, 1, allowed)
-        self.max_input_len = whole("max_input_len", max_input_len, 1, allowed)
+        self.max_batch_size = whole("max_batch_size", max_batch_size, 1, ALLOWED)
+        self.max_output_len = whole("max_output_len", max_output_len, 1, ALLOWED)
+        self.max_input_len = whole("max_input_len", max_input_len, 1, ALLOWED)
         template = {"baichuan": _BAICHUAN}.get(prompt_template or "", prompt_template)
         if template is not None and template not in _NAMED and "{input_text}" not in template:
             raise UserError(

@@ -8,6 +8,7 @@ closing it at any time leaves the caches consistent.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -37,7 +38,7 @@ from sampling.verify.distributions import HostDistributions
 from sampling.verify.round_metrics import PositionRecorder, Seconds, facts_on, step_of
 from sampling.verify.rules import Keys, rule_of, verify
 from utils.errors import UserError
-from utils.processes import broadcast, is_first_process, this_process
+from utils.processes import broadcast, is_first_process
 from utils.progress import never
 from utils.timing import Stopwatch, synchronize
 
@@ -88,15 +89,15 @@ def generate(
     if sampler.constraint is not None:
         sampler.constraint.begin(rows)
     ids, ends = list(range(len(rows))), [min(len(row) + limits.max_new_tokens, room) for row in rows]
-    alone, rule = this_process().world_size == 1, rule_of(drafter, sampler)
+    rule = rule_of(drafter, sampler)
+    recorder = PositionRecorder(sampler, rule, alternatives) if alternatives and is_first_process() else None
     if not is_first_process():
         drafter = _Silent()
-    propose = (Propose if alone else _SharedPropose)(drafter, sampler)
-    decide = (Decide if alone else _SharedDecide)(sampler, rule, alternatives)
     run = _Run(
-        lm, session, drafter, propose, decide, pace or FixedPace(4), limits.stop, rows, ids, ends, Clock(lm.device)
+        *(lm, session, drafter, sampler, rule, recorder, pace or FixedPace(4)),
+        *(limits.stop, rows, ids, ends, Clock(lm.device)),
     )
-    return _decoded(run, prompt, interrupt)
+    return run.events(prompt, interrupt)
 
 
 def room_of(lm: LM, rows: Rows, limits: Limits) -> int:
@@ -109,21 +110,6 @@ def room_of(lm: LM, rows: Rows, limits: Limits) -> int:
             f"the prompt is {longest} tokens; the context holds {room}, and at least one must be left for the answer"
         )
     return room
-
-
-def _decoded(run: _Run, prompt: Rows, interrupt: Callable[[], bool]) -> Iterator[Event]:
-    drafter, session = run.drafter, run.session
-    drafter.start(prompt, session, session)
-    yield from prefill(session, run.rows, lambda: broadcast(interrupt()))
-    # The drafters' own prefill belongs to the opening round.
-    own = drafter.sessions
-    waited = sum(piece.seconds for reader in own for piece in prefill(reader, reader.initial, interrupt))
-    while run.rows:
-        if broadcast(interrupt()):
-            yield from (Finished(row, "interrupted") for row in run.ids)
-            return
-        yield from run.round(waited)
-        waited = 0.0
 
 
 def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never) -> Iterator[Prefill]:
@@ -146,50 +132,6 @@ def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never)
         yield Prefill(done, total, watch.lap())
 
 
-class Decide:
-    """How an answer's drafts are verified: by one rule, with one sampler. `alternatives`: see :func:`generate`."""
-
-    def __init__(self, sampler: Sampler, rule: Rule, alternatives: int = 0) -> None:
-        self.sampler, self.rule = sampler, rule
-        self.recorder = PositionRecorder(sampler, rule, alternatives) if alternatives and is_first_process() else None
-
-    def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Keys) -> Verdict:
-        """Return the verdict on a draft under the target's logits [B, N+1, V]."""
-        sampler = self.sampler if self.recorder is None else self.recorder.begin()
-        return verify(sampler.biased(logits), draft, rows, keys, sampler, self.rule)
-
-
-class _SharedDecide(Decide):
-    """The same where several processes share the target: the first one decides."""
-
-    def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Keys) -> Verdict:
-        own = super().__call__(logits, draft, rows, keys) if is_first_process() else None
-        path, token = broadcast(([], []) if own is None else (own.path, own.token))
-        return own or Verdict(path, token, HostDistributions(logits, draft, rows, self.sampler), logits)
-
-
-class Propose:
-    """How drafts are made: by one drafter, within a budget."""
-
-    def __init__(self, drafter: Drafter, sampler: Sampler) -> None:
-        self.drafter, self.sampler = drafter, sampler
-
-    def __call__(self, rows: Rows, budget: Budget, keys: Keys) -> Draft:
-        """Return the round's draft, of no nodes where nothing may be drafted."""
-        if max(budget.depth_with_forced or budget.max_depth) <= 0:
-            return Draft.empty(len(rows))
-        return self.drafter.propose(rows, budget, self.sampler.drafting(keys))
-
-
-class _SharedPropose(Propose):
-    """The same where several processes share the target: the first one drafts, the others get its trees."""
-
-    def __call__(self, rows: Rows, budget: Budget, keys: Keys) -> Draft:
-        draft = super().__call__(rows, budget, keys) if is_first_process() else Draft.empty(len(rows))
-        trees = broadcast(draft.trees)
-        return draft if is_first_process() else Draft(trees)
-
-
 class _Silent(Drafter):
     """A drafter that drafts nothing, for processes other than the first."""
 
@@ -197,11 +139,11 @@ class _Silent(Drafter):
 
 
 class Clock:
-    """The seconds of rounds by part."""
+    """The seconds of rounds by part: draft, verify, sample, observe, overhead."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._device, self._since = device, 0.0
-        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._seconds = defaultdict[str, float](float)
 
     def start(self) -> Clock:
         """Begin to count; what was not counted since the last lap is lost."""
@@ -219,11 +161,8 @@ class Clock:
     def take(self) -> dict[str, float]:
         """Return the seconds of each part, the time since the last lap as overhead, and count the next round's."""
         self.lap("overhead")
-        seconds, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+        seconds, self._seconds = self._seconds, defaultdict(float)
         return seconds
-
-
-PARTS = "draft", "verify", "sample", "observe", "overhead"
 
 
 class _Gain(NamedTuple):
@@ -233,22 +172,18 @@ class _Gain(NamedTuple):
     token: int | None
     reason: Reason | None
 
-    def events(self, step: Step) -> Iterator[Event]:
-        """Return the row's step and, if it ends, its end."""
-        yield step
-        if self.reason is not None:
-            yield Finished(step.row, self.reason)
-
 
 @dataclass
 class _Run:
-    """The rows still active: `ids[i]` is the caller's number of `rows[i]`, `ends[i]` its longest length."""
+    """The rows still active: `ids[i]` is the caller's number of `rows[i]`, `ends[i]` its longest length. Where several
+    processes share the target the first one drafts and decides."""
 
     lm: LM
     session: Session
     drafter: Drafter
-    propose: Propose
-    decide: Decide
+    sampler: Sampler
+    rule: Rule
+    recorder: PositionRecorder | None  # of the alternatives at each position
     controller: GammaController
     stop: frozenset[int]
     rows: Rows
@@ -257,6 +192,20 @@ class _Run:
     clock: Clock
     opening: bool = True
 
+    def events(self, prompt: Rows, interrupt: Callable[[], bool]) -> Iterator[Event]:
+        """Read the prompt, then yield the events of rounds until every row has ended."""
+        self.drafter.start(prompt, self.session, self.session)
+        yield from prefill(self.session, self.rows, lambda: broadcast(interrupt()))
+        # The drafters' own prefill belongs to the opening round.
+        own = self.drafter.sessions
+        waited = sum(piece.seconds for reader in own for piece in prefill(reader, reader.initial, interrupt))
+        while self.rows:
+            if broadcast(interrupt()):
+                yield from (Finished(row, "interrupted") for row in self.ids)
+                return
+            yield from self.round(waited)
+            waited = 0.0
+
     def round(self, waited: float) -> Iterator[Event]:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended. `waited`: seconds that the
         drafter has taken before."""
@@ -264,11 +213,11 @@ class _Run:
         keys = [(number, len(row)) for number, row in zip(self.ids, self.rows, strict=True)]
         wanted, budget = self._budgets()
         clock.lap("overhead")
-        draft = self.propose(self.rows, budget, keys)
+        draft = self.propose(budget, keys)
         clock.lap("draft")
         logits = self.session.score(self.rows, draft)
         clock.lap("verify")
-        verdict = self.decide(logits, draft, self.rows, keys)
+        verdict = self.decide(logits, draft, keys)
         clock.lap("sample")
         self.drafter.observe(self.rows, draft, verdict)
         clock.lap("observe")
@@ -276,17 +225,32 @@ class _Run:
         steps = self._steps(keys, draft, verdict, gains, budget, waited)
         self._learn(steps, draft)
         for step, gamma, gain in zip(steps, wanted.max_depth, gains, strict=True):
-            yield from gain.events(step if gamma == step.gamma else replace(step, gamma=gamma))
+            yield step if gamma == step.gamma else replace(step, gamma=gamma)
+            if gain.reason is not None:
+                yield Finished(step.row, gain.reason)
+
+    def propose(self, budget: Budget, keys: Keys) -> Draft:
+        """Return the round's draft, of no nodes where nothing may be drafted; for a process other than the first one
+        the trees alone."""
+        draft = Draft.empty(len(self.rows))
+        if is_first_process() and max(budget.depth_with_forced or budget.max_depth) > 0:
+            draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
+        trees = broadcast(draft.trees)
+        return draft if is_first_process() else Draft(trees)
+
+    def decide(self, logits: Tensor, draft: Draft, keys: Keys) -> Verdict:
+        """Return the verdict on a draft under the target's logits [B, N+1, V]."""
+        sampler = self.sampler if self.recorder is None else self.recorder.begin()
+        own = verify(sampler.biased(logits), draft, self.rows, keys, sampler, self.rule) if is_first_process() else None
+        path, token = broadcast(([], []) if own is None else (own.path, own.token))
+        return own or Verdict(path, token, HostDistributions(logits, draft, self.rows, sampler), logits)
 
     def _budgets(self) -> tuple[Budget, Budget]:
         """Return the round's budget as the controller wants it, and cut to the room that is left."""
         wanted = Budget([0] * len(self.rows)) if self.opening else self.controller.budget(self.ids)
         room = list(map(self._room, self.rows, self.ends))
-        if self.decide.sampler.constraint is not None and not self.opening:
-            return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)), depth_with_forced=room)
-        if max(wanted.max_depth) <= min(room):
-            return wanted, wanted
-        return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)))
+        forced = room if self.sampler.constraint is not None and not self.opening else None
+        return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)), depth_with_forced=forced)
 
     def _room(self, row: list[int], end: int) -> int:
         """Return the most tokens that may be drafted: remaining − 1, since the target's own token needs room."""
@@ -314,7 +278,14 @@ class _Run:
         """Commit the accepted nodes; return each row's gain, and keep the rows that go on."""
         self.session.commit(verdict.path)
         gains = list(map(self._extended, self.rows, self.ends, draft.trees, verdict.path, verdict.token))
-        self._keep([index for index, gain in enumerate(gains) if gain.reason is None])
+        active = [index for index, gain in enumerate(gains) if gain.reason is None]
+        if len(active) < len(gains):
+            self.rows = [self.rows[at] for at in active]
+            self.ids, self.ends = ([part[at] for at in active] for part in (self.ids, self.ends))
+            if active:
+                index = torch.tensor(active)
+                self.session.select(index)
+                self.drafter.select(index)
         return gains
 
     def _learn(self, steps: list[Step], draft: Draft) -> None:
@@ -330,13 +301,11 @@ class _Run:
     ) -> list[Step]:
         """Return each row's Step, with its share of the time, as the controller learns from it."""
         seconds = self.clock.take()
-        drafting = seconds["draft"] if draft.seconds is None else draft.seconds
         share = len(keys)
-        calls = (*draft.calls, Call(self.lm.name, 1, seconds["verify"]))
-        if share > 1:
-            calls = tuple(call.shared(share) for call in calls)
-        inner = by_row(draft.trace) if draft.trace else {}
-        drafting += seconds["observe"] + waited
+        inner = by_row(draft.trace)
+        calls = tuple(call.shared(share) for call in (*draft.calls, Call(self.lm.name, 1, seconds["verify"])))
+        proposed = seconds["draft"] if draft.seconds is None else draft.seconds
+        drafting = proposed + seconds["observe"] + waited
         timed = Seconds(drafting / share, *(seconds[part] / share for part in ("verify", "sample", "overhead")))
         steps = list[Step]()
         # The step has the budget after limits: a row that was limited did not draft less by choice.
@@ -345,19 +314,8 @@ class _Run:
             step = step_of(tree, gain.path, gain.token, facts, draft.probs is None, row, gamma, calls, timed)
             if draft.trace:
                 step = replace(step, inner=tuple(inner.get(row, ())))
-            if (recorder := self.decide.recorder) is not None:
+            if self.recorder is not None:
                 drafter = self.drafter if gamma > 0 else None
-                step = recorder.noted(step, len(steps), start, drafter, draft, verdict)
+                step = self.recorder.noted(step, len(steps), start, drafter, draft, verdict)
             steps.append(step)
         return steps
-
-    def _keep(self, active: list[int]) -> None:
-        """Keep only the rows with these indices."""
-        if len(active) == len(self.rows):
-            return
-        self.rows = [self.rows[at] for at in active]
-        self.ids, self.ends = ([part[at] for at in active] for part in (self.ids, self.ends))
-        if active:
-            index = torch.tensor(active)
-            self.session.select(index)
-            self.drafter.select(index)

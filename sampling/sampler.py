@@ -12,7 +12,7 @@ The noise is a hash (the SplitMix64 generator, Steele et al. 2014, seeded by the
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property, reduce
 from typing import Any, Literal, cast
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sampling.types import Constraint, Filters, Rows, Sampler
 from sampling.vocabulary import MANY, largest, single_thread_if_small
-from utils.errors import UserError
+from utils.errors import UserError, raise_first
 from utils.kernels.bindings import at_hand, gumbel_noise, over_noise
 from utils.logits_processors import HOTTEST, LogitsProcessor
 
@@ -65,15 +65,10 @@ def _mixed(words: Tensor) -> Tensor:
     return words.bitwise_xor_(_shifted(words, 31, spare))
 
 
-_offsets: dict[tuple[int, torch.device], Tensor] = {}
-
-
+@cache
 def _steps(count: int, device: torch.device) -> Tensor:
     """Return (i + 1) × golden ratio, the SplitMix64 increments [count], wrapped to int64 and cached."""
-    key = (count, device)
-    if key not in _offsets:
-        _offsets[key] = torch.arange(1, count + 1, device=device) * _signed(_GOLDEN)
-    return _offsets[key]
+    return torch.arange(1, count + 1, device=device) * _signed(_GOLDEN)
 
 
 def uniforms(keys: list[int] | Tensor, count: int, device: torch.device) -> Tensor:
@@ -87,20 +82,12 @@ def uniforms(keys: list[int] | Tensor, count: int, device: torch.device) -> Tens
 def stream_key(seed: int, stream: int, *parts: int) -> int:
     """Return a 64-bit key for (seed, stream, parts). Their number is mixed in first, then every part, so that no key is
     a prefix state of a longer one."""
-    word = _mix((seed + _GOLDEN) & _WORD)
-    for part in (stream + ((len(parts) - 2) << 32), *parts):
-        word = _part(word, part)
-    return word
+    return reduce(_part, (stream + ((len(parts) - 2) << 32), *parts), _mix((seed + _GOLDEN) & _WORD))
 
 
 def _part(word: int, part: int) -> int:
     """Return the key of a word's parts and one more."""
     return _mix((word + (part + 1) * _GOLDEN) & _WORD)
-
-
-def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
-    """Return [M] int64 on the host, a generator's first state for each of keys [M, K]: its :func:`stream_key`."""
-    return torch.tensor([_signed(stream_key(seed, stream, *parts)) for parts in keys.tolist()], dtype=torch.long)
 
 
 class KeyedSampler(Sampler):
@@ -125,41 +112,25 @@ class KeyedSampler(Sampler):
         draft_sampling: DraftSampling = "law",
         constraint: Constraint | None = None,
     ) -> None:
-        if coupling not in ("rejection", "gumbel"):
-            raise UserError(f"coupling must be rejection or gumbel, got {coupling!r}")
-        if draft_sampling not in ("law", "greedy"):
-            raise UserError(f"draft_sampling must be law or greedy, got {draft_sampling!r}")
+        cases = {
+            f"coupling must be rejection or gumbel, got {coupling!r}": coupling not in ("rejection", "gumbel"),
+            f"draft_sampling must be law or greedy, got {draft_sampling!r}": draft_sampling not in ("law", "greedy"),
+        }
+        raise_first(cases, UserError)
         self.processor, self.seed = processor, seed
-        self.biases = bool(getattr(processor, "logit_bias", None))
-        self._shaped = processor.shaped if self.biases else processor
         self.coupling, self.draft_sampling, self.constraint = coupling, draft_sampling, constraint
-
-    @cached_property
-    def needs_prefixes(self) -> bool:
-        return self.processor.needs_prefixes or self.constraint is not None
-
-    @property
-    def point_mass(self) -> bool:
-        return self.processor.greedy or self.coupling == "gumbel" or self.draft_sampling == "greedy"
-
-    @cached_property
-    def greedy(self) -> bool:
-        return self.processor.greedy and not self.needs_prefixes
-
-    @cached_property
-    def filters(self) -> Filters | None:
-        given = self.processor
-        if given.greedy or given.temperature > HOTTEST or self.constraint is not None or not given.only_filters:
-            return None
-        return Filters(given.temperature, given.top_k, given.top_p, given.min_p)
+        self.biases = bool(getattr(processor, "logit_bias", None))
+        self.banned = processor.banned if self.biases else frozenset()
+        self._shaped = processor.shaped if self.biases else processor
+        self.needs_prefixes = processor.needs_prefixes or constraint is not None
+        self.greedy = processor.greedy and not self.needs_prefixes
+        self.point_mass = processor.greedy or coupling == "gumbel" or draft_sampling == "greedy"
+        if not (processor.greedy or processor.temperature > HOTTEST or self.needs_prefixes) and processor.only_filters:
+            self.filters = Filters(processor.temperature, processor.top_k, processor.top_p, processor.min_p)
 
     def noise_states(self, row: int, position: int, count: int) -> list[int]:
         before = _part(_part(_mix((self.seed + _GOLDEN) & _WORD), _TARGET), row)
         return [_part(before, place) for place in range(position, position + count)]
-
-    @property
-    def banned(self) -> frozenset[int]:
-        return self.processor.banned if self.biases else super().banned
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         return self.processor.biased(logits, ids) if self.biases else logits
@@ -184,8 +155,7 @@ class KeyedSampler(Sampler):
 
     def coin_uniforms(self, keys: Tensor) -> list[float]:
         """Return the uniform number u of each coin with these keys [M, K]."""
-        numbers = uniforms(stream_states(self.seed, _COIN, keys), 1, torch.device("cpu"))
-        return cast(list[float], numbers[:, 0].tolist())
+        return cast(list[float], uniforms(self.generator_states(_COIN, keys), 1, torch.device("cpu"))[:, 0].tolist())
 
     def drafting(self, starts: Sequence[Sequence[int]]) -> "DraftingSampler":
         """Return the drafter's sampler in the round that begins at these (row, committed length)."""
@@ -205,8 +175,10 @@ class KeyedSampler(Sampler):
         return [_gumbel(_mix((state + (token + 1) * _GOLDEN) & _WORD)) for token in ids]
 
     def generator_states(self, stream: int, keys: Tensor) -> Tensor:
-        """Return the state [M] from which SplitMix64 makes the noise of each draw or coin, by its key [M, K]."""
-        return stream_states(self.seed, stream, keys)
+        """Return [M] int64 on the host, the state from which SplitMix64 makes the noise of each draw or coin: the
+        :func:`stream_key` of its key [M, K]."""
+        each = [_signed(stream_key(self.seed, stream, *parts)) for parts in keys.tolist()]
+        return torch.tensor(each, dtype=torch.long)
 
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
         if self.processor.greedy:
@@ -226,8 +198,13 @@ def _raced(probs: Tensor, noise: Tensor) -> Tensor:
 
 def _compiled(probs: Tensor) -> bool:
     """Return whether a compiled walk finds the candidates. Kernels are not loaded for it, but by compiled passes."""
-    quick = probs.device.type == "cpu" and probs.dtype == torch.float32 and probs.shape[-1] >= MANY
-    return quick and at_hand() and probs.is_contiguous()
+    return (
+        probs.device.type == "cpu"
+        and probs.dtype == torch.float32
+        and probs.shape[-1] >= MANY
+        and at_hand()
+        and probs.is_contiguous()
+    )
 
 
 def _quick_race(probs: Tensor, state: int) -> int:

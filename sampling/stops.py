@@ -109,6 +109,19 @@ def _shortened(step: Step, kept: int, token: int | None) -> Step:
 
 def _added(step: Step, token: int) -> Step:
     """Return a round without a pass that adds one token."""
-    nothing = dict.fromkeys(("drafted", "parents", "source", "path", "target_p", "draft_p", "calls"), ())
-    seconds = dict.fromkeys(("draft_s", "verify_s", "sample_s"), 0.0)
-    return Step(step.row, gamma=0, token=token, top2_gap=None, **nothing, **seconds)  # type: ignore[arg-type]
+    return Step(
+        row=step.row,
+        gamma=0,
+        drafted=(),
+        parents=(),
+        source=(),
+        path=(),
+        token=token,
+        target_p=(),
+        draft_p=(),
+        top2_gap=None,
+        calls=(),
+        draft_s=0.0,
+        verify_s=0.0,
+        sample_s=0.0,
+    )

@@ -108,17 +108,12 @@ class DraftTree:
     ) -> DraftTree:
         """Return the tree of these nodes; without `parents` a chain, of source 0 and probability 1 by default."""
         count = len(tokens)
-        source, draft_prob = source or [0] * count, draft_prob or [1.0] * count
-        if parents is None:
-            children = [[node] for node in range(count)]
-            return DraftTree(
-                tokens, [*range(-1, count - 1)], [*range(1, count + 1)], [*children, []], source, draft_prob
-            )
-        depths, children = list[int](), [[] for _ in range(count + 1)]
+        parents = [*range(-1, count - 1)] if parents is None else parents
+        depths, children = list[int](), [list[int]() for _ in range(count + 1)]
         for node, parent in enumerate(parents):
             depths.append(1 if parent < 0 else depths[parent] + 1)
             children[parent + 1].append(node)
-        return DraftTree(tokens, parents, depths, children, source, draft_prob)
+        return DraftTree(tokens, parents, depths, children, source or [0] * count, draft_prob or [1.0] * count)
 
     @property
     def is_chain(self) -> bool:
@@ -417,17 +412,12 @@ class Constraint(Protocol):
 
 class Filters(NamedTuple):
     """What a draw is from: the softmax of biased logits at a temperature, 0 for the largest alone, and of that what
-    top-k, then top-p, then min-p leave."""
+    top-k, then top-p, then min-p leave; all of it by default."""
 
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-
-    @property
-    def only_temper(self) -> bool:
-        """Whether all of the softmax is left."""
-        return not (self.top_k or self.top_p < 1 or self.min_p)
 
 
 class Sampler(Protocol):
@@ -436,32 +426,16 @@ class Sampler(Protocol):
     constraint: Constraint | None = None  # which ids can follow a text
     biases: bool = False  # whether `biased` changes logits: where it does not, drafts may be read without asking it
 
-    @property
-    def needs_prefixes(self) -> bool: ...  # the distribution depends on the tokens before, or on which id a logit is of
-    @property
-    def point_mass(self) -> bool: ...  # drafts are point masses (greedy drafts, gumbel coupling)
-    @property
-    def greedy(self) -> bool:  # the draw is the largest logit after any prefix
-        return False
-
-    @property
-    def filters(self) -> Filters | None:
-        """Return the filters if a draw is from the softmax that they leave and the noise of :meth:`noise_states`."""
-        return None
-
-    @property
-    def notes(self) -> bool:
-        """Whether every coin is noted, so that none may be tossed that decides nothing."""
-        return False
+    needs_prefixes: bool  # the distribution depends on the tokens before, or on which id a logit is of
+    point_mass: bool  # drafts are point masses (greedy drafts, gumbel coupling)
+    greedy: bool = False  # the draw is the largest logit after any prefix
+    filters: Filters | None = None  # those of a draw from the softmax that they leave and the noise of `noise_states`
+    notes: bool = False  # every coin is noted, so that none may be tossed that decides nothing
+    banned: frozenset[int] = frozenset()  # the ids that are never drawn
 
     def noise_states(self, row: int, position: int, count: int) -> list[int]:
         """Return the 64-bit random generator states for the noise of the target's draws at `count` positions."""
         return [0] * count
-
-    @property
-    def banned(self) -> frozenset[int]:
-        """The ids that are never drawn."""
-        return frozenset()
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return logits [..., n] of these ids (None: of all) with each id's bias; those of every model, once."""

@@ -75,6 +75,4 @@ def single_thread_if_small(values: int) -> Iterator[None]:
 
 def spread(values: Tensor, ids: Tensor | None, size: int, fill: float) -> Tensor:
     """Spread values [..., n] of the ids [n] over [..., size] with `fill` elsewhere; ids None returns `values`."""
-    if ids is None:
-        return values
-    return values.new_full((*values.shape[:-1], size), fill).index_copy_(-1, ids, values)
+    return values if ids is None else values.new_full((*values.shape[:-1], size), fill).index_copy_(-1, ids, values)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -154,7 +154,7 @@ class SlotCache:
         for buffer in self.buffers:
             buffer.select(rows)
 
-    def fork(self) -> "SlotCache":
+    def fork(self) -> Self:
         """An independent copy. The encoder's states are shared: nothing writes into them."""
         twin = copy(self)
         twin.keys, twin.values = ([buffer.fork() for buffer in held] for held in (self.keys, self.values))

@@ -41,7 +41,6 @@ class CausalSession(Session):
     None = all of them. An id that the model has no row for is read as its last one.
     """
 
-    source: Rows | None = None  # the prompt where it is no part of the rows
     lm: "CausalLM"  # that opened it
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: Hidden) -> None:
@@ -226,8 +225,9 @@ class CausalSession(Session):
 
     def _note(self, feed: Rows, trees: Sequence[DraftTree], ends: list[int]) -> None:
         """Remember the slots that the pass filled: each row's fed tokens end at its slot in `ends`, nodes follow."""
-        each = zip(feed, trees, ends, strict=True)
-        self._pending = [Pending(len(new), end, tree, tree.is_chain) for new, tree, end in each]
+        self._pending = [
+            Pending(len(new), end, tree, tree.is_chain) for new, tree, end in zip(feed, trees, ends, strict=True)
+        ]
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)
 

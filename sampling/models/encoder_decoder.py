@@ -18,7 +18,7 @@ from sampling.models.network import ModelNetwork
 from sampling.models.probe import Exact, probe
 from sampling.rows import padded, put
 from sampling.types import LM, Hidden, KVCache, Rows, Session
-from utils.errors import UserError
+from utils.errors import UserError, raise_first
 from utils.loading.loaded import context_of
 from utils.objects import HfModel
 
@@ -168,11 +168,12 @@ class EncDecLM(CausalLM):
         UserError for a prompt beyond `context`, and if hidden states are wanted.
         """
         self.check(prompt, target)
-        if hidden:
-            raise UserError(f"{self.name} is an encoder-decoder model: it has no hidden states for a drafter to read")
         longest = max(map(len, prompt))
-        if longest > self.context:
-            raise UserError(f"the prompt is {longest} tokens, the encoder of {self.name} takes {self.context}")
+        cases = {
+            f"{self.name} is an encoder-decoder model: it has no hidden states for a drafter to read": hidden,
+            f"the prompt is {longest} tokens, the encoder of {self.name} takes {self.context}": longest > self.context,
+        }
+        raise_first(cases, UserError)
         initial = [list(self.begin) for _ in prompt]
         if isinstance(previous, EncDecSession) and previous.source == prompt and previous.network is self.network:
             return self.beside(previous.again(initial), target)

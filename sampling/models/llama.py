@@ -13,7 +13,7 @@ several rows run as the network itself runs them, over the same cache. How a pas
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -36,10 +36,10 @@ def supports(model: object) -> bool:
     rotary frequencies that do not depend on the length.
     """
     config: HfConfig = getattr(model, "config", None)
-    if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
-        return False
     return (
-        config.hidden_act in ("silu", "swish")
+        type(model).__name__ in FAMILIES
+        and type(model).__module__.startswith("transformers.")
+        and config.hidden_act in ("silu", "swish")
         and is_fixed(getattr(config, "rope_parameters", None))
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not (type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None)
@@ -73,13 +73,9 @@ class LlamaNetwork:
         self._layers = [LlamaLayer.of(layer) for layer in trunk.layers[: self.layers]]
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
+        self.slot = (self._layers[0].shared, 0, self._layers[0].size)  # [heads, 0, D] of the keys or values of no slots
 
     takes_trees, ragged, reduced_ids = True, None, None
-
-    @property
-    def slot(self) -> tuple[int, int, int]:
-        """[heads, 0, D] of the keys, and of the values, of no slots."""
-        return self._layers[0].shared, 0, self._layers[0].size
 
     def new_cache(self, rows: int) -> SlotCache:
         """An empty cache; the first pass decides its number of rows."""
@@ -128,9 +124,7 @@ def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:
     """The additive mask [1, 1, T, S+T] that hides each new token's successors; None for a single token."""
     if new == 1:
         return None
-    bias = torch.zeros((new, cached + new), dtype=like.dtype, device=like.device)
-    bias[:, cached:].masked_fill_(torch.ones((new, new), dtype=torch.bool, device=like.device).triu(1), float("-inf"))
-    return bias[None, None]
+    return like.new_full((new, cached + new), -torch.inf).triu_(cached + 1)[None, None]
 
 
 Map = Callable[[Tensor], Tensor]
@@ -293,9 +287,8 @@ class FixedCache(SlotCache):
             for data in held:
                 data[:, :, self.length :] = 0  # hidden slots count 0 times what they hold, which must be a number
 
-    def fork(self) -> "FixedCache":
+    def fork(self) -> Self:
         twin = super().fork()
-        assert isinstance(twin, FixedCache)
         twin.passes, twin._recorded = {}, []
         return twin
 
@@ -367,14 +360,10 @@ class FixedNetwork:
     def _hide(self, kept: Tensor, mask: Tensor | None, start: int, count: int) -> None:
         """Write what the tokens see, of `mask` [1, 1, T, S+T] (None: all before them) and padding, into `kept`."""
         least = torch.finfo(kept.dtype).min
-        kept.fill_(least)
         if mask is None:
-            kept[..., :count, : start + count].zero_()
-            kept[..., :count, start : start + count].masked_fill_(
-                torch.ones(count, count, dtype=torch.bool, device=kept.device).triu(1), least
-            )
-        else:
-            kept[..., :count, : start + count] = mask
+            mask = kept.new_full((count, start + count), least).triu_(start + 1)
+        kept.fill_(least)
+        kept[..., :count, : start + count] = mask
         kept[..., count:, 0] = 0  # padding sees something too
 
     @outside_inference_mode

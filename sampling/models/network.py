@@ -37,8 +37,7 @@ class LengthTables:
         rope = config.rope_parameters
         self.dynamic = rope["rope_type"] == "dynamic"
         self.limit = int(config.max_position_embeddings if self.dynamic else rope["original_max_position_embeddings"])
-        kinds = [part for part in model.modules() if getattr(part, "rope_type", None) == rope["rope_type"]]
-        self._parts = [part for part in kinds if self._is_known(part)]
+        self._parts = [part for part in model.modules() if self._is_known(part, rope["rope_type"])]
         self.context = context_of(config) if self._parts else self.limit  # unknown modules choose their tables
 
     def table(self, length: int) -> int:
@@ -66,10 +65,14 @@ class LengthTables:
             for part, (kind, frequency, scaling) in zip(self._parts, before, strict=True):
                 part.rope_type, part.inv_freq, part.attention_scaling = kind, frequency, scaling
 
-    def _is_known(self, part: Any) -> bool:
-        """Whether a module uses a table that is set on it, and begins with the rule's first table."""
-        known = hasattr(part, "original_inv_freq") and not hasattr(part, "rope_init_fn")
-        return known and torch.equal(self._of(part, self.limit)[0], part.original_inv_freq)
+    def _is_known(self, part: Any, kind: str) -> bool:
+        """Whether a module has a rule of this kind, uses a table that is set on it, and begins with the first one."""
+        return (
+            getattr(part, "rope_type", None) == kind
+            and hasattr(part, "original_inv_freq")
+            and not hasattr(part, "rope_init_fn")
+            and torch.equal(self._of(part, self.limit)[0], part.original_inv_freq)
+        )
 
     @staticmethod
     def _of(part: Any, length: int) -> tuple[Tensor, float]:

@@ -283,8 +283,7 @@ def _few_heads(sizes: Json) -> Json:
     counts = {name: size for name, size in sizes.items() if _WIDTHS.fullmatch(name) and _counts(size)}
     fewer = {name: size // by for name, size in (heads | counts).items() if size % by == 0}
     share = gcd(*(fewer[name] for name in heads if "mamba" in name or name == "num_heads"))
-    groups = {name: gcd(size, share) for name, size in sizes.items() if _GROUPS.fullmatch(name) and _counts(size)}
-    return fewer | groups
+    return fewer | {name: gcd(size, share) for name, size in sizes.items() if _GROUPS.fullmatch(name) and _counts(size)}
 
 
 def _few_layers(sizes: Json) -> Json:

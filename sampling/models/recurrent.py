@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from copy import copy
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -114,16 +114,11 @@ class RecurrentCache(SlotCache):
             yield
         finally:
             _running.reset(token)
-        self._read_on(fed, drafted, this.kept)
-
-    def _read_on(self, fed: int, drafted: int, kept: dict[int, LinearAttentionLayer]) -> None:
-        """Keep states after a pass of `fed` tokens, the last `drafted` of them drafts; `kept`: before the drafts."""
         self._cut = self._read = self._cut + fed
-        committed = self._cut - drafted
         if drafted:
-            self._keep(Point(committed, kept, False))
-        elif fed > 1 or committed - (self._points[-1].length if self._points else 0) >= EVERY:
-            self._keep(Point(committed, {index: _copied(state) for index, state in self.states.items()}, True))
+            self._keep(Point(self._cut - drafted, this.kept, False))
+        elif fed > 1 or self._cut - (self._points[-1].length if self._points else 0) >= EVERY:
+            self._keep(Point(self._cut, {index: _copied(state) for index, state in self.states.items()}, True))
 
     def _keep(self, point: Point) -> None:
         points = [known for known in self._points if known.length < point.length]
@@ -157,9 +152,8 @@ class RecurrentCache(SlotCache):
             for point in self._points
         ]
 
-    def fork(self) -> "RecurrentCache":
+    def fork(self) -> Self:
         twin = super().fork()
-        assert isinstance(twin, RecurrentCache)
         twin.states = {index: _copied(state) for index, state in self.states.items()}
         return twin
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sampling.types import LM, Draft, Hidden, Rows, Session
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, raise_first
 from utils.objects import HfTokenizer
 from utils.remote.server import Server
 
@@ -52,10 +52,11 @@ class RemoteLM(LM):
         """A session of one row; UserError for several, and for wanted hidden states."""
         if self.scorer is None:
             raise UserError(f"{self.name} answers in text: its tokens cannot be scored")
-        if hidden:
-            raise UserError(f"{self.name} runs in a server: it has no hidden states for a drafter to read")
-        if len(prompt) != 1:
-            raise UserError(f"{self.name} runs in a server: one prompt at a time, got {len(prompt)}")
+        cases = {
+            f"{self.name} runs in a server: it has no hidden states for a drafter to read": hidden,
+            f"{self.name} runs in a server: one prompt at a time, got {len(prompt)}": len(prompt) != 1,
+        }
+        raise_first(cases, UserError)
         return RemoteSession(self.scorer, prompt, self.vocab_size, self.name)
 
 
@@ -178,7 +179,9 @@ class EchoScorer:
         for end in range(begin, len(ids) + 1):
             named, certain = scored.get(end - 1, ({}, False))
             if not certain and not refused:
-                named = self._with_next(ids[:end], named)
+                token, value = self._next(ids[:end])
+                value = math.log(max(_unnamed(named), _LEAST)) if value is None else value
+                named = {token: value} | {other: less for other, less in named.items() if other != token}
             places.append(named or places[-1])
             refused |= end < len(ids) and next(iter(places[-1])) != ids[end]
         return places
@@ -208,16 +211,9 @@ class EchoScorer:
 
     def _named(self, texts: Mapping[str, float]) -> tuple[Ranked, bool]:
         named = ranked({self._ids[text]: float(value) for text, value in texts.items() if text in self._ids})
-        if len(named) == len(texts):
-            return named, True
         # whether no token without a name can have more
-        return named, math.exp(next(iter(named.values()), -math.inf)) > _unnamed(named)
-
-    def _with_next(self, ids: list[int], named: Ranked) -> Ranked:
-        """Return the named tokens with the one that the server gives after these ids."""
-        token, value = self._next(ids)
-        value = math.log(max(_unnamed(named), _LEAST)) if value is None else value
-        return {token: value, **{other: less for other, less in named.items() if other != token}}
+        first = math.exp(next(iter(named.values()), -math.inf)) > _unnamed(named)
+        return named, first or len(named) == len(texts)
 
     def _next(self, ids: list[int]) -> tuple[int, float | None]:
         """Return the token that the server gives after these ids, and its log-probability if known.

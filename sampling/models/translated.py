@@ -129,8 +129,7 @@ class Spelling:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Spelling:
         twin = copy(self)
-        for name in ("_row", "_text", "_ends", "_ids", "_chunks"):
-            setattr(twin, name, copy(getattr(self, name)))
+        vars(twin).update({name: copy(part) for name, part in vars(self).items() if part is not self._by})
         return twin
 
     def _cut(self, count: int) -> None:

@@ -93,21 +93,20 @@ class Meter:
         for node, source in enumerate(step.source):
             self._sources[source][0] += 1
             self._sources[source][1] += node in accepted
-        for review in step.inner:
-            self._review(review)
+        self._review(step.inner)
         self._width = max([self._width, step.gamma, *(depth + 1 for depth in depths)])
         self._counts["examined"].update(depths[node] for node in (*step.path, *rejected))
         self._counts["accepted"].update(depths[node] for node in step.path)
         self._counts["histogram"][len(step.path)] += 1
         self._counts["drafted"][len(step.drafted)] += 1
 
-    def _review(self, step: Step) -> None:
-        """Count a nested round, and those inside it."""
-        counts = self._reviews[step.calls[-1].model]
-        counts[0] += len(step.path)
-        counts[1] += len(step.path) + len(step.rejected)
-        for review in step.inner:
-            self._review(review)
+    def _review(self, steps: tuple[Step, ...]) -> None:
+        """Count nested rounds, and those inside them."""
+        for step in steps:
+            counts = self._reviews[step.calls[-1].model]
+            counts[0] += len(step.path)
+            counts[1] += len(step.path) + len(step.rejected)
+            self._review(step.inner)
 
     def _told(self, name: str, otherwise: int) -> int:
         """A count as the server reports it, where one does."""

@@ -4,13 +4,13 @@ and the alternatives at each position, with the trials that decided it. No decis
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor
 
 from sampling.events import ENOUGH, Call, Likely, Odds, Position, Step, Trial
 from sampling.sampler import SamplerView
-from sampling.types import Draft, Drafter, DraftTree, Facts, Rule, Sampler, Verdict
+from sampling.types import Draft, Drafter, DraftTree, Facts, Filters, Rule, Sampler, Verdict
 from sampling.verify.facts import AllFacts
 from sampling.vocabulary import best, single_thread_if_small
 
@@ -149,11 +149,10 @@ class PositionRecorder:
         """Return the probabilities of some tokens in the distribution of the draw there."""
         if self.sampler.greedy:
             return [float(token == known.argmax) for token in tokens]
-        if (filters := self.sampler.filters) is not None and filters.only_temper:
+        if (filters := self.sampler.filters) is not None and filters == Filters(filters.temperature):
             return [known.p_at(token, filters.temperature) for token in tokens]
         with single_thread_if_small(known.logits.numel()):
-            probs: list[float] = verdict.distributions.at([index], [node])[0][list(tokens)].tolist()
-        return probs
+            return cast(list[float], verdict.distributions.at([index], [node])[0][list(tokens)].tolist())
 
     def _tossed(self, step: Step, tree: DraftTree, accepted: list[int]) -> list[Trial]:
         """Return the trials of a row that coins decided."""

@@ -21,10 +21,8 @@ from utils.errors import UsageError, UserError
 from utils.files import object_in, read_text
 
 Array = np.ndarray[Any, Any]
-PRIOR = 8.0
-"""k: the weight of the shorter context's distribution, in sightings; at 8 the confidence is calibrated."""
-LEAST = 0.03
-"""A further token of a context is kept from this confidence on: less likely ones are never drafted."""
+PRIOR = 8.0  # k: the weight of the shorter context's distribution, in sightings; at 8 the confidence is calibrated
+LEAST = 0.03  # a further token of a context is kept from this confidence on: less likely ones are never drafted
 
 Encode = Callable[[str], list[int]]
 _ENTRY = {2: 7, 4: 9}  # bytes of an entry, by the bytes of a token

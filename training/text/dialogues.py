@@ -265,6 +265,7 @@ _FURTHER = (
 )
 
 
+# Kind → the pieces of one user's turn, drawn by the dice.
 TASKS: Mapping[str, Callable[[Random], list[TurnPart]]] = {
     "chat": _begun(("",)),
     "writing": _begun(_TASKS),
@@ -282,7 +283,6 @@ TASKS: Mapping[str, Callable[[Random], list[TurnPart]]] = {
     "foreign": _begun(_ABROAD, tokens=64),
     "conversation": _begun((*_EVERYDAY, *_TASKS, *_ASKS, *_SHORT, *_LISTS)),
 }
-"""Kind → the pieces of one user's turn, drawn by the dice."""
 
 
 @dataclass(frozen=True)
@@ -294,8 +294,7 @@ class Ask:
     limit: int
 
 
-DialogueLine = dict[str, Any]
-"""`ids`, `start` (the first answered token), `temperature` and `number` of one answer."""
+DialogueLine = dict[str, Any]  # `ids`, `start` (the first answered token), `temperature` and `number` of one answer
 Chat = Generator[Ask, list[int], list[DialogueLine]]
 
 
@@ -358,12 +357,8 @@ class OwnChats:
         self._talk, self._stop, self._answer = Talk(tokenizer), stop_ids, answer_tokens
         self._temperatures, self._kinds, self._seed = tuple(temperatures), tuple(kinds), seed
         self._head = self._talk.opening()
-        self._room = USER_TOKENS if set(kinds) == {"chat"} else _LONG_TURN
-        self._turns = TURNS if "conversation" in kinds else 1
-
-    @property
-    def longest(self) -> int:
-        return len(self._head) + self._turns * (self._room + _TAIL + self._answer)
+        room = USER_TOKENS if set(kinds) == {"chat"} else _LONG_TURN
+        self.longest = len(self._head) + (TURNS if "conversation" in kinds else 1) * (room + _TAIL + answer_tokens)
 
     def chat(self, number: int) -> Chat:
         turn, kind = number % len(self._kinds), self._kinds[number % len(self._kinds)]
@@ -448,9 +443,9 @@ class GivenPrompts:
         return lines
 
 
+# Where chats come from; the content of `chat(number)` depends on the number alone, None means that there are no more.
+# `endless`: there is always a further chat, and writing ends if none has an answer. `longest`: tokens of a sequence.
 PromptSource = OwnChats | GivenPrompts
-"""Where chats come from; the content of `chat(number)` depends on the number alone, None means that there are no more.
-`endless`: there is always a further chat, and writing ends if none has an answer. `longest`: tokens of a sequence."""
 
 
 def _line(prompt: list[int], answer: list[int], temperature: float, number: int) -> DialogueLine:

@@ -31,8 +31,7 @@ _FRUITLESS = 200  # chats without an answer in a row, of an endless source
 ENDLESS = 1 << 60  # tokens: as many as there are prompts for
 SHORTEST = 8  # tokens; a shorter sequence teaches nothing
 
-Ended = tuple[int, list[DialogueLine]]
-"""The number of a chat and its lines; none if it has no answer."""
+Ended = tuple[int, list[DialogueLine]]  # the number of a chat and its lines; none if it has no answer
 
 
 @dataclass(eq=False)
