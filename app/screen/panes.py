@@ -202,9 +202,7 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
     if stats.tokens_per_pass is not None:
         per_pass = f"{stats.tokens_per_pass:.2f} tok/pass"
         texts += [f"{per_pass} over {passes}"] if look.fancy else [per_pass, passes]
-    if pane.seen:
-        texts.append("seen before")
-    return texts
+    return [*texts, *(["seen before"] if pane.seen else [])]
 
 
 def reported(report: ServerFigures | None) -> list[str]:
@@ -419,13 +417,11 @@ class Pane(Drawn):
 
     def rows(self) -> list[Row]:
         height = self.needed if self.height is None else self.height
-        if height <= 0:
-            return []
-        border = height >= 3
-        text = [row_of(line, self.look) for line in self._tail(height - (2 if border else 1))]
-        if not border:
-            return [row_of(self._heading(self.look.width), self.look), *text]
-        return [self._top(), *(self._side(row) for row in text), self._bottom()]
+        if height >= 3:
+            text = (row_of(line, self.look) for line in self._tail(height - 2))
+            return [self._top(), *(self._side(row) for row in text), self._bottom()]
+        lines = [self._heading(self.look.width), *self._tail(height - 1)] if height > 0 else []
+        return [row_of(line, self.look) for line in lines]
 
     def _tail(self, height: int) -> list[Line]:
         lines = self.lines
@@ -444,8 +440,8 @@ class Pane(Drawn):
     def _top(self) -> Row:
         heading = self._heading(self.look.width - 5)
         rest = self._edges[0] * (self.look.width - 4 - width_of(heading))
-        start, end = (self._corners[0] + " ", self._frame), (f" {rest}{self._corners[1]}", self._frame)
-        return row_of([start, *heading, end], self.look)
+        start, end = self._corners[:2]
+        return row_of([(f"{start} ", self._frame), *heading, (f" {rest}{end}", self._frame)], self.look)
 
     def _bottom(self) -> Row:
         speed = self.data.stats.predicted_per_second if self.data.stats else None
@@ -476,8 +472,12 @@ class SideBySide(Drawn):
         for start in range(0, len(panes), columns):
             group = panes[start : start + columns]
             widths = [look.width] if len(group) == 1 else [(look.width - 1) // 2, look.width // 2]
-            pairs = zip(group, widths, strict=True)
-            self.groups.append([Pane(data, look.sized(width=w), show_discarded=show_discarded) for data, w in pairs])
+            self.groups.append(
+                [
+                    Pane(data, look.sized(width=width), show_discarded=show_discarded)
+                    for data, width in zip(group, widths, strict=True)
+                ]
+            )
         self.needs = [max(pane.needed for pane in group) for group in self.groups]  # rows for the whole texts
 
     @property
