@@ -169,8 +169,7 @@ def _device(optional: bool) -> Text:
 
 def _drafters() -> str:
     more = {"tables": "tables, tables:FILE"}
-    *words, last = [f"{word} (…)" if "+" in word else more.get(word, word) for word in examples()]
-    return f"{', '.join(words)} or {last}"
+    return enumerated(f"{word} (…)" if "+" in word else more.get(word, word) for word in examples())
 
 
 _FILE = Text("FILE", "a file", pattern=r"[^\x00-\x1f\x7f]*")
@@ -426,19 +425,25 @@ def arguments(fields: Mapping[str, Field], given: SettingValues, **more: Any) ->
 
     UsageError names the flag.
     """
-    read = {name: field.read(given[name], label=field.flag) for name, field in fields.items() if name in given}
-    values = {name: field.default for name, field in fields.items()} | read
-    texts = {name: value for name, value in values.items() if name in FILES and value}
+    values = {
+        name: field.read(given[name], label=field.flag) if name in given else field.default
+        for name, field in fields.items()
+    }
     paths = {
-        name: Path(os.path.expanduser(text)) for name, text in texts.items() if text not in fields[name].kind.choices
+        name: Path(os.path.expanduser(value))
+        for name, value in values.items()
+        if name in FILES and value and value not in fields[name].kind.choices
     }
     return Namespace(**(values | paths | more))
 
 
 def from_environment(environ: Mapping[str, str], fields: Mapping[str, Field]) -> SettingValues:
     """Read the values of SPEC_* variables (empty ones count as unset); UsageError names the variable."""
-    given = [field for field in fields.values() if environ.get(field.variable)]
-    values = {field.name: field.read(environ[field.variable], label=field.variable) for field in given}
+    values = {
+        field.name: field.read(environ[field.variable], label=field.variable)
+        for field in fields.values()
+        if environ.get(field.variable)
+    }
     if "offline" in fields and environ.get("HF_HUB_OFFLINE", "").lower() not in ("", "0", "off", "no", "false"):
         values.setdefault("offline", True)
     return values
@@ -491,8 +496,8 @@ class Layers:
         flags: SettingValues = MappingProxyType({}),
     ) -> Layers:
         """Read every layer; UsageError names the variable, the flag or the catalogue."""
-        given = from_environment(environ, SETTING_FIELDS), from_flags(flags, SETTING_FIELDS)
-        return cls(from_pair(pair_defaults), *given)
+        environment = from_environment(environ, SETTING_FIELDS)
+        return cls(from_pair(pair_defaults), environment, from_flags(flags, SETTING_FIELDS))
 
     @cached_property
     def defaults(self) -> Settings:
