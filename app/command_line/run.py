@@ -20,12 +20,13 @@ from app.lanes.lane import Lane, PairEngine, ServerLane
 from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
 from app.replay.session_log import SessionLogWriter, log_writer_of
-from app.screen.live import Track, look_of, sampled, tokens_of, tracks_of
+from app.screen.live import Track, sampled, tokens_of, tracks_of
 from app.screen.output import load_engine, screen
 from app.screen.panes import PaneData, note, stats_lines
 from app.screen.rows import Lines
 from app.screen.samples import SampleTree, tree_of
 from app.screen.terminal import Interrupts
+from app.screen.view import look_of
 from app.settings.table import ModelOptions, Settings
 from sampling.events import Event
 from sampling.models.remote import RemoteLM

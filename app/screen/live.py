@@ -28,7 +28,7 @@ from app.screen.rows import Lines, Row, chunk, flow, plural
 from app.screen.spans import BeamReader, Span, Spanner, answer_text, committed_text, differing, span_parts, thoughts
 from app.screen.terminal import InPlace, await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace, read
-from app.screen.view import Frame, Surface
+from app.screen.view import Frame, Surface, look_of
 from app.settings.table import Settings
 from sampling.events import ENOUGH, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
@@ -44,18 +44,6 @@ if TYPE_CHECKING:
 Draw = Callable[..., None]  # draws the lanes as they stand, with rows below them if some are given
 FRAMES_A_SECOND = 12
 DRAWING = 0.03  # of the time between two frames, at most: what it shows is worked out in it
-
-
-def look_of(console: Console, settings: Settings) -> Look:
-    """The screen as it is now, with what the settings and the terminal allow to be drawn."""
-    width, height = console.size
-    return Look(
-        width=max(20, width),
-        height=max(2, height - 1),
-        color=console.color_system is not None and not console.no_color,
-        ascii=settings.ascii or not (console.encoding or "").lower().startswith("utf"),
-        palette=settings.palette,
-    )
 
 
 _REST = 4  # rounds without drafts, under `gamma auto`, that say that it has stopped
@@ -311,7 +299,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
     settings, last = place.settings, tracks[-1].pane()
     if settings.quiet:
         place.out.print(text, soft_wrap=True)
-        place.say(stats_lines([last], look_of(place.out, settings).sized(height=None)))
+        place.say(stats_lines([last], place.look.sized()))
         if cut := note(last, can_continue=place.can_continue):
             place.say(cut)
         return
@@ -319,7 +307,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
         place.say(answer_text(text, settings, live=place.live, marks=tracks[-1].thinking), "")
     place.say(panes(tracks, place.out, settings, notes=not place.touring, can_continue=place.can_continue))
     if settings.view == "trace" and (track := explained_track(tracks)).lane.beams is None:
-        place.say(rounds_of(track, look_of(place.out, settings).sized(height=None)))
+        place.say(rounds_of(track, place.look.sized()))
 
 
 def panes(
@@ -424,7 +412,7 @@ def stepped(
         taken.append((round(time.monotonic() - begun, 2), typed.decode("latin-1")))
         return typed
 
-    return in_steps(race, tracks, draw, lambda: look_of(place.out, place.settings), key)
+    return in_steps(race, tracks, draw, lambda: place.look, key)
 
 
 def in_steps(

@@ -325,6 +325,18 @@ class Frame(Drawn):
         return sum(len(block.rows) for block in blocks) + texts - height
 
 
+def look_of(console: Console, settings: Settings) -> Look:
+    """The screen as it is now, with what the settings and the terminal allow to be drawn."""
+    width, height = console.size
+    return Look(
+        width=max(20, width),
+        height=max(2, height - 1),
+        color=console.color_system is not None and not console.no_color,
+        ascii=settings.ascii or not (console.encoding or "").lower().startswith("utf"),
+        palette=settings.palette,
+    )
+
+
 @dataclass(eq=False)
 class Surface:
     """Where answers are shown. `live`: there is a terminal to draw on; `touring`: an answer is looked at, not copied;
@@ -336,6 +348,11 @@ class Surface:
     stop: Interrupts = field(default_factory=Interrupts)
     touring: bool = False
     can_continue: bool = True
+
+    @property
+    def look(self) -> Look:
+        """The screen as it is now; see :func:`look_of`."""
+        return look_of(self.out, self.settings)
 
     def say(self, *contents: RenderableType) -> None:
         for content in contents:
