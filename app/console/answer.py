@@ -25,7 +25,6 @@ from sampling.events import ENOUGH
 from utils.errors import UserError
 from utils.objects import Json
 
-ALTERNATIVES = ENOUGH  # of each position: /inspect lists five, a what-if all
 FIRST = "decoding, to be shown slowly"
 UNANSWERED = "stopped before the first token: the conversation is unchanged"
 
@@ -63,7 +62,8 @@ def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
     tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking, plan.forced)
     if plan.regenerated and not plan.answer:
         state.hint(f"seed {settings.seed}" if settings.temperature else "temperature 0: the same answer again")
-    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
+    # /inspect lists five alternatives of each position, a what-if all.
+    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ENOUGH, plan.messages)
     records = [track.lane for track in tracks]
     log = None if state.log is None else state.log.open_answer(engine, records, plan, settings, decode)
     return Prepared(settings, tracks, race, log)

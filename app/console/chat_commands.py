@@ -171,9 +171,8 @@ def _chat(state: ConsoleState) -> Group:
 def last_thinking(state: ConsoleState) -> RenderableType:
     """The last answer with its thinking as it is shown now; nothing if it has none."""
     marks, turns = (None, []) if state.chat is None else (state.chat.thinking, state.chat.turns)
-    if marks is None or not turns or not thoughts(turns[-1].text, marks, state.settings.thinking):
-        return ""
-    return answer_text(turns[-1].text, state.settings, live=state.live, marks=marks)
+    thinks = marks is not None and turns and thoughts(turns[-1].text, marks, state.settings.thinking)
+    return answer_text(turns[-1].text, state.settings, live=state.live, marks=marks) if thinks else ""
 
 
 def plain_text(state: ConsoleState) -> str:
@@ -420,9 +419,11 @@ def facts(engine: PairEngine, chat: Conversation) -> str:
 
 
 def _context(used: int, context: int) -> str:
-    if context >= NO_LIMIT:
-        return f"context  {plural(used, 'token')} used, {limit_text(context)}"
-    return f"context  {used:,} of {context:,} tokens used, {max(0, context - used):,} left"
+    return (
+        f"context  {plural(used, 'token')} used, {limit_text(context)}"
+        if context >= NO_LIMIT
+        else f"context  {used:,} of {context:,} tokens used, {max(0, context - used):,} left"
+    )
 
 
 def last_stats(answered: Answered, look: Look) -> RenderableType:

@@ -506,11 +506,11 @@ class Supposed:
         if self.problem:
             return [self.problem]
         shape, fates = self.shape, ("rejected", "said") if self.token.kind == "accepted" else ("rejected",)
-        top_k = shape.top_k or "0 (all)"
         numbers = {refused.token: refused.number for refused in self.token.refused}
         numbers[self.token.token] = self.token.number
         lines = [
-            f"what if T {shape.temperature:g}, top-p {shape.top_p:g}, top-k {top_k}, min-p {shape.min_p:g}:",
+            f"what if T {shape.temperature:g}, top-p {shape.top_p:g}, top-k {shape.top_k or '0 (all)'}, "
+            f"min-p {shape.min_p:g}:",
             *(
                 f"{quoted(choice.text, look, 24)} {self.fate(choice.token, numbers.get(choice.token))}"
                 for choice in self.token.choices

@@ -74,8 +74,9 @@ class Track:
                 self._forced = (Span(decode([*before])[len(decode([*before[:-1]])) :], "forced"),)
         self.events: list[Event] = []
         self._meter = Meter(prompt_n=prompt_n)
-        plain = Spanner(decode, lane.terms.drafts, context=before)
-        self._spanner = plain if lane.beams is None else BeamReader(decode, before)
+        self._spanner = (
+            Spanner(decode, lane.terms.drafts, context=before) if lane.beams is None else BeamReader(decode, before)
+        )
         self._taken = 0  # events that figures and text hold
         self._rounds: list[Round] = []
         self.decode = decode

@@ -286,9 +286,11 @@ def rates(rounds: Sequence[Round], span: float) -> list[float]:
 def bars_key(look: Look) -> str:
     """The meaning of a bar, or of a digit in its place, and of a round without drafts."""
     levels, none = look.glyph("levels"), look.glyph("none")
-    if not levels:
-        return f"a digit a round: accepted drafts, 9: 9 or more, {none} none drafted"
-    return f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more, {none} none drafted"
+    return (
+        f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more, {none} none drafted"
+        if levels
+        else f"a digit a round: accepted drafts, 9: 9 or more, {none} none drafted"
+    )
 
 
 def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row]:
@@ -321,8 +323,8 @@ def _speeds(rounds: Sequence[Round], plain: TimeLine | None, look: Look) -> list
     levels = look.glyph("levels") or _DIGITS
     pieces: list[Piece] = []
     for (name, _, role), some in zip(lines, values, strict=True):
-        line = "".join(levels[round(value / most * (len(levels) - 1))] for value in some)
-        pieces += [(f"  {name} ", "faint"), (line, role)]
+        heights = (round(value / most * (len(levels) - 1)) for value in some)
+        pieces += [(f"  {name} ", "faint"), ("".join(levels[height] for height in heights), role)]
     return [*pieces, (f"  peak {most:.0f}", "faint")]
 
 
@@ -357,8 +359,8 @@ def _marked(text: str, role: str, marks: tuple[str, str], look: Look) -> list[Pi
     for index, line in enumerate(text.split("\n")):
         head, core, tail = _WORDS.fullmatch(line).groups()  # type: ignore[union-attr]
         marked = f"{before}{core}{after}" if core else ""
-        pieces += [("\n" if index else "", role), (head, role), (marked, role), (tail, role)]
-    return [(part, kind) for part, kind in pieces if part]
+        pieces += [(part, role) for part in ("\n" if index else "", head, marked, tail) if part]
+    return pieces
 
 
 def pieces_of(

@@ -214,8 +214,9 @@ def _measured(track: Track, plain: Stats) -> list[str]:
         return []
     if disturbed(plain, own):
         return [f"timing of the last answer disturbed: faster than {tokens:.2f} tok/pass allows"]
-    used = gamma_text(track.lane.settings, track.pane().gamma)
-    return [f"measured in the last answer: {factor:.2f}x at gamma {used}"]
+    return [
+        f"measured in the last answer: {factor:.2f}x at gamma {gamma_text(track.lane.settings, track.pane().gamma)}"
+    ]
 
 
 PROBABILITY, ENTROPY = "p", "entropy"
@@ -255,9 +256,8 @@ class Heat(Drawn):
     def _pieces(self, token: SaidToken) -> list[Piece]:
         value = probability(token) if self.by == PROBABILITY else token.entropy
         level = 0 if value is None else self._level(value)
-        if self.look.color or level == 0 or value is None:
-            return [(token.text, HEAT[level])]
-        return [(token.text, HEAT[level]), (f"({self._figure(value)})", "faint")]
+        figure = "" if self.look.color or level == 0 or value is None else f"({self._figure(value)})"
+        return [(token.text, HEAT[level]), (figure, "faint")]
 
     def _level(self, value: float) -> int:
         return sum(value < limit if self.by == PROBABILITY else value > limit for limit in LIMITS[self.by])

@@ -4,8 +4,6 @@ redrawn in place; and content to look into with keys, drawn again after each of 
 Knows no models and no prompt; the content draws itself and knows its keys.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -22,7 +20,7 @@ from functools import partial
 from io import StringIO
 from itertools import zip_longest
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
@@ -132,7 +130,7 @@ class Interrupts:
     def __call__(self) -> bool:
         return self.stopped
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> Self:
         with suppress(ValueError):  # no signals outside the main thread
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
@@ -161,7 +159,7 @@ class InPlace:
         self._lines: list[str] = []
         self._width = console.size.width
 
-    def __enter__(self) -> InPlace:
+    def __enter__(self) -> Self:
         self._write(_HIDE)
         return self
 

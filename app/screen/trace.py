@@ -322,10 +322,9 @@ class Trace(Drawn):
         chance = "" if likely is None else share(likely)
         coin = "" if draft.coin is None else share(draft.coin)
         decided = draft.fate != "drafted"
-        drawn = self._draws and draft.compared and decided
         names = ("q {:>4}", "p {:>4}", "chance {:>4}", "coin {:>4}") if self._spelled else ("q{}", "p{}", "ch{}", "u{}")
         parts = [name.format(value) for name, value in zip(names, (q, p, chance, coin), strict=True) if value]
-        if drawn:
+        if self._draws and draft.compared and decided:
             parts.append("drawn" if draft.fate == "accepted" else "not drawn" if self._spelled else "other")
         figures = ("  " if self._spelled else " ").join(parts)
         if decided and not examined:

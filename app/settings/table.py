@@ -6,8 +6,6 @@ A setting is one call of :func:`setting`: its type, default, range, one line of 
 models and their form. Knows nothing of the command line's grammar (app/command_line/arguments.py). No torch.
 """
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -494,7 +492,7 @@ class Layers:
         pair_defaults: SettingValues = MappingProxyType({}),
         environ: Mapping[str, str] = MappingProxyType({}),
         flags: SettingValues = MappingProxyType({}),
-    ) -> Layers:
+    ) -> Self:
         """Read every layer; UsageError names the variable, the flag or the catalogue."""
         environment = from_environment(environ, SETTING_FIELDS)
         return cls(from_pair(pair_defaults), environment, from_flags(flags, SETTING_FIELDS))
@@ -511,20 +509,20 @@ class Layers:
         _check_together(settings)
         return settings
 
-    def resolve(self, pair_defaults: SettingValues) -> Layers:
+    def resolve(self, pair_defaults: SettingValues) -> Self:
         """Return the same layers over another pair's defaults; UsageError when those are wrong."""
         layers = replace(self, pair=from_pair(pair_defaults))
         _check_together(layers.settings)
         return layers
 
-    def with_console_changes(self, **changes: object) -> Layers:
+    def with_console_changes(self, **changes: object) -> Self:
         """Return layers with these console changes on top, all or none of them; UsageError names the present values."""
         after = self.settings.changed(**changes)
         _check_together(after, f" (still verify {self.settings.verify}, expand {self.settings.expand})")
         names = [Settings.field(name).name for name in changes]
         return replace(self, console={**self.console, **{name: getattr(after, name) for name in names}})
 
-    def without_console_changes(self, *names: str) -> Layers:
+    def without_console_changes(self, *names: str) -> Self:
         """Return layers without the console's changes of these settings (of all when none is named)."""
         gone = {Settings.field(name).name for name in names} or set(self.console)
         return replace(self, console={name: value for name, value in self.console.items() if name not in gone})
