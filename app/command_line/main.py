@@ -111,7 +111,7 @@ def _run(request: Request) -> int:
         own = request.own if is_first_process() else Namespace(**{**vars(request.own), "out": None, "report": None})
         return int(getattr(import_module(module), name)(settings, options, own))
     if request.command == "run" or not (sys.stdin and not sys.stdin.closed and sys.stdin.isatty()):
-        from app.command_line.run import run_once, run_samples
+        from app.command_line.run import run_once
 
         prompt = None if request.prompt == "-" else request.prompt
         if prompt is None and (sys.stdin is None or sys.stdin.closed):
@@ -120,6 +120,8 @@ def _run(request: Request) -> int:
         if own.logprobs is not None and (own.samples or not own.json):
             raise UsageError("--logprobs needs --json, and answers without --samples")
         if own.samples is not None:
+            from app.command_line.run import run_samples
+
             return run_samples(settings, options, prompt, own.json, own.samples)
         return run_once(settings, options, prompt, own.json, own.logprobs)
     from app.console.repl import run_console
