@@ -20,7 +20,7 @@ from app.settings.table import Settings
 from sampling.events import Reason
 from sampling.stops import begins
 from utils.catalogue.templates import AUTO, TEMPLATES, Thinking, carries_template, end_ids, render, thinking_marks
-from utils.errors import UserError
+from utils.errors import UserError, raise_first
 from utils.objects import HfTokenizer, Json
 from utils.ordinary_text import CUT, Markers, ids_in_parts, without
 from utils.tokenizer import first_ids
@@ -245,14 +245,15 @@ class Conversation:
 
     def _fitting(self, plan: Plan) -> Plan:
         count = len(plan.prompt)
-        if count == 0:
-            raise UserError("the message has no tokens: nothing was sent")
-        if count >= self.context:
-            room = "" if count > self.context else " and an answer needs one more"
-            raise UserError(
-                f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent; "
-                "the conversation is unchanged"
-            )
+        room = "" if count > self.context else " and an answer needs one more"
+        too_long = f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent"
+        raise_first(
+            {
+                "the message has no tokens: nothing was sent": not count,
+                f"{too_long}; the conversation is unchanged": count >= self.context,
+            },
+            UserError,
+        )
         system = [{"role": "system", "content": self.system}] if self.system else []
         return replace(plan, messages=(*system, *_messages(self.turns[: plan.keep], plan.user)))
 
@@ -284,13 +285,12 @@ class Conversation:
         self.branches = []
         return self.turns.pop()
 
-    def take_branch(self, number: int) -> Turn:
+    def take_branch(self, number: int) -> None:
         """Make branch `number`, from 1, of the last answer the last turn. UserError if there is none."""
         self._last("/branches")
         if not 1 <= number <= len(self.branches):
             raise UserError(f"there is no branch {number}: the last answer has {len(self.branches)}")
         self.turns[-1] = self.branches[number - 1]
-        return self.turns[-1]
 
     def clear(self, for_good: bool = False) -> None:
         """Forget the turns; :meth:`restore` brings them back, unless they are cleared for good."""
@@ -334,10 +334,9 @@ class Conversation:
         """Return the answer's text, without the stop token that closed it and the headers of its channels; the channel
         in which it thinks stands between marks."""
         end = -1 if ids and ids[-1] in self.stop_ids else None
-        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         texts = list[str]()
         for part, thinks, closed in self._without_headers(list(ids[:end])):
-            text = str(self.tokenizer.decode(part, **how))
+            text = str(self.tokenizer.decode(part, skip_special_tokens=True, clean_up_tokenization_spaces=False))
             texts.append(f"{CHANNEL.open}{text}{CHANNEL.close * closed}" if thinks and text else text)
         return "\n\n".join(filter(None, texts))
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationError
-from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
@@ -22,9 +21,9 @@ from app.chat.conversation import Turn
 from app.lanes.answers import Answer, shown_settings
 from app.lanes.costs import LaneRecord, event_of, settings_of
 from app.screen.inspection import SaidToken
-from app.screen.live import LaneViews, Track, look_of, panes, tokens_of
+from app.screen.live import LaneViews, Track, panes, tokens_of
 from app.screen.terminal import Screen
-from app.screen.view import heading, question
+from app.screen.view import heading, look_of, question
 from app.settings.table import Settings
 from sampling.events import Reason
 from utils.errors import UserError
@@ -67,15 +66,19 @@ class Answered:
 
     def to_json(self) -> Json:
         """Return what a file keeps of it beside its turn."""
-        lanes = [track.record() for track in self.tracks]
-        return {"models": self.models, "settings": shown_settings(self.settings), "lanes": lanes}
+        return {
+            "models": self.models,
+            "settings": shown_settings(self.settings),
+            "lanes": [track.record() for track in self.tracks],
+        }
 
 
 def as_json(turns: Sequence[Turn], about: Json) -> str:
     """Return the conversation with ids, texts, settings, figures and events; `about`: pair and system prompt."""
     rows = [{name: getattr(turn, key) for name, key in _KEYS.items()} | turn.record for turn in turns]
-    data = {"version": VERSION, **about, "turns": rows}
-    return json.dumps(data, ensure_ascii=False, indent=1, default=Answered.to_json)
+    return json.dumps(
+        {"version": VERSION, **about, "turns": rows}, ensure_ascii=False, indent=1, default=Answered.to_json
+    )
 
 
 def as_text(turns: Sequence[Turn], system: str) -> str:
@@ -166,11 +169,11 @@ def _read(turn: Turn, record: Json, before: tuple[int, ...], decode: Decode, for
     settings = settings_of(decoding.settings)
     tracks = []
     for saved in decoding.lanes:
-        lane = replace(saved.lane, settings=settings)
-        views = LaneViews(Track(lane, decode, saved.prompt_n, before, forced=forced))
+        track = Track(replace(saved.lane, settings=settings), decode, saved.prompt_n, before, forced=forced)
+        views = LaneViews(track)
         for event in map(event_of, saved.events):
             views.feed(event)
-        tracks.append(views.track)
+        tracks.append(track)
     return Answered(settings, turn, tracks, {name: str(text) for name, text in decoding.models.items()})
 
 
@@ -205,26 +208,19 @@ _SVG = f"""\
 """
 
 
-def drawing(width: int = WIDTH) -> Console:
-    """Return a console that records its output, in full colour whatever the terminal can do."""
-    return Screen(
+def picture(turns: Iterable[tuple[Turn, Sequence[Answered]]], settings: Settings) -> str:
+    """Return the conversation as the console shows it, as an SVG picture that loads nothing: each turn with its
+    decodings, none if they were not saved; in full colour whatever the terminal can do.
+    """
+    console = Screen(
         file=io.StringIO(),
         record=True,
-        width=width,
+        width=WIDTH,
         force_terminal=True,
         color_system="truecolor",
         no_color=False,
         legacy_windows=False,
     )
-
-
-def svg(console: Console, title: str = "python infer.py") -> str:
-    """Return the recorded output as a picture that loads nothing."""
-    return _NO_XML.sub("\ufffd", console.export_svg(title=title, code_format=_SVG, theme=SVG_EXPORT_THEME))
-
-
-def draw(console: Console, turns: Iterable[tuple[Turn, Sequence[Answered]]], settings: Settings) -> None:
-    """Draw the conversation as the console shows it: each turn with its decodings, none if they were not saved."""
     look, last = look_of(console, settings), Text()
     for turn, decodings in turns:
         for answered in decodings[:1]:
@@ -241,3 +237,5 @@ def draw(console: Console, turns: Iterable[tuple[Turn, Sequence[Answered]]], set
         if not decodings:
             console.print("the drafts and figures of this answer are not there", style="dim")
         console.print()
+    image = console.export_svg(title="python infer.py", code_format=_SVG, theme=SVG_EXPORT_THEME)
+    return _NO_XML.sub("\ufffd", image)

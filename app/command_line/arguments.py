@@ -309,11 +309,9 @@ def build_parser(command: str = "chat", rare: bool = False) -> argparse.Argument
     known = COMMANDS[command]
     usages, about = [known.usage], known.about
     if command == "chat":
-        rows = "\n".join(f"  {name:<8} {each.about}" for name, each in COMMANDS.items())
-        usages, about = (
-            [each.usage for each in COMMANDS.values()],
-            f"Plain and speculative decoding side by side.\n\n{rows}",
-        )
+        rows = (f"  {name:<8} {each.about}" for name, each in COMMANDS.items())
+        usages = [each.usage for each in COMMANDS.values()]
+        about = "\n".join(["Plain and speculative decoding side by side.", "", *rows])
     parser = _Parser(
         prog=PROGRAM,
         usage="\n       ".join(f"python {PROGRAM} {usage}" for usage in usages),
@@ -324,14 +322,21 @@ def build_parser(command: str = "chat", rare: bool = False) -> argparse.Argument
         allow_abbrev=False,
     )
     _add_own(parser, command)
-    groups = dict.fromkeys(row.group for row in FIELDS.values())
-    sections = {group: parser.add_argument_group(group) for group in groups}
+    sections = {
+        group: parser.add_argument_group(group) for group in dict.fromkeys(row.group for row in FIELDS.values())
+    }
     for row in filter(known.takes, FIELDS.values()):
         _add(sections[row.group], row, shown=rare or not row.rare)
     other = parser.add_argument_group("Help")
-    words = "show this and leave; all: the rare flags too"
     other.add_argument(
-        "-h", "--help", dest=command, default=argparse.SUPPRESS, action=_Help, nargs="?", metavar="all", help=words
+        "-h",
+        "--help",
+        dest=command,
+        default=argparse.SUPPRESS,
+        action=_Help,
+        nargs="?",
+        metavar="all",
+        help="show this and leave; all: the rare flags too",
     )
     other.add_argument("--version", action="version", version=version(), help="show the version and leave")
     return parser

@@ -78,16 +78,19 @@ def _guarded(arguments: list[str], verbose: bool, word: IO[str]) -> int:
 
 def _line(error: Exception, verbose: bool) -> str:
     """Return an error in one line: a user's, one of the operating system with its file, or a fault of the program."""
-    if isinstance(error, UserError):
-        return " ".join(str(error).split())
-    if isinstance(error, ModuleNotFoundError):
-        return f"{error}: python -m pip install -r requirements.txt installs what is needed"
-    if isinstance(error, OSError) and error.errno is not None:
-        file = f" {error.filename}" if error.filename else ""
-        return f"cannot read or write{file}: {error.strerror}"
-    lost = any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "store"))
-    if this_process().world_size > 1 and isinstance(error, RuntimeError) and lost:
-        return f"another process of this run cannot be reached any more ({' '.join(str(error).split())[:120]})"
+    text = " ".join(str(error).split())
+    lost = this_process().world_size > 1 and any(
+        word in text.lower() for word in ("gloo", "nccl", "connection", "store")
+    )
+    match error:
+        case UserError():
+            return text
+        case ModuleNotFoundError():
+            return f"{error}: python -m pip install -r requirements.txt installs what is needed"
+        case OSError(errno=int()):
+            return f"cannot read or write{f' {error.filename}' if error.filename else ''}: {error.strerror}"
+        case RuntimeError() if lost and this_process().world_size > 1:
+            return f"another process of this run cannot be reached any more ({text[:120]})"
     first = next((f": {line.strip()}" for line in str(error).splitlines() if line.strip()), "")
     hint = "" if verbose else " (run with --verbose for the traceback)"
     return f"internal: {type(error).__name__}{first}{hint}"

@@ -6,7 +6,7 @@ it. A table stands between `<!-- table:flags -->` and `<!-- end:flags -->`.
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.command_line.arguments import COMMANDS, OWN_FIELDS
@@ -34,44 +34,29 @@ def _flag_row(group: str, known: Field) -> list[str]:
     return [group, _code(f"{known.flag} {known.kind.metavar}"), _code(_default(known)), known.help]
 
 
-def drafters() -> str:
-    """Return the table of drafters."""
-    return markdown_table(("Drafter", "What it is", "Needs"), [(_code(row[0]), *row[2:]) for row in table()])
-
-
-def subcommands() -> str:
-    """Return the table of sub-commands."""
-    return markdown_table(("Command", "Meaning"), [(_code(known.usage), known.about) for known in COMMANDS.values()])
-
-
-def flags() -> str:
-    """Return the table of flags, by group."""
-    own = [(f"`{command}`", known) for command, fields in OWN_FIELDS.items() for known in fields.values()]
-    every = [*((known.group, known) for known in FIELDS.values()), *own]
-    return markdown_table(("Group", "Flag", "Default", "Meaning"), [_flag_row(*pair) for pair in every])
-
-
-def settings() -> str:
-    """Return the table of settings, with their ranges."""
-    rows = [
-        [_code(known.name), known.kind.allowed, _code(_default(known)), _code(known.variable), known.help]
-        for known in SETTING_FIELDS.values()
-    ]
-    return markdown_table(("Setting", "Allowed", "Default", "Variable", "Meaning"), rows)
-
-
-def commands() -> str:
-    """Return the table of console commands, by group."""
-    rows = [[row.group, ", ".join(map(_code, (row.usage, *row.aliases))), row.help] for row in TABLE]
-    return markdown_table(("Group", "Command", "Meaning"), rows)
-
-
-TABLES: Mapping[str, Callable[[], str]] = {
-    "drafters": drafters,
-    "subcommands": subcommands,
-    "flags": flags,
-    "settings": settings,
-    "commands": commands,
+TABLES: Mapping[str, str] = {
+    "drafters": markdown_table(("Drafter", "What it is", "Needs"), [(_code(row[0]), *row[2:]) for row in table()]),
+    "subcommands": markdown_table(
+        ("Command", "Meaning"), [(_code(known.usage), known.about) for known in COMMANDS.values()]
+    ),
+    "flags": markdown_table(
+        ("Group", "Flag", "Default", "Meaning"),
+        [
+            *(_flag_row(known.group, known) for known in FIELDS.values()),
+            *(_flag_row(_code(name), known) for name, fields in OWN_FIELDS.items() for known in fields.values()),
+        ],
+    ),
+    "settings": markdown_table(
+        ("Setting", "Allowed", "Default", "Variable", "Meaning"),
+        [
+            [_code(known.name), known.kind.allowed, _code(_default(known)), _code(known.variable), known.help]
+            for known in SETTING_FIELDS.values()
+        ],
+    ),
+    "commands": markdown_table(
+        ("Group", "Command", "Meaning"),
+        [[row.group, ", ".join(map(_code, (row.usage, *row.aliases))), row.help] for row in TABLE],
+    ),
 }
 _MARKED = re.compile(rf"<!-- table:({'|'.join(TABLES)}) -->\n.*?<!-- end:\1 -->", re.DOTALL)
 
@@ -82,7 +67,7 @@ def renewed(text: str) -> str:
     if not count or any(text.count(mark) != count for mark in ("<!-- table:", "<!-- end:")):
         between = "each between <!-- table:NAME --> and <!-- end:NAME -->"
         raise UsageError(f"the file needs tables, {between}; NAME is one of {', '.join(TABLES)}")
-    return _MARKED.sub(lambda mark: f"<!-- table:{mark[1]} -->\n{TABLES[mark[1]]()}\n<!-- end:{mark[1]} -->", text)
+    return _MARKED.sub(lambda mark: f"<!-- table:{mark[1]} -->\n{TABLES[mark[1]]}\n<!-- end:{mark[1]} -->", text)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,8 +4,6 @@ The lanes of `--compare` take turns as in the console (app/lanes/race.py), so th
 of them down. The last lane's text is written as it is produced. Knows no decoding.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -20,12 +18,13 @@ from app.lanes.lane import Lane, PairEngine, ServerLane
 from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
 from app.replay.session_log import SessionLogWriter, log_writer_of
-from app.screen.live import Track, look_of, sampled, tokens_of, tracks_of
+from app.screen.live import Track, sampled, tokens_of, tracks_of
 from app.screen.output import load_engine, screen
 from app.screen.panes import PaneData, note, stats_lines
 from app.screen.rows import Lines
 from app.screen.samples import SampleTree, tree_of
 from app.screen.terminal import Interrupts
+from app.screen.view import look_of
 from app.settings.table import ModelOptions, Settings
 from sampling.events import Event
 from sampling.models.remote import RemoteLM
@@ -36,6 +35,36 @@ from utils.processes import broadcast, is_first_process
 from utils.visible import to_stderr, visible
 
 _WIDTH = 120  # columns of figures that go to no terminal
+
+
+class AnswerWriter:
+    """Writes an answer's text as its ids arrive; characters split over tokens wait until they are whole.
+
+    On a terminal control characters of the answer are left out: a model must not move the cursor.
+    """
+
+    def __init__(self, stream: IO[str], decode: Callable[[list[int]], str]) -> None:
+        self._stream, self._decode = stream, decode
+        self._ids: list[int] = []
+        self._written = ""
+        self._safe = not stream.isatty()
+
+    def feed(self, event: Event) -> None:
+        """Take an event and write the text that it added."""
+        if emitted := getattr(event, "emitted", ()):
+            self._ids += emitted
+            self._write(self._decode(self._ids).rstrip("\ufffd"))
+
+    def finish(self, text: str) -> None:
+        """Write the rest of the whole text, and a closing newline."""
+        self._write(text)
+        self._write(self._written + "\n" * (not self._written.endswith("\n")))
+
+    def _write(self, text: str) -> None:
+        if text.startswith(self._written) and text != self._written:
+            added, self._written = text[len(self._written) :], text
+            self._stream.write(added if self._safe else visible(added))
+            self._stream.flush()
 
 
 def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool, count: int) -> int:
@@ -160,36 +189,6 @@ def write_json(data: object) -> None:
     plain = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig")
     sys.stdout.write(json.dumps(data, ensure_ascii=plain, allow_nan=False) + "\n")
     sys.stdout.flush()
-
-
-class AnswerWriter:
-    """Writes an answer's text as its ids arrive; characters split over tokens wait until they are whole.
-
-    On a terminal control characters of the answer are left out: a model must not move the cursor.
-    """
-
-    def __init__(self, stream: IO[str], decode: Callable[[list[int]], str]) -> None:
-        self._stream, self._decode = stream, decode
-        self._ids: list[int] = []
-        self._written = ""
-        self._safe = not stream.isatty()
-
-    def feed(self, event: Event) -> None:
-        """Take an event and write the text that it added."""
-        if emitted := getattr(event, "emitted", ()):
-            self._ids += emitted
-            self._write(self._decode(self._ids).rstrip("\ufffd"))
-
-    def finish(self, text: str) -> None:
-        """Write the rest of the whole text, and a closing newline."""
-        self._write(text)
-        self._write(self._written + "\n" * (not self._written.endswith("\n")))
-
-    def _write(self, text: str) -> None:
-        if text.startswith(self._written) and text != self._written:
-            added, self._written = text[len(self._written) :], text
-            self._stream.write(added if self._safe else visible(added))
-            self._stream.flush()
 
 
 def report(answers: list[Answer], settings: Settings) -> None:

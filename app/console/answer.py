@@ -3,18 +3,16 @@
 Knows neither commands nor keys. The text printed at the end stays in the scrollback.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from app.chat.conversation import Plan
 from app.chat.saved import Answered
+from app.console.state import ConsoleState
 from app.lanes.costs import SEEN
 from app.lanes.race import Race, slowed
 from app.replay.session_log import AnswerLog
@@ -27,11 +25,6 @@ from sampling.events import ENOUGH
 from utils.errors import UserError
 from utils.objects import Json
 
-if TYPE_CHECKING:
-    from app.console.state import ConsoleState
-
-
-ALTERNATIVES = ENOUGH  # of each position: /inspect lists five, a what-if all
 FIRST = "decoding, to be shown slowly"
 UNANSWERED = "stopped before the first token: the conversation is unchanged"
 
@@ -42,8 +35,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     False if it was stopped before its first token. Raises what decoding raises. The conversation is unchanged then.
     """
     prepared = _prepare(plan, state)
-    pauses = _play(prepared, state)
-    return _commit(plan, prepared, pauses, state)
+    return _commit(plan, prepared, _play(prepared, state), state)
 
 
 @dataclass(frozen=True)
@@ -69,9 +61,9 @@ def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
     decode = engine.pieces.beside(chat.text)
     tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking, plan.forced)
     if plan.regenerated and not plan.answer:
-        same = settings.temperature == 0
-        state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
-    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES, plan.messages)
+        state.hint(f"seed {settings.seed}" if settings.temperature else "temperature 0: the same answer again")
+    # /inspect lists five alternatives of each position, a what-if all.
+    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ENOUGH, plan.messages)
     records = [track.lane for track in tracks]
     log = None if state.log is None else state.log.open_answer(engine, records, plan, settings, decode)
     return Prepared(settings, tracks, race, log)
@@ -122,9 +114,8 @@ def _enter(
     forced = list(plan.answer) if plan.forced else before.get("forced")
     record |= {} if forced is None else {"forced": forced}
     engine.drafters.answers.add(plan.prompt, ids)  # no lane of this turn has read it
-    earlier = kept_tokens(plan, state.latest)
     turn = chat.commit(plan, ids, tracks[-1].reason, seed=settings.seed, record=record)
-    state.latest = Answered(settings, turn, tracks, models_of(engine), earlier)
+    state.latest = Answered(settings, turn, tracks, models_of(engine), kept_tokens(plan, state.latest))
     turn.record["decodings"] = [*([] if plan.forced else before.get("decodings", ())), state.latest]
     state.answers.append(state.latest)
     show(tracks, turn.text, state)
@@ -141,9 +132,8 @@ def take_sample(plan: Plan, track: Track, tree: Sequence[Branch], state: Console
     """Enter one of several answers into the conversation, and into the log, and show it."""
     if state.log is not None:
         state.log.log_answer(state.engine(), track, plan)
-    samples = [branch.model_dump() for branch in tree]
     ids = state.engine().own_ids(list(track.meter.ids))
-    _enter(plan, [track], ids, track.lane.settings, state, {"samples": samples})
+    _enter(plan, [track], ids, track.lane.settings, state, {"samples": [branch.model_dump() for branch in tree]})
 
 
 def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:

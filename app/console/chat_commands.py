@@ -12,12 +12,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from app.chat.conversation import Conversation, Plan
 from app.chat.page import PageAnswer, page
-from app.chat.saved import Answered, answered_of, as_json, as_text, draw, drawing, read_chat, svg
+from app.chat.saved import Answered, answered_of, as_json, as_text, picture, read_chat
 from app.console.answer import UNANSWERED, answer, samples_of, take_sample
 from app.console.setting_commands import can_run, files
 from app.console.state import ConsoleState, Work, load_another_drafter
@@ -25,7 +25,7 @@ from app.lanes.answers import Answer, comparisons_of, difference, promise
 from app.lanes.costs import LaneRecord, Terms, cost_lines
 from app.lanes.pairing import choose_pair
 from app.screen.inspection import Force, Inspection, forced_hint
-from app.screen.live import explained_track, look_of, rounds_of, tokens_of
+from app.screen.live import explained_track, rounds_of, tokens_of
 from app.screen.palette import Look
 from app.screen.panes import PaneData, stats_lines
 from app.screen.rows import Lines, fit, in_short, one_line, plural
@@ -35,7 +35,7 @@ from app.screen.terminal import view
 from app.screen.trace import RoundPictures
 from app.screen.view import Summary, drafter_name, dtype_name, kernels_of, models_of, question
 from app.screen.why import Why
-from app.settings.table import Layers, Settings
+from app.settings.table import Layers
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, ROWS
 from sampling.stats.summary import Stats, disturbed, merge, speedup_over
@@ -87,9 +87,8 @@ def _switch(
 
 def info(state: ConsoleState, _: object) -> None:
     pairs = state.pairs
-    if pairs.engine is None and pairs.job is not None:
-        return state.say(f"{pairs.name}: {pairs.job.status}")
-    return state.say(facts(state.engine(), state.conversation()))
+    loading = f"{pairs.name}: {pairs.job.status}" if pairs.engine is None and pairs.job is not None else ""
+    state.say(loading or facts(state.engine(), state.conversation()))
 
 
 def pair_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
@@ -99,8 +98,8 @@ def pair_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
 
 def drafters(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
     """The drafters with a name of their own that the loaded pair can run, then folders."""
-    words = [word for word in DRAFTERS if can_run(state, word)]
-    return [*((word, ROWS[word].help) for word in words), *(files(())(state, so_far) if so_far else ())]
+    words = ((word, ROWS[word].help) for word in DRAFTERS if can_run(state, word))
+    return [*words, *(files(())(state, so_far) if so_far else ())]
 
 
 # -- the conversation -------------------------------------------------------------------------
@@ -118,9 +117,9 @@ def clear(state: ConsoleState, which: str | None) -> None:
     if state.pairs.engine is not None:
         state.pairs.engine.forget()
     said = state.said_before.values()
-    for answers in said if which == "all" else ():
-        answers.clear()
     if which == "all":
+        for answers in said:
+            answers.clear()
         return state.say("conversation cleared, and every answer before it")
     back = " (/undo brings it back)" if state.chat is not None and state.chat.cleared else ""
     kept = "\nits answers are still remembered for drafts (/clear all forgets them)" if any(said) else ""
@@ -163,7 +162,7 @@ def history(state: ConsoleState, _: object) -> None:
 def _chat(state: ConsoleState) -> Group:
     """Every message and its answer, as they were shown."""
     marks = state.conversation().thinking
-    look, parts = look_of(state.out, state.settings), list[RenderableType]()
+    look, parts = state.look, list[RenderableType]()
     for turn in state.said().turns:
         parts += [question(turn.user, look), answer_text(turn.text, state.settings, live=state.live, marks=marks), ""]
     return Group(*parts[:-1])
@@ -172,15 +171,14 @@ def _chat(state: ConsoleState) -> Group:
 def last_thinking(state: ConsoleState) -> RenderableType:
     """The last answer with its thinking as it is shown now; nothing if it has none."""
     marks, turns = (None, []) if state.chat is None else (state.chat.thinking, state.chat.turns)
-    if marks is None or not turns or not thoughts(turns[-1].text, marks, state.settings.thinking):
-        return ""
-    return answer_text(turns[-1].text, state.settings, live=state.live, marks=marks)
+    thinks = marks is not None and turns and thoughts(turns[-1].text, marks, state.settings.thinking)
+    return answer_text(turns[-1].text, state.settings, live=state.live, marks=marks) if thinks else ""
 
 
 def plain_text(state: ConsoleState) -> str:
     """The last answer as it is, where answers are no longer drawn."""
-    said = state.chat is not None and state.chat.turns
-    return "" if state.settings.render or not said else state.said().turns[-1].text
+    turns = [] if state.chat is None or state.settings.render else state.chat.turns
+    return turns[-1].text if turns else ""
 
 
 def leave(state: ConsoleState, _: object) -> None:
@@ -209,9 +207,7 @@ def _page(state: ConsoleState, ending: str) -> str:
     chat = state.said()
     turns = [(turn, answered_of(turn, chat.text)) for turn in chat.turns]
     if ending == ".svg":
-        console = drawing()
-        draw(console, turns, state.settings)
-        return svg(console)
+        return picture(turns, state.settings)
     answers = list[PageAnswer]()
     for turn, decodings in turns:
         question = turn.user
@@ -227,8 +223,13 @@ def _page(state: ConsoleState, ending: str) -> str:
 def saved(state: ConsoleState) -> str:
     """The conversation as /load reads it."""
     chat, spec = state.said(), state.pairs.spec
-    about = {"pair": state.pairs.name, "drafter": spec.drafter_name if spec else None, "system": chat.system}
-    return as_json(list(chat.turns), {**about, "tokenizer": _tokenizer(state)})
+    about = {
+        "pair": state.pairs.name,
+        "drafter": spec.drafter_name if spec else None,
+        "system": chat.system,
+        "tokenizer": _tokenizer(state),
+    }
+    return as_json(chat.turns, about)
 
 
 def _tokenizer(state: ConsoleState) -> str:
@@ -281,9 +282,9 @@ def stats(state: ConsoleState, which: str) -> None:
     if which == "session":
         if not state.answers:
             raise UserError("no answer yet in this session")
-        state.page(session_stats(state.answers, state.out, state.settings))
+        state.page(session_stats(state.answers, state.look.sized()))
     else:
-        state.page(last_stats(last_answer(state), state.out, state.settings))
+        state.page(last_stats(last_answer(state), state.look.sized()))
 
 
 def why(state: ConsoleState, _: object) -> None:
@@ -293,26 +294,24 @@ def why(state: ConsoleState, _: object) -> None:
 
 def trace(state: ConsoleState, number: int | None) -> None:
     """All rounds, or the picture of one of them: on a terminal `n` and `p` go on from there."""
-    track, look = explained_track(last_answer(state).tracks), look_of(state.out, state.settings).sized()
+    track = explained_track(last_answer(state).tracks)
     if number is None:
-        return state.say(rounds_of(track, look))
+        return state.say(rounds_of(track, state.look.sized()))
     pictures = RoundPictures(lambda look: rounds_of(track, look), number)
     if state.live:
-        view(pictures, lambda: look_of(state.out, state.settings))
-        look = look_of(state.out, state.settings).sized()  # it may have another size now
-    return state.say(Lines(pictures.picture(look), look))
+        view(pictures, lambda: state.look)
+    return state.say(Lines(pictures.picture(state.look), state.look))
 
 
 def plot(state: ConsoleState, which: str) -> None:
     from app.screen import plots  # these import torch
 
-    last = last_answer(state)
+    tracks, look = last_answer(state).tracks, state.look.sized()
     if which == "gamma" and not state.answers:
         raise UserError("/plot gamma needs an answer of this run: the last one was loaded")
-    look = look_of(state.out, state.settings).sized(height=None)
     if which == "gamma":
         return state.say(plots.gamma_bars([answered.tracks for answered in state.answers], look))
-    return state.say(*(plots.rank_bars if which == "ranks" else plots.time_bars)(last.tracks, look))
+    return state.say(*(plots.rank_bars if which == "ranks" else plots.time_bars)(tracks, look))
 
 
 def heat(state: ConsoleState, by: str) -> None:
@@ -322,12 +321,12 @@ def heat(state: ConsoleState, by: str) -> None:
     if by == "off":
         text, marks = state.said().turns[-1].text, state.conversation().thinking
         return state.say(answer_text(text, state.settings, live=state.live, marks=marks))
-    return state.page(Heat(last_answer(state).tokens, by, look_of(state.out, state.settings).sized(height=None)))
+    return state.page(Heat(last_answer(state).tokens, by, state.look.sized(height=None)))
 
 
 def inspect(state: ConsoleState, number: int | None) -> None:
     """Walk over the last answer from token `number` on; without a terminal list all tokens, or show one."""
-    answered, look = last_answer(state), look_of(state.out, state.settings).sized()
+    answered = last_answer(state)
     if answered.tracks[-1].lane.beams is not None:
         raise UserError("a beam search has no tokens to inspect")
     tokens = answered.tokens
@@ -335,13 +334,10 @@ def inspect(state: ConsoleState, number: int | None) -> None:
         raise UserError(f"there is no token {number or 1}: the answer has {len(tokens)}")
     forces = state.chat is not None and state.chat.turns[-1:] == [answered.turn]
     content = Inspection(tokens, (number or 1) - 1, before=answered.before, forces=forces, settings=answered.settings)
-    if not state.live:
-        return state.say(Lines(content.listed(look) if number is None else content.panel(look), look))
-    wanted = view(content, lambda: look_of(state.out, state.settings))
-    if isinstance(wanted, Force):
+    if state.live and isinstance(wanted := view(content, lambda: state.look), Force):
         return force(state, wanted)
-    look = look_of(state.out, state.settings).sized()  # it may have another size now
-    return state.say(Lines(content.panel(look), look))
+    look = state.look.sized()  # after a view it may have another size
+    return state.say(Lines(content.panel(look) if state.live or number is not None else content.listed(look), look))
 
 
 def force(state: ConsoleState, wanted: Force) -> None:
@@ -349,8 +345,7 @@ def force(state: ConsoleState, wanted: Force) -> None:
     chat = state.said()
     begun = len(chat.turns[-1].answer) - len(last_answer(state).tokens)  # tokens that nothing is known of
     plan = chat.plan_force(begun + wanted.position, wanted.token)
-    text = chat.text(list(plan.answer))
-    state.hint(forced_hint(text, wanted.position + 1, look_of(state.out, state.settings)))
+    state.hint(forced_hint(chat.text(list(plan.answer)), wanted.position + 1, state.look))
     if not answer(plan, state):
         return state.hint(UNANSWERED)
     return state.hint(f"branch {len(chat.branches)} of {len(chat.branches)} (/branches lists them, /undo goes back)")
@@ -361,13 +356,13 @@ def samples(state: ConsoleState, count: int) -> None:
     plan = state.said().plan_regen()
     tracks = samples_of(plan, count, state)
     tree = tree_of([tokens_of(track) for track in tracks])
-    content, look = SampleTree(tree), look_of(state.out, state.settings).sized()
-    row = view(content, lambda: look_of(state.out, state.settings)) if state.live and tree else None
+    content = SampleTree(tree)
+    row = view(content, lambda: state.look) if state.live and tree else None
     if row is not None:
         return take_sample(plan, tracks[row], tree, state)
     if tree:
         state.said().turns[-1].record["samples"] = [branch.model_dump() for branch in tree]
-    return state.say(Lines(content.rows(look), look))
+    return state.say(Lines(content.rows(state.look.sized()), state.look))
 
 
 def branches(state: ConsoleState, number: int | None) -> None:
@@ -378,15 +373,15 @@ def branches(state: ConsoleState, number: int | None) -> None:
     if number is not None:
         chat.take_branch(number)
         return back_to(state, f"branch {number} of {len(chat.branches)}")
-    look = look_of(state.out, state.settings)
+    look = state.look
     for at, turn in enumerate(chat.branches, start=1):
-        now, text = "*" if turn is chat.turns[-1] else " ", one_line(turn.text, look)
         cut = ""
         if turn.origin is not None:
             position = difference(turn.answer, turn.origin.answer, prefix=True) or 0
             origin = next((i for i, one in enumerate(chat.branches, start=1) if one is turn.origin), None)
             cut = f"from {origin or '-'} at token {position + 1}: "
-        state.say(fit(f"{now}{at}  {cut}{text}", look.width, look))
+        now = "*" if turn is chat.turns[-1] else " "
+        state.say(fit(f"{now}{at}  {cut}{one_line(turn.text, look)}", look.width, look))
     return None
 
 
@@ -424,14 +419,15 @@ def facts(engine: PairEngine, chat: Conversation) -> str:
 
 
 def _context(used: int, context: int) -> str:
-    if context >= NO_LIMIT:
-        return f"context  {plural(used, 'token')} used, {limit_text(context)}"
-    return f"context  {used:,} of {context:,} tokens used, {max(0, context - used):,} left"
+    return (
+        f"context  {plural(used, 'token')} used, {limit_text(context)}"
+        if context >= NO_LIMIT
+        else f"context  {used:,} of {context:,} tokens used, {max(0, context - used):,} left"
+    )
 
 
-def last_stats(answered: Answered, console: Console, settings: Settings) -> RenderableType:
+def last_stats(answered: Answered, look: Look) -> RenderableType:
     """Return the figures of the last answer and how its lanes compare, with where the time went."""
-    look = look_of(console, settings).sized(height=None)
     panes, lines = [track.pane() for track in answered.tracks], list[str]()
     for pane, given in zip(panes, answered.answers, strict=True):
         first, *more = _times(given.stats), *cost_lines(given.stats, given.terms)
@@ -450,9 +446,8 @@ def _times(stats: Stats) -> str:
     )
 
 
-def session_stats(answers: Sequence[Answered], console: Console, settings: Settings) -> RenderableType:
+def session_stats(answers: Sequence[Answered], look: Look) -> RenderableType:
     """Return every lane over the answers of this run, those of each pair and drafter by themselves."""
-    look = look_of(console, settings).sized(height=None)
     every = list({tuple(answered.models.values()): answered.models for answered in answers}.values())
     parts: list[RenderableType] = []
     for models in every:
@@ -481,9 +476,9 @@ def _over_both(both: Sequence[tuple[Stats, Stats]]) -> str:
     """How fast a lane was beside plain decoding, over the answers of both whose timing was not disturbed."""
     sound = [pair for pair in both if not disturbed(*pair)]
     ratio, left_out = speedup_over(sound), len(both) - len(sound)
-    both_gave = f"over {plural(len(sound), 'answer')} of both"
-    rate = f"{ratio:.2f}x the rate of plain decoding {both_gave}" if ratio else "no speed-up"
-    return rate + (f" ({plural(left_out, 'answer')} with disturbed timing left out)" if left_out else "")
+    faster = f"{ratio:.2f}x the rate of plain decoding over {plural(len(sound), 'answer')} of both"
+    disregarded = f" ({plural(left_out, 'answer')} with disturbed timing left out)" if left_out else ""
+    return (faster if ratio else "no speed-up") + disregarded
 
 
 def _shared(answers: Sequence[Answer]) -> Terms:

@@ -14,7 +14,7 @@ from app.console.state import ConsoleState
 from app.lanes.answers import run_lane
 from app.prompts.questions import conversation, fitting
 from app.replay.player import BASE_SETTINGS, Answers, PlayedStep, chosen, play_recorded, slowness, walk
-from app.screen.live import Track, look_of
+from app.screen.live import Track
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
 from app.screen.view import drafting, heading, models_of, question
@@ -89,9 +89,8 @@ class Tour:
         plan = state.chat.plan(step.question)
         fitting(plan.prompt, self.engine.context)
         if not settings.quiet:
-            look = look_of(state.out, settings)
             models = drafting(models_of(self.engine), settings.compare)
-            state.say("", heading(models, settings, look), question(step.question, look))
+            state.say("", heading(models, settings, state.look), question(step.question, state.look))
         return [state.answers[-1].tracks] if answer(plan, state) else []
 
     def _warm_up(self, step: PlayedStep) -> None:

@@ -28,8 +28,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
-from prompt_toolkit.layout.containers import Window
-from prompt_toolkit.layout.controls import UIContent
+from prompt_toolkit.layout import UIContent, Window
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.styles import Style
@@ -228,18 +227,19 @@ class PromptReader:
         self._failed = 0  # so often one after the other
         self._left = False  # `leave` was called
         self._pressed = False  # Ctrl-C came while no prompt stood
-        self._more = ".. " if ascii else "… "
-        style = {"bottom-toolbar": "noreverse" + (" fg:ansibrightblack" if color else ""), "prompt": "bold"}
+        more = ".. " if ascii else "… "
         self.session: PromptSession[str] = PromptSession(
             "> " if ascii else "› ",
             multiline=True,
-            prompt_continuation=lambda width, line, wrapped: "" if wrapped else self._more,
+            prompt_continuation=lambda width, line, wrapped: "" if wrapped else more,
             history=_history(note, keep),
             completer=CommandCompleter(offer),
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
             key_bindings=key_bindings(self._show_hint, is_second_interrupt, lambda: self._prefill),
             bottom_toolbar=self._toolbar,
-            style=Style.from_dict(style),
+            style=Style.from_dict(
+                {"bottom-toolbar": "noreverse" + (" fg:ansibrightblack" if color else ""), "prompt": "bold"}
+            ),
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
             enable_open_in_editor=True,
             reserve_space_for_menu=5,
@@ -287,8 +287,8 @@ class PromptReader:
                 self._failed = self._failed + 1 if time.monotonic() - begun < QUICK_FAILURE_S else 1
                 if self._failed >= MAX_QUICK_FAILURES:
                     raise
-                why = f"{type(error).__name__}: {error}"
-                self._tell(UserError(f"the prompt did not understand these keys ({why}), its text is back"))
+                why = f"the prompt did not understand these keys ({type(error).__name__}: {error}), its text is back"
+                self._tell(UserError(why))
 
     def _prompted(self, default: str) -> str:
         from prompt_toolkit.patch_stdout import patch_stdout

@@ -82,9 +82,8 @@ def run_console(
 
 def welcome(settings: Settings) -> str:
     """Two lines for who starts the console: what the panes show, and what to do first."""
-    lanes = ", ".join(settings.compare)
     panes = "Two panes show each answer: plainly, and with drafts."
-    first = panes if settings.compare == ("ar", "spec") else f"A pane for each lane: {lanes}."
+    first = panes if settings.compare == ("ar", "spec") else f"A pane for each lane: {', '.join(settings.compare)}."
     return f"{first}\nTab: a first question. /help: the commands."
 
 
@@ -109,8 +108,6 @@ def prompt_reader(state: ConsoleState) -> PromptReader:
             return completions(line, state)
         return []
 
-    plain = state.settings.ascii or not (state.out.encoding or "").lower().startswith("utf")
-    color = state.out.color_system is not None and not state.out.no_color
     return PromptReader(
         offer,
         lambda: status(state),
@@ -118,8 +115,8 @@ def prompt_reader(state: ConsoleState) -> PromptReader:
         lambda error: tell(state, error),
         is_second_interrupt=state.just_stopped,
         keep=lambda: state.settings.keep,
-        ascii=plain,
-        color=color,
+        ascii=state.look.ascii,
+        color=state.look.color,
     )
 
 

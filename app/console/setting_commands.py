@@ -4,29 +4,24 @@
 Touches the disk only to list the folder of a path that is being typed. They need no loaded pair. No torch.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 
+from app.console.state import ConsoleState
 from app.lanes.pairing import has_parts
 from app.settings.table import SETTING_FIELDS, Field, Settings
 from app.settings.types import SWITCH, SettingKind, enumerated, got
 from sampling.drafters.registry import ROWS
-from utils.errors import UsageError
-
-if TYPE_CHECKING:
-    from app.console.state import ConsoleState
-
+from utils.errors import UsageError, raise_first
 
 Read = Callable[[str, str], Any]  # the command's name and the text after it → the argument; UsageError
-ValueOffers = Callable[["ConsoleState", str], Iterable[tuple[str, str]]]  # the argument so far → (value, help)
+ValueOffers = Callable[[ConsoleState, str], Iterable[tuple[str, str]]]  # the argument so far → (value, help)
 
 
 def nothing(name: str, rest: str) -> None:
@@ -59,13 +54,14 @@ def file(endings: tuple[str, ...]) -> Read:
 
     def read(command: str, rest: str) -> Path:
         name, allowed = unquoted(command, rest), enumerated(endings)
-        if not name:
-            raise UsageError(f"{command} needs a file name ending in {allowed}")
-        if not name.isprintable():
-            raise UsageError(f"{command} needs a plain file name, got {got(name)}")
         path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is, where Path would raise
-        if path.suffix.lower() not in endings:
-            raise UsageError(f"{command} needs a file ending in {allowed}, got {got(name)}")
+        raise_first(
+            {
+                f"{command} needs a file name ending in {allowed}": not name,
+                f"{command} needs a plain file name, got {got(name)}": not name.isprintable(),
+                f"{command} needs a file ending in {allowed}, got {got(name)}": path.suffix.lower() not in endings,
+            }
+        )
         return path
 
     return read
@@ -137,10 +133,9 @@ def value(
     """Return the command of a setting: alone it toggles a switch or prints the value, with a value it sets it; then it
     prints what `after` returns."""
     known = SETTING_FIELDS[name or word]
-    turns = known.kind is SWITCH
 
     def handler(state: ConsoleState, rest: str) -> None:
-        if rest or turns:
+        if rest or known.kind is SWITCH:
             state.change(**{known.name: rest or not getattr(state.settings, known.name)})
         say_values(state, [known.name])
         if after is not None and (more := after(state)):

@@ -4,27 +4,34 @@ A command is one row: usage, help, group, its handler and how its argument is re
 app/console/setting_commands.py and app/console/chat_commands.py. No torch.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from prompt_toolkit.completion import Completion
 
 from app.console import chat_commands as chat
-from app.console import setting_commands as change
-from app.console.setting_commands import Command, file, files, one, text, unquoted, value, words
+from app.console.setting_commands import (
+    Command,
+    assignments,
+    file,
+    files,
+    one,
+    reset,
+    set_values,
+    setting_names,
+    text,
+    unquoted,
+    value,
+    words,
+)
 from app.console.source_words import SOURCE_WORDS
+from app.console.state import ConsoleState
 from app.prompts.questions import FIRST_QUESTION
 from app.screen.terminal import BELOW
 from app.settings.table import SETTING_FIELDS
 from app.settings.types import Choice, Whole, got, named
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.visible import visible
-
-if TYPE_CHECKING:
-    from app.console.state import ConsoleState
 
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".html", ".svg"), (".json",)
@@ -107,10 +114,10 @@ TABLE: tuple[Command, ...] = (
     value("slow", LOOK),
     value("thinking", LOOK, after=chat.last_thinking),
     Command(
-        "/set [NAME=VALUE …]", "change settings; alone: show all", SETTING, change.set_values, text,
-        change.assignments, many=True,
+        "/set [NAME=VALUE …]", "change settings; alone: show all", SETTING, set_values, text,
+        assignments, many=True,
     ),
-    Command("/reset [NAME]", "back to the defaults", SETTING, change.reset, text, change.setting_names, many=True),
+    Command("/reset [NAME]", "back to the defaults", SETTING, reset, text, setting_names, many=True),
     Command(
         "/help [CMD|all]", "the commands, one or all of them", SETTING, show_help, text, command_names,
         aliases=("/?",),
@@ -181,8 +188,11 @@ def completions(line: str, state: ConsoleState) -> list[Completion]:
         return []
     word, space, argument = typed.partition(" ")
     if not space:
-        named = ((name, command.help) for name, command in COMMANDS.items() if name.startswith(word))
-        return [Completion(name, -len(word), display_meta=note) for name, note in named]
+        return [
+            Completion(name, -len(word), display_meta=command.help)
+            for name, command in COMMANDS.items()
+            if name.startswith(word)
+        ]
     command = COMMANDS.get(word)
     if command is None or command.complete is None:
         return []
@@ -190,8 +200,11 @@ def completions(line: str, state: ConsoleState) -> list[Completion]:
     so_far = argument.rpartition(" ")[2] if command.many else argument
     if " " in so_far and not command.spaces:
         return []
-    offered = ((value, note) for value, note in command.complete(state, so_far) if value.startswith(so_far))
-    return [Completion(value, -len(so_far), visible(value), note) for value, note in offered]
+    return [
+        Completion(value, -len(so_far), visible(value), note)
+        for value, note in command.complete(state, so_far)
+        if value.startswith(so_far)
+    ]
 
 
 # -- /help: text only, fits 60 columns --------------------------------------------------------

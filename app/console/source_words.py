@@ -1,17 +1,11 @@
 """Console words of romsto's Speculative-Decoding (docs/sources/romsto.md): they work, and no list shows them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from app.console.setting_commands import Command, say_values, text, value
+from app.console.state import ConsoleState
 from app.settings.table import SETTING_FIELDS, Field, Settings
 from app.settings.types import SWITCH, got
 from utils.errors import UsageError, did_you_mean
 from utils.logits_processors import ARGUMENTS, PROCESSORS
-
-if TYPE_CHECKING:
-    from app.console.state import ConsoleState
 
 _NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _JOINED = {name.replace("_", ""): name for name in PROCESSORS}  # topk, topknucleus
@@ -21,8 +15,6 @@ _GROUP = "romsto's words"
 
 
 def _toggle(word: str, lane: str) -> Command:
-    """The toggle of a lane."""
-
     def handler(state: ConsoleState, rest: str) -> None:
         lanes = state.settings.compare
         others, present = tuple(other for other in lanes if other != lane), lane in lanes

@@ -22,7 +22,6 @@ from rich.text import Text
 from app.chat.conversation import ChatModels, ChatSettings, Conversation, Plan, as_text
 from app.lanes.pairing import catalogue, drafter_words, load, load_options, with_drafter
 from app.replay.session_log import log_writer_of
-from app.screen.live import look_of
 from app.screen.terminal import SECOND_WITHIN, InPlace, Interrupts, page
 from app.screen.view import Surface, heading, models_of
 from app.settings.table import Layers, ModelOptions, Settings
@@ -90,8 +89,8 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress) -> Pa
     try:
         engine = PairEngine(loaded)
     except UnusableDrafterError as error:
-        note = f"{error.why}: drafting by n-gram instead"
-        engine = PairEngine(replace(load_drafter(loaded, with_drafter(spec, "ngram"), given), notes=(note,)))
+        notes = (f"{error.why}: drafting by n-gram instead",)
+        engine = PairEngine(replace(load_drafter(loaded, with_drafter(spec, "ngram"), given), notes=notes))
     return warm(engine, progress)
 
 
@@ -317,8 +316,7 @@ class ConsoleState(Surface):
         """Print the models of the engine that was loaded, and its notes; the next message opens a new session."""
         self.session = None
         if not self.settings.quiet:
-            look = look_of(self.out, self.settings)
-            self.say(heading(models_of(engine), self.settings, look, engine.mean_drafted(self.settings)))
+            self.say(heading(models_of(engine), self.settings, self.look, engine.mean_drafted(self.settings)))
         for note in engine.notes:
             self.hint(note)
         self._say_if_plain()
@@ -381,7 +379,6 @@ class ConsoleState(Surface):
 
 
 def _runs(engine: PairEngine, settings: Settings) -> bool:
-    """Whether the lanes of these settings can run."""
     try:
         return bool(engine.lanes(settings))
     except UserError:

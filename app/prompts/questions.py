@@ -18,7 +18,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import IO, TYPE_CHECKING
 
-from app.chat.conversation import ChatModels, ChatSettings, Conversation, Plan, clean
+from app.chat.conversation import ChatSettings, Conversation, Plan, clean
 from app.settings.table import Field, Settings, by_name
 from app.settings.types import Text, Whole, got
 from utils.errors import UsageError, raise_first
@@ -99,16 +99,18 @@ BUILT_IN = tuple(Question(turns, category, number) for number, (category, turns)
 
 def conversation(engine: PairEngine, settings: Settings) -> Conversation:
     """Return an empty chat under these settings, without a limit: see :func:`fitting`."""
-    models = ChatModels(engine.tokenizer, engine.stop_ids, NO_LIMIT, engine.encodes)
-    return Conversation(*models, *ChatSettings.of(settings))
+    return Conversation(engine.tokenizer, engine.stop_ids, NO_LIMIT, engine.encodes, *ChatSettings.of(settings))
 
 
 def fitting(ids: list[int], context: int) -> list[int]:
     """Return the ids of a prompt; UsageError if there are none, or if they leave an answer no room."""
-    if not ids:
-        raise UsageError("the prompt has no tokens: give some text")
-    if len(ids) >= context:
-        raise UsageError(f"the prompt is {len(ids):,} tokens, the context holds {context:,} with room for an answer")
+    count = len(ids)
+    raise_first(
+        {
+            "the prompt has no tokens: give some text": not ids,
+            f"the prompt is {count:,} tokens, the context holds {context:,} with room for an answer": count >= context,
+        }
+    )
     return ids
 
 
@@ -203,16 +205,16 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     selected: dict[str, Question] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         name = line.partition("#")[0].strip()
-        same = known.get(name, [])
         if not name:
             continue
-        if name in selected:
-            raise UsageError(f"{path}:{number}: question id {got(name)} is listed twice")
-        if len(same) != 1:
-            have = f"{len(same) or 'none'} of the {len(questions)} prompts"
-            raise UsageError(
-                f"{path}:{number}: {have} have question id {got(name)}, not one (--prompts names their file)"
-            )
+        same = known.get(name, [])
+        have = f"{len(same) or 'none'} of the {len(questions)} prompts have question id {got(name)}, not one"
+        raise_first(
+            {
+                f"{path}:{number}: question id {got(name)} is listed twice": name in selected,
+                f"{path}:{number}: {have} (--prompts names their file)": len(same) != 1,
+            }
+        )
         selected[name] = same[0]
     if not selected:
         raise UsageError(f"{path} holds no question ids")

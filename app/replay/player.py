@@ -20,7 +20,7 @@ from app.lanes.answers import plain_answer
 from app.lanes.race import paced
 from app.replay.session_log import LoggedAnswer, read_log
 from app.screen.inspection import Inspection, forced_hint
-from app.screen.live import Track, explained_track, look_of, play, rounds_of, show, stepped, streaming, tokens_of
+from app.screen.live import Track, explained_track, play, rounds_of, show, stepped, streaming, tokens_of
 from app.screen.output import fitted
 from app.screen.rows import Lines, Row, plural
 from app.screen.terminal import Interrupts, await_enter, await_key, is_live, make_console, quiet_keys, view
@@ -70,10 +70,10 @@ def walk_over(answer: LoggedAnswer, place: Canvas) -> int:
     before = track.decode(list(track.before)) if track.before else ""
     content, look = (
         Inspection(tokens_of(track), before=before, settings=answer.settings),
-        look_of(place.out, place.settings),
+        place.look,
     )
     if place.live and find_spec("prompt_toolkit") is not None:  # what replay needs besides is less
-        view(content, lambda: look_of(place.out, place.settings))
+        view(content, lambda: place.look)
         return 0
     place.say(Lines(content.listed(look.sized()), look))
     return 0
@@ -119,7 +119,7 @@ class Player:
 
     def _head(self, answer: LoggedAnswer) -> None:
         """Show the models and settings, where they have changed, and the question."""
-        look = look_of(self.place.out, self.place.settings)
+        look = self.place.look
         if (line := heading(answer.head.model_dump(), answer.settings, look)).rows() != self._shown:
             self.place.say(line)
         self._shown = line.rows()
@@ -262,7 +262,7 @@ def figures_of(step: PlayedStep, tracks: Sequence[Track]) -> dict[str, str]:
 def _slowly(tracks: Sequence[Track], place: Surface) -> bool:
     """Show the rounds, on a terminal one a second or a key; return False after Ctrl-C."""
     place.say("")
-    for part in rounds_of(explained_track(tracks), look_of(place.out, place.settings).sized()).parts():
+    for part in rounds_of(explained_track(tracks), place.look.sized()).parts():
         place.say(part)
         if place.live:
             await_key(place.stop, 1.0)

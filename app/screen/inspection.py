@@ -110,36 +110,36 @@ class TokenReader:
             refused = [at for at in step.rejected if depths[at] == index]
             chance, number, p, q = NO_TRIAL if node is None else chances.get(node, NO_TRIAL)
             position = step.positions[index] if index < len(step.positions) else None
-            said = SaidToken(
-                token,
-                shown=self._text(token),
-                round=self._round,
-                kind=_kind(step, node),
-                rule="match" if step.chosen and self._rule == "ratio" else self._rule,
-                by="" if node is None else self._name(step.source[node] if node < len(step.source) else 0),
-                chance=chance,
-                number=number,
-                p=p,
-                q=q,
-                choices=self._choices(step, index, node, refused),
-                refused=tuple(
-                    Refused(step.drafted[at], self._text(step.drafted[at]), *chances.get(at, NO_TRIAL))
-                    for at in refused
-                ),
-                discarded=len(step.discarded) if node is None else 0,
-                entropy=None if position is None else position.entropy,
-                rest=() if position is None else position.rest,
-                text=self._window.push(token),
+            tokens.append(
+                SaidToken(
+                    token,
+                    shown=self._text(token),
+                    round=self._round,
+                    kind=_kind(step, node),
+                    rule="match" if step.chosen and self._rule == "ratio" else self._rule,
+                    by="" if node is None else self._name(step.source[node] if node < len(step.source) else 0),
+                    chance=chance,
+                    number=number,
+                    p=p,
+                    q=q,
+                    choices=self._choices(step, index, node, refused),
+                    refused=tuple(
+                        Refused(step.drafted[at], self._text(step.drafted[at]), *chances.get(at, NO_TRIAL))
+                        for at in refused
+                    ),
+                    discarded=len(step.discarded) if node is None else 0,
+                    entropy=None if position is None else position.entropy,
+                    rest=() if position is None else position.rest,
+                    text=self._window.push(token),
+                )
             )
-            tokens.append(said)
         return tokens
 
     def _choices(self, step: Step, index: int, node: int | None, refused: Sequence[int]) -> tuple[Candidates, ...]:
         """What was considered: the likeliest of the target first, then what only the drafter named."""
         said, rejected = step.emitted[index], {step.drafted[at] for at in refused}
         choices, drafter = dict[int, Candidates](), {trial.node: trial.q for trial in step.trials}
-        examined = (*step.path, *step.rejected)
-        for at, p, q in zip(examined, step.target_p, step.draft_p, strict=False):
+        for at, p, q in zip((*step.path, *step.rejected), step.target_p, step.draft_p, strict=False):
             if at == node or at in refused:
                 choices[step.drafted[at]] = Candidates(step.drafted[at], "", p=p, q=q, q_processed=drafter.get(at))
         for position in step.positions[index : index + 1]:
@@ -184,8 +184,9 @@ def forced_in(replaced: SaidToken, token: int) -> SaidToken:
     fates = {replaced.token: "replaced", token: "said"}
     choices = tuple(choice._replace(fate=fates.get(choice.token, choice.fate)) for choice in replaced.choices)
     text = next((choice.text for choice in choices if choice.token == token), "")
-    alone = replace(replaced, by="", refused=(), discarded=0)
-    return replace(alone, token=token, text=text, shown=text, kind="forced", choices=choices)
+    return replace(
+        replaced, token=token, text=text, shown=text, kind="forced", choices=choices, by="", refused=(), discarded=0
+    )
 
 
 class Force(NamedTuple):
@@ -220,8 +221,9 @@ class Inspection:
         self.index = max(0, min(index, len(tokens) - 1))
         self.shape: Shape | None = None
         self.choice = self._said()
-        force = "Enter forces it  " if forces else ""
-        self.help = f"left/right token  n/b round  up/down alternative  {force}t/p/k/m what if  q leave"
+        self.help = (
+            f"left/right token  n/b round  up/down alternative  {'Enter forces it  ' * forces}t/p/k/m what if  q leave"
+        )
 
     @property
     def token(self) -> SaidToken:
@@ -235,8 +237,7 @@ class Inspection:
     @property
     def shown(self) -> list[Candidates]:
         """The alternatives that are listed: the five likeliest, those that were examined; all in a what-if."""
-        ranks = ((choice, (choice.rank or LISTED + 1, choice.q_rank or LISTED + 1)) for choice in self.token.choices)
-        return [choice for choice, rank in ranks if self.shape or choice.fate or min(rank) <= LISTED]
+        return [choice for choice in self.token.choices if self.shape or choice.fate or min(_order(choice)) <= LISTED]
 
     # -- keys ---------------------------------------------------------------------------------
 
@@ -265,11 +266,6 @@ class Inspection:
         self.shape = Shape(**{**shape._asdict(), name: ladder[place % len(ladder)]})
         self.choice = self._said()
 
-    def restore(self) -> None:
-        """End the what-if."""
-        self.shape = None
-        self.choice = self._said()
-
     def force(self) -> Force | None:
         """What Enter asks for; None on the token that was said."""
         chosen = self.shown[self.choice]
@@ -286,7 +282,7 @@ class Inspection:
             "b": lambda: self.turn(-1),
             **{key: partial(self.suppose, name, 1) for key, name in SUPPOSE.items()},
             **{key.upper(): partial(self.suppose, name, -1) for key, name in SUPPOSE.items()},
-            "r": self.restore,
+            "r": lambda: self.to(self.index),  # without the what-if
             "up": lambda: self.choose(-1),
             "down": lambda: self.choose(1),
             "enter": self.force,
@@ -320,8 +316,7 @@ class Inspection:
             return [*self.text(look.sized(height=room)), *panel][: look.height]
         panel = self.panel(look.sized(width=_PANEL, height=look.height))[: look.height]
         width = look.width - _PANEL - 2
-        text = self.text(look.sized(width=width, height=look.height or max(len(panel), 1)))
-        return beside(text, panel, width + 2)
+        return beside(self.text(look.sized(width=width, height=look.height or max(len(panel), 1))), panel, width + 2)
 
     def text(self, look: Look) -> list[Row]:
         """The lines around the cursor, which is reversed, or in brackets without colour."""
@@ -343,15 +338,13 @@ class Inspection:
     def panel(self, look: Look) -> list[Row]:
         """All that is known of the token under the cursor."""
         token = self.token
-        who = f"accepted, proposed by {token.by}" if token.kind == "accepted" else token.kind
         head = [
             chunk(f"token {self.index + 1}/{len(self.tokens)}", "strong"),
             chunk(f"round {token.round}", "faint"),
             chunk(quoted(token.shown, look, 24), _ROLES[token.kind]),
-            chunk(who, "strong"),
+            chunk(f"accepted, proposed by {token.by}" if token.kind == "accepted" else token.kind, "strong"),
         ]
-        if token.entropy is not None:
-            head.append(chunk(f"entropy {token.entropy:.2f} bits", "faint"))
+        head += [] if token.entropy is None else [chunk(f"entropy {token.entropy:.2f} bits", "faint")]
         supposed = None if self.shape is None else Supposed(token, self.shape, self.settings)
         lines = decided(token, look) if supposed is None else supposed.lines(look)
         rows = [*flow(head, look, 2), *(row for line in lines for row in flow([chunk(line)], look, 2))]
@@ -417,8 +410,11 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     if token.rule == "typical":
         lines = _likely_enough(token, look)
     elif chosen := [quoted(one.text, look, 24) for one in token.refused if one.number is None]:
-        were = "was" if len(chosen) == 1 else "were"
-        lines.append(f"{', '.join(chosen)} {were} drafted, the target chose {quoted(token.shown, look, 24)}: rejected")
+        lines.append(
+            f"{', '.join(chosen)} {'was' if len(chosen) == 1 else 'were'} drafted, "
+            f"the target chose {quoted(token.shown, look, 24)}: rejected"
+        )
+    as_drafted = ", as drafted" if token.kind == "accepted" else ""
     if token.kind == "forced":
         return [*lines, "forced: neither target nor drafter was asked"]
     if token.kind == "a server's":
@@ -428,13 +424,12 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     elif token.kind == "correction" and token.rule == "ratio":
         lines.append("the token was then drawn from what p has more than q")
     elif token.rule == "argmax":
-        same = ", as drafted" if token.kind == "accepted" else ""
         changed = any(choice.fate == "said" and (choice.rank or 1) > 1 for choice in token.choices)
-        chosen_as = "likeliest token after the settings" if changed else "target's likeliest token"
-        lines.append(f"greedy: the {chosen_as}{same}")
+        whose = "likeliest token after the settings" if changed else "target's likeliest token"
+        lines.append(f"greedy: the {whose}{as_drafted}")
     elif token.rule != "typical" or token.kind != "accepted":
         drawn = _drawn(token, look) or ("the target's own" if token.rule == "typical" else "drawn by the target")
-        lines.append(f"{drawn}{', as drafted' if token.kind == 'accepted' else ''}")
+        lines.append(drawn + as_drafted)
     if token.kind == "bonus":
         lines.append("every draft of its path was accepted: this token came with the same pass")
     if token.discarded and token.kind == "bonus":
@@ -481,9 +476,8 @@ def _tossed(token: SaidToken, draft: SaidToken | Refused, sign: str) -> str:
 
 def fixed_by(settings: Settings) -> str:
     """Return why one token cannot be tried with other settings; "" where it can."""
-    if other_processors(settings, "temperature", "top_k", "top_p", "min_p", "penalty_window"):
-        return "what if: biases, penalties, typical-p, grammars and bans of repeats cannot be taken back"
-    return ""
+    fixed = other_processors(settings, "temperature", "top_k", "top_p", "min_p", "penalty_window")
+    return "what if: biases, penalties, typical-p, grammars and bans of repeats cannot be taken back" * fixed
 
 
 class Supposed:
@@ -512,11 +506,11 @@ class Supposed:
         if self.problem:
             return [self.problem]
         shape, fates = self.shape, ("rejected", "said") if self.token.kind == "accepted" else ("rejected",)
-        top_k = shape.top_k or "0 (all)"
         numbers = {refused.token: refused.number for refused in self.token.refused}
         numbers[self.token.token] = self.token.number
         lines = [
-            f"what if T {shape.temperature:g}, top-p {shape.top_p:g}, top-k {top_k}, min-p {shape.min_p:g}:",
+            f"what if T {shape.temperature:g}, top-p {shape.top_p:g}, top-k {shape.top_k or '0 (all)'}, "
+            f"min-p {shape.min_p:g}:",
             *(
                 f"{quoted(choice.text, look, 24)} {self.fate(choice.token, numbers.get(choice.token))}"
                 for choice in self.token.choices
@@ -541,8 +535,7 @@ class Supposed:
         less, more = self.q[token]
         low, high = min(1.0, low / more) if more else 1.0, min(1.0, high / less) if less else 1.0
         fate = "open" if number is None or low <= number < high else "accepted" if number < low else "rejected"
-        coin = "" if number is None else f", u {precise(number)}"
-        return f"would have chance {_span((low, high))}{coin}: {fate}"
+        return f"would have chance {_span((low, high))}{'' if number is None else f', u {precise(number)}'}: {fate}"
 
 
 def _span(bounds: Bounds) -> str:

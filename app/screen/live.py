@@ -28,7 +28,7 @@ from app.screen.rows import Lines, Row, chunk, flow, plural
 from app.screen.spans import BeamReader, Span, Spanner, answer_text, committed_text, differing, span_parts, thoughts
 from app.screen.terminal import InPlace, await_key
 from app.screen.trace import ACCEPTED, DRAFTED, SCORED, Trace, read
-from app.screen.view import Frame, Surface
+from app.screen.view import Frame, Surface, look_of
 from app.settings.table import Settings
 from sampling.events import ENOUGH, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
@@ -44,15 +44,6 @@ if TYPE_CHECKING:
 Draw = Callable[..., None]  # draws the lanes as they stand, with rows below them if some are given
 FRAMES_A_SECOND = 12
 DRAWING = 0.03  # of the time between two frames, at most: what it shows is worked out in it
-
-
-def look_of(console: Console, settings: Settings) -> Look:
-    """The screen as it is now, with what the settings and the terminal allow to be drawn."""
-    width, height = console.size
-    encoding = (console.encoding or "").lower().replace("-", "")
-    color = console.color_system is not None and not console.no_color
-    plain = settings.ascii or not encoding.startswith("utf")
-    return Look(width=max(20, width), height=max(2, height - 1), color=color, ascii=plain, palette=settings.palette)
 
 
 _REST = 4  # rounds without drafts, under `gamma auto`, that say that it has stopped
@@ -83,8 +74,9 @@ class Track:
                 self._forced = (Span(decode([*before])[len(decode([*before[:-1]])) :], "forced"),)
         self.events: list[Event] = []
         self._meter = Meter(prompt_n=prompt_n)
-        plain = Spanner(decode, lane.terms.drafts, context=before)
-        self._spanner = plain if lane.beams is None else BeamReader(decode, before)
+        self._spanner = (
+            Spanner(decode, lane.terms.drafts, context=before) if lane.beams is None else BeamReader(decode, before)
+        )
         self._taken = 0  # events that figures and text hold
         self._rounds: list[Round] = []
         self.decode = decode
@@ -95,20 +87,20 @@ class Track:
     def feed(self, event: Event) -> None:
         """Take in an event of this lane. What it says is worked out when somebody looks: many at once cost less."""
         self.events.append(event)
-        if isinstance(event, Prefill):
-            self._state, self._progress = "prefill", f"reading {event.done:,} / {event.total:,} tokens"
-        elif isinstance(event, Finished):
-            self._state = "stopped" if event.reason == "interrupted" else "done"
-        else:
-            self._state = "running"
+        match event:
+            case Prefill(done=done, total=total):
+                self._state, self._progress = "prefill", f"reading {done:,} / {total:,} tokens"
+            case Finished(reason=reason):
+                self._state = "stopped" if reason == "interrupted" else "done"
+            case _:
+                self._state = "running"
 
     def _catch_up(self) -> None:
         """Figures and text of all events so far."""
         new, self._taken = self.events[self._taken :], len(self.events)
         for event in new:
             if isinstance(event, Step) and self._meter.ids:
-                drafted, accepted = len(event.drafted), len(event.path)
-                self._rounds.append(Round(event.seconds, len(event.emitted), drafted, accepted))
+                self._rounds.append(Round(event.seconds, len(event.emitted), len(event.drafted), len(event.path)))
             self._meter.add(event)
             self._spanner.feed(event)
 
@@ -168,13 +160,16 @@ class Track:
         rounds, stats = self.steps[1:], self.meter.stats
         latest = rounds[-_REST:]
         stopped = not any(step.gamma for step in latest) or any(step.calls[:-1] for step in latest)
-        if len(rounds) < _REST or any(step.drafted for step in latest) or not stopped:
+        if (
+            self.lane.terms.gamma != "auto"
+            or len(rounds) < _REST
+            or any(step.drafted for step in latest)
+            or not stopped
+        ):
             return None
         plain = statistics.median(step.verify_s for step in rounds if not step.drafted)
         drafts = stats.draft_n or sum(step.gamma > 0 for step in rounds)
-        if self.lane.terms.gamma != "auto" or not plain or not drafts:
-            return None
-        return stats.draft_ms / 1000 / drafts / plain, stats.alpha
+        return (stats.draft_ms / 1000 / drafts / plain, stats.alpha) if plain and drafts else None
 
     def answer(self) -> Answer:
         """The lane's result with its figures."""
@@ -189,8 +184,11 @@ class Track:
 
     def record(self) -> Json:
         """The lane with its events, for /save."""
-        events = [to_json(kept(event, self.lane.settings.log_top)) for event in self.events]
-        return {**self.answer().to_json(), "lane": self.lane.to_json(), "events": events}
+        return {
+            **self.answer().to_json(),
+            "lane": self.lane.to_json(),
+            "events": [to_json(kept(event, self.lane.settings.log_top)) for event in self.events],
+        }
 
 
 def tracks_of(
@@ -302,7 +300,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
     settings, last = place.settings, tracks[-1].pane()
     if settings.quiet:
         place.out.print(text, soft_wrap=True)
-        place.say(stats_lines([last], look_of(place.out, settings).sized(height=None)))
+        place.say(stats_lines([last], place.look.sized()))
         if cut := note(last, can_continue=place.can_continue):
             place.say(cut)
         return
@@ -310,15 +308,15 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
         place.say(answer_text(text, settings, live=place.live, marks=tracks[-1].thinking), "")
     place.say(panes(tracks, place.out, settings, notes=not place.touring, can_continue=place.can_continue))
     if settings.view == "trace" and (track := explained_track(tracks)).lane.beams is None:
-        place.say(rounds_of(track, look_of(place.out, settings).sized(height=None)))
+        place.say(rounds_of(track, place.look.sized()))
 
 
 def panes(
     tracks: Sequence[Track], console: Console, settings: Settings, notes: bool = True, can_continue: bool = True
 ) -> RenderableType:
     """All lanes in full with comparison and legend."""
-    answers = [track.answer() for track in tracks]
-    return frame(tracks, look_of(console, settings).sized(height=None), settings, answers, notes, can_continue)
+    look = look_of(console, settings).sized(height=None)
+    return frame(tracks, look, settings, [track.answer() for track in tracks], notes, can_continue)
 
 
 def explained_track(tracks: Sequence[Track]) -> Track:
@@ -358,8 +356,14 @@ def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Tra
     lane, steps = track.lane, [*track.steps, *upcoming]
     if lane.beams is not None:
         raise UserError("a beam search has no rounds")
-    exact = not other_processors(lane.settings, "penalty_window")
-    return Trace(steps, track.decode, look, lane.terms.sources, rule=rule_of(lane), exact=exact)
+    return Trace(
+        steps,
+        track.decode,
+        look,
+        lane.terms.sources,
+        rule=rule_of(lane),
+        exact=not other_processors(lane.settings, "penalty_window"),
+    )
 
 
 KEYS = "any key: next phase  r: next round  q: run on"
@@ -409,7 +413,7 @@ def stepped(
         taken.append((round(time.monotonic() - begun, 2), typed.decode("latin-1")))
         return typed
 
-    return in_steps(race, tracks, draw, lambda: look_of(place.out, place.settings), key)
+    return in_steps(race, tracks, draw, lambda: place.look, key)
 
 
 def in_steps(

@@ -129,8 +129,13 @@ def print_table(console: Console, title: str, table: Table) -> None:
 
 def small_table(settings: Settings, *columns: Column) -> Table:
     """A table without frame."""
-    lines = box.ASCII if settings.ascii else box.SIMPLE_HEAD
-    return Table(*columns, box=lines, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+    return Table(
+        *columns,
+        box=box.ASCII if settings.ascii else box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+    )
 
 
 def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], optional: Sequence[str] = ()) -> Table:
@@ -150,5 +155,7 @@ def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]],
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """The lines of a table in Markdown, without the last one's end."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
+        for line in (head, ["---"] * len(head), *rows)
+    )

@@ -202,9 +202,7 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
     if stats.tokens_per_pass is not None:
         per_pass = f"{stats.tokens_per_pass:.2f} tok/pass"
         texts += [f"{per_pass} over {passes}"] if look.fancy else [per_pass, passes]
-    if pane.seen:
-        texts.append("seen before")
-    return texts
+    return [*texts, *(["seen before"] if pane.seen else [])]
 
 
 def reported(report: ServerFigures | None) -> list[str]:
@@ -288,9 +286,11 @@ def rates(rounds: Sequence[Round], span: float) -> list[float]:
 def bars_key(look: Look) -> str:
     """The meaning of a bar, or of a digit in its place, and of a round without drafts."""
     levels, none = look.glyph("levels"), look.glyph("none")
-    if not levels:
-        return f"a digit a round: accepted drafts, 9: 9 or more, {none} none drafted"
-    return f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more, {none} none drafted"
+    return (
+        f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more, {none} none drafted"
+        if levels
+        else f"a digit a round: accepted drafts, 9: 9 or more, {none} none drafted"
+    )
 
 
 def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row]:
@@ -323,8 +323,8 @@ def _speeds(rounds: Sequence[Round], plain: TimeLine | None, look: Look) -> list
     levels = look.glyph("levels") or _DIGITS
     pieces: list[Piece] = []
     for (name, _, role), some in zip(lines, values, strict=True):
-        line = "".join(levels[round(value / most * (len(levels) - 1))] for value in some)
-        pieces += [(f"  {name} ", "faint"), (line, role)]
+        heights = (round(value / most * (len(levels) - 1)) for value in some)
+        pieces += [(f"  {name} ", "faint"), ("".join(levels[height] for height in heights), role)]
     return [*pieces, (f"  peak {most:.0f}", "faint")]
 
 
@@ -359,8 +359,8 @@ def _marked(text: str, role: str, marks: tuple[str, str], look: Look) -> list[Pi
     for index, line in enumerate(text.split("\n")):
         head, core, tail = _WORDS.fullmatch(line).groups()  # type: ignore[union-attr]
         marked = f"{before}{core}{after}" if core else ""
-        pieces += [("\n" if index else "", role), (head, role), (marked, role), (tail, role)]
-    return [(part, kind) for part, kind in pieces if part]
+        pieces += [(part, role) for part in ("\n" if index else "", head, marked, tail) if part]
+    return pieces
 
 
 def pieces_of(
@@ -419,13 +419,11 @@ class Pane(Drawn):
 
     def rows(self) -> list[Row]:
         height = self.needed if self.height is None else self.height
-        if height <= 0:
-            return []
-        border = height >= 3
-        text = [row_of(line, self.look) for line in self._tail(height - (2 if border else 1))]
-        if not border:
-            return [row_of(self._heading(self.look.width), self.look), *text]
-        return [self._top(), *(self._side(row) for row in text), self._bottom()]
+        if height >= 3:
+            text = (row_of(line, self.look) for line in self._tail(height - 2))
+            return [self._top(), *(self._side(row) for row in text), self._bottom()]
+        lines = [self._heading(self.look.width), *self._tail(height - 1)] if height > 0 else []
+        return [row_of(line, self.look) for line in lines]
 
     def _tail(self, height: int) -> list[Line]:
         lines = self.lines
@@ -444,8 +442,8 @@ class Pane(Drawn):
     def _top(self) -> Row:
         heading = self._heading(self.look.width - 5)
         rest = self._edges[0] * (self.look.width - 4 - width_of(heading))
-        start, end = (self._corners[0] + " ", self._frame), (f" {rest}{self._corners[1]}", self._frame)
-        return row_of([start, *heading, end], self.look)
+        start, end = self._corners[:2]
+        return row_of([(f"{start} ", self._frame), *heading, (f" {rest}{end}", self._frame)], self.look)
 
     def _bottom(self) -> Row:
         speed = self.data.stats.predicted_per_second if self.data.stats else None
@@ -476,8 +474,12 @@ class SideBySide(Drawn):
         for start in range(0, len(panes), columns):
             group = panes[start : start + columns]
             widths = [look.width] if len(group) == 1 else [(look.width - 1) // 2, look.width // 2]
-            pairs = zip(group, widths, strict=True)
-            self.groups.append([Pane(data, look.sized(width=w), show_discarded=show_discarded) for data, w in pairs])
+            self.groups.append(
+                [
+                    Pane(data, look.sized(width=width), show_discarded=show_discarded)
+                    for data, width in zip(group, widths, strict=True)
+                ]
+            )
         self.needs = [max(pane.needed for pane in group) for group in self.groups]  # rows for the whole texts
 
     @property

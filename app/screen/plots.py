@@ -7,15 +7,13 @@ other lane its recorded rounds are shown to a fresh :class:`sampling.gamma.contr
 models.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from app.lanes.answers import plain_answer
+from app.lanes.lane import Lane
 from app.screen.inspection import SaidToken
 from app.screen.live import Track
 from app.screen.palette import HEAT, Look
@@ -28,9 +26,6 @@ from sampling.gamma.controller import Controller, best
 from sampling.stats.summary import Stats, disturbed, speedup
 from sampling.stats.theory import expected_speedup
 from utils.errors import UserError
-
-if TYPE_CHECKING:
-    from app.lanes.lane import Lane
 
 RANKS = 5  # of a drafter's list that have a bar of their own
 
@@ -108,11 +103,10 @@ def _ranks(track: Track, look: Look) -> Bars:
         for name, count in counted.items()
         if count or name not in ("1", "not named")
     ]
-    second = sum(rank == 2 for rank in ranks)
     remarks = [
         "rank 1 is the drafter's first choice; of a tree further ones were drafted and rejected too",
-        f"the second choice was right in {second} of {total}: a second branch would have brought about a token each "
-        f"time, {second / rounds:.2f} a round (/plot gamma has v, the cost of a wider pass)",
+        f"the second choice was right in {counted['2']} of {total}: a second branch would have brought about a token "
+        f"each time, {counted['2'] / rounds:.2f} a round (/plot gamma has v, the cost of a wider pass)",
     ]
     title = f"{track.lane.name}: rank of the target's token in the drafter's list, after {plural(total, 'rejection')}"
     return Bars(title, bars, look, remarks)
@@ -151,21 +145,19 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
         raise UserError("too few rounds were timed to know what drafting costs here: another answer will do")
     rates, auto = controller.expected(GAMMA_MAX), best(controller.expected(controller.reach))
     used = track.lane.settings.gamma
-    marks, reach = {auto: "auto"} | ({used: "this one"} if isinstance(used, int) else {}), controller.costs.reach
-    if used == auto:
-        marks = {auto: "this one, and auto"}
-    notes = {gamma: [word] for gamma, word in marks.items()}
+    theory, marks = dict[int, str](), {auto: "auto"}
+    if isinstance(used, int):
+        marks[used] = "this one, and auto" if used == auto else "this one"
     if is_simulated(track.lane.name):
         alpha, cost = oracle_of(track.lane.name)
-        for gamma in range(len(rates)):
-            notes.setdefault(gamma, []).insert(0, f"theory {expected_speedup(alpha, gamma, cost):.2f}x")
+        theory = {gamma: f"theory {expected_speedup(alpha, gamma, cost):.2f}x" for gamma in range(len(rates))}
     bars = [
         Bar(
             str(gamma),
             f"{rate:.2f}x",
             rate / max(rates),
-            ", ".join(notes.get(gamma, ())),
-            gamma < reach,
+            ", ".join(notes[gamma] for notes in (theory, marks) if gamma in notes),
+            gamma < controller.costs.reach,
             gamma in marks,
         )
         for gamma, rate in enumerate(rates)
@@ -204,9 +196,9 @@ def _remarks(track: Track, controller: Controller, last: Sequence[Track], look: 
     alpha, more = look.glyph("alpha"), look.glyph("ellipsis")
     remarks = [f"as gamma auto sees it: {alpha} by position {alphas} {more}, c {costs.c:.3f}{v}"]
     if reach <= GAMMA_MAX:
-        solid, guessed = look.glyph("bar") * 2, look.glyph("rest") * 2
         remarks.append(
-            f"{solid} from timed passes, {guessed} guessed: no pass over more than {plural(reach, 'token')} was timed"
+            f"{look.glyph('bar') * 2} from timed passes, {look.glyph('rest') * 2} guessed: "
+            f"no pass over more than {plural(reach, 'token')} was timed"
         )
     if not costs.references:
         remarks.append("no plain pass was timed: /compare ar,spec does")
@@ -222,8 +214,9 @@ def _measured(track: Track, plain: Stats) -> list[str]:
         return []
     if disturbed(plain, own):
         return [f"timing of the last answer disturbed: faster than {tokens:.2f} tok/pass allows"]
-    used = gamma_text(track.lane.settings, track.pane().gamma)
-    return [f"measured in the last answer: {factor:.2f}x at gamma {used}"]
+    return [
+        f"measured in the last answer: {factor:.2f}x at gamma {gamma_text(track.lane.settings, track.pane().gamma)}"
+    ]
 
 
 PROBABILITY, ENTROPY = "p", "entropy"
@@ -263,14 +256,11 @@ class Heat(Drawn):
     def _pieces(self, token: SaidToken) -> list[Piece]:
         value = probability(token) if self.by == PROBABILITY else token.entropy
         level = 0 if value is None else self._level(value)
-        if self.look.color or level == 0 or value is None:
-            return [(token.text, HEAT[level])]
-        return [(token.text, HEAT[level]), (f"({self._figure(value)})", "faint")]
+        figure = "" if self.look.color or level == 0 or value is None else f"({self._figure(value)})"
+        return [(token.text, HEAT[level]), (figure, "faint")]
 
     def _level(self, value: float) -> int:
-        if self.by == PROBABILITY:
-            return sum(value < limit for limit in LIMITS[PROBABILITY])
-        return sum(value > limit for limit in LIMITS[ENTROPY])
+        return sum(value < limit if self.by == PROBABILITY else value > limit for limit in LIMITS[self.by])
 
     def _figure(self, value: float) -> str:
         return share(value) if self.by == PROBABILITY else f"{value:.1f}"
@@ -285,5 +275,4 @@ class Heat(Drawn):
             parts.append(f"mean entropy {sum(self.entropies) / len(self.entropies):.2f} bits")
         if known < len(self.tokens):
             parts.append(f"{len(self.tokens) - known} not recorded")
-        legend = [(first, HEAT[0]), *levels] if self.look.color else []
-        return [*legend, *((part, "plain") for part in parts)]
+        return [*([(first, HEAT[0]), *levels] if self.look.color else []), *((part, "plain") for part in parts)]

@@ -123,8 +123,10 @@ def flow(chunks: Sequence[Chunk], look: Look, indent: int = 0) -> list[Row]:
 
 def beside(left: Sequence[Row], right: Sequence[Row], width: int) -> list[Row]:
     """Two columns of rows, the right ones beginning at column `width`."""
-    rows = zip_longest(left, right, fillvalue=Row())
-    return [[*row, Segment(" " * (width - Segment.get_line_length(row))), *other] for row, other in rows]
+    return [
+        [*row, Segment(" " * (width - Segment.get_line_length(row))), *other]
+        for row, other in zip_longest(left, right, fillvalue=Row())
+    ]
 
 
 def fit(text: str, width: int, look: Look) -> str:

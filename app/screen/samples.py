@@ -53,9 +53,15 @@ def tree_of(
             end += 1
         drawn = [choice.processed for token in first[start:end] for choice in token.choices if choice.fate == "said"]
         chance = None if p is None or None in drawn else p * math.prod(filter(None, drawn))
-        text = "".join(token.text for token in first[start:end])
-        children = tree_of(answers, group, end, chance)
-        branches.append(Branch(text=text, count=len(group), p=chance, row=group[0], children=children))
+        branches.append(
+            Branch(
+                text="".join(token.text for token in first[start:end]),
+                count=len(group),
+                p=chance,
+                row=group[0],
+                children=tree_of(answers, group, end, chance),
+            )
+        )
     return tuple(sorted(branches, key=lambda branch: -branch.count))
 
 

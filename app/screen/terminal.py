@@ -4,9 +4,6 @@ redrawn in place; and content to look into with keys, drawn again after each of 
 Knows no models and no prompt; the content draws itself and knows its keys.
 """
 
-from __future__ import annotations
-
-import contextlib
 import math
 import os
 import re
@@ -18,12 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from io import StringIO
 from itertools import zip_longest
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
@@ -80,7 +77,7 @@ def _keys(echo: bool) -> Iterator[None]:
 def mark_pastes(on: bool) -> None:
     """Have the terminal mark pastes: several lines then stay together until they are read."""
     if sys.stdout is not None and sys.stdout.isatty():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             sys.stdout.write(_MARKED if on else _UNMARKED)
             sys.stdout.flush()
 
@@ -133,8 +130,8 @@ class Interrupts:
     def __call__(self) -> bool:
         return self.stopped
 
-    def __enter__(self) -> Interrupts:
-        with contextlib.suppress(ValueError):  # no signals outside the main thread
+    def __enter__(self) -> Self:
+        with suppress(ValueError):  # no signals outside the main thread
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
@@ -162,7 +159,7 @@ class InPlace:
         self._lines: list[str] = []
         self._width = console.size.width
 
-    def __enter__(self) -> InPlace:
+    def __enter__(self) -> Self:
         self._write(_HIDE)
         return self
 
@@ -253,8 +250,11 @@ def size_in(environ: Mapping[str, str], name: str = "COLUMNS") -> int | None:
 
 def make_console(settings: Settings, **where: Any) -> Console:
     """Return the screen, or another file and width; --color outranks NO_COLOR and FORCE_COLOR, which rich reads."""
-    color = {"always": "256", "never": None}.get(settings.color, "auto")
-    return Screen(color_system=color, no_color={"always": False, "never": True}.get(settings.color), **where)
+    return Screen(
+        color_system={"always": "256", "never": None}.get(settings.color, "auto"),
+        no_color={"always": False, "never": True}.get(settings.color),
+        **where,
+    )
 
 
 def page(console: Console, content: RenderableType) -> bool:
@@ -345,7 +345,12 @@ def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
 def painted(content: Drawn) -> str:
     """The rows as text for a terminal, styles as escape sequences."""
     look, file = content.look, StringIO()
-    color: dict[str, Any] = {"color_system": "256" if look.color else None, "no_color": not look.color}
-    console = Screen(file=file, width=look.width, force_terminal=look.color, **color)
+    console = Screen(
+        file=file,
+        width=look.width,
+        force_terminal=look.color,
+        color_system="256" if look.color else None,
+        no_color=not look.color,
+    )
     console.print(content, soft_wrap=True, end="")
     return file.getvalue().removesuffix("\n")

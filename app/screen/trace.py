@@ -65,8 +65,9 @@ def read(step: Step, window: Window) -> TracedRound:
     Where a character is split over tokens that are not committed its text is approximate.
     """
     texts = _texts(step, window)
-    examined = [*step.path, *step.rejected]
-    draft_p, target_p = (dict(zip(examined, probs, strict=False)) for probs in (step.draft_p, step.target_p))
+    draft_p, target_p = (
+        dict(zip((*step.path, *step.rejected), probs, strict=False)) for probs in (step.draft_p, step.target_p)
+    )
     for node, odds in enumerate(step.odds):
         target_p.setdefault(node, odds.p)
         draft_p.setdefault(node, odds.q)
@@ -253,10 +254,12 @@ class Trace(Drawn):
             parts += [chunk(word, "faint") for word in words]
         if chances := [chance for call in step.calls for chance in call.confidence]:
             parts.append(chunk(f"confidence {' '.join(f'{chance:.2f}' for chance in chances)}", "faint"))
-        rows = flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
-        inner = [row for review in step.inner for row in self._review(review, 1)]
-        drafts = [row for draft in traced.drafts for row in self._draft(draft)]
-        return rows + inner + drafts + self._from_target(step, traced.token_text, bool(traced.drafts))
+        return [
+            *flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2),
+            *(row for review in step.inner for row in self._review(review, 1)),
+            *(row for draft in traced.drafts for row in self._draft(draft)),
+            *self._from_target(step, traced.token_text, bool(traced.drafts)),
+        ]
 
     def _review(self, step: Step, level: int) -> list[Row]:
         """A round within the round: who reviewed whose drafts, and how many passed; then its own reviews."""
@@ -269,17 +272,18 @@ class Trace(Drawn):
             whose = enumerated((f"{name}'{'s' * (not name.endswith('s'))}" for name in names), "and")
             texts = [f"{reviewer} reviewed {whose} {drafted}:", f"accepted {accepted},", took]
         texts[0] = " " * _INDENT * level + texts[0]
-        rows = flow([chunk(text, "faint", " ") for text in texts], self.look, _INDENT * (level + 1))
-        return rows + [row for review in step.inner for row in self._review(review, level + 1)]
+        return [
+            *flow([chunk(text, "faint", " ") for text in texts], self.look, _INDENT * (level + 1)),
+            *(row for review in step.inner for row in self._review(review, level + 1)),
+        ]
 
     def _from_target(self, step: Step, text: str, drafted: bool) -> list[Row]:
         if step.token is None:
             return flow([chunk("    ended by an accepted stop token", "faint")], self.look, 4)
         kind = "correction" if step.rejected else "bonus" if drafted else "own token"
-        token = quoted(text, self.look, _MAX_TEXT)
+        token = chunk(quoted(text, self.look, _MAX_TEXT), "bonus" if kind == "bonus" else "target")
         target = f"from the target ({kind}), top-2 gap {step.top2_gap:.3f}" if step.top2_gap is not None else ""
-        role = "bonus" if kind == "bonus" else "target"
-        return flow([chunk("  "), chunk(token, role), chunk(target or "from the server", "faint")], self.look, 4)
+        return flow([chunk("  "), token, chunk(target or "from the server", "faint")], self.look, 4)
 
     def _draft(self, draft: Drafted) -> list[Row]:
         branch = draft.branch.translate(_ASCII_LINES) if self.look.ascii else draft.branch
@@ -318,10 +322,9 @@ class Trace(Drawn):
         chance = "" if likely is None else share(likely)
         coin = "" if draft.coin is None else share(draft.coin)
         decided = draft.fate != "drafted"
-        drawn = self._draws and draft.compared and decided
         names = ("q {:>4}", "p {:>4}", "chance {:>4}", "coin {:>4}") if self._spelled else ("q{}", "p{}", "ch{}", "u{}")
         parts = [name.format(value) for name, value in zip(names, (q, p, chance, coin), strict=True) if value]
-        if drawn:
+        if self._draws and draft.compared and decided:
             parts.append("drawn" if draft.fate == "accepted" else "not drawn" if self._spelled else "other")
         figures = ("  " if self._spelled else " ").join(parts)
         if decided and not examined:
@@ -375,9 +378,8 @@ class RoundPictures:
     @property
     def keys(self) -> dict[str, Action]:
         forth, back = lambda: self.to(self.number + 1), lambda: self.to(self.number - 1)
-        turns: dict[str, Action] = {"n": forth, "right": forth, "p": back, "left": back}
         return {
-            **turns,
+            **{"n": forth, "right": forth, "p": back, "left": back},
             "home": lambda: self.to(0),
             "end": lambda: self.to(self.last),
             "up": lambda: self.scroll(-1),

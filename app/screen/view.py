@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console, RenderableType
@@ -324,16 +325,34 @@ class Frame(Drawn):
         return sum(len(block.rows) for block in blocks) + texts - height
 
 
+def look_of(console: Console, settings: Settings) -> Look:
+    """The screen as it is now, with what the settings and the terminal allow to be drawn."""
+    width, height = console.size
+    return Look(
+        width=max(20, width),
+        height=max(2, height - 1),
+        color=console.color_system is not None and not console.no_color,
+        ascii=settings.ascii or not (console.encoding or "").lower().startswith("utf"),
+        palette=settings.palette,
+    )
+
+
+@dataclass(eq=False)
 class Surface:
     """Where answers are shown. `live`: there is a terminal to draw on; `touring`: an answer is looked at, not copied;
     `can_continue`: /continue can continue it. Text is literal, and nothing in it is obeyed by the terminal."""
 
     settings: Settings
     out: Console
-    live: bool
-    stop: Interrupts
+    live: bool = False
+    stop: Interrupts = field(default_factory=Interrupts)
     touring: bool = False
     can_continue: bool = True
+
+    @property
+    def look(self) -> Look:
+        """The screen as it is now; see :func:`look_of`."""
+        return look_of(self.out, self.settings)
 
     def say(self, *contents: RenderableType) -> None:
         for content in contents:
@@ -345,22 +364,11 @@ class Surface:
             self.out.print(text, style="dim")
 
 
+@dataclass(eq=False)
 class Canvas(Surface):
     """The surface of replay and the recorded tour."""
 
-    can_continue = False
-
-    def __init__(
-        self,
-        settings: Settings,
-        out: Console,
-        live: bool = False,
-        stop: Interrupts | None = None,
-        *,
-        touring: bool = False,
-    ) -> None:
-        self.settings, self.out, self.live, self.touring = settings, out, live, touring
-        self.stop = stop or Interrupts()
+    can_continue: bool = False
 
 
 def question(text: str, look: Look) -> Text:

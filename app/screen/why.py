@@ -149,8 +149,11 @@ class Why:
                 for step in self.rounds
                 for place in range(len(step.path) + bool(step.rejected))
             ]
-            said = zip(self.kinds, self.tokens, strict=True)
-            kinds = [(kind, token.kind == "correction") for kind, token in said if token.kind in EXAMINED]
+            kinds = [
+                (kind, token.kind == "correction")
+                for kind, token in zip(self.kinds, self.tokens, strict=True)
+                if token.kind in EXAMINED
+            ]
             by = f"; by kind of token {_listed(kinds, KINDS)}" if len({kind for kind, _ in kinds}) > 1 else ""
             yield f"Rejected: {_listed(places, PLACES)}{by}."
 

@@ -6,8 +6,6 @@ A setting is one call of :func:`setting`: its type, default, range, one line of 
 models and their form. Knows nothing of the command line's grammar (app/command_line/arguments.py). No torch.
 """
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -169,8 +167,7 @@ def _device(optional: bool) -> Text:
 
 def _drafters() -> str:
     more = {"tables": "tables, tables:FILE"}
-    *words, last = [f"{word} (…)" if "+" in word else more.get(word, word) for word in examples()]
-    return f"{', '.join(words)} or {last}"
+    return enumerated(f"{word} (…)" if "+" in word else more.get(word, word) for word in examples())
 
 
 _FILE = Text("FILE", "a file", pattern=r"[^\x00-\x1f\x7f]*")
@@ -426,19 +423,25 @@ def arguments(fields: Mapping[str, Field], given: SettingValues, **more: Any) ->
 
     UsageError names the flag.
     """
-    read = {name: field.read(given[name], label=field.flag) for name, field in fields.items() if name in given}
-    values = {name: field.default for name, field in fields.items()} | read
-    texts = {name: value for name, value in values.items() if name in FILES and value}
+    values = {
+        name: field.read(given[name], label=field.flag) if name in given else field.default
+        for name, field in fields.items()
+    }
     paths = {
-        name: Path(os.path.expanduser(text)) for name, text in texts.items() if text not in fields[name].kind.choices
+        name: Path(os.path.expanduser(value))
+        for name, value in values.items()
+        if name in FILES and value and value not in fields[name].kind.choices
     }
     return Namespace(**(values | paths | more))
 
 
 def from_environment(environ: Mapping[str, str], fields: Mapping[str, Field]) -> SettingValues:
     """Read the values of SPEC_* variables (empty ones count as unset); UsageError names the variable."""
-    given = [field for field in fields.values() if environ.get(field.variable)]
-    values = {field.name: field.read(environ[field.variable], label=field.variable) for field in given}
+    values = {
+        field.name: field.read(environ[field.variable], label=field.variable)
+        for field in fields.values()
+        if environ.get(field.variable)
+    }
     if "offline" in fields and environ.get("HF_HUB_OFFLINE", "").lower() not in ("", "0", "off", "no", "false"):
         values.setdefault("offline", True)
     return values
@@ -489,10 +492,10 @@ class Layers:
         pair_defaults: SettingValues = MappingProxyType({}),
         environ: Mapping[str, str] = MappingProxyType({}),
         flags: SettingValues = MappingProxyType({}),
-    ) -> Layers:
+    ) -> Self:
         """Read every layer; UsageError names the variable, the flag or the catalogue."""
-        given = from_environment(environ, SETTING_FIELDS), from_flags(flags, SETTING_FIELDS)
-        return cls(from_pair(pair_defaults), *given)
+        environment = from_environment(environ, SETTING_FIELDS)
+        return cls(from_pair(pair_defaults), environment, from_flags(flags, SETTING_FIELDS))
 
     @cached_property
     def defaults(self) -> Settings:
@@ -506,20 +509,20 @@ class Layers:
         _check_together(settings)
         return settings
 
-    def resolve(self, pair_defaults: SettingValues) -> Layers:
+    def resolve(self, pair_defaults: SettingValues) -> Self:
         """Return the same layers over another pair's defaults; UsageError when those are wrong."""
         layers = replace(self, pair=from_pair(pair_defaults))
         _check_together(layers.settings)
         return layers
 
-    def with_console_changes(self, **changes: object) -> Layers:
+    def with_console_changes(self, **changes: object) -> Self:
         """Return layers with these console changes on top, all or none of them; UsageError names the present values."""
         after = self.settings.changed(**changes)
         _check_together(after, f" (still verify {self.settings.verify}, expand {self.settings.expand})")
         names = [Settings.field(name).name for name in changes]
         return replace(self, console={**self.console, **{name: getattr(after, name) for name in names}})
 
-    def without_console_changes(self, *names: str) -> Layers:
+    def without_console_changes(self, *names: str) -> Self:
         """Return layers without the console's changes of these settings (of all when none is named)."""
         gone = {Settings.field(name).name for name in names} or set(self.console)
         return replace(self, console={name: value for name, value in self.console.items() if name not in gone})

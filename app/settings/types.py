@@ -20,7 +20,6 @@ from pydantic import AfterValidator, BeforeValidator, Strict, StringConstraints,
 from pydantic import Field as Limits
 
 from sampling.drafters import registry
-from sampling.drafters.registry import MEMBERS, ORACLE, oracle_of
 from utils.catalogue.specs import Matrix, check_shape, unknown_member
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.remote.server import BAN, is_server
@@ -259,9 +258,9 @@ def _lane(name: str) -> str:
     if not name.startswith("oracle:"):
         raise ValueError
     try:
-        return str(oracle_of(name))
+        return str(registry.oracle_of(name))
     except UsageError:
-        raise RefusedError(f"a comma list of lanes, of which an oracle is {ORACLE}") from None
+        raise RefusedError(f"a comma list of lanes, of which an oracle is {registry.ORACLE}") from None
 
 
 LANE_NAMES = _List(Annotated[str, Strict(), AfterValidator(_lane)], f"{', '.join(LANES)}, server, URL", LANES)
@@ -284,13 +283,13 @@ class NumberList(_List):
         super().__init__(each.type, f"numbers {each.outside}", once=False)
 
 
-_DRAFTERS = f"a comma list of {', '.join(MEMBERS)} or names of the pair's models, each once, large to small"
+_DRAFTERS = f"a comma list of {', '.join(registry.MEMBERS)} or names of the pair's models, each once, large to small"
 
 
 def _drafters(names: tuple[str, ...]) -> tuple[str, ...]:
     if not all(name and name.isprintable() and "," not in name for name in names):
         raise ValueError
-    if (meant := next(filter(None, (unknown_member(name, MEMBERS) for name in names)), None)) is not None:
+    if (meant := next(filter(None, (unknown_member(name, registry.MEMBERS) for name in names)), None)) is not None:
         raise RefusedError(f"{_DRAFTERS} (did you mean {meant}?)")
     return _once(names)
 
@@ -303,7 +302,7 @@ DRAFTER_NAMES = SettingKind(
     ],
     _DRAFTERS,
     "LIST",
-    MEMBERS,
+    registry.MEMBERS,
     lambda names: ",".join(names) or NONE,
 )
 """A comma list (or a sequence) of drafters: words, or names of models that the pair brings. Empty: the pair's."""

@@ -11,7 +11,7 @@ import pytest
 
 from app.chat.conversation import Turn
 from app.chat.page import PageAnswer, page
-from app.chat.saved import answered_of, draw, drawing, read_chat, svg
+from app.chat.saved import answered_of, picture, read_chat
 from app.settings.table import Settings
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
@@ -263,9 +263,7 @@ def test_the_pictures_of_the_readme_load_nothing() -> None:
 )
 def test_any_text_is_a_whole_page(text: str) -> None:
     turn = Turn(text, (1,), (2,), text, "eos")
-    console = drawing()
-    draw(console, [(turn, ())], Settings())
-    ElementTree.fromstring(svg(console).encode("utf-8", "replace"))
+    ElementTree.fromstring(picture([(turn, ())], Settings()).encode("utf-8", "replace"))
     made = page([PageAnswer(turn.user, turn.text)])
     assert Page(made).tags.isdisjoint({"img", "b", "a"})
     assert made.count("<script") == 2

@@ -11,6 +11,7 @@ from app.console.chat_commands import last_stats
 from app.lanes.answers import Answer
 from app.lanes.costs import Terms, cost_lines
 from app.screen.panes import PaneData
+from app.screen.view import look_of
 from app.settings.table import Settings
 from sampling.stats.swi import SwiModel
 from tests.sampling.stats.test_metrics import cascade_round, opening, step
@@ -69,7 +70,8 @@ def printed(what: Any) -> list[str]:
 def test_stats_last_shows_costs_below_the_times() -> None:
     cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
     console = Console(file=io.StringIO(), width=100)
-    lines = printed(last_stats(answered(PLAIN, cascade), console, Settings(color="never", ascii=True)))
+    look = look_of(console, Settings(color="never", ascii=True)).sized()
+    lines = printed(last_stats(answered(PLAIN, cascade), look))
     assert lines[-7:] == [
         "AR: draft 0 ms, verify 400 ms, sample 0 ms, other 0 ms; 0 drafted, 0 of them discarded",
         "cascade: draft 60 ms, verify 200 ms, sample 0 ms, other 0 ms; 18 drafted, 2 of them discarded",
