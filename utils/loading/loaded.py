@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +43,6 @@ class LoadOptions:
     offline: bool = False
     graphs: bool = False  # passes are replayed as graphs
     tp_size: int = 1  # processes that share the target
-
-    @property
-    def for_drafters(self) -> LoadOptions:
-        """The options for drafters: one process, and no revision, which is the target's."""
-        return replace(self, revision=None, tp_size=1)
 
 
 @dataclass(frozen=True, kw_only=True)
