@@ -31,13 +31,12 @@ from utils.remote.server import is_url
 CATALOGUE = Path(__file__).resolve().parents[2] / "models.yaml"
 
 
-_PRESET_TYPES: dict[Any, Any] = {
+_PRESET_TYPES: dict[Any, Any] = {  # in a catalogue, of settings whose type YAML lacks
     int | str: int | Literal["auto"],
     tuple[str, ...]: str | list[str],
     tuple[tuple[int, ...], ...]: str | list[list[int]],
     tuple[tuple[int | str, float], ...]: str | dict[int | str, float] | list[list[int | str | float]],
 }
-"""The types in a catalogue of settings whose type YAML lacks."""
 
 
 def catalogue_in(file: str | Path) -> Catalogue:
@@ -119,17 +118,22 @@ def with_drafter(pair: PairSpec, text: str) -> PairSpec:
 
 def has_parts(pair: PairSpec, word: str, cascade: Sequence[str] = ()) -> bool:
     """Return whether the pair, with this cascade or its own, has the parts of a drafter's row. Reads folders only."""
-    needs = ROWS[word].needs
-    if needs in HEAD_KINDS:
+    if (needs := ROWS[word].needs) in HEAD_KINDS:
         return os.path.exists(pair.students.get(needs, ""))
-    parts = {"model": not isinstance(pair.drafter, str), "tables": pair.tables, "cascade": cascade or pair.cascade}
-    parts["mtp"] = needs == "mtp" and ships_mtp(pair.target.path or "")
+    parts = {
+        "model": not isinstance(pair.drafter, str),
+        "tables": pair.tables,
+        "cascade": cascade or pair.cascade,
+        "mtp": needs == "mtp" and ships_mtp(pair.target.path or ""),
+    }
     return bool(parts.get(needs, True))
 
 
 def _words(pair: PairSpec) -> str:
-    words = ", ".join(word for word in DRAFTERS if has_parts(pair, word))
-    return f"drafters of {pair.name} are {words}, or a model: a folder, a GGUF file or a hub id like org/name"
+    return (
+        f"drafters of {pair.name} are {', '.join(word for word in DRAFTERS if has_parts(pair, word))}, or a model: "
+        "a folder, a GGUF file or a hub id like org/name"
+    )
 
 
 @contextmanager
@@ -153,6 +157,6 @@ def load(spec: PairSpec, options: LoadOptions, progress: Progress) -> LoadedPair
 
 def load_options(options: ModelOptions) -> LoadOptions:
     """Return the loader's half of the options."""
-    names = set(LoadOptions.__dataclass_fields__) - {"tp_size"}
-    given = {name: value for name, value in options.model_dump().items() if name in names}
-    return LoadOptions(**given, tp_size=this_process().world_size)
+    return LoadOptions(
+        **options.model_dump(include={*LoadOptions.__dataclass_fields__}), tp_size=this_process().world_size
+    )
