@@ -54,13 +54,13 @@ _LONGEST_HEAD = 65_536  # bytes
 _BACK = 32  # ids that are taken off at most to find an earlier entry
 
 
+@dataclass(eq=False)
 class LoggingDecoder:
     """A `decode` that notes what it says."""
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._texts: dict[tuple[int, ...], tuple[int, str]] = {}  # by ids: the place of the entry, and its text
-        self._news: list[TextEntry] = []
+    _decode: Decode
+    _texts: dict[tuple[int, ...], tuple[int, str]] = field(default_factory=dict)  # by ids: the entry's place, its text
+    _news: list[TextEntry] = field(default_factory=list)
 
     def __call__(self, ids: list[int]) -> str:
         key = tuple(ids)
@@ -79,12 +79,12 @@ class LoggingDecoder:
         return news
 
 
+@dataclass(eq=False)
 class ReplayingDecoder:
     """A `decode` that says what was noted. Raises ValueError for any other ids."""
 
-    def __init__(self) -> None:
-        self._entries: list[tuple[tuple[int, ...], str]] = []
-        self._texts: dict[tuple[int, ...], str] = {}
+    _entries: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    _texts: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def learn(self, entries: Iterable[TextEntry]) -> None:
         """Take in entries in the order in which they were noted; ValueError for one that builds on none."""
@@ -440,5 +440,5 @@ def _head(engine: PairEngine) -> Json:
     """The facts of a pair that a replay needs."""
     end = getattr(engine.tokenizer, "eos_token_id", None)
     end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)
-    head = {**models_of(engine), "vocab_size": engine.target.vocab_size, "end_id": end, "start_id": engine.start_id}
-    return {name: value for name, value in head.items() if name != "start_id" or value is not None}
+    start = {} if engine.start_id is None else {"start_id": engine.start_id}
+    return {**models_of(engine), "vocab_size": engine.target.vocab_size, "end_id": end, **start}
