@@ -21,7 +21,6 @@ from utils.errors import UsageError, raise_first
 
 T = TypeVar("T")
 PASS_TIMEOUT, BARRIER_TIMEOUT, STORE_TIMEOUT = timedelta(seconds=50), timedelta(minutes=30), timedelta(days=365)
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -38,8 +37,8 @@ class Process:
     def of(environ: Mapping[str, str]) -> "Process":
         """Return the process that torchrun's variables describe; alone if one is missing."""
         numbers = [environ.get(name, default) for name, default in _NUMBERS.items()]
-        complete = all(environ.get(name, "").strip() for name in _NEEDED) and all(map(str.isdigit, numbers))
-        return Process(*map(int, numbers)) if complete else Process()
+        given = all(environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        return Process(*map(int, numbers)) if given and all(map(str.isdigit, numbers)) else Process()
 
 
 @functools.cache

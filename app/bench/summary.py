@@ -11,8 +11,6 @@ spread (standard deviation) of rates, median of speed-ups; a repeat whose timing
 Knows no texts of answers, no models and no screen.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +60,7 @@ class PromptItem:
         return self.question.turns[self.turn]
 
 
-def variants_of(engine: PairEngine, settings: Settings, args: Namespace) -> list[Variant]:
+def variants_of(engine: "PairEngine", settings: Settings, args: Namespace) -> list[Variant]:
     """Return methods × gammas; a method that drafts nothing appears once.
 
     A method that ignores gamma appears once for all numbers (its gamma is None) and once for auto.

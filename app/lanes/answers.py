@@ -4,8 +4,6 @@ Speed, whether texts may differ and do, the rule that accepts drafts, and how fa
 figures, ids and texts; knows lanes by name, not how they decode, and nothing of terminals.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +48,7 @@ BY_CONSTRUCTION = "identical by construction"
 Style = Literal["good", "bad", "alarm", "plain"]
 
 
-def rule_of(lane: Lane | LaneRecord) -> LaneRule:
+def rule_of(lane: "Lane | LaneRecord") -> LaneRule:
     """Return the rule by which a lane's drafts are accepted (tables and n-grams are point masses)."""
     settings = lane.settings
     if lane.name == LOSSY:
@@ -62,7 +60,7 @@ def rule_of(lane: Lane | LaneRecord) -> LaneRule:
     return "coupled" if settings.coupling == "gumbel" else "ratio"
 
 
-def may_differ(lane: Lane | LaneRecord) -> bool:
+def may_differ(lane: "Lane | LaneRecord") -> bool:
     """Return whether the lane's text may rightly differ from that of `ar` with the same seed."""
     return lane.name in OTHER_TEXT or lane.served or rule_of(lane) == "ratio"
 
@@ -234,7 +232,7 @@ def logprobs_of(steps: Iterable[Step], spelled: Callable[[int], bytes], count: i
 
 
 def run_lane(
-    lane: Lane,
+    lane: "Lane",
     prompt: list[int],
     decode: Callable[[list[int]], str],
     *,

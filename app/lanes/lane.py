@@ -6,8 +6,6 @@ are the target with the drafter of that word (sampling/drafters/registry.py). A 
 answer to answer and builds new ones when their settings change. Knows no text, no screen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,7 +73,7 @@ class Lane:
     beams: BeamPlan | None = None  # beam search in place of the loop
     stops: StopStrings | None = None
     bias: Bias = field(default_factory=dict)
-    form: GrammarState | None = None
+    form: "GrammarState | None" = None
     begun: Sequence[int] = ()
     top_logprobs: int | None = None  # that a server gives of each token; None: none at all
 
@@ -412,7 +410,7 @@ class PairEngine:
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _form(self, settings: Settings, ends: frozenset[int]) -> GrammarState | None:
+    def _form(self, settings: Settings, ends: frozenset[int]) -> "GrammarState | None":
         """Return the state at the beginning of an answer, which may end with `ends`. UserError for a broken form."""
         if settings.form is None:
             return None

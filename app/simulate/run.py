@@ -14,8 +14,6 @@ every round drafts gamma tokens and the rest is nothing, that is TAR / (γ·t_dr
 Speculative Decoding (arXiv 2402.01528). Rates leave the opening round out, as everywhere.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys
@@ -314,7 +312,7 @@ class Simulation:
         )
         return Limits(most, self.stage.stop, self.stage.lm.context)
 
-    def _play(self, variant: Variant, recorded: RecordedAnswer, most: int | None = None) -> Played | None:
+    def _play(self, variant: Variant, recorded: RecordedAnswer, most: int | None = None) -> "Played | None":
         """Play the answer under a drafter; None if it was interrupted."""
         limits = self._limits(recorded.answer)
         lane = self._lane(variant, limits if most is None else replace(limits, max_new_tokens=most))
@@ -353,7 +351,7 @@ class Simulation:
             for variant in self.variants
         ]
 
-    def _costs(self) -> RoundSeconds:
+    def _costs(self) -> "RoundSeconds":
         if not self.pass_seconds:
             return RoundSeconds(draft=self.args.t_draft)
         rest = {"other": 0.0} if self.source == "flags" else {"plain_other": self._plain_other()}

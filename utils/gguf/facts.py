@@ -46,7 +46,6 @@ _OPTIONAL = {
     *("vocab_size", "attention.head_count_kv", "rope.dimension_count", "attention.key_length"),
     *("decoder_start_token_id", "feed_forward_length", "nextn_predict_layers"),
 }
-_NO_BASE = ("falcon", "gemma2", "nemotron")  # families whose files never have the base of their positions
 # Values without effect, as are 0, empty and false ones. Every sixth layer of Gemma 3 has full attention.
 _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "attention.sliding_window_pattern": 6}
 
@@ -54,11 +53,12 @@ _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "atte
 def check_said(header: GgufHeader, name: str) -> None:
     """Raise UserError if the file `name` lacks a key for which transformers would fill in another model's value."""
     family, needed = header.architecture, {key for key, known in _mapped(header).items() if known} - _OPTIONAL
-    # Files from before the key of the base was written are Llama's, whose vocabulary is sentencepiece.
-    lacks_base = family == "llama" and header.metadata.get("tokenizer.ggml.model") == "llama"
+    # Files from before the key of the base was written are Llama's, whose vocabulary is sentencepiece; those of the
+    # other families never have it.
+    early = family == "llama" and header.metadata.get("tokenizer.ggml.model") == "llama"
     needed |= {"expert_used_count"} if header.get("expert_count") else set()
     needed -= {"attention.layer_norm_rms_epsilon"} if header.get("attention.layer_norm_epsilon") is not None else set()
-    needed -= {"rope.freq_base"} if lacks_base or family in _NO_BASE else set()
+    needed -= {"rope.freq_base"} if early or family in ("falcon", "gemma2", "nemotron") else set()
     keys = ["general.architecture", *(f"{family}.{key}" for key in sorted(needed))]
     if missing := [key for key in keys if key not in header.metadata]:
         more = f" (and {len(missing) - 3} more keys)" if len(missing) > 3 else ""

@@ -1,7 +1,5 @@
 """The results of loading as frozen records: a model in memory, a pair, and the options. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,8 +49,8 @@ class LoadPlan:
 
     name: str
     stored: str = ""  # the format of its weights in files: a dtype, or GGUF
-    device: torch.device
-    dtype: torch.dtype  # that it computes in
+    device: "torch.device"
+    dtype: "torch.dtype"  # that it computes in
     quantization: str
     converts: tuple[str, ...] = ()  # changes of the weights, in order
     context: int
