@@ -202,7 +202,7 @@ def page(run: Run, name: str) -> str:
         name=name,
         sentence=_sentence(run.summary),
         columns=["method", *(heads[key] for key in columns)],
-        methods=[_methods(row, columns) for row in figures],
+        methods=[[Cell(variant_name(row)), *(_cell(row, key) for key in columns)] for row in figures],
         plots=plots(run.summary),
         swi_head=["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
         swi=[
@@ -249,17 +249,12 @@ def _spelled(row: SummaryRow) -> str:
     return row.method if row.gamma is None else f"{row.method} at gamma {row.gamma}"
 
 
-def _methods(row: SummaryFields, columns: Sequence[str]) -> list[Cell]:
-    """Return a row of the table of methods: the screen's cells with the summary's numbers."""
-    cells = [Cell(variant_name(row))]
-    for key in columns:
-        value, name = row[key], key
-        if isinstance(value, list):
-            value = " ".join(map(str, value)) or None
-        if isinstance(value, dict):
-            value, name = value["mean"], "rate"
-        cells.append(Cell(shown("report")[key].cell(row, key), value, name))
-    return cells
+def _cell(row: SummaryFields, key: str) -> Cell:
+    """Return a cell of the table of methods: the screen's text with the summary's number."""
+    value, text = row[key], shown("report")[key].cell(row, key)
+    if isinstance(value, dict):
+        return Cell(text, value["mean"], "rate")
+    return Cell(text, (" ".join(map(str, value)) or None) if isinstance(value, list) else value, key)
 
 
 def _in_words(value: JsonValue) -> str:

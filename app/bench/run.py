@@ -370,6 +370,9 @@ class BenchReport:
         return f"identity: {self.prompts} prompts × {self.tokens} tokens × {self.lanes} lanes: {differing}"
 
 
+_IN_TRANSFORMERS = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram"
+
+
 def check_identity(bench: Bench, options: ModelOptions) -> int:
     """Compare the first turn of every question; print each difference and a summary; return 1 if the rule is broken.
 
@@ -377,8 +380,7 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
     """
     greedy, settings = bench.settings.temperature == 0, bench.settings
     variants = comparable(bench, greedy)
-    in_transformers = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram"
-    compares = greedy and not other_processors(settings, *in_transformers)
+    compares = greedy and not other_processors(settings, *_IN_TRANSFORMERS)
     reference = transformers_reference(bench.engine, options) if compares else None
     report = BenchReport(len(variants) + compares, settings.max_new_tokens, 3 if bench.engine.invariant else 1)
     with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:

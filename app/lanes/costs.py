@@ -126,16 +126,18 @@ def cost_lines(stats: Stats, terms: Terms) -> list[str]:
     if not terms.drafts or not (modelled or several or stats.reviews):
         return []
     each = [f"{model} {n} of {stats.call_ms.get(model, 0.0) / n:.1f} ms" for model, n in stats.calls.items() if n]
-    lines = [f"calls: {', '.join(each)}"] if modelled else []
-    reviewed = ((model, kept, seen, "s" * (seen != 1)) for model, (kept, seen) in stats.reviews.items())
-    lines += [f"{model} passed {kept} of {seen} draft{ending}" for model, kept, seen, ending in reviewed]
-    lines += [f"accepted of each source's drafts: {proposed(stats, terms.sources)}"] if several else []
     swi = swi_of(stats, terms) or {}
     shown = [f"{swi[name]:.2f}x by {BY[name]}" for name in applying(swi)] if modelled else []
-    return lines + [
+    improvement = [
         f"walltime improvement (SWI) {', '.join(shown)}",
         "(SWI takes a pass over many tokens to cost as much as one over a single token)",
-    ] * bool(shown)
+    ]
+    return [
+        *([f"calls: {', '.join(each)}"] if modelled else []),
+        *(f"{model} passed {kept} of {seen} draft{'s' * (seen != 1)}" for model, (kept, seen) in stats.reviews.items()),
+        *([f"accepted of each source's drafts: {proposed(stats, terms.sources)}"] if several else []),
+        *(improvement if shown else []),
+    ]
 
 
 def seen_before(stats: Stats, terms: Terms) -> bool:

@@ -104,13 +104,14 @@ class TokenBytes:
         added = tokenizer.added_tokens_decoder
         self.special: dict[str, int] = {str(token): token_id for token_id, token in added.items() if token.special}
         self._special_ids = frozenset(self.special.values())
-        known: dict[int, bytes] = {}
-        self.by_bytes: dict[bytes, int] = {}
         listed = sorted(tokenizer.get_vocab().items(), key=lambda item: (_BYTE.fullmatch(item[0]) is None, -item[1]))
-        for token, token_id in listed:
-            known[token_id] = str(added[token_id]).encode() if token_id in added else _bytes_of(token, lettered)
-            if token_id not in self._special_ids and known[token_id]:
-                self.by_bytes[known[token_id]] = token_id
+        known = {
+            token_id: str(added[token_id]).encode() if token_id in added else _bytes_of(token, lettered)
+            for token, token_id in listed
+        }
+        self.by_bytes = {
+            text: token_id for token_id, text in known.items() if text and token_id not in self._special_ids
+        }
         self._known = [known.get(token_id, b"") for token_id in range(max(known, default=-1) + 1)]
         self._longest = max(map(len, self.by_bytes), default=0)
         roles = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("eos", "bos")}
