@@ -75,7 +75,8 @@ def barrier(name: str) -> None:
 
 @functools.cache
 def _store() -> Any:
-    from torch.distributed.distributed_c10d import PrefixStore, rendezvous
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
     store, _, _ = next(rendezvous("env://", this_process().rank, this_process().world_size, timeout=BARRIER_TIMEOUT))
     store.set_timeout(STORE_TIMEOUT)
