@@ -229,8 +229,11 @@ def page(run: Run, name: str) -> str:
 
 def _sentence(summary: Sequence[SummaryRow]) -> str:
     """Name the fastest method that gives the target's text, beside plain decoding; "" for none."""
-    rows = [row for row in summary if row.method not in OTHER_TEXT and not is_simulated(row.method)]
-    rates = ((row.predicted_per_second.mean, row) for row in rows if row.predicted_per_second.mean)
+    rates = (
+        (row.predicted_per_second.mean, row)
+        for row in summary
+        if row.method not in OTHER_TEXT and not is_simulated(row.method) and row.predicted_per_second.mean
+    )
     if not (timed := sorted(rates, key=lambda pair: pair[0], reverse=True)):
         return ""
     mean, best = timed[0]

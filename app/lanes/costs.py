@@ -209,8 +209,12 @@ def kept(event: Event, log_top: int) -> Event:
     needed = [{token} for token in event.emitted]
     for node in (*event.path, *event.rejected) if event.positions else ():
         needed[event.depths[node]].add(event.drafted[node])
-    positions = zip(event.positions, needed, strict=False)
-    return replace(event, positions=tuple(each.trimmed(log_top, own) for each, own in positions if log_top))
+    return replace(
+        event,
+        positions=tuple(
+            each.trimmed(log_top, own) for each, own in zip(event.positions, needed, strict=False) if log_top
+        ),
+    )
 
 
 def settings_of(row: Json) -> Settings:

@@ -203,8 +203,15 @@ class ServerLane(Lane):
     served = True
 
     def __init__(self, name: str, server: Server, settings: Settings, pieces: Pieces, bias: Bias) -> None:
-        limits, lm = Limits(settings.max_new_tokens, context=NO_LIMIT), RemoteLM(None, context=NO_LIMIT)
-        super().__init__(name, lm, NoDrafter(), settings, limits, shares_target=False, bias=bias)
+        super().__init__(
+            name,
+            RemoteLM(None, context=NO_LIMIT),
+            NoDrafter(),
+            settings,
+            Limits(settings.max_new_tokens, context=NO_LIMIT),
+            shares_target=False,
+            bias=bias,
+        )
         self.server, self.pieces = server, pieces
         self.logprobs: list[Json] = []  # of the last answer
 
@@ -423,8 +430,11 @@ class PairEngine:
         """Return the stop strings over the target's tokenizer; None without any."""
         if not settings.stop:
             return None
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return StopStrings(settings.stop, decode, self._encode)
+        return StopStrings(
+            settings.stop,
+            partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            self._encode,
+        )
 
     def mean_drafted(self, settings: Settings) -> float | None:
         """Return the tokens that `gamma auto` drafts a round in the last lane with a controller; None without one."""

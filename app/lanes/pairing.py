@@ -87,14 +87,15 @@ def _served(pair: PairSpec, url: str, options: ModelOptions) -> PairSpec:
     """A server's pair: with --pair what drafts for that pair's target drafts for the server, with its tokenizer. Heads
     do not, since they read the target's states.
     """
-    tokenizer = None if options.tokenizer is None else spec_from_argument(options.tokenizer)
-    if options.pair is not None:
-        tokenizer = tokenizer or pair.target
+    own = None if options.pair is None else pair.target
+    tokenizer = own if options.tokenizer is None else spec_from_argument(options.tokenizer)
     target = ModelSpec(url=url, model=options.model, tokenizer=tokenizer)
     changes: dict[str, Any] = {"target": target}
     if options.pair is None:
-        gone = dict.fromkeys(("beside", "tables", "cascade", "k_matrix", "lenience", "template"))
-        changes |= {"name": target.name, "drafter": "ngram", "students": {}, "notes": "", **gone}
+        changes |= {
+            **{"name": target.name, "drafter": "ngram", "students": {}, "notes": ""},
+            **dict.fromkeys(("beside", "tables", "cascade", "k_matrix", "lenience", "template")),
+        }
     if options.pair is None or head_kind_of(pair.drafter) is not None:
         word = pair.drafter if isinstance(pair.drafter, str) and options.pair is not None else ""
         changes |= {"drafter": word.rpartition("+")[0] or "ngram", "method": "spec"}

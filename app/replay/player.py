@@ -294,9 +294,8 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, PlayedStep]]) -
     """Play the recorded tour; return whether it came to its end."""
     answers = dict(zip(STEPS, steps_of(settings), strict=True))
     console = make_console(settings)
-    live = is_live(console) and not settings.quiet
     with quiet_keys(), Interrupts() as stop:
-        place = Canvas(settings, console, live, stop, touring=True)
+        place = Canvas(settings, console, is_live(console) and not settings.quiet, stop, touring=True)
         place.say(f"This is what a win and a loss look like (page: {PAGE})")
         player = Player(place, 1.0)
 

@@ -157,8 +157,9 @@ class LoggedAnswer:
         """Its lanes before anything has happened."""
         opening, seen = self.opening, self.closing is not None and self.closing.seen
         lanes = [replace(lane, terms=replace(lane.terms, seen=seen), settings=self.settings) for lane in opening.lanes]
-        size, before = len(opening.prompt_ids), opening.before
-        return [Track(lane, self.decode, size, before, forced=opening.forced) for lane in lanes]
+        return [
+            Track(lane, self.decode, len(opening.prompt_ids), opening.before, forced=opening.forced) for lane in lanes
+        ]
 
     def over(self) -> list[Track]:
         """Its lanes when all has happened."""
