@@ -307,8 +307,13 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         """Open an answer by these lanes, whose texts are what `decode` says."""
         if (head := _head(engine)) != self._head:
             self._head = head
-            signed = {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
-            self.write({"kind": "recording", "version": VERSION, **signed, **head})
+            self.write(
+                {
+                    **{"kind": "recording", "version": VERSION, "program": version()},
+                    "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                    **head,
+                }
+            )
         return AnswerLog(self, plan, settings, lanes, LoggingDecoder(decode))
 
     def log_answer(self, engine: PairEngine, track: Track, plan: Plan) -> str:
