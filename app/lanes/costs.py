@@ -196,9 +196,8 @@ class LaneRecord:
 
 def record_of(lane: Lane, engine: PairEngine) -> LaneRecord:
     """Return the record of one of the engine's lanes with its present settings."""
-    return LaneRecord(
-        lane.name, terms_of(lane, engine), lane.drawn_drafts, lane.beams and asdict(lane.beams), lane.settings
-    )
+    beams = None if lane.beams is None else asdict(lane.beams)
+    return LaneRecord(lane.name, terms_of(lane, engine), lane.drawn_drafts, beams, lane.settings)
 
 
 def kept(event: Event, log_top: int) -> Event:

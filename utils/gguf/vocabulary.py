@@ -55,7 +55,8 @@ def _tokenizer(header: GgufHeader, key: str, default: object = None) -> Any:
 
 
 def _role(header: GgufHeader, role: str) -> int | None:
-    return _tokenizer(header, f"{role}_token_id", _LLAMA.get(role) if _tokenizer(header, "model") == "llama" else None)
+    default = _LLAMA.get(role) if _tokenizer(header, "model") == "llama" else None
+    return header.metadata.get(f"tokenizer.ggml.{role}_token_id", default)
 
 
 def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
