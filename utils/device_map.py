@@ -63,8 +63,11 @@ def device_map(
         return None
     ends = [end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None]
     kept = {part: sizes[part] for part, module in model.named_modules() if module in ends}
-    tied = ends[0].weight is ends[-1].weight
-    head = 0 if tied else sum(sizes[part] for part, module in model.named_modules() if module is ends[-1])
+    head = (
+        0
+        if ends[0].weight is ends[-1].weight
+        else sum(sizes[part] for part, module in model.named_modules() if module is ends[-1])
+    )
     if scale < 1:  # bitsandbytes computes where its weights lie
         free = {device: size for device, size in free.items() if device not in COPIED}
     free[first] -= head  # accelerate places the embedding first, but not the head

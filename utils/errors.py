@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 
+# The smallest number that float32 can divide by; its reciprocal is the largest that it can multiply by:
 COLDEST = 2.0**-126
-"""The smallest number that float32 can divide by; its reciprocal is the largest that it can multiply by."""
 
 
 class UserError(Exception):
@@ -25,11 +25,15 @@ class UsageError(UserError):
     exit_code = 2
 
 
+def holding(cases: Mapping[str, object]) -> list[str]:
+    """Return the texts whose condition holds."""
+    return [text for text, holds in cases.items() if holds]
+
+
 def raise_first(cases: Mapping[str, object], kind: type[Exception] = UsageError) -> None:
     """Raise an error of this kind with the first text whose condition holds, if one does."""
-    for text, holds in cases.items():
-        if holds:
-            raise kind(text)
+    for text in holding(cases):
+        raise kind(text)
 
 
 def number(name: str, value: object, fits: Callable[[float], bool], allowed: str) -> float:
@@ -60,8 +64,11 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the name most like `word`, or None if none is near; leading slashes and dashes do not count."""
     bare = {name.lstrip("/-"): name for name in sorted(set(names))}
     wanted = word.lstrip("/-").casefold()
-    starting = [name for name in bare if len(wanted) > 1 and name.startswith(wanted)]
-    near = (wanted, *starting, *difflib.get_close_matches(wanted, list(bare), 1, 0.6))
+    near = (
+        wanted,
+        *[name for name in bare if len(wanted) > 1 and name.startswith(wanted)],
+        *difflib.get_close_matches(wanted, list(bare), 1, 0.6),
+    )
     return next((bare[name] for name in near if name in bare), None)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from utils.errors import holding
 from utils.kernels.bindings import ACTIVATIONS, GROUP, MOST_CHOSEN, TABLES
 from utils.objects import HfConfig, HfModel, Json
 
@@ -18,7 +19,6 @@ PRE = {"before": "input_layernorm", "between": "post_attention_layernorm"}
 _POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
 _BOTH = {"before": "input_layernorm", "between": "pre_feedforward_layernorm", **_POST}
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-_UNKNOWN = ("clip_qkv", "use_bidirectional_attention")  # a configuration that sets one is refused
 BLOCK = 128  # positions of a table that are computed together
 
 
@@ -96,29 +96,32 @@ def facts_of(config: HfConfig) -> FamilyFacts:
     shared = getattr(config, "shared_expert_intermediate_size", 0)
     inner = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     chosen = config.num_experts_per_tok if experts else 0
-    for reason, holds in {
-        f"the activation {activation}": activation not in _ACTIVATIONS,
-        f"layers of {', '.join(sorted(set(kinds or ())))}": set(kinds or ()) - {"full_attention", "sliding_attention"},
-        "heads, states or inner sizes that are no multiples of 32": any(
-            width % GROUP for width in (size, *rotary_dims, config.hidden_size, config.intermediate_size, inner, shared)
-        ),
-        "rotary tables of several sizes": len(rotary_dims) != 1 or len(rules) > TABLES,
-        f"{chosen} experts a token": chosen > MOST_CHOSEN,
-        **{name: getattr(config, name, None) for name in _UNKNOWN},
-    }.items():
-        if holds:
-            raise UnfitError(f"no compiled pass computes {config.model_type} as configured: {reason}")
+    reasons = holding(
+        {
+            f"the activation {activation}": activation not in _ACTIVATIONS,
+            f"layers of {', '.join(sorted(set(kinds or ())))}": set(kinds or ())
+            - {"full_attention", "sliding_attention"},
+            "heads, states or inner sizes that are no multiples of 32": any(
+                width % GROUP
+                for width in (size, *rotary_dims, config.hidden_size, config.intermediate_size, inner, shared)
+            ),
+            "rotary tables of several sizes": len(rotary_dims) != 1 or len(rules) > TABLES,
+            f"{chosen} experts a token": chosen > MOST_CHOSEN,
+            **{name: getattr(config, name, None) for name in ("clip_qkv", "use_bidirectional_attention")},
+        }
+    )
+    if reasons:
+        raise UnfitError(f"no compiled pass computes {config.model_type} as configured: {reasons[0]}")
     count = config.num_hidden_layers
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = kinds or ["sliding_attention" if sliding else "full_attention"] * count
-    turning = getattr(config, "no_rope_layers", None) or [1] * count
-    scale = getattr(config, "query_pre_attn_scalar", None) or size
     rescaled = getattr(config, "norm_topk_prob", None)
     dense, step = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", None) or 1
     scalars = {
         "activation": ACTIVATIONS.index(_ACTIVATIONS[activation]),
         "epsilon": config.rms_norm_eps,
-        "scale": getattr(config, "attention_multiplier", None) or scale**-0.5,
+        "scale": getattr(config, "attention_multiplier", None)
+        or (getattr(config, "query_pre_attn_scalar", None) or size) ** -0.5,
         "embed_scale": config.hidden_size**0.5 if family.scaled_embeddings else _number(config, "embedding_multiplier"),
         "residual_scale": _number(config, "residual_multiplier"),
         "logit_scale": 1 / _number(config, "logits_scaling"),
@@ -135,7 +138,10 @@ def facts_of(config: HfConfig) -> FamilyFacts:
         family,
         scalars,
         tuple(sliding or 0 if kind == "sliding_attention" else 0 for kind in kinds),
-        tuple((kind if kind in rules else "") if turns else None for kind, turns in zip(kinds, turning, strict=True)),
+        tuple(
+            (kind if kind in rules else "") if turns else None
+            for kind, turns in zip(kinds, getattr(config, "no_rope_layers", None) or [1] * count, strict=True)
+        ),
         tuple(bool(experts) and layer not in dense and not (layer + 1) % step for layer in range(count)),
     )
 

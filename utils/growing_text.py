@@ -36,8 +36,7 @@ class Window:
     def push(self, token: int) -> str:
         """Commit a token; the text that is complete now (often "" inside a character)."""
         self._ids.append(token)
-        new = self._beyond(self._decode(self._ids))
-        if new is None:
+        if (new := self._beyond(self._decode(self._ids))) is None:
             # Decoding the longer run changed the returned text, perhaps only until the character is complete.
             if len(self._ids) - self._settled <= _WAITING:
                 return ""

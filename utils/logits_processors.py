@@ -374,8 +374,9 @@ class LogitsProcessor:
         if cuts and not hot and scores.device.type == "cpu" and scores.shape[-1] > MANY:
             import torch
 
-            each = zip(scores.view(-1, scores.shape[-1]), top.view(-1), strict=True)
-            return torch.stack([self._of_candidates(*row) for row in each]).view(scores.shape)
+            return torch.stack(
+                [self._of_candidates(*row) for row in zip(scores.view(-1, scores.shape[-1]), top.view(-1), strict=True)]
+            ).view(scores.shape)
         for rule, value in rules:  # a temperature changes no order; a high one would hide it
             scores = rule.on_scores(scores, value) if rule.on_scores else scores
         if hot:
@@ -421,8 +422,7 @@ class LogitsProcessor:
         """Draw one id from each row: [..., V] → [..., 1] long."""
         if self.greedy:
             return probs.argmax(dim=-1, keepdim=True)
-        drawn = probs.reshape(-1, probs.shape[-1]).multinomial(1, generator=generator)
-        return drawn.reshape(*probs.shape[:-1], 1)
+        return probs.reshape(-1, probs.shape[-1]).multinomial(1, generator=generator).reshape(*probs.shape[:-1], 1)
 
 
 class GreedyProcessor(LogitsProcessor):

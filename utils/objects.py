@@ -3,11 +3,7 @@ architecture, and what a JSON file holds. Knows no library."""
 
 from typing import Any
 
-HfModel = Any
-"""A transformers model, or a module of one."""
-HfConfig = Any
-"""A model's configuration, or the part of it that describes the text model."""
-HfTokenizer = Any
-"""A transformers tokenizer."""
-Json = dict[str, Any]
-"""A JSON object."""
+HfModel = Any  # a transformers model, or a module of one
+HfConfig = Any  # a model's configuration, or the part of it that describes the text model
+HfTokenizer = Any  # a transformers tokenizer
+Json = dict[str, Any]  # a JSON object

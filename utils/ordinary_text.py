@@ -11,7 +11,6 @@ from collections.abc import Callable
 from utils.objects import HfTokenizer
 
 CUT = "\ufdd0"  # a noncharacter of Unicode, reserved for programs' own use
-_ANCHORS = ("\n", ".", "a")  # texts of which one stays a separate token before any other text
 _BRACKETS = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 _HALF = 2  # characters that a part of a marker has at least
 
@@ -53,14 +52,12 @@ def ids_in_parts(text: str, encode: Callable[[str], list[int]], first: Callable[
     """
     begin, *parts = text.split(CUT)
     ids = first(begin) if begin or not parts else []
-    for part in parts:
-        ids += continued_ids(part, encode) if part else []
-    return ids
+    return [*ids, *(token for part in parts if part for token in continued_ids(part, encode))]
 
 
 def continued_ids(text: str, encode: Callable[[str], list[int]]) -> list[int]:
     """Return the ids of the rest of a text: as it is tokenised after an anchor."""
-    for anchor in _ANCHORS:
+    for anchor in ("\n", ".", "a"):  # of which one stays a separate token before any other text
         alone, both = encode(anchor), encode(anchor + text)
         if alone and both[: len(alone)] == alone:
             return both[len(alone) :]

@@ -6,8 +6,6 @@ as the first one drafts. Passes meet in torch.distributed. When a process dies t
 on other machines their pass fails after :data:`PASS_TIMEOUT` at the latest. Knows no models and prints nothing.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
@@ -19,11 +17,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import IO, Any, NoReturn, TypeVar
 
-from utils.errors import UsageError
+from utils.errors import UsageError, raise_first
 
 T = TypeVar("T")
 PASS_TIMEOUT, BARRIER_TIMEOUT, STORE_TIMEOUT = timedelta(seconds=50), timedelta(minutes=30), timedelta(days=365)
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -37,11 +34,11 @@ class Process:
     local_world_size: int = 1
 
     @staticmethod
-    def of(environ: Mapping[str, str]) -> Process:
+    def of(environ: Mapping[str, str]) -> "Process":
         """Return the process that torchrun's variables describe; alone if one is missing."""
         numbers = [environ.get(name, default) for name, default in _NUMBERS.items()]
-        complete = all(environ.get(name, "").strip() for name in _NEEDED) and all(map(str.isdigit, numbers))
-        return Process(*map(int, numbers)) if complete else Process()
+        given = all(environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        return Process(*map(int, numbers)) if given and all(map(str.isdigit, numbers)) else Process()
 
 
 @functools.cache
@@ -92,21 +89,25 @@ def join(device: str) -> str:
     UsageError for a device that several processes cannot share.
     """
     import torch
-    import torch.distributed as dist
 
     have = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not have):
-        raise UsageError(f"device must be auto, cpu or cuda where processes share a target, got '{device}'")
-    if device != "cpu" and 0 < have < this_process().local_world_size:
-        raise UsageError(
-            f"{this_process().local_world_size} processes on a machine with {have} GPUs: one GPU each, or --device cpu"
-        )
+    here = this_process().local_world_size
+    raise_first(
+        {
+            f"device must be auto, cpu or cuda where processes share a target, got '{device}'": (
+                device not in ("auto", "cpu", "cuda") or (device == "cuda" and not have)
+            ),
+            f"{here} processes on a machine with {have} GPUs: one GPU each, or --device cpu": (
+                device != "cpu" and 0 < have < here
+            ),
+        }
+    )
     own = f"cuda:{this_process().local_rank}" if have and device != "cpu" else "cpu"
-    if not dist.is_initialized():
+    if not torch.distributed.is_initialized():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if not os.environ.get("OMP_NUM_THREADS"):
-            torch.set_num_threads(max(1, cores // this_process().local_world_size))
-        dist.init_process_group(
+            torch.set_num_threads(max(1, cores // here))
+        torch.distributed.init_process_group(
             "gloo" if own == "cpu" else "cpu:gloo,cuda:nccl",
             store=_store(),
             rank=this_process().rank,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from utils.errors import UserError
 
-INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C ended."""
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
 
 class Cancelled(UserError):  # noqa: N818  # not a failure

@@ -6,8 +6,6 @@ the same slot. A line without its newline was cut by a kill and is dropped; any 
 error. Knows answers and their slots, no models and no figures.
 """
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from collections import Counter
@@ -54,7 +52,6 @@ class Slot(NamedTuple):
 def about(settings: Settings, options: ModelOptions, args: Namespace, questions: Sequence[Question]) -> Json:
     """Return all that identifies a run, known before a model is loaded, as plain JSON values."""
     spec = choose_pair(options)
-    contents = ([question.turns, question.category, question.question_id] for question in questions)
     facts = {
         "pair": spec.name,
         "target": spec.target.source,
@@ -65,7 +62,10 @@ def about(settings: Settings, options: ModelOptions, args: Namespace, questions:
         **shown_settings(settings),
         "methods": args.methods or settings.compare,
         **{name: value for name, value in vars(args).items() if name not in _ELSEWHERE},
-        "prompts": [sha256(json.dumps(question).encode()).hexdigest()[:12] for question in contents],
+        "prompts": [
+            sha256(json.dumps([question.turns, question.category, question.question_id]).encode()).hexdigest()[:12]
+            for question in questions
+        ],
     }
     return dict(json.loads(json.dumps(facts, default=str)))
 
@@ -89,7 +89,7 @@ class _Line(BaseModel, extra="forbid"):
 
 def open_journal(
     settings: Settings, options: ModelOptions, args: Namespace, questions: Sequence[Question]
-) -> Journal | None:
+) -> "Journal | None":
     """Open the journal beside --out, with the answers of an earlier run of this command; None where none is kept."""
     if args.out is None:
         return None
@@ -152,8 +152,7 @@ class Journal:
             self.machines.append(dict(row["part"]))
         else:
             line = _Line.model_validate(row)
-            slot = Slot(line.question, line.turn, line.repeat, Variant(line.method, line.gamma))
-            self.known[slot] = line.answer
+            self.known[Slot(line.question, line.turn, line.repeat, Variant(line.method, line.gamma))] = line.answer
 
     def drop_broken_rounds(self, variants: Collection[Variant]) -> None:
         """Forget the answers of a prompt's rounds that lack a variant: answers that are compared are timed together."""
@@ -162,8 +161,7 @@ class Journal:
 
     def answer(self, slot: Slot, prompt_n: int) -> Answer | None:
         """Return the earlier answer; UsageError if the prompt had another number of tokens then."""
-        answer = self.known.get(slot)
-        if answer is not None and answer.stats.prompt_n != prompt_n:
+        if (answer := self.known.get(slot)) is not None and answer.stats.prompt_n != prompt_n:
             self._check_same(f"prompt {slot.question + 1} has {answer.stats.prompt_n} tokens there, {prompt_n} here")
         return answer
 
@@ -194,8 +192,7 @@ class Journal:
     def add(self, slot: Slot, answer: Answer) -> None:
         """Enter an answer; from here on it outlives this process."""
         question, turn, repeat, variant = slot
-        key = {"question": question, "turn": turn, "repeat": repeat, **vars(variant)}
-        self._write({**key, "answer": asdict(answer)})
+        self._write({"question": question, "turn": turn, "repeat": repeat, **vars(variant), "answer": asdict(answer)})
 
     def _write(self, row: Json) -> None:
         assert self._file is not None

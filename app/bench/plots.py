@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 _WIDTH, _ROW, _MOST = 9.5, 0.2, 60.0  # inches: of a plot, of a line of it, of the highest plot
+# Okabe and Ito's palette (2008) without its yellow, which is lost on white:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's palette (2008) without its yellow, which is lost on white."""
 MARKERS = "osD^vP*X<>ph"
 GREY = "#767676"
 
@@ -148,8 +148,12 @@ def _speedups(every: Sequence[SummaryRow]) -> Plot:
             axes.hlines(shift, *_ends(row), color=colour, linewidth=1.2)
         axes.axvline(1.0, color=GREY, linewidth=1)
         axes.set_xlim(left=0)
-        words = "speed-up (the line at 1 is plain decoding; bars: least and most of the repeats)"
-        _lines(figure, axes, [named(category) for category in (ALL, *categories)], words)
+        _lines(
+            figure,
+            axes,
+            [named(category) for category in (ALL, *categories)],
+            "speed-up (the line at 1 is plain decoding; bars: least and most of the repeats)",
+        )
 
     height = max(1.2 + (1 + len(categories)) * max(0.32, 0.09 * len(rows)), 0.7 + _ROW * len(rows))
     return Plot(title, about, (ALL, *categories), table, svg(draw, height, "speedups"), missing)
@@ -160,8 +164,7 @@ def _speedups(every: Sequence[SummaryRow]) -> Plot:
 
 def _alphas(every: Sequence[SummaryRow]) -> Plot:
     title, about = "Acceptance by draft position", "Accepted at position j / examined at j."
-    rows = [row for row in every if any(alpha is not None for alpha in row.alpha_per_position)]
-    if not rows:
+    if not (rows := [row for row in every if any(alpha is not None for alpha in row.alpha_per_position)]):
         return Plot(title, about, missing="Nothing was drafted: bench --methods ar,spec drafts.")
     deepest = max(j for row in rows for j, alpha in enumerate(row.alpha_per_position, 1) if alpha is not None)
     table = tuple((_name(row), (*row.alpha_per_position, *[None] * deepest)[:deepest]) for row in rows)
@@ -180,8 +183,8 @@ def _alphas(every: Sequence[SummaryRow]) -> Plot:
         axes.set_ylabel("alpha")
         _legend(figure, axes)
 
-    drawing = svg(draw, max(3.2, 0.7 + _ROW * len(rows)), "alpha")
-    return Plot(title, about, tuple(map(str, range(1, deepest + 1))), table, drawing)
+    height = max(3.2, 0.7 + _ROW * len(rows))
+    return Plot(title, about, tuple(map(str, range(1, deepest + 1))), table, svg(draw, height, "alpha"))
 
 
 # -- gamma sweep --------------------------------------------------------------------------------
@@ -200,10 +203,12 @@ def _gammas(every: Sequence[SummaryRow]) -> Plot:
             swept.setdefault(row.method, {})[row.gamma] = row
     swept = {method: dict(sorted(rows.items())) for method, rows in swept.items() if len(rows) > 1}
     if not swept:
-        needed = (
-            "No method was timed at several gammas beside plain decoding: bench --methods ar,spec --gammas 1,2,4,8."
+        return Plot(
+            title,
+            about,
+            missing="No method was timed at several gammas beside plain decoding: "
+            "bench --methods ar,spec --gammas 1,2,4,8.",
         )
-        return Plot(title, about, missing=needed)
     table = tuple(
         (_name(row), (row.speedup, *_ends(row), row.expected_speedup))
         for rows in swept.values()
@@ -220,8 +225,8 @@ def _gammas(every: Sequence[SummaryRow]) -> Plot:
             axes.set_title(named(method))
         grid[0].set_ylim(bottom=0)  # all panels share it, and it keeps the top that the drawn ones need
 
-    drawing = svg(draw, 3.1 * -(-len(swept) // 3), "gamma")
-    return Plot(title, about, ("measured", "least", "most", "expected"), table, drawing)
+    head = ("measured", "least", "most", "expected")
+    return Plot(title, about, head, table, svg(draw, 3.1 * -(-len(swept) // 3), "gamma"))
 
 
 def _ends(row: SummaryRow) -> tuple[float, float]:
@@ -236,8 +241,7 @@ def _panel(axes: Axes, rows: Mapping[int, SummaryRow], every: Sequence[SummaryRo
     for gamma, row in rows.items():
         axes.vlines(gamma, *_ends(row), color=colour, linewidth=1)
     axes.plot([*rows], [row.speedup or 0.0 for row in rows.values()], marker=marker, color=colour, label="measured")
-    known = [(gamma, row.expected_speedup) for gamma, row in rows.items() if row.expected_speedup is not None]
-    if known:
+    if known := [(gamma, row.expected_speedup) for gamma, row in rows.items() if row.expected_speedup is not None]:
         axes.plot(*zip(*known, strict=True), "--", marker="x", color="black", linewidth=1, label="expected")
     auto = next((row for row in every if (row.method, row.gamma) == (first.method, "auto")), None)
     if auto is not None and auto.speedup is not None:

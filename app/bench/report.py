@@ -38,21 +38,27 @@ from utils.visible import to_stderr, visible
 def show_tables(summary: Sequence[SummaryFields], settings: Settings, console: Console) -> None:
     """Print the table of methods; the speed-ups over `ar`, in all and by category; how texts differ."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
-    counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
-    print_table(console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console))
+    print_table(
+        console,
+        f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method; "
+        "rates leave prefill out",
+        _figures(summary, "methods", settings, console),
+    )
     alarm = Look(palette=settings.palette).style("alarm line")
     for line in (*_differences(summary), *disturbances(summary), *by_servers(summary)):
         console.print(line, style=alarm if line.startswith(ALARM) else None, markup=False)
     if compared := [row for row in summary if row["speedup"] is not None]:
         repeats = max(len(row["speedup_per_repeat"]) for row in compared)
-        title = f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}"
-        print_table(console, title, _figures(compared, "speedups", settings, console))
+        print_table(
+            console,
+            f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}",
+            _figures(compared, "speedups", settings, console),
+        )
     if categories := sorted({name for row in compared for name in row["categories"]}):
-        heads = [variant_name(row).replace(" ", "\n") for row in compared]
-        speedups = [[times(row["categories"].get(name, {}).get("speedup")) for row in compared] for name in categories]
+        by_variant = {variant_name(row).replace(" ", "\n"): row["categories"] for row in compared}
         cells = [
-            {"category": name, **dict(zip(heads, row, strict=True))}
-            for name, row in zip(categories, speedups, strict=True)
+            {"category": name, **{head: times(own.get(name, {}).get("speedup")) for head, own in by_variant.items()}}
+            for name in categories
         ]
         print_table(console, "\nspeed-up by category", fitted(console, settings, cells))
 
@@ -98,11 +104,6 @@ def by_servers(summary: Sequence[SummaryFields]) -> list[str]:
 # -- the costs of models that draft -----------------------------------------------------------------
 
 
-def modelled(summary: Sequence[SummaryFields]) -> list[SummaryFields]:
-    """Return the rows of drafters that call models."""
-    return [row for row in summary if row["swi"] and calls_cell(row)]
-
-
 def calls_cell(row: SummaryFields) -> str:
     """Return the calls a target pass of every model but the target."""
     return ", ".join(f"{model} {calls or 0:.2f}" for model, calls in row["calls_per_pass"].items() if model != TARGET)
@@ -110,12 +111,12 @@ def calls_cell(row: SummaryFields) -> str:
 
 def reviews_cell(row: SummaryFields) -> str:
     """Return the drafts that each reviewer passed, over those that it examined."""
-    reviews = row["reviews"].items()
-    return ", ".join(f"{model} {count['accepted']}/{count['examined']}" for model, count in reviews) or "-"
+    passed = (f"{model} {count['accepted']}/{count['examined']}" for model, count in row["reviews"].items())
+    return ", ".join(passed) or "-"
 
 
 _PAGE = Path(__file__).with_name("report.html")
-MEANINGS = {
+MEANINGS = {  # by column of the table of methods
     "predicted_per_second": "tokens a second after the first token: the mean of the repeats, ± their deviation",
     "speedup": "the rate over that of plain decoding (ar) in the same run, the median of the repeats",
     "speedup_per_repeat": "the least and the most speed-up of a repeat",
@@ -129,7 +130,7 @@ MEANINGS = {
     "prompt_per_second": "tokens of the prompt read a second",
     "differs": "answers whose text is not plain decoding's, of those compared with it",
 }
-"""By column of the table of methods."""
+
 SWI = "standardised walltime improvement: the speed-up if calls of models cost what a table says, such as their sizes"
 
 
@@ -175,7 +176,6 @@ class Cell(NamedTuple):
 
 def report_of(source: Path, settings: Settings, args: Namespace) -> int:
     """Write the page of a file that `bench --out` wrote; return the exit code."""
-    assert args.report is not None
     write_text(args.report, page(read_run(source), source.name))
     if not settings.quiet:
         to_stderr(f"written: {args.report}")
@@ -190,24 +190,19 @@ def write_report(data: Json, path: Path) -> None:
 def page(run: Run, name: str) -> str:
     """Return the page as text; `name` is that of the file it is made from."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(_PAGE.read_text(encoding="utf-8"))
     prompts, answers = (max(getattr(row, key) for row in run.summary) for key in ("prompts", "answers"))
     figures = [row.model_dump() for row in run.summary]
-    calling, heads = modelled(figures), {key: column.head("report") for key, column in shown("report").items()}
+    calling = [row for row in figures if row["swi"] and calls_cell(row)]  # rows of drafters that call models
+    heads = {key: column.head("report") for key, column in shown("report").items()}
     columns = [key for key in heads if any(row[key] not in (None, []) for row in figures)]
     applied = {name for row in calling for name in applying(row["swi"])}
     tables, facts = [name for name in BY if name in applied], [*run.__pydantic_extra__.items()]
-    legend = [
-        *((heads[key], MEANINGS[key]) for key in columns),
-        *((mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in figures)),
-        *([("SWI", SWI)] if calling else []),
-    ]
-    return template.render(
+    return environment.from_string(_PAGE.read_text(encoding="utf-8")).render(
         run=run,
         name=name,
         sentence=_sentence(run.summary),
         columns=["method", *(heads[key] for key in columns)],
-        methods=[_methods(row, columns) for row in figures],
+        methods=[[Cell(variant_name(row)), *(_cell(row, key) for key in columns)] for row in figures],
         plots=plots(run.summary),
         swi_head=["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
         swi=[
@@ -217,7 +212,11 @@ def page(run: Run, name: str) -> str:
             ]
             for row in calling
         ],
-        legend=legend,
+        legend=[
+            *((heads[key], MEANINGS[key]) for key in columns),
+            *((mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in figures)),
+            *([("SWI", SWI)] if calling else []),
+        ],
         facts=[(key.replace("_", " "), _in_words(value)) for key, value in facts if value is not None],
         machine=[(key.replace("_", " "), _in_words(value)) for key, value in run.machine.items() if value is not None],
         settings=[(key, _in_words(value)) for key, value in run.settings.items()],
@@ -230,16 +229,17 @@ def page(run: Run, name: str) -> str:
 
 def _sentence(summary: Sequence[SummaryRow]) -> str:
     """Name the fastest method that gives the target's text, beside plain decoding; "" for none."""
-    rows = [row for row in summary if row.method not in OTHER_TEXT and not is_simulated(row.method)]
-    timed = [(row.predicted_per_second.mean, row) for row in rows if row.predicted_per_second.mean]
-    timed.sort(key=lambda pair: pair[0], reverse=True)
-    if not timed:
+    rates = (
+        (row.predicted_per_second.mean, row)
+        for row in summary
+        if row.method not in OTHER_TEXT and not is_simulated(row.method) and row.predicted_per_second.mean
+    )
+    if not (timed := sorted(rates, key=lambda pair: pair[0], reverse=True)):
         return ""
     mean, best = timed[0]
     does = "writes" if len(timed) == 1 else f"is the fastest of {len(timed)} methods:"
     text = f"{_spelled(best)} {does} {mean:.1f} tokens a second"
-    if best.speedup is not None:
-        text += f", {times(best.speedup)} plain decoding"
+    text += "" if best.speedup is None else f", {times(best.speedup)} plain decoding"
     if best.method == "ar" and len(timed) > 1:
         rate, second = timed[1]
         text += f"; the fastest that drafts, {_spelled(second)}, writes {rate:.1f} ({times(rate / mean)})"
@@ -252,17 +252,12 @@ def _spelled(row: SummaryRow) -> str:
     return row.method if row.gamma is None else f"{row.method} at gamma {row.gamma}"
 
 
-def _methods(row: SummaryFields, columns: Sequence[str]) -> list[Cell]:
-    """Return a row of the table of methods: the screen's cells with the summary's numbers."""
-    cells = [Cell(variant_name(row))]
-    for key in columns:
-        value, name = row[key], key
-        if isinstance(value, list):
-            value = " ".join(map(str, value)) or None
-        if isinstance(value, dict):
-            value, name = value["mean"], "rate"
-        cells.append(Cell(shown("report")[key].cell(row, key), value, name))
-    return cells
+def _cell(row: SummaryFields, key: str) -> Cell:
+    """Return a cell of the table of methods: the screen's text with the summary's number."""
+    value, text = row[key], shown("report")[key].cell(row, key)
+    if isinstance(value, dict):
+        return Cell(text, value["mean"], "rate")
+    return Cell(text, (" ".join(map(str, value)) or None) if isinstance(value, list) else value, key)
 
 
 def _in_words(value: JsonValue) -> str:

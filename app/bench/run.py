@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -78,18 +78,15 @@ def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int
     prompts = args.prompts if isinstance(args.prompts, Path) else None  # else the name of a data set
     check_outputs(written, [prompts, args.ids])
     journal = open_journal(settings, options, args, questions)
-    try:
+    with nullcontext() if journal is None else closing(journal):
         with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as recorder:
-            engine = load_engine(settings, options, interrupt)
-            bench = Bench(engine, settings, args, questions, interrupt, journal)
-            bench.recorder = recorder
+            bench = Bench(
+                load_engine(settings, options, interrupt), settings, args, questions, interrupt, journal, recorder
+            )
             if args.check_identity:
                 return check_identity(bench, options)
             bench.run()
         return bench.show()
-    finally:
-        if journal is not None:
-            journal.close()
 
 
 WARM_UP = 16  # tokens
@@ -97,8 +94,6 @@ WARM_UP = 16  # tokens
 
 class Bench:
     """A benchmark and its answers so far: :meth:`run` fills `items`, :meth:`show` prints and writes them."""
-
-    recorder: SessionLogWriter | None = None
 
     def __init__(
         self,
@@ -108,9 +103,10 @@ class Bench:
         questions: Sequence[Question],
         interrupt: Callable[[], bool],
         journal: Journal | None = None,
+        recorder: SessionLogWriter | None = None,
     ) -> None:
         self.engine, self.settings, self.args = engine, settings, args
-        self.questions, self.interrupt, self.journal = questions, interrupt, journal
+        self.questions, self.interrupt, self.journal, self.recorder = questions, interrupt, journal, recorder
         self.items: list[PromptItem] = []
         self.skipped: list[str] = []
         self.interrupted, self.problem = False, ""  # of a server's answer that broke off
@@ -154,11 +150,17 @@ class Bench:
         lane = self.lane(variant, **changes)
         record, answer_log = record_of(lane, self.engine), None
         if text is not None and self.recorder is not None:
-            plan = Plan(text, prompt, keep=0)
-            answer_log = self.recorder.open_answer(self.engine, [record], plan, lane.settings, self.decode)
-        show = None if answer_log is None else partial(answer_log.feed, 0)
+            answer_log = self.recorder.open_answer(
+                self.engine, [record], Plan(text, prompt, keep=0), lane.settings, self.decode
+            )
         answer = run_lane(
-            lane, prompt, self.decode, interrupt=self.interrupt, show=show, terms=record.terms, messages=messages
+            lane,
+            prompt,
+            self.decode,
+            interrupt=self.interrupt,
+            show=None if answer_log is None else partial(answer_log.feed, 0),
+            terms=record.terms,
+            messages=messages,
         )
         if answer_log is not None and (problem := answer_log.end()):
             to_stderr(problem)
@@ -269,8 +271,11 @@ class Bench:
         """Write the whole file of --out and remove the journal when all is in it; then write the page of --report."""
         if self.args.out is None and self.args.report is None:
             return
-        prompts = [self._prompt(item) for item in self.items if any(item.answers)]
-        data = {**self.facts(), "summary": summary, "prompts": prompts}
+        data = {
+            **self.facts(),
+            "summary": summary,
+            "prompts": [self._prompt(item) for item in self.items if any(item.answers)],
+        }
         page = self.args.report
         if self.args.out is not None and not write_result(self.args.out, data):
             to_stderr(f"{self.args.out} holds a finished result and is kept")
@@ -299,15 +304,15 @@ class Bench:
 
     def _result(self, variant: Variant, repeat: int, row: dict[Variant, Answer]) -> Json:
         answer = replace(row[variant], method=variant.method)
-        plain = row.get(self.reference) if self.reference.method == "ar" else None
-        alone = plain is None or variant == self.reference
-        parted = None if plain is None or alone else parting(plain, row[variant])
+        beside = self.reference.method == "ar" and variant != self.reference
+        plain = row.get(self.reference) if beside else None
+        parted = None if plain is None else parting(plain, row[variant])
         return {
             **answer.to_json(),
             "gamma": variant.gamma,
             "repeat": repeat,
             "parting": None if parted is None else parted.to_json(),
-            **compared([answer] if plain is None or alone else [plain, answer]),
+            **compared([answer] if plain is None else [plain, answer]),
         }
 
 
@@ -335,8 +340,10 @@ class Difference:
 
     def __str__(self) -> str:
         gap = "unknown" if self.gap is None else f"{self.gap:.2g}"
-        where = f"at token {self.position + 1}, top-2 gap {gap}{' (near tie)' if self.near_tie else ''}"
-        return f"prompt {self.prompt}: {self.label} differs from {self.against} {where}"
+        return (
+            f"prompt {self.prompt}: {self.label} differs from {self.against} at token {self.position + 1}, "
+            f"top-2 gap {gap}{' (near tie)' if self.near_tie else ''}"
+        )
 
 
 @dataclass
@@ -373,10 +380,9 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
     """
     greedy, settings = bench.settings.temperature == 0, bench.settings
     variants = comparable(bench, greedy)
-    theirs = not other_processors(settings, *_IN_TRANSFORMERS)
-    reference = transformers_reference(bench.engine, options) if greedy and theirs else None
-    lanes, tolerated = len(variants) + (reference is not None), 3 if bench.engine.invariant else 1
-    report = BenchReport(lanes, settings.max_new_tokens, tolerated)
+    compares = greedy and not other_processors(settings, *_IN_TRANSFORMERS)
+    reference = transformers_reference(bench.engine, options) if compares else None
+    report = BenchReport(len(variants) + compares, settings.max_new_tokens, 3 if bench.engine.invariant else 1)
     with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:
         for number, question in enumerate(bar):
             if (item := next(bench.turns(number), None)) is None:
@@ -404,8 +410,10 @@ def comparable(bench: Bench, greedy: bool) -> list[Variant]:
     """Return the variants that must equal plain decoding, apart from itself. UsageError if there are none."""
     target = bench.engine.loaded.target
     if not bench.engine.invariant and target.precision != "float32":
-        kind = f"{target.dtype_text}, {target.quantization}"
-        raise UsageError(f"--check-identity needs the target in float32 or as one compiled pass, got {kind}")
+        raise UsageError(
+            "--check-identity needs the target in float32 or as one compiled pass, got "
+            f"{target.dtype_text}, {target.quantization}"
+        )
     variants = [variant for variant in bench.variants if variant.method != "ar" and not may_differ(bench.lane(variant))]
     if not variants and not greedy:
         raise UsageError("--check-identity: no lane must equal ar when sampling (try ngram, or --coupling gumbel)")
@@ -426,10 +434,9 @@ def compare(
         return None
     expected = [("ar", plain.ids)]
     if reference is not None:
-        theirs = reference(prompt, bench.settings, bench.interrupt)
+        expected.append((TRANSFORMERS, reference(prompt, bench.settings, bench.interrupt)))
         if bench.interrupt():
             return None
-        expected.append((TRANSFORMERS, theirs))
     ties = {"ar": 0.0, TRANSFORMERS: PACKED_TIE} if bench.engine.invariant else {}
     return [
         Difference(number, label, against, at, gap_between(plain.stats, answer.stats, at), ties.get(against, NEAR_TIE))

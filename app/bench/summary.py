@@ -11,8 +11,6 @@ spread (standard deviation) of rates, median of speed-ups; a repeat whose timing
 Knows no texts of answers, no models and no screen.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +60,7 @@ class PromptItem:
         return self.question.turns[self.turn]
 
 
-def variants_of(engine: PairEngine, settings: Settings, args: Namespace) -> list[Variant]:
+def variants_of(engine: "PairEngine", settings: Settings, args: Namespace) -> list[Variant]:
     """Return methods × gammas; a method that drafts nothing appears once.
 
     A method that ignores gamma appears once for all numbers (its gamma is None) and once for auto.
@@ -108,8 +106,12 @@ class Timed:
     @cached_property
     def both(self) -> list[tuple[Answer, Answer]]:
         """(ar's answer, the variant's answer) of every round that has both."""
-        rows = [row for item in self.items for row in item.answers]
-        return [(row[self.plain], row[self.variant]) for row in rows if self.plain in row and self.variant in row]
+        return [
+            (row[self.plain], row[self.variant])
+            for item in self.items
+            for row in item.answers
+            if self.plain in row and self.variant in row
+        ]
 
     @cached_property
     def beside(self) -> Stats:
@@ -326,7 +328,6 @@ class Reviewed(BaseModel, frozen=True):
 
 
 AmountValue = Amount | None
-AmountList = Annotated[list[Amount | None], Field(max_length=10_000)]
 AmountsByName = dict[str, Amount | None]
 
 
@@ -369,7 +370,9 @@ class SummaryRow(BaseModel, frozen=True):
         AmountValue, BenchColumn(lambda of: of.total.acceptance_rate, "{:.0%}", methods="accepted", leaves=5)
     ] = None
     alpha: Annotated[AmountValue, BenchColumn(lambda of: of.total.alpha, "{:.2f}", methods="alpha", leaves=4)] = None
-    alpha_per_position: Annotated[AmountList, BenchColumn(lambda of: of.total.alpha_per_position)] = []
+    alpha_per_position: Annotated[
+        list[Amount | None], Field(max_length=10_000), BenchColumn(lambda of: of.total.alpha_per_position)
+    ] = []
     draft_histogram: Annotated[list[Count], BenchColumn(lambda of: list(of.total.draft_histogram))] = []
     acceptance_histogram: Annotated[list[Count], BenchColumn(lambda of: list(of.total.acceptance_histogram))] = []
     c: Annotated[
@@ -444,5 +447,6 @@ def shown(view: str) -> dict[str, BenchColumn]:
 def summarise(items: Sequence[PromptItem], variants: Sequence[Variant]) -> list[Json]:
     """Return one row per variant, as JSON values; figures that are undefined are None."""
     timed = [Timed(items, variant, reference_of(variants)) for variant in variants]
-    figures = [{key: _rounded(column.figure(each)) for key, column in COLUMNS.items()} for each in timed]
-    return [vars(variant) | row for variant, row in zip(variants, figures, strict=True)]
+    return [
+        vars(each.variant) | {key: _rounded(column.figure(each)) for key, column in COLUMNS.items()} for each in timed
+    ]

@@ -22,7 +22,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.distill.options import DATA_NAMES, HEAD, STAGES, TABLES, TABLES_NAMES, TEXT, TRAINING_NAMES, matters, shown
+from app.distill.options import DATA_NAMES, HEAD, TABLES, TABLES_NAMES, TEXT, TRAINING_NAMES, matters, shown
 from app.lanes.lane import PairEngine
 from app.lanes.pairing import choose_pair
 from app.lanes.warm import warm_up
@@ -108,8 +108,9 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         raise UsageError(f"--out {out} holds other files and no run of distill: name a new or empty folder")
     if args.features is not None:
         writable(args.features, "--features", folder=True)
-    questions = None if args.prompts is None else questions_of(args.prompts, settings.data_dir)
-    args.turns = None if questions is None else [question.turns for question in questions]
+    args.turns = (
+        None if args.prompts is None else [question.turns for question in questions_of(args.prompts, settings.data_dir)]
+    )
     with Interrupts() as interrupt:
         if args.stage == TABLES and not args.writes:
             tokenizer = target_tokenizer(settings, options, interrupt)
@@ -145,13 +146,14 @@ def _make(
     out, text = args.out, args.out / TEXT_FILE
     facts, date = target_facts(engine, options), datetime.now(UTC).date().isoformat()
     about: dict[str, Any] = {"target": facts["target"], "tokenizer": facts["tokenizer"], "date": date}
-    chosen = {name: shown(args, name) for name in (*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES)}
-    chosen["seed"] = str(settings.seed)
-    data_hash = hash_of([] if args.writes else args.data)
-    turns = hashlib.sha256(json.dumps(args.turns).encode("ascii")).hexdigest()[:16]
-    names = {TEXT: (), TABLES: TABLES_NAMES, HEAD: TRAINING_NAMES}
-    staged = [name for stage in ([args.stage] if args.stage else STAGES) for name in names[stage]]
-    keep(out, {**facts, "files": data_hash, "turns": turns, **chosen}, (*DATA_NAMES, *staged))
+    names = (*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES)
+    chosen = {**{name: shown(args, name) for name in names}, "seed": str(settings.seed)}
+    read_from = {
+        "files": hash_of([] if args.writes else args.data),
+        "turns": hashlib.sha256(json.dumps(args.turns).encode("ascii")).hexdigest()[:16],
+    }
+    staged = {TEXT: (), TABLES: TABLES_NAMES, HEAD: TRAINING_NAMES, None: (*TABLES_NAMES, *TRAINING_NAMES)}[args.stage]
+    keep(out, {**facts, **read_from, **chosen}, (*DATA_NAMES, *staged))
     if args.writes:
         tokens = args.tokens if args.prompts is None or args.limited else None
         count = write_texts(engine, text, tokens, settings, args, interrupt)
@@ -190,8 +192,7 @@ def _head(
             start_linear(draft_head, parts[0])
         about |= {"bits": 4} if args.bits == "4" else {}
         training = Training(draft_head, teacher, parts[0], parts[1], layers, job, out)
-        verifier = {"verifier": verifier_of(engine)} if args.published else {}
-        if not training.run(about | verifier, progress, interrupt):
+        if not training.run(about | ({"verifier": verifier_of(engine)} if args.published else {}), progress, interrupt):
             return f"the checkpoint of step {training.step:,} is kept in {out}"
         progress("measuring the cost of a draft")
         costs = measured(engine, out, args.kind)
@@ -217,8 +218,9 @@ def _head(
         **costs,
     }
     if costs:
-        v = {int(count): cost for count, cost in costs["v"].items()}
-        report["expected"] = expected(training.best["held"]["alpha"], costs["c"], v)
+        report["expected"] = expected(
+            training.best["held"]["alpha"], costs["c"], {int(count): cost for count, cost in costs["v"].items()}
+        )
     write_report(out, report)
     given = {"--pair": options.pair, "--models": options.models, "--target": options.target}
     flags = "".join(f"{flag} {shlex.quote(value)} " for flag, value in given.items() if value)
@@ -395,12 +397,16 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
         )
     width = config_for(engine, args, args.short_list).hidden_size
     other = width != model.config.get_text_config().hidden_size
-    if args.published and other:
-        raise UsageError(
-            f"--hidden {width}: --student {args.student} has the target's width, whose embedding it shares"
-        )
-    if args.linear_start == "on" and other:
-        raise UsageError(f"--linear-start on: a head of width {width} cannot begin as a map of the target's states")
+    raise_first(
+        {
+            f"--hidden {width}: --student {args.student} has the target's width, whose embedding it shares": (
+                args.published and other
+            ),
+            f"--linear-start on: a head of width {width} cannot begin as a map of the target's states": (
+                args.linear_start == "on" and other
+            ),
+        }
+    )
 
 
 def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadConfig:
@@ -433,8 +439,11 @@ def verifier_of(engine: PairEngine) -> dict[str, Any]:
     """Describe the target as *speculators* does: its hub id or its folder; no name for one from a single file."""
     spec, model = engine.loaded.spec.target, engine.loaded.target.model
     folder = None if spec.path is None else str(Path(spec.path).expanduser().absolute())
-    names = getattr(model.config, "architectures", None) or [type(model).__name__]
-    return {"name_or_path": spec.id or folder, "architectures": list(names), "layers": engine.target.network.layers}
+    return {
+        "name_or_path": spec.id or folder,
+        "architectures": list(getattr(model.config, "architectures", None) or [type(model).__name__]),
+        "layers": engine.target.network.layers,
+    }
 
 
 def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passage], seed: int) -> DraftHead:
@@ -445,22 +454,26 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passag
     model, device = engine.loaded.target.model, engine.loaded.target.device
     seen = max(len(text.ids) for text in learned)  # longer contexts cannot be learned
     if args.start is None:
-        short = 0 < args.short_list < engine.loaded.target.vocab_size
-        listed = short_list(learned, args.short_list, sorted(engine.stop_ids)) if short else []
+        listed = (
+            short_list(learned, args.short_list, sorted(engine.stop_ids))
+            if 0 < args.short_list < engine.loaded.target.vocab_size
+            else []
+        )
         # The published format knows no window.
         config = replace(config_for(engine, args, len(listed)), window=0 if args.published else seen)
         return new_draft_head(config, model, listed, seed).to(device)
     old = load_student(args.start, model, fingerprint(engine.tokenizer))
     wanted = config_for(engine, args, old.config.short_list if args.short_list else 0)
-    shapes = [(name, getattr(old.config, name), getattr(wanted, name)) for name in _SHAPE]
-    narrow = f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3"
+    shapes = ((name, getattr(old.config, name), getattr(wanted, name)) for name in _SHAPE)
     raise_first(
         {
             **{
                 f"--start {args.start}: its {name} is {theirs}, the flags say {ours}": theirs != ours
                 for name, theirs, ours in shapes
             },
-            narrow: args.kind == "eagle" and not old.config.wide,
+            f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3": (
+                args.kind == "eagle" and not old.config.wide
+            ),
         }
     )
     changed = replace(
@@ -527,5 +540,11 @@ def in_lines(report: ReportData, out: Path, flags: str) -> str:
             f"({report['plain_ms']:.1f} ms); expected {best['speedup']:.2f}x at gamma {best['gamma']}"
         )
     tables = "tables.bin, " if (out / "tables.bin").is_file() else ""
-    files = f"{out}: weights, {tables}report.json, README.md (the card); {out / 'work'} may be removed"
-    return "\n".join([*lines, files, f"use it: python infer.py {flags}--drafter {out}", ""])
+    return "\n".join(
+        [
+            *lines,
+            f"{out}: weights, {tables}report.json, README.md (the card); {out / 'work'} may be removed",
+            f"use it: python infer.py {flags}--drafter {out}",
+            "",
+        ]
+    )

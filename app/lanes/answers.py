@@ -4,8 +4,6 @@ Speed, whether texts may differ and do, the rule that accepts drafts, and how fa
 figures, ids and texts; knows lanes by name, not how they decode, and nothing of terminals.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from app.settings.table import OUTPUT, SETTING_FIELDS, Settings
 from sampling.drafters.registry import LOSSY, is_simulated
 from sampling.events import DELTA, EPSILON, Event, Likely, Step
 from sampling.stats.metrics import Meter
-from sampling.stats.summary import AS_FAST, Stats, disturbed, speedup
+from sampling.stats.summary import AS_FAST, Stats, disturbed, rounded, speedup
 from utils.logits_processors import ARGUMENTS
 from utils.objects import Json
 from utils.progress import INTERRUPTED
@@ -38,20 +36,19 @@ RULES: dict[LaneRule, str] = {
 
 OTHER_TEXT = ("draft", "beam", LOSSY)  # lanes that do not decode as the target alone does
 NEAR_TIE = 1e-3  # logit gap under which two tokens are tied in float32
+# By number format: how far the logits of passes of different width lie apart at most, and the gap under which two
+# tokens may change places, as measured on the default target (docs/notes.md, "The same token in passes of different
+# width").
 ROUNDING = {"float32": (8e-5, NEAR_TIE), "float16": (0.11, 0.1), "bfloat16": (1.2, 0.5)}
-"""By number format: how far the logits of passes of different width lie apart at most, and the gap under which two
-tokens may change places, as measured on the default target (docs/notes.md, "The same token in passes of different
-width")."""
-
+# The gap under which kernels over packed weights and float32 over the same weights may choose differently: over 576
+# greedy tokens of the default target logits differ by up to 0.0094, gaps by up to 0.0041, and none chose differently.
 PACKED_TIE = 1e-2
-"""The gap under which kernels over packed weights and float32 over the same weights may choose differently: over 576
-greedy tokens of the default target logits differ by up to 0.0094, gaps by up to 0.0041, and none chose differently."""
 BY_CONSTRUCTION = "identical by construction"
 
 Style = Literal["good", "bad", "alarm", "plain"]
 
 
-def rule_of(lane: Lane | LaneRecord) -> LaneRule:
+def rule_of(lane: "Lane | LaneRecord") -> LaneRule:
     """Return the rule by which a lane's drafts are accepted (tables and n-grams are point masses)."""
     settings = lane.settings
     if lane.name == LOSSY:
@@ -63,7 +60,7 @@ def rule_of(lane: Lane | LaneRecord) -> LaneRule:
     return "coupled" if settings.coupling == "gumbel" else "ratio"
 
 
-def may_differ(lane: Lane | LaneRecord) -> bool:
+def may_differ(lane: "Lane | LaneRecord") -> bool:
     """Return whether the lane's text may rightly differ from that of `ar` with the same seed."""
     return lane.name in OTHER_TEXT or lane.served or rule_of(lane) == "ratio"
 
@@ -197,13 +194,15 @@ class Answer:
 
     def to_json(self) -> Json:
         """Return one entry of `results` of `run --json`."""
-        answer: Json = {"method": self.method, "text": self.text, "ids": list(self.ids)}
-        answer |= {} if self.logprobs is None else {"logprobs": self.logprobs}
-        return {**answer, **self.stats.to_json(), "swi": swi_of(self.stats, self.terms)}
+        return {
+            **{"method": self.method, "text": self.text, "ids": list(self.ids)},
+            **({} if self.logprobs is None else {"logprobs": self.logprobs}),
+            **self.stats.to_json(),
+            "swi": swi_of(self.stats, self.terms),
+        }
 
 
-UNLIKELY = -9999.0
-"""The log-probability of what has none, in OpenAI's API as well."""
+UNLIKELY = -9999.0  # the log-probability of what has none, in OpenAI's API as well
 
 
 def logprobs_of(steps: Iterable[Step], spelled: Callable[[int], bytes], count: int) -> Json:
@@ -215,8 +214,11 @@ def logprobs_of(steps: Iterable[Step], spelled: Callable[[int], bytes], count: i
 
     def entry(likely: Likely) -> Json:
         letters, p = spelled(likely.token), likely.p
-        text = letters.decode(errors="replace")
-        return {"token": text, "logprob": math.log(p) if p else UNLIKELY, "bytes": list(letters)}
+        return {
+            "token": letters.decode(errors="replace"),
+            "logprob": math.log(p) if p else UNLIKELY,
+            "bytes": list(letters),
+        }
 
     positions = (each for step in steps for each in zip(step.emitted, step.positions, strict=False))
     return {
@@ -230,7 +232,7 @@ def logprobs_of(steps: Iterable[Step], spelled: Callable[[int], bytes], count: i
 
 
 def run_lane(
-    lane: Lane,
+    lane: "Lane",
     prompt: list[int],
     decode: Callable[[list[int]], str],
     *,
@@ -360,15 +362,17 @@ def compared(answers: Sequence[Answer]) -> Json:
     wrong = disturbed(plain.stats, last.stats)
     ratio = None if last is plain or wrong else speedup(plain.stats, last.stats)
     same = {agrees(plain, answer) for answer in answers if answer is not plain}
-    rounded = None if ratio is None else round(ratio, 4)
-    return {"speedup": rounded, "disturbed": wrong, "same_output": False if False in same else True in same or None}
+    return {
+        "speedup": rounded(ratio),
+        "disturbed": wrong,
+        "same_output": False if False in same else True in same or None,
+    }
 
 
 def other_processors(settings: Settings, *known: str) -> bool:
     """Return whether a form, a bias or a processor other than the `known` ones shapes the answers."""
-    others = ARGUMENTS.keys() - {*known}
     return bool(settings.form or settings.logit_bias) or any(
-        getattr(settings, at) != ARGUMENTS[at].off for at in others
+        getattr(settings, at) != ARGUMENTS[at].off for at in ARGUMENTS.keys() - {*known}
     )
 
 

@@ -18,7 +18,7 @@ from pydantic import AliasChoices, Field, JsonValue, TypeAdapter
 
 from app.settings.table import SETTING_FIELDS, Settings
 from sampling.events import KINDS, Event, Finished, Prefill, Step
-from sampling.stats.summary import TARGET, Stats
+from sampling.stats.summary import TARGET, Stats, rounded
 from sampling.stats.swi import MEASURED, SwiModel, every_swi
 from utils.catalogue.heads import HEAD_KINDS
 from utils.errors import UserError
@@ -32,15 +32,12 @@ if TYPE_CHECKING:
 LOOKED_UP = ("match", "suffix")  # sources that copy from earlier answers
 SEEN = 0.5  # share of an answer's tokens in earlier answers above which it counts as seen before
 
-BY = {
+BY = {  # the tables of a call's cost, in words, in the order of the screen
     MEASURED: "time",
     "model_parameters": "parameters",
     "previous_work": "previous work",
     "published": "published sizes",
 }
-"""The tables of a call's cost, in words, in the order of the screen."""
-
-ASSUMED = "(SWI takes a pass over many tokens to cost as much as one over a single token)"
 
 
 @dataclass(frozen=True)
@@ -112,17 +109,14 @@ def stored_parameters(folder: Path) -> int | None:
 
 def swi_of(stats: Stats, terms: Terms) -> dict[str, float | None] | None:
     """Return the SWI by every table, None where one does not apply; None alone for a lane that does not draft."""
-    if not terms.drafts:
-        return None
-    return {name: None if value is None else round(value, 4) for name, value in every_swi(stats, terms.models).items()}
+    return {name: rounded(value) for name, value in every_swi(stats, terms.models).items()} if terms.drafts else None
 
 
 def applying(swi: Mapping[str, float | None] | None) -> list[str]:
     """Return the tables with an SWI to show: `published` only where it differs from `model_parameters`."""
     known = {name: value for name, value in (swi or {}).items() if value is not None}
-    if known.get("published") == known.get("model_parameters"):
-        known.pop("published", None)
-    return [name for name in BY if name in known]
+    same = known.get("published") == known.get("model_parameters")
+    return [name for name in BY if name in known and not (same and name == "published")]
 
 
 def cost_lines(stats: Stats, terms: Terms) -> list[str]:
@@ -132,13 +126,18 @@ def cost_lines(stats: Stats, terms: Terms) -> list[str]:
     if not terms.drafts or not (modelled or several or stats.reviews):
         return []
     each = [f"{model} {n} of {stats.call_ms.get(model, 0.0) / n:.1f} ms" for model, n in stats.calls.items() if n]
-    lines = [f"calls: {', '.join(each)}"] if modelled else []
-    reviewed = ((model, kept, seen, "s" * (seen != 1)) for model, (kept, seen) in stats.reviews.items())
-    lines += [f"{model} passed {kept} of {seen} draft{ending}" for model, kept, seen, ending in reviewed]
-    lines += [f"accepted of each source's drafts: {proposed(stats, terms.sources)}"] if several else []
     swi = swi_of(stats, terms) or {}
     shown = [f"{swi[name]:.2f}x by {BY[name]}" for name in applying(swi)] if modelled else []
-    return lines + ([f"walltime improvement (SWI) {', '.join(shown)}", ASSUMED] if shown else [])
+    improvement = [
+        f"walltime improvement (SWI) {', '.join(shown)}",
+        "(SWI takes a pass over many tokens to cost as much as one over a single token)",
+    ]
+    return [
+        *([f"calls: {', '.join(each)}"] if modelled else []),
+        *(f"{model} passed {kept} of {seen} draft{'s' * (seen != 1)}" for model, (kept, seen) in stats.reviews.items()),
+        *([f"accepted of each source's drafts: {proposed(stats, terms.sources)}"] if several else []),
+        *(improvement if shown else []),
+    ]
 
 
 def seen_before(stats: Stats, terms: Terms) -> bool:
@@ -209,8 +208,12 @@ def kept(event: Event, log_top: int) -> Event:
     needed = [{token} for token in event.emitted]
     for node in (*event.path, *event.rejected) if event.positions else ():
         needed[event.depths[node]].add(event.drafted[node])
-    positions = zip(event.positions, needed, strict=False)
-    return replace(event, positions=tuple(each.trimmed(log_top, own) for each, own in positions if log_top))
+    return replace(
+        event,
+        positions=tuple(
+            each.trimmed(log_top, own) for each, own in zip(event.positions, needed, strict=False) if log_top
+        ),
+    )
 
 
 def settings_of(row: Json) -> Settings:

@@ -147,20 +147,24 @@ class PairDrafters:
                 f"k_matrix must have {rows}, got {len(matrix)}": len(matrix) != len(names),
             }
         )
-        requests = [DraftRequest(name, settings) for name in names]  # separate drafters; the matrix decides how much
-        drafters = [
+        drafters = [  # separate ones; the matrix decides how much
             self.build(each) if each.word in MEMBERS else of_lm(self._named(lane, each.word), each, 0.0)
-            for each in requests
+            for each in (DraftRequest(name, settings) for name in names)
         ]
         return drafters, matrix, lenience
 
     def build(self, request: DraftRequest) -> Drafter:
         """Build a new drafter; UsageError if the pair lacks a part."""
-        if "model" in request.word.split("+") and self.model is None:
-            raise UsageError(f"lane {request.word} needs a drafter model, pair '{self._loaded.spec.name}' has none")
-        if row_of(request.word).needs == "tables" and self.tables() is None:
-            has = f"pair '{self._loaded.spec.name}' has none (infer.py distill --stage tables builds some)"
-            raise UsageError(f"lane {request.word} needs n-gram tables, {has}")
+        word, pair, needs_tables = request.word, self._loaded.spec, row_of(request.word).needs == "tables"
+        raise_first(
+            {
+                f"lane {word} needs a drafter model, pair '{pair.name}' has none": (
+                    "model" in word.split("+") and self.model is None
+                ),
+                f"lane {word} needs n-gram tables, pair '{pair.name}' has none (infer.py distill --stage tables builds "
+                "some)": needs_tables and pair.tables is None,
+            }
+        )
         return registry.build(self, request)
 
     # -- for lanes ----------------------------------------------------------------------------
@@ -220,8 +224,10 @@ class PairDrafters:
         if name not in self._models:
             if name not in loaded.cascade_models:
                 hint = " (--drafter cascade loads it)" if name in loaded.spec.cascade_names else ""
-                have = ", ".join(loaded.cascade_models) or "none"
-                raise UsageError(f"{lane}: no model {name} is loaded for the cascade, have {have}{hint}")
+                raise UsageError(
+                    f"{lane}: no model {name} is loaded for the cascade, have "
+                    f"{', '.join(loaded.cascade_models) or 'none'}{hint}"
+                )
             self._models[name] = self._lm(loaded.cascade_models[name], name)
         return self._models[name]
 
@@ -237,8 +243,9 @@ class PairDrafters:
             size = self._loaded.vocab_size
             return pard_lm(model.model, self._loaded.target.model, name, size) or lm_of(model.model, name, size)
         ours, sizes = TokenBytes(self._loaded.tokenizer), (self._loaded.vocab_size, model.vocab_size)
-        translation = Translation.of(ours, model.vocabulary, sizes, SAMPLE)
-        return TranslatedLM(CausalLM(model.model, name), translation, sizes[0])
+        return TranslatedLM(
+            CausalLM(model.model, name), Translation.of(ours, model.vocabulary, sizes, SAMPLE), sizes[0]
+        )
 
 
 class UnusableDrafterError(UserError):

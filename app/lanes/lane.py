@@ -6,8 +6,6 @@ are the target with the drafter of that word (sampling/drafters/registry.py). A 
 answer to answer and builds new ones when their settings change. Knows no text, no screen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,10 +34,10 @@ from sampling.stops import StopStrings
 from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Sampler, Session
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
-from utils.errors import UsageError
+from utils.errors import UsageError, holding, raise_first
 from utils.loading.loaded import NO_LIMIT, LoadedPair
 from utils.logits_processors import ARGUMENTS, Bias, LogitsProcessor
-from utils.objects import HfModel, HfTokenizer, Json
+from utils.objects import HfTokenizer, Json
 from utils.ordinary_text import continued_ids
 from utils.processes import this_process
 from utils.progress import never
@@ -49,8 +47,12 @@ from utils.remote.server import BAN, OWN, PENALTIES, Server, ServerMessage, is_s
 if TYPE_CHECKING:
     from utils.grammar import GrammarState
 
+_UNDRAFTED: Json = {  # a round without a draft, of which nothing but its token and its time is known
+    **dict.fromkeys(("drafted", "parents", "source", "path", "draft_p", "calls"), ()),
+    **{"gamma": 0, "top2_gap": None, "draft_s": 0.0, "sample_s": 0.0},
+}
+# Settings that a request to a server cannot carry, each with the value at which it is off:
 NOT_IN_REQUESTS = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, "chat": True}
-"""Settings that a request to a server cannot carry, each with the value at which it is off."""
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Lane:
     beams: BeamPlan | None = None  # beam search in place of the loop
     stops: StopStrings | None = None
     bias: Bias = field(default_factory=dict)
-    form: GrammarState | None = None
+    form: "GrammarState | None" = None
     begun: Sequence[int] = ()
     top_logprobs: int | None = None  # that a server gives of each token; None: none at all
 
@@ -103,11 +105,6 @@ class Lane:
         return self.drafter.traits.rule is not Rule.POINT
 
     @property
-    def needs_hidden(self) -> Hidden:
-        """The hidden states that its target's session must keep."""
-        return self.drafter.traits.needs_hidden
-
-    @property
     def context(self) -> int:
         """The most tokens that prompt and answer may have together."""
         return min(self.limits.context, self.lm.context)
@@ -130,9 +127,14 @@ class Lane:
         if session is None and self.reopen is not None:
             session = self.reopen(prompt, begun)
         if self.beams is not None:
-            processor = make_sampler(self.settings, self.bias).processor
             return beam_generate(
-                self.lm, [prompt], self.limits, self.beams, processor=processor, session=session, interrupt=interrupt
+                self.lm,
+                [prompt],
+                self.limits,
+                self.beams,
+                processor=make_sampler(self.settings, self.bias).processor,
+                session=session,
+                interrupt=interrupt,
             )
         return self.run_rows([prompt], session=session, interrupt=interrupt, alternatives=alternatives)
 
@@ -201,8 +203,15 @@ class ServerLane(Lane):
     served = True
 
     def __init__(self, name: str, server: Server, settings: Settings, pieces: Pieces, bias: Bias) -> None:
-        limits, lm = Limits(settings.max_new_tokens, context=NO_LIMIT), RemoteLM(None, context=NO_LIMIT)
-        super().__init__(name, lm, NoDrafter(), settings, limits, shares_target=False, bias=bias)
+        super().__init__(
+            name,
+            RemoteLM(None, context=NO_LIMIT),
+            NoDrafter(),
+            settings,
+            Limits(settings.max_new_tokens, context=NO_LIMIT),
+            shares_target=False,
+            bias=bias,
+        )
         self.server, self.pieces = server, pieces
         self.logprobs: list[Json] = []  # of the last answer
 
@@ -220,15 +229,14 @@ class ServerLane(Lane):
         answer = self.server.stream(messages, self.settings, self.bias, interrupt, self.top_logprobs)
         self.logprobs = answer.logprobs
         for text, seconds in answer:
-            known = () if answer.log_prob is None else (math.exp(answer.log_prob),)
-            yield replace(piece(self.pieces.id_of(text), seconds), target_p=known)
+            yield Step(
+                0,
+                token=self.pieces.id_of(text),
+                target_p=() if answer.log_prob is None else (math.exp(answer.log_prob),),
+                verify_s=seconds,
+                **_UNDRAFTED,
+            )
         yield Finished(0, answer.reason, answer.report)
-
-
-def piece(token: int, seconds: float) -> Step:
-    """Return a piece of text as a round."""
-    nothing: Json = dict.fromkeys(("drafted", "parents", "source", "path", "target_p", "draft_p", "calls"), ())
-    return Step(0, gamma=0, token=token, top2_gap=None, draft_s=0.0, verify_s=seconds, sample_s=0.0, **nothing)
 
 
 def make_sampler(
@@ -267,8 +275,7 @@ class PairEngine:
         self.context = int(loaded.context)
         self.server = loaded.target.model if isinstance(loaded.target.model, Server) else None
         self.pieces = self.tokenizer.pieces if isinstance(self.tokenizer, PieceTokenizer) else Pieces()
-        target: HfModel = loaded.target.model
-        target = self._remote() if self.server else lm_of(target, "target", loaded.vocab_size)
+        target: Any = self._remote() if self.server else lm_of(loaded.target.model, "target", loaded.vocab_size)
         self.target: CausalLM = target
         self.drafters = PairDrafters(loaded, self.target)
         self._lane_drafters: dict[str, _LaneDrafter] = {}  # by lane
@@ -287,12 +294,16 @@ class PairEngine:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines worth showing once."""
-        name, notes = self.loaded.target.name, list(self.loaded.notes)
-        if self.drafters.ships_mtp and "mtp" not in self.loaded.drafter_word:
-            notes.append(f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it")
-        if not (self.target.takes_trees or self.server) and self.loaded.drafter_word != "none":
-            notes.append(f"{name} takes no token trees: drafts are chains")
-        return tuple(notes)
+        name, word = self.loaded.target.name, self.loaded.drafter_word
+        own = {
+            f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it": (
+                self.drafters.ships_mtp and "mtp" not in word
+            ),
+            f"{name} takes no token trees: drafts are chains": (
+                not (self.target.takes_trees or self.server) and word != "none"
+            ),
+        }
+        return (*self.loaded.notes, *holding(own))
 
     @property
     def encodes(self) -> bool:
@@ -337,10 +348,8 @@ class PairEngine:
         stops, bias, form = self._stops(settings), self.bias(settings), self._form(settings, limits.stop)
         lane_of = partial(Lane, name, settings=settings, limits=limits, stops=stops, bias=bias, form=form)
         if name == "draft":
-            model = self.drafters.model
-            if model is None:
-                word = self.loaded.drafter_word
-                if head_kind_of(word) is not None:
+            if (model := self.drafters.model) is None:
+                if head_kind_of(word := self.loaded.drafter_word) is not None:
                     raise UsageError(f"lane draft: a {word} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {word} (--drafter sets one)")
             if model.reads_hidden:
@@ -350,16 +359,20 @@ class PairEngine:
             for setting in (setting for setting in ("stop", *FORMS) if getattr(settings, setting)):
                 what = "stop strings" if setting == "stop" else setting
                 raise UsageError(f"lane beam: a beam search has no {what} (now {settings.show(setting)})")
-            beams = BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
-            return lane_of(self.target, NoDrafter(), beams=beams)
+            return lane_of(
+                self.target,
+                NoDrafter(),
+                beams=BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty),
+            )
         own = self._lane_drafter(name, settings)
         return lane_of(self.target, own.drafter, pace=own.pace if settings.gamma == "auto" else None)
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
         """UsageError for settings under which a server's likeliest token is not the one to say."""
-        rules = ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias")
-        repeats = ["repetition_penalty"] * (settings.repetition_penalty != 1)
-        wrong = [*(rule for rule in rules if getattr(settings, rule)), *repeats, *(settings.form or ())[:1]]
+        wrong = [
+            rule for rule in ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias") if getattr(settings, rule)
+        ]
+        wrong += [*["repetition_penalty"] * (settings.repetition_penalty != 1), *(settings.form or ())[:1]]
         if name == "beam" or wrong:
             why = f"{wrong[0]} {settings.show(wrong[0])}" if wrong else "a beam search"
             raise UsageError(f"lane {name}: drafts for a server are verified by its likeliest tokens, without {why}")
@@ -372,8 +385,7 @@ class PairEngine:
             raise UsageError(
                 f"lane {name}: the target is no server (--target http://HOST:PORT/v1, or a URL for a lane)"
             )
-        setting = next((name for name, off in NOT_IN_REQUESTS.items() if getattr(settings, name) != off), None)
-        if setting is not None:
+        for setting in (name for name, off in NOT_IN_REQUESTS.items() if getattr(settings, name) != off):
             raise UsageError(f"lane {name}: a server has no {setting} (now {settings.show(setting)})")
         texts = [token for token, _ in settings.logit_bias if isinstance(token, str)]
         known = name == OWN and not self.reads_text
@@ -390,37 +402,45 @@ class PairEngine:
         bias: dict[tuple[int, ...], float] = {}
         for token, amount in settings.logit_bias:
             ids = [token] if isinstance(token, int) else continued_ids(token, self._encode)
-            if len(ids) > 1 and amount > BAN:
-                raise UsageError(f"logit_bias: {token!r} is {len(ids)} tokens {ids}: only a ban (-100) takes several")
-            if known and max(ids) >= self.loaded.vocab_size:
-                raise UsageError(f"logit_bias: id {max(ids)} is outside the vocabulary of {self.loaded.vocab_size} ids")
+            size, most = self.loaded.vocab_size, max(ids)
+            raise_first(
+                {
+                    f"logit_bias: {token!r} is {len(ids)} tokens {ids}: only a ban (-100) takes several": (
+                        len(ids) > 1 and amount > BAN
+                    ),
+                    f"logit_bias: id {most} is outside the vocabulary of {size} ids": known and most >= size,
+                }
+            )
             bias[tuple(ids)] = -math.inf if amount <= BAN else amount
         return bias
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _form(self, settings: Settings, ends: frozenset[int]) -> GrammarState | None:
+    def _form(self, settings: Settings, ends: frozenset[int]) -> "GrammarState | None":
         """Return the state at the beginning of an answer, which may end with `ends`. UserError for a broken form."""
         if settings.form is None:
             return None
         from utils.grammar import GrammarState, compiled, form_text, vocabulary_of
 
         size, text = self.target.vocab_size, form_text(*settings.form)
-        matcher = compiled(settings.form[0], text, vocabulary_of(self.tokenizer, size, ends))
-        return GrammarState(matcher, size, ends)
+        return GrammarState(compiled(settings.form[0], text, vocabulary_of(self.tokenizer, size, ends)), size, ends)
 
     def _stops(self, settings: Settings) -> StopStrings | None:
         """Return the stop strings over the target's tokenizer; None without any."""
         if not settings.stop:
             return None
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return StopStrings(settings.stop, decode, self._encode)
+        return StopStrings(
+            settings.stop,
+            partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            self._encode,
+        )
 
     def mean_drafted(self, settings: Settings) -> float | None:
         """Return the tokens that `gamma auto` drafts a round in the last lane with a controller; None without one."""
-        kept = [self._lane_drafters[name].pace for name in settings.compare if name in self._lane_drafters]
-        paces = [pace for pace in kept if pace is not None]
+        paces = [
+            own.pace for own in filter(None, map(self._lane_drafters.get, settings.compare)) if own.pace is not None
+        ]
         return paces[-1].mean_drafted if paces else None
 
     def sampled_lane(self, settings: Settings) -> str:
@@ -430,8 +450,7 @@ class PairEngine:
 
     def limits(self, settings: Settings) -> Limits:
         """Return the limits of an answer."""
-        stop = self.stop_ids | end_ids(self.tokenizer, settings.template)
-        return Limits(settings.max_new_tokens, stop, self.context)
+        return Limits(settings.max_new_tokens, self.stop_ids | end_ids(self.tokenizer, settings.template), self.context)
 
     def open(
         self, prompt: list[int], previous: Session | None = None, *, hidden: Hidden = False, begun: Sequence[int] = ()
@@ -473,7 +492,10 @@ class PairEngine:
         drafts = not isinstance(entry.drafter, NoDrafter) and entry.drafter.traits.most != 0
         if settings.gamma == "auto" and drafts and entry.pace is None:
             costs = self.measured and self.measured.costs(with_drafter=word == self.loaded.drafts_by)
-            acceptance = Acceptance(prior=self.drafters.alphas(word), ratios=entry.ratios)
-            entry.pace = pace or controller_of(entry.drafter.traits, settings.nodes, costs, acceptance)
-            self._paces[name, key] = entry.pace
+            self._paces[name, key] = entry.pace = pace or controller_of(
+                entry.drafter.traits,
+                settings.nodes,
+                costs,
+                Acceptance(prior=self.drafters.alphas(word), ratios=entry.ratios),
+            )
         return entry

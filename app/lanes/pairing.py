@@ -31,13 +31,12 @@ from utils.remote.server import is_url
 CATALOGUE = Path(__file__).resolve().parents[2] / "models.yaml"
 
 
-_PRESET_TYPES: dict[Any, Any] = {
+_PRESET_TYPES: dict[Any, Any] = {  # in a catalogue, of settings whose type YAML lacks
     int | str: int | Literal["auto"],
     tuple[str, ...]: str | list[str],
     tuple[tuple[int, ...], ...]: str | list[list[int]],
     tuple[tuple[int | str, float], ...]: str | dict[int | str, float] | list[list[int | str | float]],
 }
-"""The types in a catalogue of settings whose type YAML lacks."""
 
 
 def catalogue_in(file: str | Path) -> Catalogue:
@@ -88,14 +87,15 @@ def _served(pair: PairSpec, url: str, options: ModelOptions) -> PairSpec:
     """A server's pair: with --pair what drafts for that pair's target drafts for the server, with its tokenizer. Heads
     do not, since they read the target's states.
     """
-    tokenizer = None if options.tokenizer is None else spec_from_argument(options.tokenizer)
-    if options.pair is not None:
-        tokenizer = tokenizer or pair.target
+    own = None if options.pair is None else pair.target
+    tokenizer = own if options.tokenizer is None else spec_from_argument(options.tokenizer)
     target = ModelSpec(url=url, model=options.model, tokenizer=tokenizer)
     changes: dict[str, Any] = {"target": target}
     if options.pair is None:
-        gone = dict.fromkeys(("beside", "tables", "cascade", "k_matrix", "lenience", "template"))
-        changes |= {"name": target.name, "drafter": "ngram", "students": {}, "notes": "", **gone}
+        changes |= {
+            **{"name": target.name, "drafter": "ngram", "students": {}, "notes": ""},
+            **dict.fromkeys(("beside", "tables", "cascade", "k_matrix", "lenience", "template")),
+        }
     if options.pair is None or head_kind_of(pair.drafter) is not None:
         word = pair.drafter if isinstance(pair.drafter, str) and options.pair is not None else ""
         changes |= {"drafter": word.rpartition("+")[0] or "ngram", "method": "spec"}
@@ -119,17 +119,22 @@ def with_drafter(pair: PairSpec, text: str) -> PairSpec:
 
 def has_parts(pair: PairSpec, word: str, cascade: Sequence[str] = ()) -> bool:
     """Return whether the pair, with this cascade or its own, has the parts of a drafter's row. Reads folders only."""
-    needs = ROWS[word].needs
-    if needs in HEAD_KINDS:
+    if (needs := ROWS[word].needs) in HEAD_KINDS:
         return os.path.exists(pair.students.get(needs, ""))
-    parts = {"model": not isinstance(pair.drafter, str), "tables": pair.tables, "cascade": cascade or pair.cascade}
-    parts["mtp"] = needs == "mtp" and ships_mtp(pair.target.path or "")
+    parts = {
+        "model": not isinstance(pair.drafter, str),
+        "tables": pair.tables,
+        "cascade": cascade or pair.cascade,
+        "mtp": needs == "mtp" and ships_mtp(pair.target.path or ""),
+    }
     return bool(parts.get(needs, True))
 
 
 def _words(pair: PairSpec) -> str:
-    words = ", ".join(word for word in DRAFTERS if has_parts(pair, word))
-    return f"drafters of {pair.name} are {words}, or a model: a folder, a GGUF file or a hub id like org/name"
+    return (
+        f"drafters of {pair.name} are {', '.join(word for word in DRAFTERS if has_parts(pair, word))}, or a model: "
+        "a folder, a GGUF file or a hub id like org/name"
+    )
 
 
 @contextmanager
@@ -153,6 +158,6 @@ def load(spec: PairSpec, options: LoadOptions, progress: Progress) -> LoadedPair
 
 def load_options(options: ModelOptions) -> LoadOptions:
     """Return the loader's half of the options."""
-    names = set(LoadOptions.__dataclass_fields__) - {"tp_size"}
-    given = {name: value for name, value in options.model_dump().items() if name in names}
-    return LoadOptions(**given, tp_size=this_process().world_size)
+    return LoadOptions(
+        **options.model_dump(include={*LoadOptions.__dataclass_fields__}), tp_size=this_process().world_size
+    )

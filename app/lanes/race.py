@@ -91,7 +91,7 @@ class Race:
 
         if not self._sharing:
             return {}
-        hidden = states_of(*(self.lanes[index].needs_hidden for index in self._sharing))
+        hidden = states_of(*(self.lanes[index].drafter.traits.needs_hidden for index in self._sharing))
         base = self.engine.open(self.prompt, self.session, hidden=hidden, begun=self.begun)
         self.session = base
         for event in prefill(base, first_rows([self.prompt], base), self._stopped):

@@ -8,8 +8,6 @@ answer drafts as many tokens as pay. The measurements of earlier starts on this 
 in case this one was disturbed; a folder that cannot be written harms nothing. Knows no text: the tokens are random.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import deque
@@ -61,7 +59,7 @@ class Measured:
         """Seconds of a one-token pass."""
         return self.passes[1]
 
-    def beside(self, earlier: Sequence[Measured]) -> Measured:
+    def beside(self, earlier: Sequence["Measured"]) -> "Measured":
         """Return this measurement with every cost at most the second largest of earlier ones, in one-token passes.
 
         The costs of one start go together: memory and products get faster and slower independently, so wide passes
@@ -199,9 +197,14 @@ def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settin
     whole = drafter.traits.most
     if not drafter.traits.names or whole == 0:
         return None
-    limits = Limits(ROUNDS * (DRAFTED + 1), frozenset(), engine.context)
-    pace = FixedPace(DRAFTED if whole is None else whole)
-    events = generate(engine.target, [prompt], drafter, make_sampler(settings), limits, pace=pace)
+    events = generate(
+        engine.target,
+        [prompt],
+        drafter,
+        make_sampler(settings),
+        Limits(ROUNDS * (DRAFTED + 1), frozenset(), engine.context),
+        pace=FixedPace(DRAFTED if whole is None else whole),
+    )
     watcher = Controller(Acceptance(), costs, tree=drafter.traits.tree)
     for step in islice((event for event in events if isinstance(event, Step)), 1, ROUNDS + 1):
         watcher.observe([step])
@@ -212,10 +215,13 @@ def _key(engine: PairEngine) -> str:
     """Return the key of measurements: the machine, the models and their numbers, the drafter, this version."""
     loaded = engine.loaded
     target = loaded.target
-    drafters = (loaded.spec.drafter, *loaded.spec.cascade_models)
-    drafter = loaded.draft_head or ", ".join(model.source for model in drafters if isinstance(model, ModelSpec))
-    models = f"{target.name} {target.precision} {target.bytes} on {target.device}, {loaded.drafts_by} {drafter}"
-    return f"{cpu_name()}, {torch.get_num_threads()} threads, {models}, {version()}"
+    drafter = loaded.draft_head or ", ".join(
+        model.source for model in (loaded.spec.drafter, *loaded.spec.cascade_models) if isinstance(model, ModelSpec)
+    )
+    return (
+        f"{cpu_name()}, {torch.get_num_threads()} threads, {target.name} {target.precision} {target.bytes} on "
+        f"{target.device}, {loaded.drafts_by} {drafter}, {version()}"
+    )
 
 
 def _remembered(key: str, measured: Measured) -> Measured:

@@ -26,7 +26,7 @@ from app.settings.table import ModelOptions, Settings
 from sampling.drafters.registry import ROWS
 from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of, is_gguf
 from utils.catalogue.templates import AUTO, PLAIN, carries_template
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, holding
 from utils.gguf.header import TOKENS, GgufHeader, read_header
 from utils.loading.loaded import LoadedModel, LoadedPair, LoadOptions, limit_text
 from utils.objects import HfConfig
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
 _WIDE = 200  # columns for a table that goes into a file or a pipe
 _ELSEWHERE = "to be fetched"
-_WOULD = {
+_WOULD = {  # a drafter that would fit, by words of the error
     "hidden size": _HEAD,
     "is for a vocabulary": _HEAD,
     "this target is": _HEAD,
@@ -46,7 +46,6 @@ _WOULD = {
     "no tokenizer files": "with its tokenizer's files beside its weights its drafts would be translated",
     "encoder-decoder": "a drafter of the target's own kind would",
 }
-"""A drafter that would fit, by words of the error."""
 
 
 def list_pairs(settings: Settings, options: ModelOptions, own: None) -> int:
@@ -54,9 +53,8 @@ def list_pairs(settings: Settings, options: ModelOptions, own: None) -> int:
     known = catalogue(options)
     table = _table("pair", "target", "drafter", "method", "state", "notes")
     for pair in known.pairs.values():
-        name = Text(pair.name, style="bold" if pair.name == known.default else "")
-        if pair.name == known.default:
-            name.append(" (default)")
+        default = pair.name == known.default
+        name = Text(pair.name + " (default)" * default, style="bold" if default else "")
         between = {"cascade": " < ", "chain": " + "}.get(pair.drafter_name)  # large to small, or in their order
         drafter = between.join(pair.cascade_names) if between else pair.drafter_name
         table.add_row(name, pair.target.name, drafter, pair.method, _state(pair), pair.notes)
@@ -91,7 +89,7 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
     engine = _fitting(spec, given, settings, suggests=args.forecast)
     loaded = engine.loaded
     console.print(_models(loaded))
-    notes = [f"note: {note}" for note in loaded.notes]
+    notes = (f"note: {note}" for note in loaded.notes)
     for line in [*_shared(loaded), *_wide_passes(engine), *_translated(engine), *notes]:
         say(line)
     if args.speed:
@@ -156,21 +154,18 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
         word = "pard"
     if isinstance(engine.drafters.model, AssistantLM):
         word = "assistant"
+    weights = loaded.target.dtype_text if loaded.target.quantization == "none" else "4- to 8-bit"
     return Recipe(
         _source(spec.target, given),
         word,
         gamma,
         "" if isinstance(spec.drafter, str) else _source(spec.drafter, given),
         translated=any(model.vocabulary is not None for model in loaded.drafting_models),
-        compiled=_weights(loaded.target) if engine.invariant else "",
+        compiled=f"{weights} weights" if engine.invariant else "",
         encodes=loaded.target.encodes,
         lookup=settings.ngram_n,
         template=_template(spec) if carries_template(loaded.tokenizer, spec.template or AUTO) else "",
     )
-
-
-def _weights(model: LoadedModel) -> str:
-    return f"{model.dtype_text} weights" if model.quantization == "none" else "4- to 8-bit weights"
 
 
 def _template(spec: PairSpec) -> str:
@@ -191,11 +186,15 @@ def _unread(spec: PairSpec, settings: Settings) -> Recipe:
         notes.append(f"{drafter} is taken for {taken}")
     sources = [model for model in (spec.target, spec.drafter) if not isinstance(model, str) and model.file]
     notes += [f"{model.file} comes from {model.repository or model.package}" for model in sources]
-    gamma = settings.gamma if isinstance(settings.gamma, int) else 4
-    target = spec.target.file or spec.target.source
-    encodes, template = spec.arch == "seq2seq", _template(spec)
     return Recipe(
-        target, word, gamma, drafter, settings.ngram_n, encodes=encodes, template=template, notes=tuple(notes)
+        spec.target.file or spec.target.source,
+        word,
+        settings.gamma if isinstance(settings.gamma, int) else 4,
+        drafter,
+        settings.ngram_n,
+        encodes=spec.arch == "seq2seq",
+        template=_template(spec),
+        notes=tuple(notes),
     )
 
 
@@ -207,8 +206,13 @@ def _source(model: ModelSpec, given: LoadOptions) -> str:
 
 
 def _table(*columns: str) -> Table:
-    folding = (Column(column, overflow="fold") for column in columns)
-    return Table(*folding, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    return Table(
+        *(Column(column, overflow="fold") for column in columns),
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+    )
 
 
 def _state(pair: PairSpec) -> str:
@@ -227,13 +231,16 @@ def _state(pair: PairSpec) -> str:
 
 
 def _models(loaded: LoadedPair) -> Table:
-    models: dict[str, tuple[LoadedModel, Any]] = {"target": (loaded.target, loaded.spec.target)}
-    if loaded.drafter is not None:
-        models["drafter"] = (loaded.drafter, loaded.spec.drafter)
     specs = {spec.name: spec for spec in loaded.spec.cascade_models}
-    for number, name in enumerate(loaded.spec.cascade_names, start=1):
-        if name in loaded.cascade_models:
-            models[f"drafter {number}"] = (loaded.cascade_models[name], specs[name])
+    models: dict[str, tuple[LoadedModel, Any]] = {
+        "target": (loaded.target, loaded.spec.target),
+        **({} if loaded.drafter is None else {"drafter": (loaded.drafter, loaded.spec.drafter)}),
+        **{
+            f"drafter {number}": (loaded.cascade_models[name], specs[name])
+            for number, name in enumerate(loaded.spec.cascade_names, start=1)
+            if name in loaded.cascade_models
+        },
+    }
     table = _table(loaded.spec.name, *models)
     properties = [
         {
@@ -288,21 +295,19 @@ def _wide_passes(engine: PairEngine) -> list[str]:
     network: Any = engine.target.network
     config: HfConfig = getattr(engine.loaded.target.model, "config", None)
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    experts = max(getattr(text, name, None) or 0 for name in _EXPERTS)
-    lines = []
-    if getattr(getattr(network, "exact", None), "singly", False):
-        lines.append("recurrent layers read one token at a time: a pass over drafts costs as many, so they cannot pay")
-    elif getattr(network, "recurrent", False):
-        lines.append("recurrent layers read twice in a pass with drafts: v(n) is higher than of attention alone")
-    if experts > 1:
-        lines.append(
+    # The number of experts under the names that configurations have for it:
+    experts = max(getattr(text, name, None) or 0 for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    singly = getattr(getattr(network, "exact", None), "singly", False)
+    return holding(
+        {
+            "recurrent layers read one token at a time: a pass over drafts costs as many, so they cannot pay": singly,
+            "recurrent layers read twice in a pass with drafts: v(n) is higher than of attention alone": (
+                not singly and getattr(network, "recurrent", False)
+            ),
             f"a mixture of {experts} experts: more tokens in a pass read more of them, so v(n), measured with "
-            "different tokens, grows"
-        )
-    return lines
-
-
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configurations call their number
+            "different tokens, grows": experts > 1,
+        }
+    )
 
 
 def _translated(engine: PairEngine) -> list[str]:

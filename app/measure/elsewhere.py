@@ -28,9 +28,11 @@ from app.settings.types import METHOD_NAMES, SWITCH, Choice, Number, NumberList,
 from sampling.drafters.registry import ROWS
 from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.templates import TEMPLATES
-from utils.errors import raise_first
+from utils.errors import holding, raise_first
 
 ONCE = {"parallel_drafting": True}  # vLLM's word for a block in one pass
+# Heads and models in their authors' formats: vLLM's method, llama.cpp's --spec-type and SGLang's algorithm; empty where
+# there is none.
 PUBLISHED: Mapping[str, tuple[dict[str, object], str, str]] = {
     "eagle1": ({"method": "eagle"}, "", "EAGLE"),
     "eagle3": ({"method": "eagle3"}, "draft-eagle3", "EAGLE3"),
@@ -45,8 +47,6 @@ PUBLISHED: Mapping[str, tuple[dict[str, object], str, str]] = {
     "mtp": ({"method": "mtp"}, "draft-mtp", "EAGLE"),
     "assistant": ({"method": "mtp"}, "draft-mtp", ""),
 }
-"""Heads and models in their authors' formats: vLLM's method, llama.cpp's --spec-type and SGLang's algorithm; empty
-where there is none."""
 PROMPT = "Why is the sky blue?"
 
 
@@ -102,22 +102,27 @@ def _lacking(recipe: Recipe, program: str) -> list[str]:
     word, (first, _, head) = recipe.word, recipe.word.partition("+")
     nearest = recipe.looks_up and word != "ngram" and (word, program) != ("suffix", "vLLM")
     unread = word in PUBLISHED and _gguf(recipe.drafter) and program != "llama.cpp"
-    cases = {
-        f"{program} has no {word}s of drafters": word in ROWS and ROWS[word].needs == "cascade",
-        f"{program} reads no {head or first} heads of this program": word not in PUBLISHED
-        and any(part in HEAD_KINDS for part in (first, head)),
-        f"{program} has no n-gram tables or bigrams": first in ("tables", "static", "maxgram"),
-        "prompt lookup comes nearest: fewer drafts, and gamma was not measured for it": nearest,
-        f"{program} reads no head from a GGUF file: name the repository that {recipe.drafter} was made of": unread,
-        f"the compiled pass over {recipe.compiled} stays here: c and v(n) are others in {program}": recipe.compiled,
-    }
-    return [note for note, holds in cases.items() if holds]
+    return holding(
+        {
+            f"{program} has no {word}s of drafters": word in ROWS and ROWS[word].needs == "cascade",
+            f"{program} reads no {head or first} heads of this program": word not in PUBLISHED
+            and any(part in HEAD_KINDS for part in (first, head)),
+            f"{program} has no n-gram tables or bigrams": first in ("tables", "static", "maxgram"),
+            "prompt lookup comes nearest: fewer drafts, and gamma was not measured for it": nearest,
+            f"{program} reads no head from a GGUF file: name the repository that {recipe.drafter} was made of": unread,
+            f"the compiled pass over {recipe.compiled} stays here: c and v(n) are others in {program}": recipe.compiled,
+        }
+    )
 
 
 def title_of(word: str) -> str:
     """Return a published kind of drafter as messages name it."""
-    words = {"eagle1": "EAGLE-1 or 2 heads", "eagle3": "EAGLE-3 heads", "pard": "PARD models"}
-    return {**words, "assistant": "Gemma 4 assistants"}.get(word, f"{word} heads")
+    return {
+        "eagle1": "EAGLE-1 or 2 heads",
+        "eagle3": "EAGLE-3 heads",
+        "pard": "PARD models",
+        "assistant": "Gemma 4 assistants",
+    }.get(word, f"{word} heads")
 
 
 def _gguf(name: str) -> bool:
@@ -129,8 +134,10 @@ def _gguf(name: str) -> bool:
 
 def _vllm(recipe: Recipe, notes: list[str]) -> str:
     if any(map(_gguf, (recipe.target, recipe.drafter))):
-        notes.append("GGUF files need the package vllm-gguf-plugin, which is experimental; serve the original weights")
-        notes.append("if you can, else add --tokenizer with the original model's name")
+        notes += [
+            "GGUF files need the package vllm-gguf-plugin, which is experimental; serve the original weights",
+            "if you can, else add --tokenizer with the original model's name",
+        ]
     config: dict[str, object] = {}
     drafts = {"num_speculative_tokens": recipe.gamma}
     if recipe.word == "model":
@@ -192,8 +199,9 @@ def _transformers(recipe: Recipe, notes: list[str]) -> str:
         if own := TEMPLATES.get(recipe.template):
             lines.append(f"tokenizer.chat_template = {own!r}")
         lines.append(f"chat = {json.dumps([{'role': 'user', 'content': PROMPT}])}")
-        how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
-        inputs = f"tokenizer.apply_chat_template(chat, {how})"
+        inputs = (
+            'tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")'
+        )
     lines += [
         f"inputs = {inputs}",
         f"answer = model.generate(**inputs, {call}max_new_tokens=64, do_sample=False)",
@@ -227,8 +235,10 @@ def _llama_cpp(recipe: Recipe, notes: list[str]) -> str:
     elif recipe.word in PUBLISHED:
         notes.append(f"llama.cpp's --spec-type has no {title_of(recipe.word)}: without drafts")
     elif recipe.looks_up:
-        sizes = f"--spec-ngram-simple-size-n {recipe.lookup} --spec-ngram-simple-size-m {recipe.gamma}"
-        words = ["--spec-type ngram-simple", sizes]
+        words = [
+            "--spec-type ngram-simple",
+            f"--spec-ngram-simple-size-n {recipe.lookup} --spec-ngram-simple-size-m {recipe.gamma}",
+        ]
     return " ".join(["llama-server", "-m", shlex.quote(target), *words])
 
 
@@ -249,21 +259,23 @@ def _sglang(recipe: Recipe, notes: list[str]) -> str:
         notes.append("SGLang reads few architectures from GGUF files: serve the original weights if you can")
     heads = {word: algorithm for word, (_, _, algorithm) in PUBLISHED.items()}
     algorithm = {"model": "STANDALONE", **heads}.get(recipe.word, "NGRAM" if recipe.looks_up else "")
-    words = ["python", "-m", "sglang.launch_server", "--model-path", recipe.target]
     if recipe.translated:
         notes.append("SGLang drafts with the target's vocabulary alone: without drafts")
         algorithm = ""
     elif recipe.word in PUBLISHED and not algorithm:
         notes.append(f"SGLang's algorithms have no {title_of(recipe.word)}: without drafts")
-    if algorithm:
-        words += ["--speculative-algorithm", algorithm]
-        if recipe.named:
-            words += ["--speculative-draft-model-path", recipe.drafter]
-    if algorithm in ("EAGLE", "EAGLE3", "STANDALONE"):
-        words += ["--speculative-num-steps", str(recipe.gamma), "--speculative-eagle-topk", "1"]
-    if algorithm not in ("", "DFLASH", "DSPARK"):  # a block's size is the head's
-        words += ["--speculative-num-draft-tokens", str(recipe.gamma + 1)]
-    return shlex.join(words)
+    in_steps, sized = algorithm in ("EAGLE", "EAGLE3", "STANDALONE"), algorithm in ("DFLASH", "DSPARK")
+    flags = {
+        "--model-path": recipe.target,
+        "--speculative-algorithm": algorithm,
+        "--speculative-draft-model-path": recipe.drafter if algorithm and recipe.named else "",
+        "--speculative-num-steps": str(recipe.gamma) if in_steps else "",
+        "--speculative-eagle-topk": "1" if in_steps else "",
+        # Of a block the size is the head's:
+        "--speculative-num-draft-tokens": str(recipe.gamma + 1) if algorithm and not sized else "",
+    }
+    given = (word for flag, value in flags.items() if value for word in (flag, value))
+    return shlex.join(["python", "-m", "sglang.launch_server", *given])
 
 
 class Program(NamedTuple):
@@ -293,14 +305,13 @@ PROGRAMS: Mapping[str, Program] = {
 # -- the flags of `check` ---------------------------------------------------------------------------
 
 _HUGE = Number(0, 1e30, without_low=True)
-_SIZES = NumberList(0, 1e15, without_low=True)
 
 PLAN_FIELDS = by_name(
     Field("methods", METHOD_NAMES, ("spec",), "drafters of the pair to measure, as the lanes of bench"),
     Field("c", NumberList(0, 1000), (), "use these costs of a drafted token, in one-token passes of the target"),
     Field("target_params", _HUGE, None, "describe a target that is not loaded: its parameters"),
     Field("target_bytes", _HUGE, 2.0, "bytes of one of them"),
-    Field("drafter_params", _SIZES, (), "parameters of the drafters to it"),
+    Field("drafter_params", NumberList(0, 1e15, without_low=True), (), "parameters of the drafters to it"),
     Field("bandwidth", _HUGE, None, "bytes that the described machine reads a second"),
     Field("flops", _HUGE, None, "operations a second of that machine (default: no limit)"),
     Field("gammas", WholeList(1, 64), (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), "rows of the plan"),
@@ -319,14 +330,14 @@ def _check_plan(args: Namespace, given: SettingValues) -> None:
     """UsageError in one line for flags of --plan that exclude each other, or without --plan."""
     flags = {name: field.flag for name, field in PLAN_FIELDS.items() if name in given}
     described = args.target_params is not None
-    hardware = [flags[name] for name in ("drafter_params", "target_bytes", "bandwidth", "flops") if name in flags]
     raise_first(
         {
             **{f"{flag} belongs to --plan: give that too": not args.plan for flag in flags.values()},
             "--plan is a table by itself: leave --for and --speed out": args.plan and (args.program or args.speed),
             **{
-                f"{flag} describes hardware or drafters of --target-params: give that too": not described
-                for flag in hardware
+                f"{flags[name]} describes hardware or drafters of --target-params: give that too": not described
+                for name in ("drafter_params", "target_bytes", "bandwidth", "flops")
+                if name in flags
             },
             "--target-params needs --bandwidth: bytes that the machine reads a second, such as 3.35e12": (
                 described and args.bandwidth is None

@@ -34,7 +34,7 @@ from sampling.stats.summary import Stats, merge
 from sampling.stats.theory import best_gamma, break_even, efficiency, expected_speedup, roofline
 from sampling.types import Budget, Draft, Limits
 from utils.catalogue.heads import HEAD_KINDS
-from utils.errors import UsageError
+from utils.errors import UsageError, holding
 from utils.objects import Json
 from utils.progress import Cancelled
 
@@ -53,13 +53,15 @@ def speed_table(
     networks = {"target": engine.target.network}
     if isinstance(engine.drafters.model, CausalLM):
         networks["drafter"] = engine.drafters.model.network
-    runs = {role: passes(network, COUNTS, context) for role, network in networks.items()}
     lane, prompt = drafting_lane(engine, settings or Settings(), context)
+    runs = {role: passes(network, COUNTS, context) for role, network in networks.items()}
     costs = _medians({**runs, "drafts": proposals(lane, prompt)}, repeats, engine)
     engine.forget()  # the measured tokens belong to no conversation
     v = costs["target", 8] / costs["target", 1]
-    line = f"a pass over n tokens after {context} cached ones; v(8) = {v:.2f}"
-    return Group(_times_table(costs, list(networks)), *map(Text, [line, *_drafting(costs, lane)]))
+    return Group(
+        _times_table(costs, list(networks)),
+        *map(Text, [f"a pass over n tokens after {context} cached ones; v(8) = {v:.2f}", *_drafting(costs, lane)]),
+    )
 
 
 def _medians(runs: dict[str, dict[int, WarmPass]], repeats: int, engine: PairEngine) -> dict[tuple[str, int], float]:
@@ -70,8 +72,13 @@ def _medians(runs: dict[str, dict[int, WarmPass]], repeats: int, engine: PairEng
 
 def _times_table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
     names = ("n", *(name for role in roles for name in (f"{role} ms", "v(n)")))
-    columns = (Column(name, justify="right") for name in names)
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(
+        *(Column(name, justify="right") for name in names),
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+    )
     for count in COUNTS:
         seconds = [(costs[role, count], costs[role, 1]) for role in roles]
         table.add_row(
@@ -84,8 +91,7 @@ def _drafting(costs: dict[tuple[str, int], float], lane: Lane) -> list[str]:
     """Return c by the drafter's own `propose`."""
     if not lane.drafts:
         return []
-    each = [seconds / count for (role, count), seconds in costs.items() if role == "drafts"]
-    if not each:
+    if not (each := [seconds / count for (role, count), seconds in costs.items() if role == "drafts"]):
         return ["the drafter proposed nothing here: its cost is unknown"]
     c = each[0] / costs["target", 1]
     return [f"a drafted token costs c = {c:.2g} of a one-token pass of the target: {each[0] * 1e3:.3g} ms"]
@@ -95,9 +101,8 @@ def drafting_lane(engine: PairEngine, settings: Settings, context: int, method: 
     """Return a drafting lane at gamma 4 (the pair's own, if no method is named) without a stop, and a prompt for it."""
     lane = engine.lane(method, settings.changed(gamma=GAMMA))
     length = max(1, min(context, lane.context // 2))
-    room = min(ROUNDS * (GAMMA + 1) + 2, lane.context - length)
-    prompt = [position % PERIOD for position in range(length)]
-    return replace(lane, limits=Limits(room, frozenset(), lane.context)), prompt
+    lane = replace(lane, limits=Limits(min(ROUNDS * (GAMMA + 1) + 2, lane.context - length), frozenset(), lane.context))
+    return lane, [position % PERIOD for position in range(length)]
 
 
 def proposals(lane: Lane, prompt: list[int]) -> dict[int, WarmPass]:
@@ -312,17 +317,17 @@ class Forecast:
         """Return why it does not pay, and a drafter that would."""
         c, free = self.option.c, break_even(0.0, self.option.v, MOST)
         word = "hardly pays" if self.gain >= 1 else "does not pay"
-        closer = "A drafter closer to the target would: one of its family, or one trained for it (infer.py distill)."
-        cheaper = "A cheaper drafter would: ngram or tables, whose drafts cost next to nothing."
-        cases = {
+        whys = {
             "a pass over several tokens costs nearly as many passes here, so no drafter would.": (
                 free is None or free > 0.9
             ),
-            f"a drafted token costs {c:.2g} of a pass. {cheaper}": even is None or c >= DEAR,
+            f"a drafted token costs {c:.2g} of a pass. A cheaper drafter would: ngram or tables, whose drafts cost "
+            "next to nothing.": even is None or c >= DEAR,
             f"it drafts in {self.share:.0%} of the rounds. {_LOOKUP}": self.share < SELDOM,
-            f"too few drafts are accepted (alpha {self.alpha:.2f}). {closer}": True,
+            f"too few drafts are accepted (alpha {self.alpha:.2f}). A drafter closer to the target would: one of its "
+            "family, or one trained for it (infer.py distill).": True,
         }
-        return f"it {word}: {next(why for why, holds in cases.items() if holds)}"
+        return f"it {word}: {holding(whys)[0]}"
 
 
 _LOOKUP = "Text that repeats itself would do better with it; else tables (distill --stage tables) or a drafter model."
@@ -345,8 +350,7 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
     def answered(settings: Settings, tokens: int, prompts: list[list[int]]) -> Stats:
         settings, answers = settings.changed(max_new_tokens=tokens), list[Stats]()
         for ids in prompts:
-            answer = run_lane(engine.lane("spec", settings), ids, lambda ids: "", interrupt=interrupt)
-            answers.append(answer.stats)
+            answers.append(run_lane(engine.lane("spec", settings), ids, lambda ids: "", interrupt=interrupt).stats)
             if interrupt():
                 raise Cancelled("interrupted: nothing is predicted of a part")
         engine.forget()
@@ -362,8 +366,11 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
     share = 1 - stats.draft_histogram[0] / rounds if rounds else 0.0
     grown = None
     if trees and (whole := answered(own, GROWN, prompts)).tokens_per_pass and option.t_verify:
-        cost = whole.draft_ms / (1e3 * whole.target_passes * option.t_verify)
-        grown = Grown(whole.tokens_per_pass or 0.0, whole.draft_n / whole.target_passes, cost)
+        grown = Grown(
+            tokens=whole.tokens_per_pass or 0.0,
+            nodes=whole.draft_n / whole.target_passes,
+            drafting=whole.draft_ms / (1e3 * whole.target_passes * option.t_verify),
+        )
     word = engine.loaded.drafter_word
     usual = (engine.drafters.alphas(word) or (USUAL,))[0] if word in HEAD_KINDS else 0.0
     return Forecast(option, stats.alpha, share, len(prompts), stats.predicted_n, lane.most, grown, usual)

@@ -129,8 +129,8 @@ class Player:
 
 
 PACE = 10.0  # tokens a second at which plain decoding is shown: the eye can follow
+# The tour of the default pair, as `python infer.py demo --quiet --log FILE` has written it:
 RECORDED = Path(__file__).with_name("demo.jsonl")
-"""The tour of the default pair, as `python infer.py demo --quiet --log FILE` has written it."""
 PAGE = "docs/examples/win-and-loss.html"
 
 _CODE = "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."
@@ -154,13 +154,13 @@ class PlayedStep:
     varied: str = ""
 
 
+# What every step sets before its own settings, so that it shows the same whatever the user has chosen:
 BASE_SETTINGS: Mapping[str, object] = {
     **{"compare": "ar,spec", "gamma": "auto", "expand": "auto", "verify": "token", "coupling": "rejection"},
     **{name: rule.off for name, rule in ARGUMENTS.items()},
     **{**dict.fromkeys(FORMS, ""), "logit_bias": (), "stop": (), "temperature": 0, "max_new_tokens": 48},
     **{"seed": 42, "system": "", "chat": True, "view": "auto"},
 }
-"""What every step sets before its own settings, so that it shows the same whatever the user has chosen."""
 
 STEPS = (
     PlayedStep(
@@ -227,8 +227,10 @@ Answers = Sequence[Sequence[Track]]  # of a step, the lanes of each
 def walk(steps: Sequence[tuple[int, PlayedStep]], play: Callable[[PlayedStep], Answers | None], place: Surface) -> bool:
     """Go through the steps; `play` gives a step's answers, None where Ctrl-C ended it. False after one."""
     for index, (number, step) in enumerate(steps):
-        title = Text.assemble("\n", (f"{number}/{len(STEPS)} {step.title}", "bold"))
-        place.say(title, Text.assemble(("Look: ", "bold"), step.look))
+        place.say(
+            Text.assemble("\n", (f"{number}/{len(STEPS)} {step.title}", "bold")),
+            Text.assemble(("Look: ", "bold"), step.look),
+        )
         answers = play(step)
         if answers is None or (step.traced and answers and not _slowly(answers[-1], place)):
             return False
@@ -255,8 +257,10 @@ def figures_of(step: PlayedStep, tracks: Sequence[Track]) -> dict[str, str]:
         "accepted": (last.stats.acceptance_rate, ".0%"),
         "alpha": (last.stats.alpha, ".2f"),
     }
-    cells = {name: "-" if value is None else format(value, form) for name, (value, form) in figures.items()}
-    return {step.varied or "lane": lane.settings.show(step.varied) if step.varied else lane.name, **cells}
+    return {
+        step.varied or "lane": lane.settings.show(step.varied) if step.varied else lane.name,
+        **{name: "-" if value is None else format(value, form) for name, (value, form) in figures.items()},
+    }
 
 
 def _slowly(tracks: Sequence[Track], place: Surface) -> bool:
@@ -290,9 +294,8 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, PlayedStep]]) -
     """Play the recorded tour; return whether it came to its end."""
     answers = dict(zip(STEPS, steps_of(settings), strict=True))
     console = make_console(settings)
-    live = is_live(console) and not settings.quiet
     with quiet_keys(), Interrupts() as stop:
-        place = Canvas(settings, console, live, stop, touring=True)
+        place = Canvas(settings, console, is_live(console) and not settings.quiet, stop, touring=True)
         place.say(f"This is what a win and a loss look like (page: {PAGE})")
         player = Player(place, 1.0)
 

@@ -54,13 +54,13 @@ _LONGEST_HEAD = 65_536  # bytes
 _BACK = 32  # ids that are taken off at most to find an earlier entry
 
 
+@dataclass(eq=False)
 class LoggingDecoder:
     """A `decode` that notes what it says."""
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._texts: dict[tuple[int, ...], tuple[int, str]] = {}  # by ids: the place of the entry, and its text
-        self._news: list[TextEntry] = []
+    _decode: Decode
+    _texts: dict[tuple[int, ...], tuple[int, str]] = field(default_factory=dict)  # by ids: the entry's place, its text
+    _news: list[TextEntry] = field(default_factory=list)
 
     def __call__(self, ids: list[int]) -> str:
         key = tuple(ids)
@@ -79,12 +79,12 @@ class LoggingDecoder:
         return news
 
 
+@dataclass(eq=False)
 class ReplayingDecoder:
     """A `decode` that says what was noted. Raises ValueError for any other ids."""
 
-    def __init__(self) -> None:
-        self._entries: list[tuple[tuple[int, ...], str]] = []
-        self._texts: dict[tuple[int, ...], str] = {}
+    _entries: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    _texts: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def learn(self, entries: Iterable[TextEntry]) -> None:
         """Take in entries in the order in which they were noted; ValueError for one that builds on none."""
@@ -157,8 +157,9 @@ class LoggedAnswer:
         """Its lanes before anything has happened."""
         opening, seen = self.opening, self.closing is not None and self.closing.seen
         lanes = [replace(lane, terms=replace(lane.terms, seen=seen), settings=self.settings) for lane in opening.lanes]
-        size, before = len(opening.prompt_ids), opening.before
-        return [Track(lane, self.decode, size, before, forced=opening.forced) for lane in lanes]
+        return [
+            Track(lane, self.decode, len(opening.prompt_ids), opening.before, forced=opening.forced) for lane in lanes
+        ]
 
     def over(self) -> list[Track]:
         """Its lanes when all has happened."""
@@ -306,8 +307,13 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         """Open an answer by these lanes, whose texts are what `decode` says."""
         if (head := _head(engine)) != self._head:
             self._head = head
-            signed = {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
-            self.write({"kind": "recording", "version": VERSION, **signed, **head})
+            self.write(
+                {
+                    **{"kind": "recording", "version": VERSION, "program": version()},
+                    "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                    **head,
+                }
+            )
         return AnswerLog(self, plan, settings, lanes, LoggingDecoder(decode))
 
     def log_answer(self, engine: PairEngine, track: Track, plan: Plan) -> str:
@@ -440,5 +446,5 @@ def _head(engine: PairEngine) -> Json:
     """The facts of a pair that a replay needs."""
     end = getattr(engine.tokenizer, "eos_token_id", None)
     end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)
-    head = {**models_of(engine), "vocab_size": engine.target.vocab_size, "end_id": end, "start_id": engine.start_id}
-    return {name: value for name, value in head.items() if name != "start_id" or value is not None}
+    start = {} if engine.start_id is None else {"start_id": engine.start_id}
+    return {**models_of(engine), "vocab_size": engine.target.vocab_size, "end_id": end, **start}

@@ -72,9 +72,13 @@ def load_recorded_pair(
     if shares or (named and not args.t_verify and not recorded.pass_seconds):
         engine = load_engine(settings, options, cancelled)
         recorded = file.fitting(recorded, engine.loaded.target, engine.tokenizer)
-        lm = RecordedLM.of(recorded, args.end_id or 0, engine.target.vocab_size)
         return RecordedPair(
-            lm, recorded, file.stop(recorded, engine.tokenizer), engine.loaded, engine.drafters, engine.target
+            RecordedLM.of(recorded, args.end_id or 0, engine.target.vocab_size),
+            recorded,
+            file.stop(recorded, engine.tokenizer),
+            engine.loaded,
+            engine.drafters,
+            engine.target,
         )
     return _alone(spec, settings, options, file, recorded, cancelled)
 
@@ -132,14 +136,16 @@ class _RecordedFile:
         unfit = f"{model.name} does not fit {self.args.file}: "
         mark, start = recorded.header.get("tokenizer"), recorded.header.get("start_id")
         own = mark if tokenizer is None else fingerprint(tokenizer)
-        cases = {
-            f"{unfit}the recording was made with another tokenizer ({mark}, here {own})": mark not in (None, own),
-            f"{unfit}{recorded.highest} is no id of its {model.vocab_size}": recorded.highest >= model.vocab_size,
-            f"{unfit}one of the two is an encoder-decoder model's, the other is not": (begins is None)
-            != (start is None),
-            f"{unfit}its decoder starts from id {begins}, the recording from {start}": begins != start,
-        }
-        raise_first(cases, UserError)
+        raise_first(
+            {
+                f"{unfit}the recording was made with another tokenizer ({mark}, here {own})": mark not in (None, own),
+                f"{unfit}{recorded.highest} is no id of its {model.vocab_size}": recorded.highest >= model.vocab_size,
+                f"{unfit}one of the two is an encoder-decoder model's, the other is not": (begins is None)
+                != (start is None),
+                f"{unfit}its decoder starts from id {begins}, the recording from {start}": begins != start,
+            },
+            UserError,
+        )
         return recorded
 
     def stop(self, recorded: RecordedAnswers, tokenizer: HfTokenizer) -> frozenset[int]:

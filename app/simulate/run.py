@@ -14,8 +14,6 @@ every round drafts gamma tokens and the rest is nothing, that is TAR / (γ·t_dr
 Speculative Decoding (arXiv 2402.01528). Rates leave the opening round out, as everywhere.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys
@@ -42,7 +40,7 @@ from sampling.gamma.costs import pass_times
 from sampling.recorded import RecordedAnswer, read_answers
 from sampling.stats.summary import Stats, merge, ratio, rounded
 from sampling.types import Draft, Limits, Rows, Verdict
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, holding
 from utils.files import append, check_outputs, drop_half_line, first_difference, writable, write_result
 from utils.loading.fit import fingerprint
 from utils.machine import machine
@@ -53,12 +51,11 @@ from utils.visible import to_stderr
 # -- record -----------------------------------------------------------------------------------------
 
 _SAME = ("target", "vocab_size", "end_id", "tokenizer", "weights")
-_SETTINGS = (
+_SETTINGS = (  # that an answer of the target alone depends on
     *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "repetition_penalty", "no_repeat_ngram"),
     *("presence_penalty", "frequency_penalty", "penalty_window", "typical_p", "logit_bias", "stop"),
     *("system", "chat", "template", "special_tokens", "grammar", "json_schema", "regex"),
 )
-"""The settings that an answer of the target alone depends on."""
 
 WIDTHS = range(1, 18)  # tokens of the passes that --costs times: gamma up to 16
 
@@ -79,8 +76,7 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     questions = selected(args, settings.data_dir)
     with Interrupts() as interrupt:
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
-        header = _header(engine, settings, options)
-        with closing(TargetRecorder(engine, settings, args, interrupt, header)) as recorder:
+        with closing(TargetRecorder(engine, settings, args, interrupt, _header(engine, settings, options))) as recorder:
             if args.costs and not recorder.has_costs:
                 recorder.add_costs(questions)
             done = recorder.run(questions)
@@ -173,8 +169,8 @@ class TargetRecorder:
     def add_costs(self, questions: Sequence[Question]) -> None:
         """Write the seconds of passes over 1 … 17 tokens, half an answer after the median prompt."""
         chat = conversation(self.engine, self.settings)
-        first = [len(chat.plan(question.turns[0]).prompt) for question in questions]
-        context = int(statistics.median(first)) + self.settings.max_new_tokens // 2
+        first = statistics.median(len(chat.plan(question.turns[0]).prompt) for question in questions)
+        context = int(first) + self.settings.max_new_tokens // 2
         seconds = measure_costs(self.engine.target, WIDTHS, context)
         self._add({"pass_seconds": {str(n): round(each, 7) for n, each in seconds.items()}, "pass_context": context})
 
@@ -198,9 +194,12 @@ class TargetRecorder:
             return False
         self.engine.forget()
         listener = Listener(self.args.best)
-        lane = replace(self.engine.lane("ar", self.settings), drafter=listener)
-        decode = conversation(self.engine, self.settings).text
-        answer = run_lane(lane, list(prompt), decode, interrupt=self.interrupt)
+        answer = run_lane(
+            replace(self.engine.lane("ar", self.settings), drafter=listener),
+            list(prompt),
+            conversation(self.engine, self.settings).text,
+            interrupt=self.interrupt,
+        )
         if answer.interrupted:
             return False
         self._add(
@@ -296,18 +295,24 @@ class Simulation:
     def _lane(self, variant: Variant, limits: Limits) -> Lane:
         """Return a lane that remembers nothing of earlier answers."""
         settings = self.settings.changed(gamma=variant.gamma or 1)
-        plain = variant == _PLAIN
-        drafter = NoDrafter() if plain else self.stage.drafters.make(self.stage.drafter_word(variant.method), settings)
+        drafter = (
+            NoDrafter()
+            if variant == _PLAIN
+            else self.stage.drafters.make(self.stage.drafter_word(variant.method), settings)
+        )
         return Lane(variant.method, self.stage.lm, drafter, settings, limits)
 
     def _limits(self, answer: tuple[int, ...]) -> Limits:
         """Return the limits of the original answer: its end is reached, not known before, so drafts may pass it."""
-        most, end = len(answer), next((at for at, token in enumerate(answer) if token in self.stage.stop), None)
-        if end is not None:
-            most = max(end + 1, self.recorded.header.get("settings", {}).get("max_new_tokens", 1 << 30))
+        end = next((at for at, token in enumerate(answer) if token in self.stage.stop), None)
+        most = (
+            len(answer)
+            if end is None
+            else max(end + 1, self.recorded.header.get("settings", {}).get("max_new_tokens", 1 << 30))
+        )
         return Limits(most, self.stage.stop, self.stage.lm.context)
 
-    def _play(self, variant: Variant, recorded: RecordedAnswer, most: int | None = None) -> Played | None:
+    def _play(self, variant: Variant, recorded: RecordedAnswer, most: int | None = None) -> "Played | None":
         """Play the answer under a drafter; None if it was interrupted."""
         limits = self._limits(recorded.answer)
         lane = self._lane(variant, limits if most is None else replace(limits, max_new_tokens=most))
@@ -346,12 +351,11 @@ class Simulation:
             for variant in self.variants
         ]
 
-    def _costs(self) -> RoundSeconds:
+    def _costs(self) -> "RoundSeconds":
         if not self.pass_seconds:
             return RoundSeconds(draft=self.args.t_draft)
-        other = 0.0 if self.source == "flags" else None
-        plain = self._plain_other() if other is None else other
-        return RoundSeconds(pass_times(self.pass_seconds), self.args.t_draft, other, plain)
+        rest = {"other": 0.0} if self.source == "flags" else {"plain_other": self._plain_other()}
+        return RoundSeconds(pass_times(self.pass_seconds), self.args.t_draft, **rest)
 
     def _plain_other(self) -> float:
         """Return the seconds of a plain round beside its pass, measured here."""
@@ -367,20 +371,21 @@ class Simulation:
         recorded, words, filler = self.recorded, map(self.stage.drafter_word, self.args.methods), settings.ngram_filler
         start, firsts = recorded.header.get("start_id"), {answer.answer[0] for answer in recorded.answers}
         alone = recorded.reading == "answers alone" and start is None
-        cases = {
-            _READ_AS[recorded.reading].format(start=start): recorded.reading != "told",
-            f"all values begin with id {min(firsts)}: if a decoder starts from it, give --arch seq2seq": (
-                alone and len(firsts) == 1 < len(recorded.answers)
-            ),
-            f"{recorded.unanswered} of the prompts have no answer: left out": recorded.unanswered,
-            f"ngram counts {recorded.best} id a token: the recording has no more (ngram_filler {filler})": (
-                "ngram" in words and recorded.best < filler
-            ),
-            "the recording was sampled: greedy drafts are compared with it, sampled drafts would differ": (
-                recorded.header.get("settings", {}).get("temperature", 0)
-            ),
-        }
-        return [note for note, holds in cases.items() if holds]
+        return holding(
+            {
+                _READ_AS[recorded.reading].format(start=start): recorded.reading != "told",
+                f"all values begin with id {min(firsts)}: if a decoder starts from it, give --arch seq2seq": (
+                    alone and len(firsts) == 1 < len(recorded.answers)
+                ),
+                f"{recorded.unanswered} of the prompts have no answer: left out": recorded.unanswered,
+                f"ngram counts {recorded.best} id a token: the recording has no more (ngram_filler {filler})": (
+                    "ngram" in words and recorded.best < filler
+                ),
+                "the recording was sampled: greedy drafts are compared with it, sampled drafts would differ": (
+                    recorded.header.get("settings", {}).get("temperature", 0)
+                ),
+            }
+        )
 
 
 # -- figures ----------------------------------------------------------------------------------------
@@ -449,9 +454,8 @@ def _speeds(
         rest = step.sample_s + step.overhead_s if costs.other is None else costs.other
         spent += (step.draft_s if costs.draft is None else drafted * costs.draft) + verify(drafted + 1) + rest
     throughput, plain = ratio(stats.predicted_n - stats.openings, spent), 1 / (verify(1) + costs.plain_other)
-    tar, formula = stats.tokens_per_pass, None
-    if isinstance(gamma, int) and tar is not None:  # as printed: every round drafts gamma tokens
-        formula = tar / (gamma * drafting + verify(gamma + 1))
+    tar = stats.tokens_per_pass  # as printed: every round drafts gamma tokens
+    formula = tar / (gamma * drafting + verify(gamma + 1)) if isinstance(gamma, int) and tar is not None else None
     speedup = None if throughput is None else throughput / plain
     speeds = (rounded(ratio(spent, len(rounds)), 7), *map(rounded, (throughput, formula, plain, speedup)))
     return dict(zip(names, speeds, strict=True))

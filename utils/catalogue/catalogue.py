@@ -3,8 +3,6 @@
 Also finds the kind of the draft head in a folder. Imports no torch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -29,7 +27,7 @@ from utils.catalogue.specs import (
     source_of,
     unknown_member,
 )
-from utils.errors import UsageError, UserError, did_you_mean, shown
+from utils.errors import UsageError, UserError, did_you_mean, holding, shown
 from utils.files import read_object
 from utils.objects import Json
 
@@ -91,7 +89,7 @@ class _Reader:
 
     _TOP = ("default", "defaults", "pairs")
 
-    def __init__(self, file: Path, tree: YamlTree, known: KnownNames) -> None:
+    def __init__(self, file: Path, tree: "YamlTree", known: KnownNames) -> None:
         self.file, self.tree, self.known = file, tree, known
         types = {name: (kind, None) for name, kind in known.settings.items()}
         self.presets: type[BaseModel] = create_model("PresetSettings", __config__=FROZEN, **types)  # type: ignore[call-overload]
@@ -99,8 +97,12 @@ class _Reader:
     def catalogue(self) -> Catalogue:
         data = self.tree.data
         if not isinstance(data, dict):
-            other = f"a catalogue is a mapping with `pairs`, got {_shown(data)}"
-            raise self.wrong((), "the file is empty: a catalogue needs `pairs`" if data is None else other)
+            raise self.wrong(
+                (),
+                "the file is empty: a catalogue needs `pairs`"
+                if data is None
+                else f"a catalogue is a mapping with `pairs`, got {_shown(data)}",
+            )
         if (key := next((key for key in data if key not in self._TOP), None)) is not None:
             raise self.wrong((key,), f"unknown key '{key}'{did_you_mean(key, self._TOP)}")
         listed = data.get("pairs")
@@ -126,10 +128,10 @@ class _Reader:
             data = {**data, "drafter": data["method"]}
         read = {key: self.model(data[key], self.known.drafters) for key in ("target", "drafter") if key in data}
         read |= {"tables": self.absolute(data["tables"])} if "tables" in data else {}
-        if isinstance(data.get("cascade"), list):
-            read["cascade"] = self.members((*path, "cascade"), data["cascade"], label)
-        if isinstance(data.get("students"), dict):
-            read["students"] = {key: self.absolute(value) for key, value in data["students"].items()}
+        drafters, heads = data.get("cascade"), data.get("students")
+        read |= {"cascade": self.members((*path, "cascade"), drafters, label)} if isinstance(drafters, list) else {}
+        if isinstance(heads, dict):
+            read["students"] = {key: self.absolute(value) for key, value in heads.items()}
         pair = self.checked(PairSpec, {**data, **read, "name": name}, path, label)
         for key, problem in problems(pair, self.known):
             raise self.wrong((*path, *key), f"{label}: {problem}")
@@ -305,13 +307,15 @@ def _kind_by_config(config: Json) -> str | None:
         return theirs if theirs in BLOCK_KINDS else "eagle"
     if isinstance(nested, dict):
         said = {**config, **nested}
-        cases = {
-            "domino": said.get("projector_type") == "domino",
-            "dflare": "DFlare" in str(config.get("architectures")),
-            "dflash2": "selector_rank" in said,
-            "jetspec": said.get("causal_head") or said.get("causal"),  # the name in vLLM
-        }
-        return next((kind for kind, holds in cases.items() if holds), "dflash")
+        return holding(
+            {
+                "domino": said.get("projector_type") == "domino",
+                "dflare": "DFlare" in str(config.get("architectures")),
+                "dflash2": "selector_rank" in said,
+                "jetspec": said.get("causal_head") or said.get("causal"),  # the name in vLLM
+                "dflash": True,
+            }
+        )[0]
     if "target_layer_ids" in config and "mask_token_id" in config:  # DeepSpec's
         return "dspark" if config.get("markov_rank") or config.get("enable_confidence_head") else "dflash"
     return None

@@ -4,8 +4,6 @@ The caller gives the words for drafters and the settings that a catalogue may ho
 torch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,14 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from utils.catalogue.heads import HEAD_KINDS, PUBLISHED_KINDS
 from utils.catalogue.templates import check_template
-from utils.errors import UsageError, UserError, did_you_mean, nearest, number, raise_first, shown
+from utils.errors import UsageError, UserError, did_you_mean, holding, nearest, number, raise_first, shown
 from utils.files import hash_of
 from utils.objects import Json
 from utils.remote.server import OWN, is_url, server_at
-
-Quantization = Literal["none", "q4", "q8", "int8", "nf4", "fp4"]
-Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-Method = Literal["spec", "glide", "feature", "cascade", "chain", "tables", "maxgram"]
 
 CASCADES = ("cascade", "chain")  # the drafters of a cascade, with and without reviews between them
 TRAINED_METHODS = ("glide", "feature")  # methods whose drafter must be a draft head
@@ -78,14 +72,14 @@ class ModelSpec(BaseModel):
     url: str | None = None  # of a server: to /v1 for OpenAI's protocol, to /api for Ollama's
     model: str | None = None
     key_env: str | None = None
-    tokenizer: ModelSpec | None = None  # the model that has the server's tokenizer, where drafts are made here
+    tokenizer: "ModelSpec | None" = None  # the model that has the server's tokenizer, where drafts are made here
     revision: str | None = None
-    dtype: Dtype = "auto"
-    quantization: Quantization = "none"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    quantization: Literal["none", "q4", "q8", "int8", "nf4", "fp4"] = "none"
     attn_implementation: str | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> ModelSpec:
+    def _one_source(self) -> "ModelSpec":
         given = [key for key in ("id", "path", "gguf", "package", "url") if getattr(self, key) is not None]
         packed, beside = self.package is not None, (self.file, self.sha256)
         wrong = {
@@ -186,7 +180,7 @@ class PairSpec(BaseModel):
     students: dict[str, str] = Field(default_factory=dict)
     cascade: list[ModelSpec | str] | None = None  # drafters, large to small
     arch: Literal["causal", "seq2seq"] = "causal"
-    method: Method = "spec"
+    method: Literal["spec", "glide", "feature", "cascade", "chain", "tables", "maxgram"] = "spec"
     k_matrix: list[list[int]] | None = None
     lenience: float | None = None
     template: str | None = None  # the chat template, by name
@@ -222,11 +216,10 @@ class PairSpec(BaseModel):
         `revision` is the target's. UserError for a file that cannot be read.
         """
         drafters = {"drafter": self.drafter, **dict(zip(self.cascade_names, self.cascade or (), strict=True))}
-        models = {name: model for name, model in drafters.items() if not isinstance(model, str)}
         sources = {**self.students, **({"tables": self.tables} if self.tables else {})}
         return {
             "target": self.target.weights(revision),
-            **{name: model.weights() for name, model in models.items()},
+            **{name: model.weights() for name, model in drafters.items() if not isinstance(model, str)},
             **{name: weights_at(source) for name, source in sources.items()},
         }
 
@@ -307,12 +300,17 @@ def check_shape(matrix: Any) -> Matrix:
         raise UserError(f"k_matrix must be square: {len(rows)} rows, but one of them has {size} numbers")
     for r, row in enumerate(rows):
         for c, entry in enumerate(row):
-            if not isinstance(entry, int) or isinstance(entry, bool) or not 0 <= entry <= MOST:
-                raise UserError(f"k_matrix must hold whole numbers from 0 to {MOST}, got {shown(entry)} in row {r + 1}")
-            if c < r and entry:
-                raise UserError(
-                    f"k_matrix must be upper triangular: row {r + 1}, column {c + 1} must be 0, got {entry}"
-                )
+            raise_first(
+                {
+                    f"k_matrix must hold whole numbers from 0 to {MOST}, got {shown(entry)} in row {r + 1}": (
+                        not isinstance(entry, int) or isinstance(entry, bool) or not 0 <= entry <= MOST
+                    ),
+                    f"k_matrix must be upper triangular: row {r + 1}, column {c + 1} must be 0, got {entry}": (
+                        c < r and entry
+                    ),
+                },
+                UserError,
+            )
     return tuple(tuple(row) for row in rows)
 
 
@@ -333,11 +331,8 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-Problem = tuple[tuple[str | int, ...], str]  # a key in a pair, and what contradicts it
-
-
-def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
-    """Each contradiction between the pair's keys, in a fixed order."""
+def problems(pair: PairSpec, known: KnownNames) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Each contradiction between the pair's keys, in a fixed order: a key in the pair, and what contradicts it."""
     drafter, kind, members = pair.drafter, head_kind_of(pair.drafter), pair.cascade_names
     for key in pair.students.keys() - HEAD_KINDS.keys():
         yield ("students", key), f"unknown key '{key}'{did_you_mean(key, HEAD_KINDS)}"
@@ -405,15 +400,17 @@ def _member_problem(pair: PairSpec, index: int, name: str, known: KnownNames, me
     of_word = isinstance(pair.drafter, str) and head_kind_of(pair.drafter) != "plain"
     taken = "," in name or name in (*known.members, "target")  # figures name models
     last = method != "cascade" or index == len(names) - 1
-    cases = {
-        f"cascade names {name} twice": name in names[:index],
-        f"cascade: the model {name} needs another name (name: …)": taken and not word,
-        f"cascade: model is the pair's drafter model, and the drafter is {pair.drafter_name}": word == "model"
-        and of_word,
-        f"cascade: {name} needs its folder in students, as {name}: DIR": word in HEAD_KINDS.keys() - pair.students,
-        f"cascade: {name} cannot review, so it must come last": word and not last and word not in known.reviewers,
-    }
-    return next((problem for problem, holds in cases.items() if holds), None)
+    wrong = holding(
+        {
+            f"cascade names {name} twice": name in names[:index],
+            f"cascade: the model {name} needs another name (name: …)": taken and not word,
+            f"cascade: model is the pair's drafter model, and the drafter is {pair.drafter_name}": word == "model"
+            and of_word,
+            f"cascade: {name} needs its folder in students, as {name}: DIR": word in HEAD_KINDS.keys() - pair.students,
+            f"cascade: {name} cannot review, so it must come last": word and not last and word not in known.reviewers,
+        }
+    )
+    return wrong[0] if wrong else None
 
 
 def unknown_member(text: str, words: Collection[str]) -> str | None:

@@ -24,7 +24,6 @@ _ATTRIBUTES = {  # a key → attributes of the configuration; a family has one o
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
 }
-_WINDOWED = ("gemma2", "gemma3", "phi3")  # families whose windowed layers are those of transformers
 
 _READ = {  # keys that this file reads, that transformers gets from the tensors, or without effect on a pass
     *("context_length", "block_count", "embedding_length", "feed_forward_length", "vocab_size", "tensor_data_layout"),
@@ -47,7 +46,6 @@ _OPTIONAL = {
     *("vocab_size", "attention.head_count_kv", "rope.dimension_count", "attention.key_length"),
     *("decoder_start_token_id", "feed_forward_length", "nextn_predict_layers"),
 }
-_NO_BASE = ("falcon", "gemma2", "nemotron")  # families whose files never have the base of their positions
 # Values without effect, as are 0, empty and false ones. Every sixth layer of Gemma 3 has full attention.
 _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "attention.sliding_window_pattern": 6}
 
@@ -55,13 +53,12 @@ _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "atte
 def check_said(header: GgufHeader, name: str) -> None:
     """Raise UserError if the file `name` lacks a key for which transformers would fill in another model's value."""
     family, needed = header.architecture, {key for key, known in _mapped(header).items() if known} - _OPTIONAL
-    if header.get("expert_count"):
-        needed.add("expert_used_count")
-    if header.get("attention.layer_norm_epsilon") is not None:
-        needed.discard("attention.layer_norm_rms_epsilon")
-    # Files from before the key was written are Llama's, whose vocabulary is sentencepiece.
-    if family in _NO_BASE or (family == "llama" and header.metadata.get("tokenizer.ggml.model") == "llama"):
-        needed.discard("rope.freq_base")
+    # Files from before the key of the base was written are Llama's, whose vocabulary is sentencepiece; those of the
+    # other families never have it.
+    early = family == "llama" and header.metadata.get("tokenizer.ggml.model") == "llama"
+    needed |= {"expert_used_count"} if header.get("expert_count") else set()
+    needed -= {"attention.layer_norm_rms_epsilon"} if header.get("attention.layer_norm_epsilon") is not None else set()
+    needed -= {"rope.freq_base"} if early or family in ("falcon", "gemma2", "nemotron") else set()
     keys = ["general.architecture", *(f"{family}.{key}" for key in sorted(needed))]
     if missing := [key for key in keys if key not in header.metadata]:
         more = f" (and {len(missing) - 3} more keys)" if len(missing) > 3 else ""
@@ -79,13 +76,13 @@ def teach_families() -> None:
 
     table: Json = GGUF_CONFIG_MAPPING
     plain = table["qwen2"]
-    scales: dict[str, str | None] = {
+    table["granite"] = plain | {
         "attention.scale": "attention_multiplier",
         "embedding_scale": "embedding_multiplier",
         "residual_scale": "residual_multiplier",
         "logit_scale": "logits_scaling",
     }
-    table |= {"granite": plain | scales, **dict.fromkeys(("olmo2", "smollm3", "olmoe"), plain)}
+    table |= dict.fromkeys(("olmo2", "smollm3", "olmoe"), plain)
     reader.GGUF_SUPPORTED_ARCHITECTURES.extend(("granite", "olmo2", "smollm3", "olmoe"))
     delta = (
         *("full_attention_interval", "rope.dimension_sections", "nextn_predict_layers"),
@@ -100,7 +97,8 @@ def teach_families() -> None:
 def complete(config: HfConfig, header: GgufHeader) -> None:
     """Complete a transformers configuration from the file; UserError, in one line, for a key that it cannot express."""
     attributes = {key for key, names in _ATTRIBUTES.items() if any(hasattr(config, name) for name in names)}
-    windows = {"attention.sliding_window"} if header.architecture in _WINDOWED else set()
+    # Families whose windowed layers are those of transformers:
+    windows = {"attention.sliding_window"} if header.architecture in ("gemma2", "gemma3", "phi3") else set()
     check_known(header, {key for key, name in _mapped(header).items() if name is not None} | attributes | windows)
     heads = getattr(config, "num_attention_heads", None)
     for key, names in _ATTRIBUTES.items():
@@ -216,8 +214,9 @@ def scaling(config: HfConfig, header: GgufHeader, factors: Mapping[str, list[flo
     short, long = (lists.get(f"rope_factors_{name}", each) for name in ("short", "long"))
     if short == long and attention == 1.0 and len(set(short)) == 1:
         return {"rope_type": "default"} if short[0] == 1.0 else {"rope_type": "linear", "factor": short[0]}
-    lengths = {"factor": max(1.0, config.max_position_embeddings / original), **before}
     return {
         **{"rope_type": "longrope", "short_factor": short, "long_factor": long},
-        **{**lengths, "attention_factor": attention},
+        "factor": max(1.0, config.max_position_embeddings / original),
+        **before,
+        "attention_factor": attention,
     }

@@ -16,7 +16,7 @@ import numpy as np
 
 from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.specs import gguf_parts, is_gguf
-from utils.errors import UserError
+from utils.errors import UserError, holding, raise_first
 from utils.families import UnfitError
 from utils.objects import Json
 
@@ -76,12 +76,14 @@ class GgufHeader(NamedTuple):
         """
         names = {tensor.name for tensor in self.tensors}
         if self.architecture in ("dflash", "dspark"):  # builds before DSpark joined DFlash have its own name
-            cases = {
-                "dspark": "markov_w1.weight" in names,
-                "dflash2": "selector_hidden.weight" in names,
-                "jetspec": self.get("attention.causal"),
-            }
-            return next((kind for kind, holds in cases.items() if holds), "dflash")
+            return holding(
+                {
+                    "dspark": "markov_w1.weight" in names,
+                    "dflash2": "selector_hidden.weight" in names,
+                    "jetspec": self.get("attention.causal"),
+                    "dflash": True,
+                }
+            )[0]
         if self.get("nextn_predict_layers") and "blk.0.attn_norm.weight" not in names:
             return "mtp"
         if self.architecture in UNDEFINED:
@@ -127,10 +129,13 @@ def read_header(file: Path) -> GgufHeader:
 
 def _header_of(file: Path) -> tuple[Json, tuple[TensorInfo, ...]]:
     """Metadata and tensors of one file."""
-    if not file.is_file():
-        raise UserError(f"no GGUF file {file}")
-    if not is_gguf(file):
-        raise UserError(f"{file} is no GGUF file: it does not begin with GGUF")
+    raise_first(
+        {
+            f"no GGUF file {file}": not file.is_file(),
+            f"{file} is no GGUF file: it does not begin with GGUF": not is_gguf(file),
+        },
+        UserError,
+    )
     stat = file.stat()
     return _parsed(file, stat.st_size, stat.st_mtime_ns)
 
@@ -223,12 +228,16 @@ def _tensors(
         last = offset + prod(shape) // codes * width
         expected = -(-last // alignment) * alignment
         tensors.append(TensorInfo(name, shape, kind.name, file, start + offset, last - offset))
-    if size < start + last:
-        raise UserError(f"{file} is incomplete: {_mb(size)} of {_mb(start + last)} MB")
-    if size - start - last >= alignment:
-        raise UserError(f"{file} is damaged: no tensor claims its last {size - start - last} bytes")
-    if len({tensor.name for tensor in tensors}) < len(tensors):
-        raise UserError(f"{file} is damaged: two tensors have one name")
+    raise_first(
+        {
+            f"{file} is incomplete: {_mb(size)} of {_mb(start + last)} MB": size < start + last,
+            f"{file} is damaged: no tensor claims its last {size - start - last} bytes": (
+                size - start - last >= alignment
+            ),
+            f"{file} is damaged: two tensors have one name": len({tensor.name for tensor in tensors}) < len(tensors),
+        },
+        UserError,
+    )
     return tuple(tensors)
 
 
@@ -256,9 +265,8 @@ def write_joined(header: GgufHeader, out: IO[bytes], *, weights: bool) -> None:
     offset = 0
     for tensor in header.tensors:
         name, sizes = tensor.name.encode(), tensor.shape[::-1]
-        kind = GGMLQuantizationType[tensor.kind]
         out.write(struct.pack("<Q", len(name)) + name)
-        out.write(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset))
+        out.write(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, GGMLQuantizationType[tensor.kind], offset))
         offset += -(-tensor.size // alignment) * alignment
     out.write(b"\0" * (-out.tell() % alignment))
     if not weights:

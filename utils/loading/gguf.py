@@ -78,8 +78,10 @@ def converted(
 
 def converted_entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]:
     """Return the cache entries that serve for the file with this sha256, and the source in their manifests."""
-    origin: dict[str, object] = {"sha256": digest, "format": FORMAT}
-    return [(cache_folder() / name / digest[:16], origin) for name in ("converted", "described")[: 2 - weights]]
+    return [
+        (cache_folder() / name / digest[:16], {"sha256": digest, "format": FORMAT})
+        for name in ("converted", "described")[: 2 - weights]
+    ]
 
 
 def _convert(source: Path, folder: Path, weights: bool, progress: Progress) -> None:
@@ -123,8 +125,10 @@ def main(source: Path, folder: Path, weights: bool) -> int:
     except UserError as error:
         report(refused=str(error))
     except Exception as error:  # any error ends this process with one line
-        number = {"errno": error.errno} if isinstance(error, OSError) and error.errno else {}
-        report(error=" ".join(str(error).split()) or type(error).__name__, **number)
+        report(
+            error=" ".join(str(error).split()) or type(error).__name__,
+            **{"errno": error.errno} if isinstance(error, OSError) and error.errno else {},
+        )
     return 1
 
 
@@ -150,8 +154,9 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     config: HfConfig = transformers.AutoConfig.from_pretrained(str(source.parent), gguf_file=source.name)
     step(0.8)
     if config.model_type == "llama" and header.get("expert_count"):
-        given = {key: value for key, value in config.to_dict().items() if key != "model_type"}
-        config = transformers.MixtralConfig(**given)
+        config = transformers.MixtralConfig(
+            **{key: value for key, value in config.to_dict().items() if key != "model_type"}
+        )
     try:
         complete(config, header)
     except UserError as error:

@@ -1,9 +1,7 @@
 """The results of loading as frozen records: a model in memory, a pair, and the options. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +42,6 @@ class LoadOptions:
     graphs: bool = False  # passes are replayed as graphs
     tp_size: int = 1  # processes that share the target
 
-    @property
-    def for_drafters(self) -> LoadOptions:
-        """The options for drafters: one process, and no revision, which is the target's."""
-        return replace(self, revision=None, tp_size=1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
@@ -56,8 +49,8 @@ class LoadPlan:
 
     name: str
     stored: str = ""  # the format of its weights in files: a dtype, or GGUF
-    device: torch.device
-    dtype: torch.dtype  # that it computes in
+    device: "torch.device"
+    dtype: "torch.dtype"  # that it computes in
     quantization: str
     converts: tuple[str, ...] = ()  # changes of the weights, in order
     context: int

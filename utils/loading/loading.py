@@ -17,7 +17,7 @@ from utils.catalogue.specs import (
     head_kind_of,
 )
 from utils.catalogue.templates import end_ids
-from utils.errors import UserError
+from utils.errors import UserError, holding
 from utils.files import read_object
 from utils.gguf.header import read_header
 from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
@@ -85,14 +85,15 @@ def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list
         return [f"{target.name} runs in torch: {target.expanded}"]
     if options.quantization != "auto" or target.quantization != "none" or not spec.of_gguf:
         return []
-    reasons = {
-        f"{options.tp_size} processes share them": options.tp_size > 1,
-        f"there are no kernels for {target.device.type}": target.device.type != "cpu",
-        f"the kernels compute in float32, not in {target.dtype_text}": target.dtype_text != "float32",
-        "--attn-implementation asks for transformers' own pass": options.attn_implementation is not None,
-    }
-    why = next((reason for reason, holds in reasons.items() if holds), target.expanded)
-    return [f"the weights of {target.name} are expanded to {target.dtype_text} ({why})"]
+    whys = holding(
+        {
+            f"{options.tp_size} processes share them": options.tp_size > 1,
+            f"there are no kernels for {target.device.type}": target.device.type != "cpu",
+            f"the kernels compute in float32, not in {target.dtype_text}": target.dtype_text != "float32",
+            "--attn-implementation asks for transformers' own pass": options.attn_implementation is not None,
+        }
+    )
+    return [f"the weights of {target.name} are expanded to {target.dtype_text} ({[*whys, target.expanded][0]})"]
 
 
 def load_drafter(
@@ -106,6 +107,7 @@ def load_drafter(
     UserError as of :func:`load_pair`, and for a drafter of another method; `pair` itself stays usable.
     """
     pair, drafter = replace(pair, spec=spec), spec.drafter
+    options = replace(options, revision=None, tp_size=1)  # one process; the revision is the target's
     if isinstance(drafter, str):
         if (kind := head_kind_of(drafter)) is not None:
             folders = pair.spec.students
@@ -114,7 +116,6 @@ def load_drafter(
         if drafter in CASCADES:
             return _with_cascade(pair, drafter, options, progress)
         return _beside(pair, drafter, notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else ())
-    options = options.for_drafters
     folder = model_folder(drafter, options, progress, weights=options.drafter_quantization != "auto")
     kind, method = head_kind(folder), pair.spec.method
     if method in TRAINED_METHODS and kind != method:
@@ -141,7 +142,6 @@ def _check_whole(pair: LoadedPair, drafter: ModelSpec, folder: Path) -> None:
 
 def _with_cascade(pair: LoadedPair, word: str, options: LoadOptions, progress: Progress) -> LoadedPair:
     """Return the pair with the models of its cascade in memory; the lane builds the other drafters in it."""
-    options = options.for_drafters
     models: dict[str, LoadedModel] = {}
     notes: list[str] = []
     for spec in pair.spec.cascade_models:
@@ -166,8 +166,9 @@ def _fitting(
     progress: Progress,
 ) -> tuple[LoadedModel, list[str]]:
     """Return a model that can draft for the pair's target, and notes on it; UserError if they share no tokens."""
-    device = options.drafter_device or options.device
-    loaded, tokenizer = _load(spec, options, device, options.drafter_quantization, progress, folder)
+    loaded, tokenizer = _load(
+        spec, options, options.drafter_device or options.device, options.drafter_quantization, progress, folder
+    )
     if loaded.encodes != pair.target.encodes:
         encoding, other = (loaded, pair.target) if loaded.encodes else (pair.target, loaded)
         raise UserError(
@@ -179,8 +180,9 @@ def _fitting(
         vocabulary = None if loaded.encodes else other_vocabulary(tokenizers)
         if vocabulary is None:
             raise UserError(f"{loaded.name} cannot draft for {pair.target.name}: {problems[0]}")
-        note = f"{loaded.name} has other tokens than {pair.target.name}: drafts are translated (see infer.py check)"
-        return replace(loaded, vocabulary=vocabulary), [note]
+        return replace(loaded, vocabulary=vocabulary), [
+            f"{loaded.name} has other tokens than {pair.target.name}: drafts are translated (see infer.py check)"
+        ]
     return loaded, fit_notes(pair.target, loaded, tokenizers)
 
 
@@ -212,13 +214,15 @@ def _with_head(pair: LoadedPair, kind: str, folder: Path, options: LoadOptions) 
             f"drafter {kind}: {pair.target.name} is an encoder-decoder model, which has no trained drafters"
         )
     device, quantization = options.drafter_device, options.drafter_quantization
-    notes = {
-        f"a trained drafter runs where its target does: --drafter-device {device} is unused": device
-        not in (None, options.device),
-        f"a trained drafter is not quantized: --drafter-quantization {quantization} is unused": quantization
-        not in UNSAID,
-    }
-    return _beside(pair, kind, draft_head=folder, notes=[note for note, holds in notes.items() if holds])
+    notes = holding(
+        {
+            f"a trained drafter runs where its target does: --drafter-device {device} is unused": device
+            not in (None, options.device),
+            f"a trained drafter is not quantized: --drafter-quantization {quantization} is unused": quantization
+            not in UNSAID,
+        }
+    )
+    return _beside(pair, kind, draft_head=folder, notes=notes)
 
 
 def _load(
@@ -282,6 +286,11 @@ def load_served(spec: PairSpec, options: LoadOptions, progress: Progress) -> Loa
     )
     if target.tokenizer is None:
         return pair
-    note = f"{server.address} scores every round's draft by a request: for looking, not for speed"
     complete = load_drafter(pair, spec, options, progress)
-    return replace(complete, notes=(note, *complete.notes))
+    return replace(
+        complete,
+        notes=(
+            f"{server.address} scores every round's draft by a request: for looking, not for speed",
+            *complete.notes,
+        ),
+    )

@@ -9,8 +9,6 @@ A packed model has the parts and the configuration that the compiled pass reads.
 longer to import than all else, is imported only for its own pass.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import Counter
@@ -51,11 +49,10 @@ _GROWTH = 1.05  # bytes of a packed weight over the file's, at most
 _ALIGNED = 64  # where a weight may begin
 
 _GENERATION = "generation_config.json"
-_SMALL = ("mlp.gate", "mlp.shared_expert_gate")  # few numbers, kept as float32
 _EXPERTS = ".mlp.experts"
 
+# transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good.
 ONE_AT_A_TIME = threading.Lock()
-"""transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good."""
 
 
 class FileConfig(SimpleNamespace):
@@ -63,7 +60,7 @@ class FileConfig(SimpleNamespace):
 
     is_encoder_decoder = False
 
-    def get_text_config(self, decoder: bool = False) -> FileConfig:
+    def get_text_config(self, decoder: bool = False) -> "FileConfig":
         return self
 
     def to_dict(self) -> Json:
@@ -130,9 +127,10 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
     tensors = []
     for info in header.parameters:
         name, part = module_name(info.name, architecture)
-        vector = name.endswith(_SMALL) or (info.kind == "F32" and len(info.shape) == 1)
-        sizes = 3 if _EXPERTS in name else 2
-        if not vector and not (info.kind in TYPES and len(info.shape) == sizes and part == "weight"):
+        # Of gates there are few numbers, kept as float32.
+        vector = name.endswith(("mlp.gate", "mlp.shared_expert_gate")) or (info.kind == "F32" and len(info.shape) == 1)
+        packs = info.kind in TYPES and len(info.shape) == (3 if _EXPERTS in name else 2) and part == "weight"
+        if not (vector or packs):
             raise UnfitError(f"no kernel for {info.kind}, the type of {info.name}")
         tensors.append(_Tensor(info, name, part, vector))
     if architecture not in _PERMUTED:
@@ -178,8 +176,11 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
                 }
                 continue
             packed = PackedWeight.of(tensor.info.kind, data, progress.check)
-            sizes = [*packed.data.shape, packed.out_features, packed.in_features]
-            weights[tensor.name] = {"at": put(packed.data), "shape": sizes, "kind": packed.kind}
+            weights[tensor.name] = {
+                "at": put(packed.data),
+                "shape": [*packed.data.shape, packed.out_features, packed.in_features],
+                "kind": packed.kind,
+            }
             types[packed.kind] += packed.data.size
             del packed
     write_json(folder / "index.json", {"type": types.most_common(1)[0][0], "weights": weights, "vectors": vectors})
@@ -293,9 +294,11 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> Pa
     index, ends = read_object(entry / "index.json"), folder / _GENERATION
     check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.fromfile(entry / "weights.bin", np.uint8)
-    vectors, weights = {}, {}
-    for tensor, span in index["vectors"].items():
-        vectors[tensor] = torch.from_numpy(np.ndarray(span["shape"], np.float32, data, span["at"]).copy())
+    vectors = {
+        tensor: torch.from_numpy(np.ndarray(span["shape"], np.float32, data, span["at"]).copy())
+        for tensor, span in index["vectors"].items()
+    }
+    weights = {}
     for tensor, span in index["weights"].items():
         *shape, rows, width = span["shape"]
         weights[tensor] = PackedWeight(np.ndarray(shape, np.uint8, data, span["at"]), span["kind"], rows, width)

@@ -1,7 +1,5 @@
 """Silences the libraries' messages to developers, each by its own switch; errors still arrive as exceptions."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings
@@ -43,6 +41,6 @@ def quiet_libraries() -> None:
     disable_progress_bars()
 
 
-def quiet_warnings() -> warnings.catch_warnings[None]:
+def quiet_warnings() -> "warnings.catch_warnings[None]":
     """No Python warning of a library gets out while a model is being built."""
     return warnings.catch_warnings(action="ignore")

@@ -7,7 +7,7 @@ from pathlib import Path
 from zipfile import is_zipfile
 
 from utils.catalogue.specs import ModelSpec, is_gguf
-from utils.errors import UserError
+from utils.errors import UserError, raise_first
 from utils.gguf.header import read_header
 from utils.loading.cache import is_whole
 from utils.loading.fetch import hub_file, hub_folder, kept_file, package_file
@@ -18,7 +18,6 @@ from utils.progress import SILENT, Progress
 _NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers takes them
 _POINTER = b"version https://git-lfs"
 _SPELLED = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_NUMBERS = tuple(_SPELLED.values())
 
 
 def model_folder(
@@ -52,8 +51,7 @@ def model_folder(
 def head_folder(place: Path, progress: Progress = SILENT) -> Path:
     """Return the folder of a trained draft head, which is `place` or made of the GGUF file there. Raises UserError or
     Cancelled."""
-    spec = ModelSpec(gguf=str(place))
-    return model_folder(spec, LoadOptions(), progress, weights=False) if is_gguf(place) else place
+    return model_folder(ModelSpec(gguf=str(place)), LoadOptions(), progress, weights=False) if is_gguf(place) else place
 
 
 def digest_of(spec: ModelSpec, progress: Progress) -> str:
@@ -73,10 +71,15 @@ def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress = SILENT
 
 
 def _local_folder(folder: Path, weights: bool) -> Path:
-    if not folder.is_dir():
-        raise UserError(f"no folder {folder}")
-    if (folder / "adapter_config.json").is_file():
-        raise UserError(f"{folder} holds an adapter (LoRA), which is not read: merge it into its model and name that")
+    raise_first(
+        {
+            f"no folder {folder}": not folder.is_dir(),
+            f"{folder} holds an adapter (LoRA), which is not read: merge it into its model and name that": (
+                folder / "adapter_config.json"
+            ).is_file(),
+        },
+        UserError,
+    )
     if not (folder / "config.json").is_file():
         files = ", ".join(sorted(file.name for file in folder.glob("*.gguf"))[:3])
         more = f"several GGUF files: name one of {files}" if files else "no model: config.json is missing"
@@ -144,7 +147,11 @@ def check_weights(folder: Path, *, quantized: bool) -> None:
             if tensor in parts:
                 raise UserError(f"{folder}: {tensor} is in two parts, {parts[tensor].name} and {file.name}")
             parts[tensor] = file
-            if not quantized and dtype not in _NUMBERS and (tensor.endswith(".weight") or dtype.startswith("F")):
+            if (
+                not quantized
+                and dtype not in _SPELLED.values()
+                and (tensor.endswith(".weight") or dtype.startswith("F"))
+            ):
                 raise UserError(
                     f"{file}: {tensor} is {dtype}, and config.json has no quantization_config to read it by"
                 )

@@ -293,11 +293,10 @@ class ChatAnswer:
         reading cannot be closed in order."""
         from openai import AsyncStream
 
-        opening = client.post(
-            self.server.chat_at, cast_to=object, body=request, stream=True, stream_cls=AsyncStream[object]
-        )
         try:
-            async with await opening as stream:
+            async with await client.post(
+                self.server.chat_at, cast_to=object, body=request, stream=True, stream_cls=AsyncStream[object]
+            ) as stream:
                 async for part in _split(stream.response.aiter_bytes(), self.server.between):
                     if part.lstrip().startswith(b"<"):
                         raise ValueError(_PAGE)
@@ -374,16 +373,14 @@ _DRAFTS = {  # by its place in a chunk: an engine's own counts of an answer's dr
     "stats": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # LM Studio 0.3.10, release notes …
     "usage": ("total_draft_tokens_count", "accepted_draft_tokens_count", ""),  # … or here
 }
-_COUNTED = ("drafted", "accepted", "passes")
 _RATES = {"timings": "predicted_per_second", "metrics": "tokens_per_second", "stats": "tokens_per_second"}
 _KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
 
+# Settings that the protocol has no field for, some engines have, and the value of each that is off:
 FURTHER = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Settings that the protocol has no field for, some engines have, and the value of each that is off."""
-
+# Engines that take those fields, and the value of `top_k` that allows every token: a field that is left out has the
+# engine's own default.
 ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
-"""Engines that take those fields, and the value of `top_k` that allows every token: a field that is left out has the
-engine's own default."""
 
 
 FORM_FIELDS = {  # of a form that is no JSON schema (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
@@ -417,8 +414,8 @@ class OpenAIServer(Server):
             **{name: getattr(settings, name) for name in SENT},
             **{"max_tokens": settings.max_new_tokens, "stream_options": {"include_usage": True}},
             **{name: value for name, value in optional.items() if value},
+            **form_for(self, settings),
         }
-        options |= form_for(self, settings)
         further = {name: getattr(settings, name) for name in FURTHER}
         if self.kind in ALL:
             options |= {**further, "top_k": settings.top_k or ALL[self.kind]}
@@ -464,8 +461,11 @@ def _reported(chunk: Json) -> Json:
     usage = chunk.get("usage")
     found: Json = {"tokens": count_of(usage, "completion_tokens"), "prompt_tokens": count_of(usage, "prompt_tokens")}
     for place, names in _DRAFTS.items():
-        counts = (count_of(_at(chunk, place), name) for name in names)
-        found |= {key: count for key, count in zip(_COUNTED, counts, strict=True) if count is not None}
+        counts = {
+            key: count_of(_at(chunk, place), name)
+            for key, name in zip(("drafted", "accepted", "passes"), names, strict=True)
+        }
+        found |= {key: count for key, count in counts.items() if count is not None}
     for place, name in _RATES.items():
         rate = (_at(chunk, place) or {}).get(name)
         if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
@@ -516,10 +516,15 @@ def form_for(server: Server, settings: Any) -> Json:
     if name == "json_schema" and server.kind == "llama-cpp-python":
         return {"response_format": {"type": "json_object", "schema": schema_of(text)}}
     if name == "json_schema":
-        schema = {"name": "answer", "schema": schema_of(text), "strict": True}
-        return {"response_format": {"type": "json_schema", "json_schema": schema}}
-    field = FORM_FIELDS.get((server.kind, name))
-    if field is None or (field in ("grammar", "ebnf") and is_lark_syntax(text)):
+        return {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": schema_of(text), "strict": True},
+            }
+        }
+    if (field := FORM_FIELDS.get((server.kind, name))) is None or (
+        field in ("grammar", "ebnf") and is_lark_syntax(text)
+    ):
         why = f"has no field for {name}" if field is None else "reads grammars in GBNF, not in Lark"
         raise UsageError(f"{server.address} {why} (now {settings.show(name)})")
     return {field: {name: text} if server.kind == "vLLM" else text}

@@ -166,7 +166,7 @@ def test_every_new_lane_is_exact_with_tables_and_trained_drafters(
 ) -> None:
     engine, settings = engines("beside"), Settings(**SHORT, **changes)
     lane = engine.lane(name, settings)
-    session = engine.open(prompt_ids(engine, "tell me", settings), hidden=lane.needs_hidden)
+    session = engine.open(prompt_ids(engine, "tell me", settings), hidden=lane.drafter.traits.needs_hidden)
     plain = answer(engine, engine.lane("ar", settings), settings).ids
     assert answer(engine, lane, settings).ids == plain
     events = list(lane.run(prompt_ids(engine, "tell me", settings), session=session))
