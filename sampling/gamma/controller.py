@@ -20,6 +20,7 @@ another text next time.
 from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 from sampling.events import Step
 from sampling.gamma.acceptance import Acceptance, expected_tokens
@@ -50,15 +51,12 @@ def goodput(
 
     `drafted[j]` is the probability that draft j+1 comes if γ allows it (default 1); a missing draft costs no width.
     """
-    tokens = expected_tokens(alphas)
-    rates = [tokens[0] / v[0]]
-    drafting, verifying = 0.0, v[0]
-    widths = [1.0, *(drafted or [1.0] * len(alphas))]
-    for gamma in range(1, len(alphas) + 1):
-        drafting += c * (widths[gamma] if gamma > 1 else 1.0)  # the first draft is paid for, whether it comes or not
-        verifying += widths[gamma] * (v[gamma] - v[gamma - 1])
-        rates.append(tokens[gamma] / (drafting + verifying))
-    return rates
+    chances = drafted or [1.0] * len(alphas)
+    # The first draft is paid for, whether it comes or not.
+    drafting = accumulate((c * chance for chance in (1.0, *chances[1:])), initial=0.0)
+    verifying = accumulate((chance * (v[n] - v[n - 1]) for n, chance in enumerate(chances, start=1)), initial=v[0])
+    each = zip(expected_tokens(alphas), drafting, verifying, strict=False)
+    return [tokens / (draft + verify) for tokens, draft, verify in each]
 
 
 def best(values: Sequence[float]) -> int:
