@@ -141,8 +141,12 @@ class Growing:
         for call in self.calls:
             known = spent.get(call.model, Call(call.model, 0, 0.0))
             spent[call.model] = Call(call.model, known.passes + call.passes, known.seconds + call.seconds)
-        trees = list(map(DraftTree.of, self.tokens, repeat(None), self._source, self._draft_prob))
-        return Draft(trees, self._probs(), tuple(spent.values()), tuple(self._trace))
+        return Draft(
+            list(map(DraftTree.of, self.tokens, repeat(None), self._source, self._draft_prob)),
+            self._probs(),
+            tuple(spent.values()),
+            tuple(self._trace),
+        )
 
     def _probs(self) -> Tensor | None:
         like = next((draft.probs for draft, _ in self._pieces if draft.probs is not None), None)
@@ -273,8 +277,7 @@ class CascadeDrafter(Composite):
 def _covered(draft: Draft, ids: Tensor) -> Draft:
     """Renumber the draft by the ids covered: token i is ids[i], len(ids) means any other id."""
     place = {token: index for index, token in enumerate(ids.tolist())}
-    probs = draft.probs
-    if probs is not None:
+    if (probs := draft.probs) is not None:
         # The q of an id that is not covered never matters: the reviewer gives it no probability.
         probs = F.pad(probs.to(ids.device).index_select(-1, ids), (0, 1), value=1.0)
     trees = [replace(tree, tokens=[place.get(token, len(ids)) for token in tree.tokens]) for tree in draft.trees]
@@ -335,8 +338,9 @@ def chain_of(drafters: Sequence[Drafter], amounts: Sequence[int]) -> ChainDrafte
 
 def _chain(stages: Sequence[Stage], k: Matrix, reviewer: int) -> ChainDrafter:
     """Return the chain below `reviewer` (0 = the target): the drafters after it, with the tokens of its row."""
-    amounts = zip(stages, k[reviewer][reviewer:], strict=True)
-    return ChainDrafter([stage._replace(tokens=tokens) for stage, tokens in amounts])
+    return ChainDrafter(
+        [stage._replace(tokens=tokens) for stage, tokens in zip(stages, k[reviewer][reviewer:], strict=True)]
+    )
 
 
 def _reviewer(drafter: Any) -> ModelDrafter:

@@ -177,11 +177,14 @@ class ModelSource(Source):
         best = {node.row: node for node in sorted(nodes, key=lambda node: node.path)}
         if not self._expanded and len(best) == 1:
             self._expanded |= dict.fromkeys(best.values(), -1)
-        if self._unchanged and len(self._active) == 1 and self.session is not None:
-            probs = self.session.likeliest(self._row_to(best[0]), self._count)
-            if probs is not None:
-                self._passes += 1
-                return {best[0]: self._named(probs)}
+        if (
+            self._unchanged
+            and len(self._active) == 1
+            and self.session is not None
+            and (probs := self.session.likeliest(self._row_to(best[0]), self._count)) is not None
+        ):
+            self._passes += 1
+            return {best[0]: self._named(probs)}
         logits = self._logits([*best.values()])
         rows = sorted(best)
         chosen = logits if len(rows) == len(logits) else logits[put(rows, logits.device)]
@@ -210,8 +213,7 @@ class ModelSource(Source):
 
     def _named(self, probs: dict[int, float]) -> list[Offer]:
         """Return the ids of columns that have a probability, with it."""
-        ids = self._short_ids
-        return [(index if ids is None else ids[index], p) for index, p in probs.items() if p]
+        return [(index if self._short_ids is None else self._short_ids[index], p) for index, p in probs.items() if p]
 
 
 class BlockSource(ModelSource):

@@ -50,8 +50,7 @@ class Copies(Source):
 
     def offers(self, node: Node) -> list[Offer]:
         tokens = self._copied[node.row]
-        follows = len(tokens) > node.depth and tokens[: node.depth] == node.tokens
-        return [(tokens[node.depth], 1.0)] if follows else []
+        return [(token, 1.0) for token in tokens[node.depth : node.depth + 1] if tokens[: node.depth] == node.tokens]
 
     def select(self, rows: list[int]) -> None:
         self._begins = [self._begins[row] for row in rows]

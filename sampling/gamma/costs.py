@@ -168,8 +168,7 @@ class Costs:
             self._model.add(model_s / plain)
 
     def _add_pass(self, width: int, seconds: float) -> None:
-        samples = self._passes.get(width)
-        if samples is None:
+        if (samples := self._passes.get(width)) is None:
             expected = self._usual_plain * self.v(width)[width - 1] if self._seeds else 0.0
             samples = self._passes[width] = _Samples(*([expected] if expected else []))
         if usual := samples.median if samples.count >= MEASURED or self._seeds else 0.0:
@@ -192,8 +191,11 @@ class Costs:
         """T(1), 0 if no pass was timed. A wider pass is never faster: if wider ones were by far, T(1) is theirs."""
         if not self._usual:
             own = self._passes[1].median
-            timed = {n: samples.median for n, samples in self._passes.items() if samples.count >= MEASURED}
-            wider = [median / (1.0 if own else _curve(self._prior, n)[-1]) for n, median in timed.items()]
+            wider = [
+                samples.median / (1.0 if own else _curve(self._prior, n)[-1])
+                for n, samples in self._passes.items()
+                if samples.count >= MEASURED
+            ]
             least = min(wider, default=own)
             self._usual = own if own and own <= DISTURBED * least else least
         return self._usual
@@ -236,8 +238,11 @@ class Costs:
         """Return v(1) … v(`limit`): measured, straight lines between, the slope of the seed or a guess beyond."""
         if len(self._v) < limit:
             plain = self._usual_plain
-            measured = {n: samples.median for n, samples in self._passes.items() if samples.count >= MEASURED and plain}
-            points = {n: min(float(n), max(1.0, median / plain)) for n, median in measured.items()} | {1: 1.0}
+            points = {1: 1.0} | {
+                n: min(float(n), max(1.0, samples.median / plain))
+                for n, samples in self._passes.items()
+                if samples.count >= MEASURED and n > 1 and plain
+            }
             self._tabled = {n: samples.median for n, samples in self._passes.items()}
             curve = _curve(points, max(limit, NODES_MAX + 1, *points), self._prior)
             self._v = list(accumulate(reversed(curve), min))[::-1]

@@ -118,8 +118,11 @@ def load_student(
     folder = Path(folder)
     stored = read_config(folder)
     tokenizer, own = stored.get("tokenizer"), fingerprint or "not given: fingerprint(tokenizer) of utils.loading.fit"
-    fits = tokenizer in (None, fingerprint) or (target is None and fingerprint is None)
-    require(fits, folder, f" was made for another tokenizer ({tokenizer}, the target's is {own})")
+    require(
+        tokenizer in (None, fingerprint) or (target is None and fingerprint is None),
+        folder,
+        f" was made for another tokenizer ({tokenizer}, the target's is {own})",
+    )
     own_format = stored.get("student") == FORMAT
     _check_complete(stored, own_format, folder)
     tensors, packed = unstored(_tensors(folder, stored))
@@ -301,8 +304,11 @@ def check_target(config: DraftHeadConfig, target: nn.Module, folder: str | Path)
         ("a target with heads of size", "", config.large_head_dim, head_size(large), ("glide",)),
     ]
     for what, unit, theirs, ours, kinds in compared:
-        fits = config.kind not in kinds or theirs == ours
-        require(fits, folder, f" is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
+        require(
+            config.kind not in kinds or theirs == ours,
+            folder,
+            f" is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}",
+        )
     read, layers = config.num_hidden_layers if config.kind == "glide" else 0, large.num_hidden_layers
     require(read <= layers, folder, f" reads the last {read} layers of its target, this one has {layers}")
 
@@ -352,8 +358,11 @@ def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | Non
     """Return the target's tensors that the draft head uses as its own."""
     model: HfModel = target
     tensors: dict[str, Tensor] = {}
-    fits = model is not None or not (config.shared_embedding or config.shared_head)
-    require(fits, folder, " shares its target's embedding: it cannot be used without it")
+    require(
+        model is not None or not (config.shared_embedding or config.shared_head),
+        folder,
+        " shares its target's embedding: it cannot be used without it",
+    )
     if config.shared_embedding:
         table = model.get_input_embeddings()
         tensors[_EMBEDDING] = (

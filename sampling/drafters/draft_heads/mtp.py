@@ -112,8 +112,7 @@ def load_layer(model: HfModel, folder: Path, device: torch.device, dtype: torch.
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             stored |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # no mapping
-    names = naming(stored, model.get_decoder().config.num_hidden_layers)
-    if names is None:
+    if (names := naming(stored, model.get_decoder().config.num_hidden_layers)) is None:
         raise UserError(f"{folder.name} ships no multi-token prediction layer (mtp.… or a layer after the last)")
     tensors: dict[str, Tensor] = {ours: part[:] for key, part in stored.items() if (ours := names.ours(key))}
     layer = MtpLayer(model, any(".experts." in name for name in tensors))

@@ -403,8 +403,11 @@ def _own_parts(kind: str, settings: Json, config: Json, tensors: dict[str, Tenso
     if kind == "dspark":
         rank = int(settings.get("markov_rank", 256))
         markov = str(settings.get("markov_head_type", "vanilla")).lower() if rank else ""
-        why = f": markov_head_type is {markov!r}: vanilla, gated and rnn are read"
-        require(markov in ("", "vanilla", "gated", "rnn"), folder, why)
+        require(
+            markov in ("", "vanilla", "gated", "rnn"),
+            folder,
+            f": markov_head_type is {markov!r}: vanilla, gated and rnn are read",
+        )
         return {
             "rank": rank,
             "markov": markov,
@@ -446,6 +449,9 @@ def _windows(inner: Json, layers: int, folder: Path) -> tuple[int, ...]:
     window = (
         inner.get("sliding_window") if inner.get("use_sliding_window", inner.get("model_type") != "qwen3") else None
     )
-    fits = len(kinds) == layers and {*kinds} <= {"full_attention", "sliding_attention"}
-    require(fits, folder, f" has {layers} layers, its layer_types are {kinds!r}")
+    require(
+        len(kinds) == layers and {*kinds} <= {"full_attention", "sliding_attention"},
+        folder,
+        f" has {layers} layers, its layer_types are {kinds!r}",
+    )
     return tuple((window or 0) if kind == "sliding_attention" else 0 for kind in kinds)

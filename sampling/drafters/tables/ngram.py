@@ -93,8 +93,7 @@ class Ngrams(Source):
         self._seen = [list(row) for row in prompt]
 
     def offers(self, node: Node) -> list[Offer]:
-        offer = self._stores[node.row].offer(node.tail)
-        if offer is not None:
+        if (offer := self._stores[node.row].offer(node.tail)) is not None:
             return [offer]
         return [] if self.stop_if_unknown else [(self._random.randrange(self._end), 1 / self._end)]
 
