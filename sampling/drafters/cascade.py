@@ -22,7 +22,7 @@ from sampling.drafters.draft_model import ModelDrafter, scoring
 from sampling.drafters.drawing import ReducedSampler
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Step, by_row
-from sampling.rows import check_rows, padded, put
+from sampling.rows import check_rows, padded, prepended, put
 from sampling.types import (
     LM,
     Budget,
@@ -103,6 +103,9 @@ class Composite(Drafter):
         return [*map(self.traits.names.index, part.traits.names), len(self.traits.names)]
 
 
+_ALL = 1 << 30  # tokens of a call that only the room that is left cuts
+
+
 class Growing:
     """A draft that grows from pieces; `rows` [B] are the committed tokens, `tokens` [B] the drafted ones."""
 
@@ -113,11 +116,6 @@ class Growing:
         self._draft_prob: list[list[float]] = [[] for _ in rows]
         self._pieces: list[tuple[Draft, list[tuple[int, int, int]]]] = []  # row, node there, depth here
         self._trace: list[Step] = []
-
-    @property
-    def texts(self) -> Rows:
-        """Return the rows with their drafted tokens."""
-        return [row + new for row, new in zip(self.rows, self.tokens, strict=True)]
 
     def append(self, draft: Draft, numbers: Sequence[int], cut: Sequence[int]) -> list[int]:
         """Add a piece to each row, at most cut[b] tokens; return how many each row gained.
@@ -143,8 +141,12 @@ class Growing:
         for call in self.calls:
             known = spent.get(call.model, Call(call.model, 0, 0.0))
             spent[call.model] = Call(call.model, known.passes + call.passes, known.seconds + call.seconds)
-        trees = list(map(DraftTree.of, self.tokens, repeat(None), self._source, self._draft_prob))
-        return Draft(trees, self._probs(), tuple(spent.values()), tuple(self._trace))
+        return Draft(
+            list(map(DraftTree.of, self.tokens, repeat(None), self._source, self._draft_prob)),
+            self._probs(),
+            tuple(spent.values()),
+            tuple(self._trace),
+        )
 
     def _probs(self) -> Tensor | None:
         like = next((draft.probs for draft, _ in self._pieces if draft.probs is not None), None)
@@ -162,8 +164,8 @@ class Growing:
 
 def renumbered(step: Step, numbers: Sequence[int]) -> Step:
     """Return a nested round with its sources, at every level, renumbered."""
-    source = tuple(numbers[index] for index in step.source)
-    return replace(step, source=source, inner=tuple(renumbered(nested, numbers) for nested in step.inner))
+    inner = tuple(renumbered(nested, numbers) for nested in step.inner)
+    return replace(step, source=tuple(numbers[index] for index in step.source), inner=inner)
 
 
 class Stage(NamedTuple):
@@ -199,22 +201,17 @@ class ChainDrafter(Composite):
 
     def _extend(self, grown: Growing, stage: Stage, until: list[int], most: list[int], sampler: Sampler) -> None:
         """Run one stage until every row has its tokens or gets no more."""
-        active = [True] * len(until)
+        active, bounds = [True] * len(until), until if stage.call is None else most
         while True:
             have = [len(tokens) for tokens in grown.tokens]
             active = [own and has < goal for own, has, goal in zip(active, have, until, strict=True)]
             if not any(active):
                 return
-            missing = [goal - has for goal, has in zip(until, have, strict=True)]
-            if stage.call is not None:
-                missing = [min(stage.call, bound - has) for bound, has in zip(most, have, strict=True)]
-            wanted = [lack if own else 0 for own, lack in zip(active, missing, strict=True)]
-            draft = stage.drafter.propose(grown.texts, Budget(wanted), sampler)
+            each = zip(active, bounds, have, strict=True)
+            wanted = [min(stage.call or _ALL, bound - has) if own else 0 for own, bound, has in each]
+            draft = stage.drafter.propose(prepended(grown.rows, grown.tokens), Budget(wanted), sampler)
             gained = grown.append(draft, self.numbered(stage.drafter), wanted)
             active = [own and bool(new) for own, new in zip(active, gained, strict=True)]
-
-
-_ALL = 1 << 30  # only the room that is left cuts a review
 
 
 class CascadeDrafter(Composite):
@@ -238,16 +235,16 @@ class CascadeDrafter(Composite):
         Distributions, if drafts have them, are those that the tokens really have. `trace` holds the review, a Step a
         row.
         """
-        model, share = self.model, len(rows)
+        model, session, share = self.model, self.model.session, len(rows)
         depth = model.fitting(rows, budget.max_depth)
-        if max(depth) <= 0:
+        if session is None or max(depth) <= 0:
             return Draft.empty(share)
         watch = Stopwatch()
         keys = [(number, len(row)) for number, row in zip(model.ids, rows, strict=True)]
         going = [index for index, most in enumerate(depth) if most > 0]
         draft = self.inner.propose(rows, Budget([max(0, most - 1) for most in depth]), sampler.drafting(keys))
         draft_s = watch.lap()
-        result, seen, ids = self.review(rows, draft, keys, going, sampler)
+        result, seen, ids = self.review(rows, draft, keys, going, sampler, session)
         calls, numbers = (*draft.calls, Call(model.lm.name, 1, watch.lap())), self.numbered(self.inner)
         each, inner = tuple(call.shared(share) for call in calls), by_row(draft.trace)
         timed = Seconds(draft_s / share, each[-1].seconds, 0.0, 0.0)
@@ -255,39 +252,32 @@ class CascadeDrafter(Composite):
         for index in going:
             row, token, path = model.ids[index], result.verdict.token[index], result.verdict.path[index]
             own, facts = token if ids is None else int(ids[token]), facts_on(result.verdict, index, [-1, *path])
-            tree, chosen = seen.trees[index], draft.probs is None
-            step = step_of(tree, path, own, facts, chosen, row, width, each, timed)
+            step = step_of(seen.trees[index], path, own, facts, draft.probs is None, row, width, each, timed)
             step = replace(step, drafted=tuple(draft.trees[index].tokens), inner=tuple(inner.get(row, ())))
             steps.append(renumbered(step, numbers))
-        assert model.session is not None
-        emitted = _emitted(result, draft, ids, numbers, model.session.vocab_size)
-        return replace(emitted, calls=calls, trace=tuple(steps))
+        return replace(_emitted(result, draft, ids, numbers, session.vocab_size), calls=calls, trace=tuple(steps))
 
     def review(
-        self, rows: Rows, draft: Draft, keys: Keys, going: list[int], sampler: Sampler
+        self, rows: Rows, draft: Draft, keys: Keys, going: list[int], sampler: Sampler, session: Session
     ) -> tuple[Review, Draft, Tensor | None]:
         """Review the rows `going`; return the review, the draft in its ids, and the ids [n] covered (None: all).
 
         `keys` are those of all rows. The other rows draw nothing: they would draw the same noise again later.
         """
-        session, seen = self.model.session, draft
-        assert session is not None
         score, ids = scoring(session, whole=sampler.needs_prefixes)
         logits = score([row[: self.model.lm.context] for row in rows], draft)  # cut rows have no drafts
         if ids is not None:
             logits = F.pad(logits, (0, 1), value=-torch.inf)  # the last column: every id that is not covered
-            seen, sampler = _covered(draft, ids), ReducedSampler(sampler, ids, session.vocab_size)
-        logits = sampler.biased(logits)
-        result = review(logits, seen, rows, keys, sampler, self.lenience, going)
+            draft, sampler = _covered(draft, ids), ReducedSampler(sampler, ids, session.vocab_size)
+        result = review(sampler.biased(logits), draft, rows, keys, sampler, self.lenience, going)
         session.commit(result.verdict.path)
-        return result, seen, ids
+        return result, draft, ids
 
 
 def _covered(draft: Draft, ids: Tensor) -> Draft:
     """Renumber the draft by the ids covered: token i is ids[i], len(ids) means any other id."""
     place = {token: index for index, token in enumerate(ids.tolist())}
-    probs = draft.probs
-    if probs is not None:
+    if (probs := draft.probs) is not None:
         # The q of an id that is not covered never matters: the reviewer gives it no probability.
         probs = F.pad(probs.to(ids.device).index_select(-1, ids), (0, 1), value=1.0)
     trees = [replace(tree, tokens=[place.get(token, len(ids)) for token in tree.tokens]) for tree in draft.trees]
@@ -333,8 +323,8 @@ def cascade_of(drafters: Sequence[Drafter], matrix: Any, lenience: float = 1.0) 
     stages = [Stage(last, 0, call, 0 if call is None else call - 1)]
     for index in range(len(reviewers) - 1, -1, -1):
         below = _chain(stages, k, index + 1)
-        drafter = CascadeDrafter(_reviewer(reviewers[index]), below, lenience)
-        stages.insert(0, Stage(drafter, 0, _ALL, below.traits.most or 0))
+        cascade = CascadeDrafter(_reviewer(reviewers[index]), below, lenience)
+        stages.insert(0, Stage(cascade, 0, _ALL, below.traits.most or 0))
     return _chain(stages, k, 0)
 
 
@@ -348,8 +338,9 @@ def chain_of(drafters: Sequence[Drafter], amounts: Sequence[int]) -> ChainDrafte
 
 def _chain(stages: Sequence[Stage], k: Matrix, reviewer: int) -> ChainDrafter:
     """Return the chain below `reviewer` (0 = the target): the drafters after it, with the tokens of its row."""
-    row = k[reviewer][reviewer:]
-    return ChainDrafter([stage._replace(tokens=tokens) for stage, tokens in zip(stages, row, strict=True)])
+    return ChainDrafter(
+        [stage._replace(tokens=tokens) for stage, tokens in zip(stages, k[reviewer][reviewer:], strict=True)]
+    )
 
 
 def _reviewer(drafter: Any) -> ModelDrafter:

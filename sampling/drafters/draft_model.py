@@ -6,13 +6,14 @@ Takes any :class:`sampling.types.LM`; does not know what its session reads of th
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
 
 from sampling.drafters.drawing import Column, Drawing
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
-from sampling.drafters.registry import DraftRequest, Parts, named, row_of
+from sampling.drafters.registry import DraftRequest, Parts, row_of
 from sampling.events import Call, Proposal
 from sampling.gamma.constants import CONFIDENT, LEAST_PATH
 from sampling.models.translated import TranslatedLM, TranslatedSession
@@ -27,13 +28,6 @@ WIDTH = 4  # nodes of a level that are expanded (docs/notes.md)
 FEW, MANY = 8, 16  # likeliest tokens offered greedily; under noise, which may favour an unlikely one
 
 
-def opened(lm: LM, prompt: Rows, previous: Session | None, target: Session) -> Session | None:
-    """Open a session of `lm` beside `target`'s. Rows beyond its context are cut; None if all of them are."""
-    if min(map(len, prompt)) >= lm.context:
-        return None
-    return lm.open([row[: lm.context] for row in prompt], previous=previous, target=target)
-
-
 def scoring(session: Session, whole: bool = False) -> tuple[Callable[[Rows, Draft], Tensor], Tensor | None]:
     """Return the function that scores with a session, and the ids [n] of its columns; None for all ids (`whole`)."""
     short = None if whole else session.reduced_ids
@@ -46,24 +40,16 @@ class ModelSource(Source):
     With `draws`, the token of each node is drawn from the processed distribution, which travels with it; it is a point
     mass if the sampler makes it one (greedy, gumbel coupling). Else the likeliest tokens are offered, one level of a
     tree in a pass if the session can `grow`. Rows beyond the model's context get no offers. `ids`: the caller's numbers
-    of the rows, which key the noise. `session`: None if the prompt is beyond the context.
+    of the rows, which key the noise. `session`: None if all of the prompt's rows are beyond the context.
     """
 
     lm: LM
+    confidence: Sequence[float] = ()  # the model's estimates of this round, if it makes them
 
     def __init__(self, lm: LM, draws: bool = False, width: int = WIDTH) -> None:
         self.lm, self.name, self.draws, self.width = lm, lm.name, draws, width
         self.session: Session | None = None
         self.ids: list[int] = []
-        self.columns: list[Column | None] = []  # of each depth in this round; None: forced in all rows
-        self._depths: list[int] = []  # tokens to draft
-        self._reaches: list[int] = []  # levels, with tokens that a constraint forces
-        self._base: Rows = []  # the rows, cut at the model's context
-        self._active: Rows = []  # the same with the path of the last pass
-        self._expanded: dict[Node, int] = {}  # index of each expanded node in the next two lists
-        self._expanded_tokens: list[int] = []
-        self._expanded_parents: list[int] = []
-        self._passes, self._seconds = 0, 0.0
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -72,8 +58,9 @@ class ModelSource(Source):
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         """Open the answer; the cache of the last one is reused by common prefix."""
         previous, self.session = self.session, None
-        self.ids = list(range(len(prompt)))
-        self.session = opened(self.lm, prompt, previous, target)
+        self.ids, most = list(range(len(prompt))), self.lm.context
+        if min(map(len, prompt)) < most:
+            self.session = self.lm.open([row[:most] for row in prompt], previous=previous, target=target)
         short = None if self.session is None else self.session.reduced_ids
         self._short_ids = None if short is None else short.tolist()
 
@@ -85,16 +72,19 @@ class ModelSource(Source):
         return [max(0, min(depth, self.lm.context - len(row), depth if n is None else n)) for depth, row, n in limits]
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
+        # Tokens to draft, and levels, with tokens that a constraint forces.
         self._depths = self._reaches = self.fitting(rows, depths)
         if (constraint := sampler.constraint) is not None:
             self._reaches = self.fitting(rows, [self.lm.context] * len(rows))
         self._constraint, self._unchanged = constraint, constraint is None and not sampler.biases
-        self._passes, self._seconds, self.columns = 0, 0.0, []
-        self._expanded, self._expanded_tokens, self._expanded_parents = {}, [], []
+        self._passes, self._seconds = 0, 0.0
+        self.columns = dict[int, Column]()  # by depth, but for those forced in all rows
+        self._expanded = dict[Node | None, int]()  # index of each expanded node in the next two lists
+        self._expanded_tokens, self._expanded_parents = list[int](), list[int]()
         self._count, self._biased = FEW if sampler.greedy else MANY, sampler.biased
         most = self.lm.context
-        self._base = [row if len(row) <= most else row[:most] for row in rows]
-        self._active = [*self._base]
+        self._base = [row if len(row) <= most else row[:most] for row in rows]  # cut at the model's context
+        self._active = [*self._base]  # the same with the path of the last pass
         if self.session is not None:
             self._score, self._short = scoring(self.session, whole=self.draws and sampler.needs_prefixes)
             if self.draws:
@@ -107,19 +97,18 @@ class ModelSource(Source):
             if node.depth - node.forced < self._depths[node.row] and node.depth < self._reaches[node.row]
         ]
         watch = Stopwatch()  # the offers are on the host, so the device is done
-        offers_of = self._drawn if self.draws else self._level if self._can_grow(within) else self._ranked
+        grows = self.session is not None and self.session.can_grow and self._expanded and len(self._active) == 1
+        offers_of = self._drawn if self.draws else self._level if grows else self._ranked
         offers: dict[Node, list[Offer]] = offers_of(within) if within else {}
         self._seconds += watch.lap()
         return [offers.get(node, []) for node in nodes]
 
     def considered(self, node: Node, count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:
-        column = self.columns[node.depth]
-        assert column is not None
-        listed = self.drawing.listed(column, node.row, count, tokens)
+        listed = self.drawing.listed(self.columns[node.depth], node.row, count, tokens)
         return tuple(Proposal(*ranked, 0) for ranked in listed)
 
     def call(self) -> Call | None:
-        return Call(self.lm.name, self._passes, self._seconds) if self._passes else None
+        return Call(self.lm.name, self._passes, self._seconds, (*self.confidence,)) if self._passes else None
 
     def close(self) -> None:
         self.session = None
@@ -144,22 +133,18 @@ class ModelSource(Source):
     def _drawn(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Draw one token after each node."""
         depth, active = nodes[0].depth, {node.row for node in nodes}
-        if depth >= len(self.columns):
-            self.columns += [None] * (depth - len(self.columns))
+        if depth not in self.columns:
             logits = self._logits(nodes)
-            if not depth and self._runs_ahead(logits):
-                self.columns = [*self._chain(logits)]
-            else:
+            on_host = logits.device.type == "cpu" or self.drawing.sampler.needs_prefixes
+            if depth or on_host or not self._can_step():
                 draws = [row in active for row in range(len(self._active))]
-                self.columns += self.drawing.on_host([self.drawing.column(logits, self._active, draws)])
+                drawn = self.drawing.on_host([self.drawing.column(logits, self._active, draws)])
+            else:  # all tokens of the round are drawn on the device first, as the host would wait for each
+                drawn = self._chain(logits)
+            self.columns |= enumerate(drawn, start=depth)
         column = self.columns[depth]
-        assert column is not None
         tokens, probs = column.tokens.tolist(), column.draft_prob.tolist()
         return {node: [(tokens[node.row], probs[node.row])] for node in nodes}
-
-    def _runs_ahead(self, logits: Tensor) -> bool:
-        """Whether to draw all tokens of the round on the device first, as the host would wait for each."""
-        return logits.device.type != "cpu" and not self.drawing.sampler.needs_prefixes and self._can_step()
 
     def _can_step(self) -> bool:
         return self.session is not None and self.session.can_step
@@ -187,21 +172,19 @@ class ModelSource(Source):
         if tokens and self.session is not None:
             self.session.fill_in([list(row) for row in zip(*tokens, strict=True)])
 
-    def _can_grow(self, nodes: list[Node]) -> bool:
-        if not nodes or not self._expanded or len(self._active) > 1:
-            return False
-        return self.session is not None and self.session.can_grow
-
     def _ranked(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Return the likeliest tokens after the likeliest node of each row."""
         best = {node.row: node for node in sorted(nodes, key=lambda node: node.path)}
         if not self._expanded and len(best) == 1:
-            self._expanded = dict.fromkeys(best.values(), -1)
-        if self._unchanged and len(self._active) == 1 and self.session is not None:
-            probs = self.session.likeliest(self._row_to(best[0]), self._count)
-            if probs is not None:
-                self._passes += 1
-                return {best[0]: self._named(probs)}
+            self._expanded |= dict.fromkeys(best.values(), -1)
+        if (
+            self._unchanged
+            and len(self._active) == 1
+            and self.session is not None
+            and (probs := self.session.likeliest(self._row_to(best[0]), self._count)) is not None
+        ):
+            self._passes += 1
+            return {best[0]: self._named(probs)}
         logits = self._logits([*best.values()])
         rows = sorted(best)
         chosen = logits if len(rows) == len(logits) else logits[put(rows, logits.device)]
@@ -214,27 +197,23 @@ class ModelSource(Source):
         if not known:
             return {}
         for node in known:
-            assert node.parent is not None
             self._expanded_parents.append(self._expanded[node.parent])
             self._expanded[node] = len(self._expanded_tokens)
             self._expanded_tokens.append(node.token)
         assert self.session is not None
-        logits = self.session.grow([*self._expanded_tokens], [*self._expanded_parents])
         self._passes += 1
-        return self._likeliest(logits, known)
+        return self._likeliest(self.session.grow([*self._expanded_tokens], [*self._expanded_parents]), known)
 
     def _likeliest(self, logits: Tensor, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Return the likeliest tokens of each row of logits [M, n], after M nodes; of those that can follow."""
         logits = self._biased(logits, self._short)
         if self._constraint is not None:
-            prefixes = [[*self._base[node.row], *node.tokens] for node in nodes]
-            logits = self._constraint.masked(logits, prefixes, self._short)
+            logits = self._constraint.masked(logits, list(map(self._row_to, nodes)), self._short)
         return dict(zip(nodes, map(self._named, likeliest_of_each(logits, self._count)), strict=True))
 
     def _named(self, probs: dict[int, float]) -> list[Offer]:
         """Return the ids of columns that have a probability, with it."""
-        ids = self._short_ids
-        return [(index if ids is None else ids[index], p) for index, p in probs.items() if p]
+        return [(index if self._short_ids is None else self._short_ids[index], p) for index, p in probs.items() if p]
 
 
 class BlockSource(ModelSource):
@@ -252,10 +231,6 @@ class BlockSource(ModelSource):
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         super().follow(rows, texts, depths, sampler)
         self.confidence = []
-
-    def call(self) -> Call | None:
-        call = super().call()
-        return None if call is None else call._replace(confidence=tuple(self.confidence))
 
     def _paths(self, nodes: list[Node]) -> tuple[list[int], Rows]:
         return [node.row for node in nodes], [[self._base[node.row][-1], *node.tokens] for node in nodes]
@@ -283,8 +258,7 @@ class BlockSource(ModelSource):
         return not self.session.by_path
 
     def _following(self, column: Column, depth: int) -> Tensor:
-        ids = self.session.reduced_ids if self._short is None else None
-        return spread(self.session.logits[:, depth + 1], ids, self.session.vocab_size, -math.inf)
+        return self.session.logits[:, depth + 1]
 
     def _fill_in(self, tokens: Rows) -> None:
         return
@@ -292,9 +266,6 @@ class BlockSource(ModelSource):
     def _drawn(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         kept = self._confident(nodes)
         return super()._drawn(kept) if kept else {}
-
-    def _can_grow(self, nodes: list[Node]) -> bool:
-        return False
 
     def _ranked(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Return the likeliest tokens after every node of a level."""
@@ -339,7 +310,7 @@ class ModelDrafter(Proposer):
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """Return chains of at most budget.max_depth[b] tokens; probs [B, N, V] unless point masses."""
         chain, model = super().propose(rows, budget, sampler), self.model
-        if not any(model.columns[: chain.width]):
+        if not any(depth < chain.width for depth in model.columns):
             return chain
         if (probs := model.drawing.probs(model.columns, chain.width)) is not None:
             each = [(row, tree, node) for row, tree in enumerate(chain.trees) for node in range(len(tree.tokens))]
@@ -368,8 +339,7 @@ class Respelled(ModelSource):
             watch = Stopwatch()
             self._drafts = self._write()
             self._seconds += watch.lap()
-        drafts = [self._drafts[node.row][node.depth : node.depth + 1] for node in nodes]
-        return [[(token, 1.0) for token in draft] for draft in drafts]
+        return [[(token, 1.0) for token in self._drafts[node.row][node.depth : node.depth + 1]] for node in nodes]
 
     def _write(self) -> Rows:
         """Return the model's likeliest text after each row, in the target's tokens."""
@@ -426,21 +396,18 @@ def build_none(pair: Parts, request: DraftRequest) -> NoDrafter:
     return NoDrafter()
 
 
-def of_head(lm: LM, request: DraftRequest) -> Proposer:
-    """Build a drafter from a draft head: chains, or trees of its likeliest tokens."""
-    return of_lm(lm, request, LEAST_PATH if request.auto else 0.0)
-
-
-def of_lm(lm: LM, request: DraftRequest, least: float) -> Proposer:
-    """Build a drafter from a model: trees of its likeliest tokens, or chains that end once less likely than `least`."""
+def of_lm(lm: LM, request: DraftRequest, least: float = LEAST_PATH) -> Proposer:
+    """Build a drafter from a model: trees of its likeliest tokens, or chains, which end under `gamma auto` once less
+    likely than `least`."""
     if request.expand == "dynamic":
         return Proposer(
             [source_of(lm)], tree=True, nodes=request.settings.nodes, learn=request.auto, ratios=request.ratios
         )
-    return ModelDrafter(lm, least, Rule.BLOCK if request.settings.verify == "block" else Rule.DRAWN)
+    rule = Rule.BLOCK if request.settings.verify == "block" else Rule.DRAWN
+    return ModelDrafter(lm, least if request.auto else 0.0, rule)
 
 
 def build_head(pair: Parts, request: DraftRequest) -> Proposer:
     """Build a drafter on the pair's draft head of the word's kind: chains, or trees by the head's probabilities."""
-    word, make = request.word, named(row_of(request.word).lm)
-    return of_head(pair.head(word, lambda head: make(head, word, pair.target.vocab_size)), request)
+    word, make = request.word, resolve_name(row_of(request.word).lm)
+    return of_lm(pair.head(word, lambda head: make(head, word, pair.target.vocab_size)), request)

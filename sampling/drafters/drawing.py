@@ -7,7 +7,7 @@ that is needed. The sampler is the only source of randomness and of processors. 
 Shapes: B rows, n ids covered (V without a short list), N drafted positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -102,8 +102,9 @@ class Drawing:
         """The columns with their tokens and `draft_prob` on the host, by one transfer."""
         if columns[0].tokens.device.type == "cpu":
             return columns
-        drawn = [column.tokens for column in columns], [column.draft_prob for column in columns]
-        tokens, probs = fetched(*map(torch.stack, drawn))
+        tokens, probs = fetched(
+            torch.stack([column.tokens for column in columns]), torch.stack([column.draft_prob for column in columns])
+        )
         each = zip(columns, tokens.long(), probs.float(), strict=True)
         return [replace(column, tokens=token, draft_prob=prob) for column, token, prob in each]
 
@@ -118,12 +119,12 @@ class Drawing:
         q = (logits[indices] - column.logsumexp[row]).exp().tolist()
         return sorted(zip([ids[index] for index in indices], q, ranks, strict=True), key=lambda listed: listed[2])
 
-    def probs(self, columns: Sequence[Column | None], count: int) -> Tensor | None:
+    def probs(self, columns: Mapping[int, Column], count: int) -> Tensor | None:
         """Return the distributions [B, N, V] of the first N = `count` positions, zeros where nothing was drawn; None
         for point masses."""
         if self.sampler.point_mass:
             return None
-        drawn = {depth: column.probs for depth, column in enumerate(columns[:count]) if column is not None}
+        drawn = {depth: column.probs for depth, column in columns.items() if depth < count}
         none = torch.zeros_like(next(iter(drawn.values())))
         reduced = torch.stack([drawn.get(depth, none) for depth in range(count)], dim=1)
         return spread(reduced, self.reduced_ids, self.vocab_size, 0.0)

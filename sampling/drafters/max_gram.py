@@ -35,16 +35,12 @@ class Copies(Source):
 
     name = "maxgram"
 
-    def __init__(self) -> None:
-        self._begins: list[int] = []  # tokens of each row before its generated ones
-        self._copied: Rows = []
-
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         """Open the answer, which begins without a match."""
-        self._begins = list(map(len, begun))
+        self._begins = list(map(len, begun))  # tokens of each row before its generated ones
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        self._copied = []
+        self._copied: Rows = []
         for begin, text, depth in zip(self._begins, texts, depths, strict=True):
             copied = after_match(text, len(text) - begin, depth) if depth > 0 else []
             if 0 < len(copied) < depth:
@@ -54,8 +50,7 @@ class Copies(Source):
 
     def offers(self, node: Node) -> list[Offer]:
         tokens = self._copied[node.row]
-        follows = len(tokens) > node.depth and tokens[: node.depth] == node.tokens
-        return [(tokens[node.depth], 1.0)] if follows else []
+        return [(token, 1.0) for token in tokens[node.depth : node.depth + 1] if tokens[: node.depth] == node.tokens]
 
     def select(self, rows: list[int]) -> None:
         self._begins = [self._begins[row] for row in rows]

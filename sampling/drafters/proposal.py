@@ -16,8 +16,6 @@ it. Sources that draw are used alone: a node takes drawn or chosen offers, never
 Knows no source by name, no clock and no text.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
@@ -49,8 +47,8 @@ from sampling.types import (
     Verdict,
 )
 
+# Share of the noise that is applied where only a few tokens are offered (docs/notes.md, "The noise is known").
 NOISE_SHARE = 0.5
-"""Share of the noise that is applied where only a few tokens are offered (docs/notes.md, "The noise is known")."""
 MAX_NOISE = 100.0  # bound on the noise of a logit; beyond it the exponential overflows at temperatures of thousands
 MOST_FORCED = 64  # nodes of a draft beyond which no forced token is added
 FORCED_PATH = 0.5  # paths of a tree less likely than this get no forced tokens, which cost their places in the pass
@@ -61,8 +59,7 @@ UNLISTED_WEIGHT = 0.067  # weight of all tokens that no source offers
 
 Noise = Callable[[int, Sequence[int]], list[float]]  # depth of a node, ids → what the draw adds to their logits
 
-Offer = tuple[int, float]
-"""A token that may follow a node, and its probability according to the source."""
+Offer = tuple[int, float]  # a token that may follow a node, and its probability according to the source
 
 
 class Candidate(NamedTuple):
@@ -83,7 +80,7 @@ class Node:
 
     row: int  # index in the batch
     tail: list[int]  # last tokens of the path, ending with this node's
-    parent: Node | None = None
+    parent: "Node | None" = None
     depth: int = 0
     token: int = -1
     source: int = 0
@@ -167,8 +164,7 @@ class Growth:
         if not self.wide:
             candidates = sorted(candidates, key=itemgetter(2), reverse=True)[:1]
         for token, source, p, prob in candidates:
-            part = share * p
-            path = parent.path * part if part < 1.0 else parent.path
+            path = parent.path * min(1.0, share * p)
             if path < self.least:
                 continue
             index = bisect(self._order, -path)
@@ -190,12 +186,10 @@ class Growth:
 
     def level(self, depth: int) -> list[Node]:
         """Return the nodes of this depth after which a further token may pay."""
-        if depth >= self.depth_with_forced:
-            return []
         return [
             node
             for count, node in enumerate(self.kept, start=1)
-            if node.depth == depth
+            if node.depth == depth < self.depth_with_forced
             and node.path >= self.least
             and (count < self.most or not self.wide)
             and node.path * NEXT_PROB > self.floors[count]
@@ -260,20 +254,13 @@ def pooled(
 
 def tree_of(nodes: list[Node]) -> DraftTree:
     """Return the draft of these nodes."""
-    index: dict[Node | None, int] = {}
-    children: list[list[int]] = [[]]
-    tree = DraftTree([], [], [], children, [], [])
-    for number, node in enumerate(nodes):
-        index[node] = number
-        parent = index.get(node.parent, -1)
-        tree.tokens.append(node.token)
-        tree.parents.append(parent)
-        tree.depths.append(node.depth)
-        tree.source.append(node.source)
-        tree.draft_prob.append(node.prob)
-        children[parent + 1].append(number)
-        children.append([])
-    return tree
+    index: dict[Node | None, int] = {node: number for number, node in enumerate(nodes)}
+    return DraftTree.of(
+        [node.token for node in nodes],
+        [index.get(node.parent, -1) for node in nodes],
+        [node.source for node in nodes],
+        [node.prob for node in nodes],
+    )
 
 
 class ModelCall(NamedTuple):
@@ -326,15 +313,9 @@ class Proposer(Drafter):
             shared_noise=shared_noise,
             tree=tree,
         )
-        self._takes_trees = True
-        self._leads: Rows = []
-        self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
         self._drafted: list[list[Node]] = []  # nodes of the last draft, by row
-        self._calls: list[ModelCall] = []  # of this round
         self._offered: list[tuple[Node, list[Candidate]]] = []  # after each node that was examined in this round
         self._model_worth = ModelWorth(self._ratios, learn, alone=not self.lookups)
-        self._noise: Noise | None = None
-        self._banned: frozenset[int] = frozenset()  # ids that the target never draws
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -345,9 +326,9 @@ class Proposer(Drafter):
         return () if self.model is None or self.model.lm is None else (self.model.lm,)
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        self._leads, self._ids = lead(prompt, target), list(range(len(prompt)))
-        self._takes_trees = target.takes_trees
-        self._drafted, self._calls = [], []
+        self._leads, self._takes_trees = lead(prompt, target), target.takes_trees
+        self._ids = list(range(len(prompt)))  # the caller's numbers of the rows, which key the noise
+        self._drafted = []
         begun = prepended(self._leads, first_rows(prompt, target))
         for source in self.sources:
             if source is self.model and self.traits.reads_one_row and len(prompt) > 1:
@@ -369,7 +350,8 @@ class Proposer(Drafter):
         wide = self.traits.tree and len(rows) == 1 and self._takes_trees
         for source in self.sources:
             source.follow(rows, texts, budget.max_depth, sampler)
-        self._noise, self._calls, self._offered, self._banned = None, [], [], sampler.banned
+        self._noise: Noise | None = None
+        self._calls, self._offered, self._banned = list[ModelCall](), [], sampler.banned
         if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
             row, length = self._ids[0], len(rows[0])
             self._noise = lambda depth, ids: sampler.shared_noise(row, length + depth, ids)
@@ -408,11 +390,15 @@ class Proposer(Drafter):
         if banned := self._banned:
             looked_up = [[candidate for candidate in each if candidate.token not in banned] for each in looked_up]
         if level[0].state is not None:
-            each = zip([node.state for node in level], looked_up, strict=True)
-            looked_up = [[one for one in some if state and state.after(one.token)] for state, some in each]
-        noised = looked_up
-        if noise is not None:
-            noised = [_with_noise(noise, node, found) for node, found in zip(level, looked_up, strict=True)]
+            looked_up = [
+                [candidate for candidate in each if node.state and node.state.after(candidate.token)]
+                for node, each in zip(level, looked_up, strict=True)
+            ]
+        noised = (
+            looked_up
+            if noise is None
+            else [_with_noise(noise, node, known) for node, known in zip(level, looked_up, strict=True)]
+        )
         asks = self.model is not None and (level[0].depth == level[0].forced or bool(self._calls))
         by_model: Iterable[list[Offer]] = self._run_model(level, noised) if asks else repeat([])
         for node, plain, known, offers in zip(level, looked_up, noised, by_model, strict=False):
@@ -491,12 +477,11 @@ class Proposer(Drafter):
         paths, texts = verdict.path, prepended(self._leads, rows)
         for source in self.sources:
             source.observe(texts, paths, draft, verdict)
-        calls, self._calls = self._calls, []
         if len(rows) != 1 or not drafted or [node.token for node in drafted[0]] != draft.trees[0].tokens:
             return
         accepted = [node for node in map(drafted[0].__getitem__, paths[0]) if node.source < len(self.sources)]
         self._learn_after_drafted([node for node in drafted[0] if node.source < len(self.sources)], accepted)
-        for depth, left, first in calls:
+        for depth, left, first in self._calls:
             new = len(accepted) > depth and first.get(accepted[depth].parent) != accepted[depth].token
             self._model_worth.learn(depth, len(accepted) - depth if new else 0, left)
 

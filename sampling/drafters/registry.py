@@ -8,7 +8,7 @@ torch.
 
 import re
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from utils.catalogue.heads import HEAD_KINDS
@@ -396,10 +396,4 @@ class Parts(Protocol):
 
 def build(pair: Parts, request: DraftRequest) -> "Drafter":
     """Build a drafter by the function that its row names."""
-    return cast("Drafter", named(row_of(request.word).build)(pair, request))
-
-
-def named(path: str) -> Any:
-    """Return what "module:name" names."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+    return cast("Drafter", resolve_name(row_of(request.word).build)(pair, request))

@@ -6,7 +6,7 @@ drafts nothing is not overrated. Knows outcomes only: no tokens, distributions, 
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 
 from sampling.events import Step
@@ -16,12 +16,9 @@ from sampling.gamma.ratios import Ratios
 
 def chain_accepted(step: Step) -> int:
     """Return the number of accepted nodes of the first chain: first children all the way down."""
-    chain = -1
-    for count, node in enumerate(step.path):
-        if next(i for i, parent in enumerate(step.parents) if parent == chain) != node:
-            return count
-        chain = node
-    return len(step.path)
+    edges = enumerate(pairwise((-1, *step.path)))
+    other = (count for count, (parent, node) in edges if step.parents.index(parent) != node)
+    return next(other, len(step.path))
 
 
 class Acceptance:
@@ -43,7 +40,6 @@ class Acceptance:
         self._drafted = [ratios.of(("drafted", position), 1.0) for position in range(limit)]
         self._promised = ratios.of("promised", PROMISED)
         self._recent: list[float | None] = [None] * limit
-        self._alphas: list[float] = []
         self._pending: deque[tuple[Step, int, int]] = deque(maxlen=PENDING)
 
     def begin(self) -> None:
@@ -51,7 +47,6 @@ class Acceptance:
         self._catch_up()
         self.ratios.begin()
         self._recent = [None] * len(self._accepted)
-        self._alphas = []
 
     # -- chains ---------------------------------------------------------------------------------
 
@@ -74,7 +69,6 @@ class Acceptance:
         # All positions fade, so that one that is no longer drafted after bad luck recovers.
         for ratio in self._accepted:
             ratio.fade(include_prior=True)
-        self._alphas = []
         for position in range(min(gamma, accepted if ended else accepted + 1, len(self._accepted))):
             self._count(position, float(accepted > position))
 
@@ -93,9 +87,7 @@ class Acceptance:
     def alphas(self) -> list[float]:
         """alpha_1 … alpha_limit; the position before is the guess for one that is seldom reached."""
         self._catch_up()
-        if not self._alphas:
-            self._alphas = self._until(len(self._accepted))
-        return self._alphas
+        return self._until(len(self._accepted))
 
     def _until(self, count: int) -> list[float]:
         alphas = [self._accepted[0].value]

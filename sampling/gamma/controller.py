@@ -18,7 +18,9 @@ another text next time.
 """
 
 from bisect import bisect
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 from sampling.events import Step
 from sampling.gamma.acceptance import Acceptance, expected_tokens
@@ -49,15 +51,12 @@ def goodput(
 
     `drafted[j]` is the probability that draft j+1 comes if γ allows it (default 1); a missing draft costs no width.
     """
-    tokens = expected_tokens(alphas)
-    rates = [tokens[0] / v[0]]
-    drafting, verifying = 0.0, v[0]
-    widths = [1.0, *(drafted or [1.0] * len(alphas))]
-    for gamma in range(1, len(alphas) + 1):
-        drafting += c * (widths[gamma] if gamma > 1 else 1.0)  # the first draft is paid for, whether it comes or not
-        verifying += widths[gamma] * (v[gamma] - v[gamma - 1])
-        rates.append(tokens[gamma] / (drafting + verifying))
-    return rates
+    chances = drafted or [1.0] * len(alphas)
+    # The first draft is paid for, whether it comes or not.
+    drafting = accumulate((c * chance for chance in (1.0, *chances[1:])), initial=0.0)
+    verifying = accumulate((chance * (v[n] - v[n - 1]) for n, chance in enumerate(chances, start=1)), initial=v[0])
+    each = zip(expected_tokens(alphas), drafting, verifying, strict=False)
+    return [tokens / (draft + verify) for tokens, draft, verify in each]
 
 
 def best(values: Sequence[float]) -> int:
@@ -123,7 +122,7 @@ class Controller:
         self._rounds_without_draft = 0  # in which the drafter was called
         self._probes = dict.fromkeys(PROBES, MEASURED)  # rounds that may still time a pass of this many nodes
         self._trial = self._trial_paid = False  # whether the last budget was a trial; whether the last trial paid
-        self._tokens_by_row: dict[int, int] = {}  # of a batch in this answer
+        self._tokens_by_row = Counter[int]()  # in this answer
 
     def begin(self) -> None:
         """Start a new answer. Costs and account stay; acceptance starts from the average of earlier answers."""
@@ -143,8 +142,7 @@ class Controller:
         probe = self._probe() if wanted and known and self.tree and len(rows) == 1 else 0
         self.last = gamma = min(wanted, max(self._affordable(wanted), probe))
         if wanted and not self._trial:
-            refused = self._has_model and self._rounds_without_draft >= RETRY
-            self.pays = gamma > 0 and not refused
+            self.pays = gamma > 0 and not (self._has_model and self._rounds_without_draft >= RETRY)
         if not gamma:
             return Budget([0] * len(rows))
         if known and self.tree and not probe:
@@ -158,13 +156,11 @@ class Controller:
 
         Costs that were given, or measured on a busier machine, may keep every node out, and then nothing corrects them.
         """
-        doubted = (
-            self._trial or self._rounds_without_draft > 0 or self.left >= (TREE_ALLOWANCE if self.tree else CREDIT) / 2
-        )
+        doubted = self._trial or self._rounds_without_draft > 0 or self.left >= TREE_ALLOWANCE / 2
         for nodes, rounds in self._probes.items():
             due = rounds > 0 and doubted and not self.costs.timed(nodes + 1)
-            due = due or (nodes <= PROBES[0] and self._rounds_without_draft >= RETRY)
-            if due and nodes <= self.most and self._loss(nodes) <= self.left + PROBE_ALLOWANCE:
+            ignored = nodes <= PROBES[0] and self._rounds_without_draft >= RETRY
+            if (due or ignored) and nodes <= self.most and self._loss(nodes) <= self.left + PROBE_ALLOWANCE:
                 self._probes[nodes] -= 1
                 return nodes
         return 0
@@ -202,9 +198,7 @@ class Controller:
     @property
     def _smallest(self) -> int:
         """The tokens of a trial, and of the rounds that measure costs."""
-        if self.whole or (self.tree and self.costs.drafting_known):
-            return self.reach
-        return 1
+        return self.reach if self.whole or (self.tree and self.costs.drafting_known) else 1
 
     @property
     def reach(self) -> int:
@@ -225,9 +219,7 @@ class Controller:
         left = self.left + MARGIN
         if self.whole:  # one may cost more than the account holds: it is allowed while the account is positive
             return wanted if left > 0 else 0
-        if self._loss(wanted) <= left:
-            return wanted
-        return bisect(range(1, wanted), left, key=self._loss)  # the loss never falls with the nodes
+        return bisect(range(1, wanted + 1), left, key=self._loss)  # the loss never falls with the nodes
 
     def _tokens_paid_for(self, drafted: int) -> int:
         """Return how many of the drafted tokens cost c; a best-first tree costs c once."""
@@ -237,15 +229,12 @@ class Controller:
 
     def observe(self, steps: list[Step], promised: float = 0.0) -> None:
         """Learn from a round: the Step of each row, and the tokens that a best-first tree promised."""
-        allowed = drafted = 0
-        draft_s = verify_s = sample_s = model_s = 0.0
-        passes = 0  # of the drafter's model
-        for step in steps:
-            allowed, drafted = max(allowed, step.gamma), max(drafted, len(step.drafted))
-            draft_s, verify_s = draft_s + step.draft_s, verify_s + step.verify_s
-            sample_s += step.sample_s + step.overhead_s  # longer in rounds with drafts
-            own = step.calls[:-1]  # the last is the target's
-            passes, model_s = max(passes, sum(call.passes for call in own)), model_s + sum(call.seconds for call in own)
+        allowed, drafted = max(step.gamma for step in steps), max(len(step.drafted) for step in steps)
+        draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
+        sample_s = sum(step.sample_s + step.overhead_s for step in steps)  # longer in rounds with drafts
+        own = [step.calls[:-1] for step in steps]  # of the drafter's model: the last is the target's
+        passes = max(sum(call.passes for call in calls) for calls in own)
+        model_s = sum(call.seconds for calls in own for call in calls)
         slowest, ran_model = self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model
@@ -276,11 +265,10 @@ class Controller:
         self, tokens: int, expected: float, drafted: int, paid: int, draft_s: float, further_s: float, verify_s: float
     ) -> None:
         """Book a round: the cost of plain decoding for the expected tokens, less the cost of the round."""
-        c = self._draft_cost
         width = self.costs.v(drafted + 1)[-1]
         if (plain := self.costs.plain) and not self.costs.timed(drafted + 1):
             width = min(width, verify_s / plain)
-        cost = paid * c + width
+        cost = paid * self._draft_cost + width
         if plain:
             cost += further_s / plain
             if draft_s and not paid:  # without its model the drafter still looks tokens up
@@ -291,11 +279,9 @@ class Controller:
 
     def _slowest(self, steps: list[Step]) -> Step:
         """Return the step of the row with the fewest tokens, for which the others wait at the end."""
-        if len(steps) == 1:
-            return steps[0]
-        slowest = min(steps, key=lambda step: self._tokens_by_row.get(step.row, 0))
+        slowest = min(steps, key=lambda step: self._tokens_by_row[step.row])
         for step in steps:
-            self._tokens_by_row[step.row] = self._tokens_by_row.get(step.row, 0) + len(step.emitted)
+            self._tokens_by_row[step.row] += len(step.emitted)
         return slowest
 
     # -- what others see ----------------------------------------------------------------------

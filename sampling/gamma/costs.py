@@ -41,11 +41,10 @@ class _Speed:
         """Count a pass that took `factor` times its usual time."""
         newest = log(factor)
         outlier = abs(newest - self._log) > OUTLIER
-        if outlier and not self._outlier:
-            self._outlier = True
-            return
-        self._log = (1 - RETURN) * (newest if outlier else self._log + NEWEST * (newest - self._log))
-        self._outlier, self.slowness = False, exp(self._log)
+        self._outlier = outlier and not self._outlier
+        if not self._outlier:
+            self._log = (1 - RETURN) * (newest if outlier else self._log + NEWEST * (newest - self._log))
+            self.slowness = exp(self._log)
 
 
 class _Samples:
@@ -107,7 +106,7 @@ class Costs:
         self._model = _Samples()  # a pass of the drafter's model
         self._sampling = _Samples()  # sampling in a round without drafts
         self._runs_model = False  # whether c counts only rounds in which the drafter ran a model
-        self._prior = _Curve({1: 1.0, **seeds})
+        self._prior = {1: 1.0, **seeds}
         self._batches: dict[int, Costs] = {1: self}
         self._v: list[float] = []
         self._tabled: dict[int, float] = {}  # the medians that it was worked out from
@@ -120,18 +119,15 @@ class Costs:
         """
         if rows not in self._batches:
             known = (count for count, costs in self._batches.items() if costs.measured)
-            near = min(known, key=lambda count: (count < rows, abs(count - rows)), default=None)
-            self._batches[rows] = Costs() if near is None else self._batches[near].copied()
+            near = self._batches[min(known, key=lambda count: (count < rows, abs(count - rows)), default=1)]
+            table = dict(enumerate(near.v(near.reach), start=1))
+            self._batches[rows] = Costs(near.c, table, borrowed=True) if near.measured else Costs()
         return self._batches[rows]
 
     @property
     def measured(self) -> bool:
         """Whether c and wider passes were timed on this machine."""
         return self._drafting.count >= MEASURED and self.reach > 1 and self.references > 0
-
-    def copied(self) -> "Costs":
-        """Return new costs seeded with these estimates."""
-        return Costs(self.c, dict(enumerate(self.v(self.reach), start=1)), borrowed=True)
 
     def add(
         self,
@@ -172,8 +168,7 @@ class Costs:
             self._model.add(model_s / plain)
 
     def _add_pass(self, width: int, seconds: float) -> None:
-        samples = self._passes.get(width)
-        if samples is None:
+        if (samples := self._passes.get(width)) is None:
             expected = self._usual_plain * self.v(width)[width - 1] if self._seeds else 0.0
             samples = self._passes[width] = _Samples(*([expected] if expected else []))
         if usual := samples.median if samples.count >= MEASURED or self._seeds else 0.0:
@@ -196,8 +191,11 @@ class Costs:
         """T(1), 0 if no pass was timed. A wider pass is never faster: if wider ones were by far, T(1) is theirs."""
         if not self._usual:
             own = self._passes[1].median
-            timed = {n: samples.median for n, samples in self._passes.items() if samples.count >= MEASURED}
-            wider = [median / (1.0 if own else self._prior.values(n)[-1]) for n, median in timed.items()]
+            wider = [
+                samples.median / (1.0 if own else _curve(self._prior, n)[-1])
+                for n, samples in self._passes.items()
+                if samples.count >= MEASURED
+            ]
             least = min(wider, default=own)
             self._usual = own if own and own <= DISTURBED * least else least
         return self._usual
@@ -240,10 +238,13 @@ class Costs:
         """Return v(1) … v(`limit`): measured, straight lines between, the slope of the seed or a guess beyond."""
         if len(self._v) < limit:
             plain = self._usual_plain
-            measured = {n: samples.median for n, samples in self._passes.items() if samples.count >= MEASURED and plain}
-            points = {n: min(float(n), max(1.0, median / plain)) for n, median in measured.items()} | {1: 1.0}
+            points = {1: 1.0} | {
+                n: min(float(n), max(1.0, samples.median / plain))
+                for n, samples in self._passes.items()
+                if samples.count >= MEASURED and n > 1 and plain
+            }
             self._tabled = {n: samples.median for n, samples in self._passes.items()}
-            curve = _Curve(points, self._prior).values(max(limit, NODES_MAX + 1, *points))
+            curve = _curve(points, max(limit, NODES_MAX + 1, *points), self._prior)
             self._v = list(accumulate(reversed(curve), min))[::-1]
         return self._v[:limit]
 
@@ -262,35 +263,25 @@ def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
     return lambda n: first * costs.v(n)[n - 1]
 
 
-class _Curve:
-    """A curve through points: straight lines between them; beyond the last one parallel to `shape` within its points,
-    then with the mean slope so far (with fewer than SLOPE_MEASURED points: or the slope of `shape`, whichever is
-    steeper)."""
+def _curve(points: Mapping[int, float], count: int, shape: Mapping[int, float] | None = None) -> list[float]:
+    """Return a curve through points, of which the first is at 1, at 1 … `count`.
 
-    def __init__(self, points: Mapping[int, float], shape: "_Curve | None" = None) -> None:
-        self.points, self.shape, self.last = sorted(points.items()), shape, max(points)
-        self._values: list[float] = []
-
-    def values(self, count: int) -> list[float]:
-        """Return the curve at 1 … `count`; the first point is at 1."""
-        if len(self._values) < count:
-            self._values = self._worked_out(max(count, self.last))
-        return self._values[:count]
-
-    def _worked_out(self, count: int) -> list[float]:
-        values = list[float]()
-        for (left, low), (right, high) in pairwise(self.points):
-            shares = ((n - left) / (right - left) for n in range(left, right))
-            values += [low * (1 - share) + high * share for share in shares]
-        (last, top), further = self.points[-1], range(self.last, count + 1)
-        if self.shape is None:
-            return values + [top + SLOPE * (n - last) for n in further]
-        shape = self.shape.values(count)
-        # Measured curves bend down, if at all, so the mean slope overestimates the cost.
-        slope = (top - 1) / (last - 1) if last > 1 else 0.0
-        for n in further:
-            rise, chord = shape[n - 1] - shape[last - 1], slope * (n - last)
-            if n > self.shape.last:
-                rise = chord if last >= SLOPE_MEASURED else max(rise, chord)
-            values.append(top + rise)
-        return values
+    Straight lines between the points; beyond the last one parallel to the curve of `shape` within its points, then with
+    the mean slope so far (with fewer than SLOPE_MEASURED points: or the slope of `shape`, whichever is steeper).
+    """
+    values, last = list[float](), max(points)
+    for (left, low), (right, high) in pairwise(sorted(points.items())):
+        shares = ((n - left) / (right - left) for n in range(left, right))
+        values += [low * (1 - share) + high * share for share in shares]
+    top, further = points[last], range(last, count + 1)
+    if shape is None:
+        return [*values, *(top + SLOPE * (n - last) for n in further)][:count]
+    parallel = _curve(shape, count)
+    # Measured curves bend down, if at all, so the mean slope overestimates the cost.
+    slope = (top - 1) / (last - 1) if last > 1 else 0.0
+    for n in further:
+        rise, chord = parallel[n - 1] - parallel[last - 1], slope * (n - last)
+        if n > max(shape):
+            rise = chord if last >= SLOPE_MEASURED else max(rise, chord)
+        values.append(top + rise)
+    return values[:count]

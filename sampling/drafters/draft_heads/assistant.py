@@ -6,7 +6,6 @@ made of the draft before. Its layers attend to what the target's last layer of t
 last token's. So it keeps nothing between rounds and reads no prompt. Knows no distributions.
 """
 
-from copy import copy
 from typing import NamedTuple, Self
 
 import torch
@@ -77,9 +76,7 @@ class AssistantSession(Session):
 
     def fork(self) -> Self:
         """An independent session."""
-        twin = copy(self)
-        twin._chains = {}
-        return twin
+        return type(self)(self.lm, self.initial, self.target)
 
 
 class AssistantLM(LM):

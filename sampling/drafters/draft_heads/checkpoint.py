@@ -84,8 +84,15 @@ def save_student(folder: str | Path, student: DraftHead, about: Json | None = No
     if has_place(shape, about):
         stored, tensors = as_published(shape, tensors, about)
     else:
-        llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
-        stored = {"student": FORMAT, **llama, "tie_word_embeddings": False, **shape, **about}
+        stored = {
+            "student": FORMAT,
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            **shape,
+            **about,
+        }
     data = save(tensors, metadata={"format": "pt"})
     stored |= {"bytes": len(data), "crc32": zlib.crc32(data)}
     with replacing(folder / WEIGHTS) as weights, replacing(folder / CONFIG) as description:
@@ -111,8 +118,11 @@ def load_student(
     folder = Path(folder)
     stored = read_config(folder)
     tokenizer, own = stored.get("tokenizer"), fingerprint or "not given: fingerprint(tokenizer) of utils.loading.fit"
-    fits = tokenizer in (None, fingerprint) or (target is None and fingerprint is None)
-    require(fits, folder, f" was made for another tokenizer ({tokenizer}, the target's is {own})")
+    require(
+        tokenizer in (None, fingerprint) or (target is None and fingerprint is None),
+        folder,
+        f" was made for another tokenizer ({tokenizer}, the target's is {own})",
+    )
     own_format = stored.get("student") == FORMAT
     _check_complete(stored, own_format, folder)
     tensors, packed = unstored(_tensors(folder, stored))
@@ -211,8 +221,7 @@ def _completed(stored: Json, tensors: dict[str, Tensor], target: nn.Module | Non
     query = tensors.get(_CROSS)
     if query is None or {"large_hidden_size", "large_num_attention_heads"} <= config.keys():
         return config
-    if target is None:
-        raise UserError(f"the drafter {folder}: {CONFIG} has no sizes of its target (large_…): load it with its target")
+    require(target is not None, folder, f": {CONFIG} has no sizes of its target (large_…): load it with its target")
     large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = config.setdefault("large_head_dim", head_size(large))
     config.setdefault("large_hidden_size", large.hidden_size)
@@ -240,8 +249,7 @@ def _check_complete(stored: Json, own_format: bool, folder: Path) -> None:
 def _config(stored: Json, folder: Path) -> DraftHeadConfig:
     """Return the configuration of our own keys, or of a Llama configuration as published GLIDE checkpoints have it."""
     config_type = BlockConfig if stored.get("kind") in BLOCK_KINDS else DraftHeadConfig
-    known = {field.name for field in fields(config_type)}
-    values = {name: value for name, value in stored.items() if name in known and value is not None}
+    values = {field.name: stored[field.name] for field in fields(config_type) if stored.get(field.name) is not None}
     values.setdefault("kind", "glide" if "large_num_attention_heads" in stored else "plain")
     for prefix in ("", "large_"):
         size, heads = (stored.get(prefix + name, 0) for name in ("hidden_size", "num_attention_heads"))
@@ -296,8 +304,11 @@ def check_target(config: DraftHeadConfig, target: nn.Module, folder: str | Path)
         ("a target with heads of size", "", config.large_head_dim, head_size(large), ("glide",)),
     ]
     for what, unit, theirs, ours, kinds in compared:
-        fits = config.kind not in kinds or theirs == ours
-        require(fits, folder, f" is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
+        require(
+            config.kind not in kinds or theirs == ours,
+            folder,
+            f" is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}",
+        )
     read, layers = config.num_hidden_layers if config.kind == "glide" else 0, large.num_hidden_layers
     require(read <= layers, folder, f" reads the last {read} layers of its target, this one has {layers}")
 
@@ -347,14 +358,18 @@ def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | Non
     """Return the target's tensors that the draft head uses as its own."""
     model: HfModel = target
     tensors: dict[str, Tensor] = {}
-    fits = model is not None or not (config.shared_embedding or config.shared_head)
-    require(fits, folder, " shares its target's embedding: it cannot be used without it")
+    require(
+        model is not None or not (config.shared_embedding or config.shared_head),
+        folder,
+        " shares its target's embedding: it cannot be used without it",
+    )
     if config.shared_embedding:
         table = model.get_input_embeddings()
-        if isinstance(table, QuantizedEmbedding):  # `_built` puts the packed module itself there
-            tensors[_EMBEDDING] = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
-        else:
-            tensors[_EMBEDDING] = _gathered(table.weight)
+        tensors[_EMBEDDING] = (
+            torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
+            if isinstance(table, QuantizedEmbedding)  # `_built` puts the packed module itself there
+            else _gathered(table.weight)
+        )
     if config.shared_head:
         output = model.get_output_embeddings()
         if config.short_list and isinstance(output, QuantizedLinear):  # only the listed rows are unpacked

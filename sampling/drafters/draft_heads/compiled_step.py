@@ -31,11 +31,13 @@ class CompiledStep:
         self.layers, self.window = len(trunk.layers), config.window
         self._size = int(attention_.head_dim)
         self._hidden, self._shared = config.hidden_size, config.num_key_value_heads
-        self._rotary, self._table, self._positions = student.rotary, torch.empty(0, self._size), 0
+        self._rotary, self._table = student.rotary, torch.empty(0, self._size)
         self._one_at_a_time = threading.Lock()
-        widths = {"entered": self._hidden, "theirs": config.large_hidden_size, "own": self._hidden}
-        sizes = self._hidden, config.intermediate_size, config.num_attention_heads, self._shared, self._size
-        self._record = PassRecord(StepStruct, sizes, widths)
+        self._record = PassRecord(
+            StepStruct,
+            sizes=(self._hidden, config.intermediate_size, config.num_attention_heads, self._shared, self._size),
+            codes={"entered": self._hidden, "theirs": config.large_hidden_size, "own": self._hidden},
+        )
         out = take(student.lm_head)
         self._record.describe(trunk.layers, out, take)
         self._out, self._width = out.out_features, out.packed.width
@@ -141,9 +143,8 @@ class CompiledStep:
 
     def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
         """Get memory for a pass of `rows` rows at the first `positions`, that see up to `seen` slots."""
-        if positions > self._positions:
+        if positions > len(self._table):
             halves = [part[:, : self._size // 2] for part in self._rotary(torch.arange(-(-positions // 256) * 256))]
             self._table = torch.cat(halves, dim=-1)  # [n, D]: cos, then sin
-            self._positions = len(self._table)
             self._record.record.tables[0] = self._table.data_ptr()
         self._record.prepare(rows, kept, seen)

@@ -66,6 +66,13 @@ from utils.loading.sources import check_whole
 class BlockNetwork(StudentNetwork):
     """The pass of a block head over the target's states and the rows of a block."""
 
+    # The logits [M, n] of drafts by the drafts before them; None if they do not depend on these. Of the logits without
+    # them, the ids [M, k] from the last token to the one before the draft, and the states [M, k, H] of the drafts after
+    # each. If the last token's row yields no draft, that token comes twice, first with its own state, as in training.
+    corrected: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    # The logits [M] of the chances that drafts are accepted, of their states [M, H] and the ids before them [M].
+    confidence: Callable[[Tensor, Tensor], Tensor] | None = None
+
     def __init__(self, student: DraftHead) -> None:
         super().__init__(student)
         self.config, trunk = cast(BlockConfig, student.config), cast(Any, student.model)
@@ -104,6 +111,10 @@ class DFlashSession(BlockCausalSession, FollowingSession):
     network: BlockNetwork
     states: Tensor  # [B, R, H] of the last block
 
+    @property
+    def by_path(self) -> bool:
+        return self.network.corrected is not None
+
     def final_positions(self, view: int) -> int:
         """Position p reads state p."""
         return view
@@ -137,9 +148,11 @@ class DFlashSession(BlockCausalSession, FollowingSession):
     def _seen(self, positions: Tensor, mask: Tensor | None, new: int, before: int) -> dict[int, Tensor | None]:
         """Return by window the attention mask of a block's rows (`positions` from `new` on); None: all is seen."""
         rows, count, config = len(positions), positions.shape[1] - new, self.network.config
-        open_ = torch.ones(rows, count, before + positions.shape[1], dtype=torch.bool)
-        if mask is not None:
-            open_ = mask[:, 0, new:].cpu() == 0
+        open_ = (
+            torch.ones(rows, count, before + positions.shape[1], dtype=torch.bool)
+            if mask is None
+            else mask[:, 0, new:].cpu() == 0
+        )
         where = torch.cat((torch.arange(before).expand(rows, -1), positions), dim=1)
         attention_masks: dict[int, Tensor | None] = {}
         for window in {*config.windows}:
@@ -149,6 +162,23 @@ class DFlashSession(BlockCausalSession, FollowingSession):
                 seen &= (where >= positions[:, new : new + 1] - window)[:, None]
             attention_masks[window] = None if bool(seen.all()) else additive(seen, self.network)
         return attention_masks
+
+    def _before(self, places: list[int], paths: Rows) -> tuple[Tensor, Tensor]:
+        """Return the ids [M, k] before each draft of these paths and the drafts' states [M, k, H]."""
+        lead, device = self.states.shape[1] - self.lm.block, self.states.device
+        tokens = put([path[:lead] + path for path in paths], device)
+        return tokens, self.states[put(places, device), : tokens.shape[1]]
+
+    def logits_after(self, places: list[int], paths: Rows) -> Tensor:
+        logits, correct = super().logits_after(places, paths), self.network.corrected
+        return logits if correct is None else correct(logits, *self._before(places, paths))
+
+    @torch.no_grad()
+    def confidence(self, places: list[int], paths: Rows) -> list[float] | None:
+        if self.network.confidence is None:
+            return None
+        tokens, states = self._before(places, paths)
+        return cast("list[float]", torch.sigmoid(self.network.confidence(states[:, -1], tokens[:, -1])).tolist())
 
 
 class DFlareNetwork(BlockNetwork):
@@ -178,24 +208,13 @@ class DominoNetwork(BlockNetwork):
         self._correct = nn.Sequential(self._take(first), activation, self._take(last))
 
     @torch.no_grad()
-    def logit_correction(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """Return what is added to the logits [M, n] of states [M, H] after ids [M, k], the last token and drafts."""
-        _, memory = self._memory(self.embed(tokens))
-        return cast(Tensor, self._correct(torch.cat((states, memory[0]), dim=-1)))
-
-
-class DominoSession(DFlashSession):
-    """B rows of a Domino head."""
-
-    network: DominoNetwork
-    by_path = True
-
-    def logits_after(self, places: list[int], paths: Rows) -> Tensor:
-        logits, drafted = super().logits_after(places, paths), len(paths[0]) - 1
-        if drafted < self.network.config.uncorrected:
+    def corrected(self, logits: Tensor, tokens: Tensor, states: Tensor) -> Tensor:
+        tokens = tokens[:, 1 - self.config.from_anchor :]
+        if tokens.shape[1] <= self.config.uncorrected:
             return logits
-        states = self.states[:, -self.lm.block :][put(places, self.states.device), drafted]
-        return logits + self.cut(self.network.logit_correction(put(paths, states.device), states))
+        _, memory = self._memory(self.embed(tokens))
+        correction: Tensor = self._correct(torch.cat((states[:, -1], memory[0]), dim=-1))
+        return logits + correction[:, : logits.shape[1]]
 
 
 class DSparkNetwork(BlockNetwork):
@@ -205,49 +224,17 @@ class DSparkNetwork(BlockNetwork):
         super().__init__(student)
         self.markov = cast(Any, student.model).markov_head if self.config.markov else None
         self._onto_ids = self._take(self.markov.markov_w2) if self.markov else None
-        self._confidence = student.confidence if self.config.confidence else None
+        self.confidence = student.confidence if self.config.confidence else None
 
     @torch.no_grad()
-    def bias(self, tokens: Tensor, states: Tensor) -> Tensor | None:
-        """Return the Markov head's term [M, n] of a draft's logits, None without that head.
-
-        Ids [M, k] from the last token to the one before the draft, and the states [M, k, H] of the drafts after each.
-        """
+    def corrected(self, logits: Tensor, tokens: Tensor, states: Tensor) -> Tensor:
         if self.markov is None:
-            return None
+            return logits
         state = states.new_zeros(len(states), self.config.rank)
         for step in range(0 if self.config.markov == "rnn" else tokens.shape[1] - 1, tokens.shape[1]):
             latent, state = self.markov.step(tokens[:, step], states[:, step], state)
-        return cast(Tensor, cast(Any, self._onto_ids)(latent))
-
-    @torch.no_grad()
-    def confidence(self, tokens: Tensor, states: Tensor) -> Tensor | None:
-        """Return the chance [M] that the draft after ids [M], of states [M, H], is accepted; None: not estimated."""
-        return None if self._confidence is None else torch.sigmoid(self._confidence(states, tokens))
-
-
-class DSparkSession(DFlashSession):
-    """B rows of a DSpark head."""
-
-    network: DSparkNetwork
-    by_path = True
-
-    def _before(self, places: list[int], paths: Rows) -> tuple[Tensor, Tensor]:
-        """Return the ids [M, k] before each draft of these paths and the drafts' states [M, k, H].
-
-        If the last token's row yields no draft, its state comes before them, as in training.
-        """
-        lead, device = self.states.shape[1] - self.lm.block, self.states.device
-        tokens = put([path[:lead] + path for path in paths], device)
-        return tokens, self.states[put(places, device), : tokens.shape[1]]
-
-    def logits_after(self, places: list[int], paths: Rows) -> Tensor:
-        logits, bias = super().logits_after(places, paths), self.network.bias(*self._before(places, paths))
-        return logits if bias is None else logits + self.cut(bias)
-
-    def confidence(self, places: list[int], paths: Rows) -> list[float] | None:
-        chances = self.network.confidence(*(part[:, -1] for part in self._before(places, paths)))
-        return None if chances is None else cast("list[float]", chances.tolist())
+        term: Tensor = cast(Any, self._onto_ids)(latent)
+        return logits + term[:, : logits.shape[1]]
 
 
 class Around:
@@ -283,22 +270,11 @@ class DFlash2Network(BlockNetwork):
         self.selector = trunk.candidate_selector
 
     @torch.no_grad()
-    def selected(self, logits: Tensor, tokens: Tensor, states: Tensor) -> Tensor:
-        """Score the likeliest ids of logits [M, n] by the ids before [M] and states [M, H]; −∞ for all others."""
+    def corrected(self, logits: Tensor, tokens: Tensor, states: Tensor) -> Tensor:
+        """Score the likeliest ids of logits [M, n] again by the last of the ids before; −∞ for all others."""
         values, ids = best(logits, self.config.choices)
-        return torch.full_like(logits, float("-inf")).scatter(1, ids, values + self.selector(tokens, states, ids))
-
-
-class DFlash2Session(DFlashSession):
-    """B rows of a DFlash2 head."""
-
-    network: DFlash2Network
-    by_path = True
-
-    def logits_after(self, places: list[int], paths: Rows) -> Tensor:
-        states = self.states[:, -self.lm.block :][put(places, self.states.device), len(paths[0]) - 1]
-        last = put([path[-1] for path in paths], states.device)
-        return self.network.selected(super().logits_after(places, paths), last, states)
+        scores = values + self.selector(tokens[:, -1], states[:, -1], ids)
+        return torch.full_like(logits, float("-inf")).scatter(1, ids, scores)
 
 
 class PEagleSession(BlockCausalSession, FeatureSession):
@@ -321,9 +297,9 @@ class BlockLM(FollowingLM):
         "dflash": (BlockNetwork, DFlashSession),
         "jetspec": (BlockNetwork, DFlashSession),
         "dflare": (DFlareNetwork, DFlashSession),
-        "domino": (DominoNetwork, DominoSession),
-        "dspark": (DSparkNetwork, DSparkSession),
-        "dflash2": (DFlash2Network, DFlash2Session),
+        "domino": (DominoNetwork, DFlashSession),
+        "dspark": (DSparkNetwork, DFlashSession),
+        "dflash2": (DFlash2Network, DFlashSession),
     }
     reviews = False
 
@@ -345,10 +321,6 @@ class Pard2Session(BlockCausalSession, FollowingSession):
     """B rows of a PARD-2 model beside the session of its target."""
 
     lm: "Pard2LM"
-
-    def final_positions(self, view: int) -> int:
-        """Position p reads state p − 1, which the target has if p ≤ view."""
-        return view + 1
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         lm, held = self.lm, torch.tensor(self.target.held())[:, None]

@@ -22,7 +22,7 @@ from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter
-from sampling.models.cache import RowStates, additive, places
+from sampling.models.cache import Buffer, RowStates, additive, places
 from sampling.models.causal import Pending
 from sampling.rows import common_prefix, put
 from sampling.types import Draft, DraftTree, Hidden, Rows
@@ -33,11 +33,8 @@ from utils.kernels.bindings import WALKED
 class FeatureSession(FollowingSession):
     """B rows of an EAGLE head. The states it keeps are its own, as the network returns them."""
 
+    _hidden: Buffer  # FeatureLM has it kept
     _logits: Tensor | None = None  # memory for those of `likeliest`
-
-    def final_positions(self, view: int) -> int:
-        """Position p reads state p − 1, which the target has if p ≤ view."""
-        return view + 1
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """Return [B, 1, n] logits after each row, in several passes if a row is more than a token ahead of its target;
@@ -64,7 +61,6 @@ class FeatureSession(FollowingSession):
         [1, 1, n], in the memory `into` where that is given."""
         self._settle()
         (valid,), (tokens,), hidden = self.target.held(), self._tokens, self._hidden
-        assert hidden is not None
         if self._views[0] != valid:
             del tokens[self.final_positions(self._views[0]) :]
         done = min(common_prefix(tokens, row), len(row) - 1)
@@ -105,15 +101,13 @@ class FeatureSession(FollowingSession):
         except BaseException:
             self._reset(1)
             raise
-        assert self._hidden is not None
-        assert own is not None
         self._hidden.append(own[:, None])
         self._pending = [Pending(0, length, tree, False)]
         return self.cut(logits[0])
 
     def _run(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int, above: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor]:
         """Run the pass; `above` [1, T]: the slots of the own states that nodes read; None: tokens read those of the
         position before."""
         network = self.network
@@ -121,7 +115,6 @@ class FeatureSession(FollowingSession):
             if above is None:
                 kinds, states, held = self._standing(positions.numpy() - 1)
             else:
-                assert self._hidden is not None
                 own = self._hidden.view()[:, 0]
                 held = own, None
                 kinds, states = np.full(keep, OWN), _addresses(own, np.zeros(1, np.int64), above.numpy()[0])
@@ -136,7 +129,7 @@ class FeatureSession(FollowingSession):
         """Return the kind of the state at positions [B, T] (-1: none) and its address, [B · T] each, and the
         tensors that hold them."""
         theirs = self.target.hidden(self.lm.reads).to("cpu", torch.float32)
-        own = None if self._hidden is None or self._hidden.data is None else self._hidden.data[:, 0]
+        own = None if self._hidden.data is None else self._hidden.data[:, 0]
         valid, rows = np.array(self.target.held())[:, None], np.arange(len(before))[:, None]
         kinds = np.where(before < 0, NONE, np.where(before < valid, THEIRS, OWN))
         states = _addresses(theirs, rows, before)
@@ -152,7 +145,7 @@ class FeatureSession(FollowingSession):
         if bool(theirs.any()):
             joined = self.network.join_target(embedded, at(self.target.hidden(self.lm.reads), before))
             x = torch.where(put(theirs[..., None], x.device), joined, x)
-        if self._hidden is not None and bool(own.any()):
+        if bool(own.any()):
             joined = self.network.join_own(embedded, at(self._hidden.view()[:, 0], before))
             x = torch.where(put(own[..., None], x.device), joined, x)
         return x

@@ -17,12 +17,11 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import SeenKeys, StudentNetwork, fed_columns
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
-from sampling.drafters.draft_model import of_head
-from sampling.drafters.proposal import Proposer
+from sampling.drafters.draft_model import of_lm
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import additive
 from sampling.rows import put
-from sampling.types import Hidden, Rows, Session
+from sampling.types import Drafter, Hidden, Rows, Session
 
 
 class GlideSession(FollowingSession):
@@ -56,15 +55,14 @@ class GlideSession(FollowingSession):
         if positions.numel() == 1:  # the usual pass: one query
             count = min(max(int(positions), 1), longest)
             return SeenKeys([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
-        slots = kv[0][0].shape[2]
         ends = positions.clamp(min=1).minimum(torch.tensor(valid)[:, None])
         window = self.network.window if len(valid) > 1 else 0  # the network itself cuts the window of a single row
         fed = fed_columns(mask, positions).cpu()[:, None] if window else 0  # no padding
         first = ends + 1 - window - fed if window else torch.zeros_like(ends)
-        slot = torch.arange(slots)
-        hidden = (slot >= ends[..., None]) | (slot < first[..., None])
+        slot = torch.arange(kv[0][0].shape[2])
+        open_ = (slot < ends[..., None]) & (slot >= first[..., None])
         blind = put((ends == 0)[..., None], self.device) if 0 in valid else None
-        return SeenKeys(kv, additive(~hidden, self.network), blind)
+        return SeenKeys(kv, additive(open_, self.network), blind)
 
 
 class GlideLM(FollowingLM):
@@ -110,8 +108,8 @@ class GlideLM(FollowingLM):
         return super().open(prompt, previous=None if self.offset else previous, target=target, hidden=hidden)
 
 
-def build(pair: Parts, request: DraftRequest) -> Proposer:
+def build(pair: Parts, request: DraftRequest) -> Drafter:
     """Build a drafter on the pair's GLIDE head."""
     layers, size = pair.target.network.layers, pair.target.vocab_size
     lm: GlideLM = pair.head("glide", lambda head: GlideLM(head, layers, vocab_size=size))
-    return of_head(lm.moved(request.settings.glide_offset), request)
+    return of_lm(lm.moved(request.settings.glide_offset), request)

@@ -195,16 +195,6 @@ class Gated(nn.Module):
         return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
 
 
-def step_mask(length: int, step: int, device: torch.device) -> Tensor:
-    """Return [T, T] bool: query i of a drafted step sees keys of step 0 up to i − step.
-
-    A key of a later step k at position j is computed k tokens after the last target state; while drafting only the
-    query i = j + (step − k) sees it.
-    """
-    positions = torch.arange(length, device=device)
-    return positions[:, None] - positions[None] >= step
-
-
 def block_mask(length: int, block: int, offset: int, device: torch.device) -> Tensor:
     """Return [T, T] bool: position i sees target key j iff j's block comes before i's; the first block is causal.
 
@@ -352,8 +342,9 @@ class Trunk(nn.Module):
                 self.input_norm = RMSNorm(count * large, config.rms_norm_eps)
             if config.fc_norm:
                 self.fc_norm = nn.ModuleList(RMSNorm(large, config.rms_norm_eps) for _ in config.reads)
-        layers = range(config.num_hidden_layers)
-        self.layers = nn.ModuleList(Layer(config, config.is_eagle and not layer) for layer in layers)
+        self.layers = nn.ModuleList(
+            Layer(config, first=config.is_eagle and not index) for index in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if config.final_norm else nn.Identity()
 
     def _add_block_parts(self, config: BlockConfig) -> None:
@@ -373,9 +364,11 @@ class Trunk(nn.Module):
             self.confidence_head = nn.ModuleDict({"proj": nn.Linear(read, 1)})
         if config.memory:
             self.prefix_gru = nn.GRU(config.hidden_size, config.memory, bias=False, batch_first=True)
-            first = nn.Linear(config.hidden_size + config.memory, config.bottleneck, bias=False)
-            last = nn.Linear(config.bottleneck, config.short_list or config.vocab_size, bias=False)
-            self.embed_proj = nn.Sequential(first, nn.SiLU(), last)
+            self.embed_proj = nn.Sequential(
+                nn.Linear(config.hidden_size + config.memory, config.bottleneck, bias=False),
+                nn.SiLU(),
+                nn.Linear(config.bottleneck, config.short_list or config.vocab_size, bias=False),
+            )
         if config.choices:
             self.candidate_selector = Selector(config)
 
@@ -415,9 +408,12 @@ class DraftHead(nn.Module):
         self.rotary = rotary_of(config)
         self.cross_rotary: Rotary | None = None
         if config.kind == "glide":
-            scaling = float(getattr(target_rotary, "attention_scaling", 1.0))
-            inverse = getattr(target_rotary, "inv_freq", None)
-            self.cross_rotary = Rotary(config.large_head_dim, config.rope_theta, inverse, scaling)
+            self.cross_rotary = Rotary(
+                config.large_head_dim,
+                config.rope_theta,
+                getattr(target_rotary, "inv_freq", None),
+                float(getattr(target_rotary, "attention_scaling", 1.0)),
+            )
 
     @property
     def ids(self) -> Tensor:
@@ -464,7 +460,9 @@ class DraftHead(nn.Module):
         outputs, own = [], None
         for step in range(steps):
             x = embedded if hidden is None else self._joined(embedded, hidden, own)
-            mask = step_mask(length, step, ids.device)
+            # [T, T]: query i sees keys of step 0 up to i − step. A key of a later step k at position j is computed k
+            # tokens after the last target state; while drafting only the query i = j + (step − k) sees it.
+            mask = positions.T - positions >= step
             if self.config.kind == "eagle":
                 mask[1:, 0] = False  # an EAGLE head's text begins with token 1: there is no state before token 0
             for layer, before, cross in zip(self.model.layers, earlier, crosses, strict=True):
@@ -522,8 +520,9 @@ class DraftHead(nn.Module):
         if self.config.kind == "eagle":
             state = trunk.fc(trunk.normed(hidden.to(embedded.dtype))) if own is None else own
             return torch.cat((embedded, F.pad(state, (0, 0, 1, 0))[:, :-1]), dim=-1)
-        if own is None:
-            state = trunk.join_feature(trunk.feature_norm(hidden.to(embedded.dtype)))
-        else:
-            state = trunk.join_state(trunk.state_norm(own))
+        state = (
+            trunk.join_feature(trunk.feature_norm(hidden.to(embedded.dtype)))
+            if own is None
+            else trunk.join_state(trunk.state_norm(own))
+        )
         return cast(Tensor, trunk.join_embed(trunk.embed_norm(embedded)) + F.pad(state, (0, 0, 1, 0))[:, :-1])

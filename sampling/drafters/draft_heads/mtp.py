@@ -17,13 +17,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession
-from sampling.drafters.draft_model import of_head
-from sampling.drafters.proposal import Proposer
+from sampling.drafters.draft_model import of_lm
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache, additive, as_transformers_cache
 from sampling.models.causal import CausalLM
 from sampling.models.network import TransformersNetwork
-from sampling.types import Network
+from sampling.types import Drafter, Network
 from utils.errors import UserError
 from utils.files import read_object
 from utils.kernels.quantized_linear import pack, quantize
@@ -90,10 +89,16 @@ class Naming(NamedTuple):
 
 def naming(names: Collection[str], layers: int) -> Naming | None:
     """How the multi-token prediction layer among `names` is called; None if there is none. `layers`: of the target."""
-    parts = {"fc": "join", "pre_fc_norm_embedding": "token_norm", "pre_fc_norm_hidden": "state_norm", "norm": "norm"}
-    qwen = Naming("mtp.", parts, "layers.0.")
-    parts = {"eh_proj": "join", "enorm": "token_norm", "hnorm": "state_norm", "shared_head.norm": "norm"}
-    deepseek = Naming(f"model.layers.{layers}.", parts, "")
+    qwen = Naming(
+        "mtp.",
+        {"fc": "join", "pre_fc_norm_embedding": "token_norm", "pre_fc_norm_hidden": "state_norm", "norm": "norm"},
+        "layers.0.",
+    )
+    deepseek = Naming(
+        f"model.layers.{layers}.",
+        {"eh_proj": "join", "enorm": "token_norm", "hnorm": "state_norm", "shared_head.norm": "norm"},
+        "",
+    )
     wanted = "join.weight", "state_norm.weight"
     return next((each for each in (qwen, deepseek) if {*map(each.stored, wanted)} & {*names}), None)
 
@@ -107,8 +112,7 @@ def load_layer(model: HfModel, folder: Path, device: torch.device, dtype: torch.
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             stored |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # no mapping
-    names = naming(stored, model.get_decoder().config.num_hidden_layers)
-    if names is None:
+    if (names := naming(stored, model.get_decoder().config.num_hidden_layers)) is None:
         raise UserError(f"{folder.name} ships no multi-token prediction layer (mtp.… or a layer after the last)")
     tensors: dict[str, Tensor] = {ours: part[:] for key, part in stored.items() if (ours := names.ours(key))}
     layer = MtpLayer(model, any(".experts." in name for name in tensors))
@@ -126,8 +130,9 @@ def load_layer(model: HfModel, folder: Path, device: torch.device, dtype: torch.
         ],
     )
     parameters = dict(layer.named_parameters())
-    values = {name: value.to(device, dtype if name in parameters else None) for name, value in tensors.items()}
-    layer.load_state_dict(values, assign=True)
+    layer.load_state_dict(
+        {name: value.to(device, dtype if name in parameters else None) for name, value in tensors.items()}, assign=True
+    )
     if device.type == "cpu" and dtype == torch.float32:
         if read_object(folder / "config.json").get("rounded"):  # a file of fewer bits
             quantize(layer, "q8", tables=False)
@@ -208,10 +213,11 @@ class MtpNetwork:
 def _seen(positions: Tensor, mask: Tensor | None, cached: int) -> Tensor:
     """[B, T, S+T] bool: the slots that tokens at positions [B, T] see, none of them a first token's but by itself."""
     rows, new = positions.shape
-    if mask is None:
-        seen = torch.ones(rows, new, cached + new, dtype=torch.bool).tril(cached)
-    else:
-        seen = (mask[:, 0] == 0).cpu().expand(rows, -1, -1).clone()
+    seen = (
+        torch.ones(rows, new, cached + new, dtype=torch.bool).tril(cached)
+        if mask is None
+        else (mask[:, 0] == 0).cpu().expand(rows, -1, -1).clone()
+    )
     seen[..., : min(cached, 1)] = False
     seen[..., cached:] &= (positions != 0)[:, None] | torch.eye(new, dtype=torch.bool)
     return seen
@@ -242,6 +248,6 @@ class MtpLM(FeatureLM):
         CausalLM.__init__(self, cast(Network, own), "mtp", target.vocab_size)
 
 
-def build(pair: Parts, request: DraftRequest) -> Proposer:
+def build(pair: Parts, request: DraftRequest) -> Drafter:
     """Build a drafter on the multi-token prediction layer of the pair's target."""
-    return of_head(pair.shipped("mtp", MtpLM), request)
+    return of_lm(pair.shipped("mtp", MtpLM), request)

@@ -8,8 +8,6 @@ Knows no sessions, no distributions and no gradients; of the `DraftHead` it keep
 Shapes: B rows, T new tokens, S slots, H the draft head's width, G the target's, n ids in the reduced vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,34 +53,24 @@ class Angles:
             return cos, sin
         highest, table = int(positions.max()), self._table
         if highest >= len(table) or table.dtype != like.dtype or table.device != like.device:
-            where = torch.arange((highest // TABLE + 1) * TABLE, device=positions.device)
-            table = self._table = self._rows(where).to(like)
+            table = self._table = self._rows(torch.arange((highest // TABLE + 1) * TABLE)).to(like)
         cos, sin = F.embedding(positions, table)[:, :, None].chunk(2, dim=-1)
         return cos, sin
 
     def _rows(self, positions: Tensor) -> Tensor:
         """[..., 2D] of positions [...]."""
         angle = positions[..., None].float() * cast(Tensor, self._rotary.inv_freq)
-        both = torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), dim=-1)
-        return both * self._rotary.attention_scaling
+        return torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), dim=-1) * self._rotary.attention_scaling
 
 
-@dataclass(frozen=True, slots=True)
 class Cross:
-    """Cross-attention over the target's keys and values, with the residual."""
+    """The cross-attention of a module over the target's keys and values, with the residual; its linear maps are as
+    `take` makes them."""
 
-    q: nn.Module
-    o: nn.Module
-    size: int
-    scale: float
-    window: int
-    slopes: Tensor | None  # [heads], of recency
-
-    @staticmethod
-    def of(module: CrossAttention, take: Callable[[Any], nn.Module], window: int) -> Cross:
-        """Return the cross-attention of a module, with its linear maps as `take` makes them."""
-        maps = take(module.q_proj), take(module.o_proj)
-        return Cross(*maps, module.head_dim, module.scaling, window, module.recency)
+    def __init__(self, module: CrossAttention, take: Callable[[Any], nn.Module], window: int) -> None:
+        self.q, self.o = take(module.q_proj), take(module.o_proj)
+        self.size, self.scale, self.window = module.head_dim, module.scaling, window
+        self.slopes = module.recency  # [heads]
 
     def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: SeenKeys, index: int, positions: Tensor) -> Tensor:
         """x + attention over the target's keys of layer `index`, [B, T, H] both; positions [B, T]."""
@@ -113,58 +101,47 @@ class StudentNetwork:
 
     def __init__(self, student: DraftHead) -> None:
         config, trunk = student.config, cast(Any, student.model)
-        take = as_it_is
         like, head = next(trunk.layers.parameters()), student.lm_head
-        if at_hand() and like.dtype == torch.float32 and (packable(head) or isinstance(head, QuantizedLinear)):
-            take = _rounded if student.rounded else _packed
-        frozen = take is not as_it_is
+        packs = at_hand() and like.dtype == torch.float32 and (packable(head) or isinstance(head, QuantizedLinear))
+        pack = _rounded if student.rounded else _packed
+        take = pack if packs else as_it_is
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
         self._embed = trunk.embed_tokens
         if config.kind == "peagle":
             self.mask_hidden = trunk.mask_hidden[0, 0]  # [K·G] replaces the target's states after the last token
         self.device, self.dtype = like.device, like.dtype
-        self._ids = student.ids if config.short_list else None
+        self.takes_trees = not self.window  # in a window sibling nodes of a tree would count as earlier positions
+        # The reduced vocabulary [n] long, ascending, in the order of the head's rows; None: all ids.
+        self.reduced_ids = student.ids.to(self.device) if config.short_list else None
         self.compiled: Any = None  # the whole pass as one compiled call; the parts below are not built then
         if take is _rounded and _compilable(student):
             from sampling.drafters.draft_heads.compiled_step import CompiledStep
 
             self.compiled = CompiledStep(student, cast(Any, partial(_rounded, kind="q4")))
             return
-        self._take, self._frozen = take, frozen
+        self._take, self._frozen = take, packs
         self._from, self._wide = int(config.is_eagle), config.wide  # an EAGLE head's text begins with token 1
         self._layers = [
             LlamaLayer.of(layer, take, config.window, layer.entered if layer.joins else None, self._from)
             for layer in trunk.layers
         ]
-        norms: list[Map] = [norm_of(trunk.norm, frozen), nn.Identity()]
+        norms: list[Map] = [norm_of(trunk.norm, packs), nn.Identity()]
         self._norm, self._leave = reversed(norms) if config.norm_output else norms
-        self._head = take(student.lm_head)
+        self._head = take(head)
         self._angles = self._cross_angles = Angles(student.rotary)
-        self._cross: list[Cross] = []
-        if student.cross_rotary is not None:
-            self._cross = [Cross.of(layer.cross_attn, take, config.window) for layer in trunk.layers]
-            if not student.rotary.equals(student.cross_rotary):
-                self._cross_angles = Angles(student.cross_rotary)
+        self._cross = [Cross(layer.cross_attn, take, config.window) for layer in trunk.layers if config.kind == "glide"]
+        if student.cross_rotary is not None and not student.rotary.equals(student.cross_rotary):
+            self._cross_angles = Angles(student.cross_rotary)
         if config.kind == "feature":
             self._embed_norm, self._feature_norm, self._own_norm = (
-                norm_of(norm, frozen) for norm in (trunk.embed_norm, trunk.feature_norm, trunk.state_norm)
+                norm_of(norm, packs) for norm in (trunk.embed_norm, trunk.feature_norm, trunk.state_norm)
             )
             self._join_embed, self._join_feature, self._join_own = map(
                 take, (trunk.join_embed, trunk.join_feature, trunk.join_state)
             )
         if config.is_eagle:
             self._fc, self._features = take(trunk.fc), trunk.normed
-
-    @property
-    def takes_trees(self) -> bool:
-        """Return whether drafts may be trees; in a window sibling nodes would count as earlier positions."""
-        return not self.window
-
-    @property
-    def reduced_ids(self) -> Tensor | None:
-        """Return the reduced vocabulary [n] long, ascending, in the order of the head's rows; None = all ids."""
-        return None if self._ids is None else self._ids.to(self.device)
 
     def new_cache(self, rows: int) -> KVCache:
         """Return an empty cache; the first tokens fed set its number of rows."""
@@ -258,10 +235,10 @@ def _compilable(student: DraftHead) -> bool:
     """Return whether the pass of this rounded head can be one compiled call: a feature head of the usual shape."""
     config = student.config
     sizes = (config.hidden_size, config.large_hidden_size, config.intermediate_size, config.head_dim)
-    plain = not (config.norm_output or config.qk_norm or config.attention_bias) and config.final_norm
     return (
         config.kind == "feature"
-        and plain
+        and config.final_norm
+        and not (config.norm_output or config.qk_norm or config.attention_bias)
         and student.lm_head.weight.dtype == torch.float32
         and not any(size % GROUP for size in sizes)
         and fits(student.lm_head.weight)
@@ -286,9 +263,8 @@ def fed_columns(mask: Tensor | None, positions: Tensor) -> Tensor:
 
 
 def _packed(linear: Any) -> nn.Module:
-    if isinstance(linear, QuantizedLinear):  # a file's own bits
-        return linear
-    return QuantizedLinear(PackedWeight.floats(linear.weight), linear.bias)
+    own_bits = isinstance(linear, QuantizedLinear)  # a file's
+    return linear if own_bits else QuantizedLinear(PackedWeight.floats(linear.weight), linear.bias)
 
 
 def _rounded(linear: Any, kind: str = "q8") -> nn.Module:

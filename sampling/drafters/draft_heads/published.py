@@ -25,7 +25,6 @@ from utils.objects import HfConfig, HfModel, Json
 _OTHERS = ("d2t", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # no parameters of the head
 _ROPE = ("default", "linear", "yarn", "llama3")  # functions of the position; others depend on length or on images
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-Config = Json
 
 
 def require(fits: bool, folder: str | Path, why: str) -> None:
@@ -35,8 +34,8 @@ def require(fits: bool, folder: str | Path, why: str) -> None:
 
 
 def translated(
-    stored: Config, tensors: dict[str, Tensor], large: HfModel, folder: Path
-) -> tuple[Config, dict[str, Tensor]]:
+    stored: Json, tensors: dict[str, Tensor], large: HfModel, folder: Path
+) -> tuple[Json, dict[str, Tensor]]:
     """Return the configuration in our keys and the tensors by our names, with `ids` if the vocabulary is reduced.
 
     `large` is the target's configuration. UserError for another kind of head, or one for a target of another size.
@@ -74,14 +73,14 @@ def named(tensors: dict[str, Tensor], folder: Path, kind: str) -> dict[str, Tens
 
 
 def shape(
-    stored: Config,
+    stored: Json,
     own: dict[str, Tensor],
     tensors: dict[str, Tensor],
     large: HfModel,
     folder: Path,
     reads: tuple[int, ...],
     beside: int = 0,
-) -> Config:
+) -> Json:
     """Return the part of the configuration that all published heads have, with the sizes of the weights.
 
     `reads`: the target's states that enter `fc` [H, K·G], after `beside` other columns. UserError for a head that is
@@ -124,13 +123,16 @@ def shape(
     return config
 
 
-def _check_switches(stored: Config, inner: Config, own: dict[str, Tensor], wide: bool, folder: Path) -> None:
+def _check_switches(stored: Json, inner: Json, own: dict[str, Tensor], wide: bool, folder: Path) -> None:
     """Raise UserError if a tensor is missing that the format always has, or that the configuration announces."""
-    always = {"model.norm.weight": wide, "model.fc.bias": bool(stored.get("bias")) and not wide}
-    said = {"model.input_norm.weight": "norm_before_fc", "model.fc_norm.0.weight": "fc_norm"}
-    always |= {_EMBEDDING: bool(stored.get("embed_requires_grad"))}
-    always |= {name: bool(stored.get(switch, inner.get(switch))) for name, switch in said.items()}
-    missing = [name.removeprefix("model.") for name, needed in always.items() if needed and name not in own]
+    needed = {
+        "model.norm.weight": wide,
+        "model.fc.bias": stored.get("bias") and not wide,
+        _EMBEDDING: stored.get("embed_requires_grad"),
+        "model.input_norm.weight": stored.get("norm_before_fc", inner.get("norm_before_fc")),
+        "model.fc_norm.0.weight": stored.get("fc_norm", inner.get("fc_norm")),
+    }
+    missing = [name.removeprefix("model.") for name, needs in needed.items() if needs and name not in own]
     require(not missing, folder, f" is no EAGLE head that can be read: it lacks {', '.join(missing)}")
 
 
@@ -149,7 +151,7 @@ def our_name(name: str) -> str:
     return bare if bare.startswith("lm_head.") else f"model.{bare}"
 
 
-def verifier(stored: Config) -> str:
+def verifier(stored: Json) -> str:
     """Return the name of the target that a head was made for, as speculators writes it; "" if it has none."""
     name = nested(stored, "speculators_config", "verifier", "name_or_path")
     return name if isinstance(name, str) else ""
@@ -162,14 +164,14 @@ def nested(value: Any, *keys: str) -> Any:
     return value
 
 
-def check_verifier(stored: Config, target: str | None, folder: Path) -> None:
+def check_verifier(stored: Json, target: str | None, folder: Path) -> None:
     """Raise UserError if a head was made for a target of another name than `target`, a hub id; None: no check."""
     made = verifier(stored)
     other = target and made.count("/") == 1 and made.lower().rpartition("/")[2] != target.lower().rpartition("/")[2]
     require(not other, folder, f" is for {made}, this target is {target} (a target's folder has no name)")
 
 
-def _reads(stored: Config, layers: int, folder: Path) -> tuple[int, ...]:
+def _reads(stored: Json, layers: int, folder: Path) -> tuple[int, ...]:
     """Return the target's states that EAGLE-3 reads, as `sampling.types.Hidden` numbers them, in the order of its `fc`.
 
     The authors read the inputs of layers 2, n//2 and n−3 (EAGLE's modeling_llama_kv.py); speculators and vLLM store
@@ -201,7 +203,7 @@ def states_read(ids: Any, outputs: bool, name: str, layers: int, folder: Path) -
     return tuple(-1 if state == layers else state for state in reads)
 
 
-def mask_in(stored: Config, size: int, folder: Path) -> int:
+def mask_in(stored: Json, size: int, folder: Path) -> int:
     """Return the id of a block's mask. UserError if the configuration has none."""
     names = ("mask_token_id", "ptd_token_id", "pard_token")
     mask: Any = next((stored[name] for name in names if stored.get(name) is not None), None)
@@ -209,7 +211,7 @@ def mask_in(stored: Config, size: int, folder: Path) -> int:
     return int(mask)
 
 
-def parallel(stored: Config, own: dict[str, Tensor], size: int, folder: Path) -> Config:
+def parallel(stored: Json, own: dict[str, Tensor], size: int, folder: Path) -> Json:
     """Return the settings that P-EAGLE adds to EAGLE-3: its mask, and the number of drafts it was trained for.
 
     UserError if the head has no state [1, 1, K·G] for masks, or its mask is no id.
@@ -228,14 +230,14 @@ def usual_reads(layers: int) -> list[int]:
     return sorted({2, layers // 2, layers - 3})
 
 
-def has_place(config: Config, about: Config) -> bool:
+def has_place(config: Json, about: Json) -> bool:
     """Return whether the published format can hold this configuration; it numbers the last output by the layers."""
     return (config["wide"] or config["kind"] in ("dflash", "dspark")) and (
         min(config["reads"]) >= 0 or "layers" in about.get("verifier", {})
     )
 
 
-def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple[Config, dict[str, Tensor]]:
+def as_published(config: Json, own: dict[str, Tensor], about: Json) -> tuple[Json, dict[str, Tensor]]:
     """Return the configuration and the tensors of an EAGLE-3, DFlash or DSpark head as *speculators* writes them.
 
     `own` are tensors by our names, with `ids` of a reduced vocabulary; `about` is added to the configuration, its
@@ -250,18 +252,10 @@ def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple
     layers = verifier.pop("layers", None)
     block = config["kind"] in ("dflash", "dspark")
     kind = config["kind"] if block else "eagle3"
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": config["drafts"] if block else 3,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    inner = {name: config[name] for name in (*_SAME, "attention_bias")}
-    rope = {"rope_type": "default", **config["rope"], "rope_theta": config["rope_theta"]}
-    llama = {"model_type": "llama", "hidden_act": "silu", "mlp_bias": config["mlp_bias"], "tie_word_embeddings": False}
+    inner = {"model_type": "llama", "hidden_act": "silu", "mlp_bias": config["mlp_bias"], "tie_word_embeddings": False}
     reads = [layers if state < 0 else state for state in config["reads"]]
     if block:
-        llama = {**llama, "model_type": "qwen3", "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+        inner = {**inner, "model_type": "qwen3", "layer_types": ["full_attention"] * config["num_hidden_layers"]}
         said = {
             "aux_hidden_state_layer_ids": reads,
             "block_size": config["drafts"] - config["from_anchor"] + 1,
@@ -277,8 +271,11 @@ def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple
                 "confidence_head_with_markov": config["confidence_with_markov"],
             }
     else:
-        switches = {name: config[name] for name in _SWITCHES}
-        said = {"eagle_aux_hidden_state_layer_ids": reads, "embed_requires_grad": False, **switches}
+        said = {
+            "eagle_aux_hidden_state_layer_ids": reads,
+            "embed_requires_grad": False,
+            **{name: config[name] for name in _SWITCHES},
+        }
     return {
         "architectures": [{"dflash": "DFlash", "dspark": "DSpark", "eagle3": "Eagle3"}[kind] + "DraftModel"],
         "speculators_model_type": kind,
@@ -286,7 +283,14 @@ def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple
         "speculators_config": {
             "algorithm": kind,
             "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": config["drafts"] if block else 3,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
             "verifier": verifier,
         },
         "draft_vocab_size": config["short_list"] or count,
@@ -294,7 +298,11 @@ def as_published(config: Config, own: dict[str, Tensor], about: Config) -> tuple
         "target_hidden_size": None,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
-        "transformer_layer_config": {**llama, **inner, "rope_parameters": rope},
+        "transformer_layer_config": {
+            **inner,
+            **{name: config[name] for name in (*_SAME, "attention_bias")},
+            "rope_parameters": {"rope_type": "default", **config["rope"], "rope_theta": config["rope_theta"]},
+        },
         **{name: value for name, value in about.items() if name != "verifier"},
     }, tensors
 
@@ -310,7 +318,7 @@ def _context(config: HfConfig) -> int:
     return value if isinstance(value, int) else 1
 
 
-def _rope(inner: Config, folder: Path) -> Config:
+def _rope(inner: Json, folder: Path) -> Json:
     """Return base and stretching of the positions, stored as in transformers 5 (`rope_parameters`) or before."""
     rope = dict(inner.get("rope_parameters") or inner.get("rope_scaling") or {})
     kind = rope.pop("type", None) or rope.get("rope_type") or "default"
@@ -322,8 +330,8 @@ def _rope(inner: Config, folder: Path) -> Config:
 
 
 def reduced(
-    config: Config, own: dict[str, Tensor], tensors: dict[str, Tensor], folder: Path, like_head: tuple[str, ...] = ()
-) -> tuple[Config, dict[str, Tensor]]:
+    config: Json, own: dict[str, Tensor], tensors: dict[str, Tensor], folder: Path, like_head: tuple[str, ...] = ()
+) -> tuple[Json, dict[str, Tensor]]:
     """Return both with the reduced vocabulary: row i of the head is the target's id i + d2t[i], made ascending.
 
     `like_head`: other tensors with a row for each of these ids. UserError if d2t, t2d and the head do not fit.
@@ -331,13 +339,15 @@ def reduced(
     offsets, chosen = tensors.get("d2t"), tensors.get("t2d")
     rows = None if config["shared_head"] else len(own[_HEAD])
     if offsets is None:
-        whole = rows in (None, config["vocab_size"])
-        require(whole, folder, f" has a head of {rows} ids and no d2t, which says which")
+        require(rows in (None, config["vocab_size"]), folder, f" has a head of {rows} ids and no d2t, which says which")
         return config, own
     ids, order = (torch.arange(len(offsets)) + offsets.flatten().long()).sort()
-    fits = rows in (None, len(ids)) and bool((ids.diff() > 0).all())
-    fits &= 0 <= int(ids[0]) <= int(ids[-1]) < config["vocab_size"]
-    fits &= chosen is None or torch.equal(chosen.flatten().bool().nonzero()[:, 0], ids)
+    fits = (
+        0 <= int(ids[0]) <= int(ids[-1]) < config["vocab_size"]
+        and bool((ids.diff() > 0).all())
+        and rows in (None, len(ids))
+        and (chosen is None or torch.equal(chosen.flatten().bool().nonzero()[:, 0], ids))
+    )
     require(fits, folder, " is damaged: d2t, t2d and lm_head have different ids")
     if len(ids) == config["vocab_size"]:
         return config, own
@@ -348,18 +358,16 @@ def reduced(
 # -- heads that draft a block ----------------------------------------------------------------------------
 
 _NAMES = {"dspark": "DSpark", "dflash2": "DFlash2", "jetspec": "JetSpec", "domino": "Domino", "dflare": "DFlare"}
-_REFUSED = ("draft_shift",)  # JetSpec's, in no published file
 _BIASES_OF_IDS = ("model.markov_head.markov_w2.weight", "model.embed_proj.2.weight")  # a row for each id
 
 
 def translated_block(
-    kind: str, stored: Config, tensors: dict[str, Tensor], large: HfModel, folder: Path
-) -> tuple[Config, dict[str, Tensor]]:
+    kind: str, stored: Json, tensors: dict[str, Tensor], large: HfModel, folder: Path
+) -> tuple[Json, dict[str, Tensor]]:
     """Translate a head of this kind as :func:`translated` does, with its UserErrors."""
     inner, block = stored.get("transformer_layer_config") or stored, stored.get("dflash_config")
     settings = {**stored, **(block if isinstance(block, dict) else {})}
-    if wrong := [name for name in _REFUSED if settings.get(name)]:
-        raise UserError(f"the drafter {folder} has {wrong[0]}, which is not read")
+    require(not settings.get("draft_shift"), folder, " has draft_shift, which is not read")  # JetSpec's
     if kind == "dflare":  # its mix stands where `fc` does
         width = tensors["layers.0.self_attn.k_proj_target.weight"].shape[1]
         shares = tensors["layer_fusion_weights"].shape[1]
@@ -382,19 +390,24 @@ def translated_block(
     config["windows"] = _windows(inner, config["num_hidden_layers"], folder)
     rows: Any = settings.get("block_size")
     require(isinstance(rows, int) and rows >= 2, folder, f": block_size is {rows!r}, no number of rows from 2 on")
-    config["mask"] = mask_in(settings, config["vocab_size"], folder)
-    config["drafts"] = rows - 1 + config["from_anchor"]
-    config |= _own_parts(kind, settings, config, tensors, folder)
+    config |= {
+        "mask": mask_in(settings, config["vocab_size"], folder),
+        "drafts": rows - 1 + config["from_anchor"],
+        **_own_parts(kind, settings, config, tensors, folder),
+    }
     return reduced(config, own, tensors, folder, _BIASES_OF_IDS)
 
 
-def _own_parts(kind: str, settings: Config, config: Config, tensors: dict[str, Tensor], folder: Path) -> Config:
+def _own_parts(kind: str, settings: Json, config: Json, tensors: dict[str, Tensor], folder: Path) -> Json:
     """Return what a kind has beyond the others: its correction of logits, its confidence, its convolutions."""
     if kind == "dspark":
         rank = int(settings.get("markov_rank", 256))
         markov = str(settings.get("markov_head_type", "vanilla")).lower() if rank else ""
-        why = f": markov_head_type is {markov!r}: vanilla, gated and rnn are read"
-        require(markov in ("", "vanilla", "gated", "rnn"), folder, why)
+        require(
+            markov in ("", "vanilla", "gated", "rnn"),
+            folder,
+            f": markov_head_type is {markov!r}: vanilla, gated and rnn are read",
+        )
         return {
             "rank": rank,
             "markov": markov,
@@ -402,22 +415,26 @@ def _own_parts(kind: str, settings: Config, config: Config, tensors: dict[str, T
             "confidence_with_markov": bool(settings.get("confidence_head_with_markov", True)),
         }
     if kind == "domino":
-        names = {"memory": "gru_hidden_dim", "bottleneck": "emb_dim", "uncorrected": "pure_draft_prefix_len"}
-        return {ours: int(settings.get(name, 0)) for ours, name in names.items()}
+        return {
+            "memory": int(settings.get("gru_hidden_dim", 0)),
+            "bottleneck": int(settings.get("emb_dim", 0)),
+            "uncorrected": int(settings.get("pure_draft_prefix_len", 0)),
+        }
     if kind != "dflash2":
         return {}
     require("d2t" not in tensors, folder, " has a reduced vocabulary, which no DFlash2 head has")
-    usual = {
-        **{"choices": ("selector_top_k", 16), "rank": ("selector_rank", 256)},
-        **{"taps": ("conv_kernel_size", 2), "group": ("conv_group_size", 16)},
+    sizes = {
+        "choices": int(settings.get("selector_top_k", 16)),
+        "rank": int(settings.get("selector_rank", 256)),
+        "taps": int(settings.get("conv_kernel_size", 2)),
+        "group": int(settings.get("conv_group_size", 16)),
     }
-    sizes = {ours: int(settings.get(*given)) for ours, given in usual.items()}
     group, width = sizes["group"], config["hidden_size"]
     require(width % group == 0, folder, f": conv_group_size {group} does not divide {width}")
     return sizes
 
 
-def _block_reads(settings: Config, theirs: bool, count: int, layers: int, folder: Path) -> tuple[int, ...]:
+def _block_reads(settings: Json, theirs: bool, count: int, layers: int, folder: Path) -> tuple[int, ...]:
     """Return the target's states that it reads, as `sampling.types.Hidden` numbers them, in the order of its `fc`."""
     name = "aux_hidden_state_layer_ids" if theirs else "target_layer_ids"
     ids = settings.get(name)
@@ -426,12 +443,15 @@ def _block_reads(settings: Config, theirs: bool, count: int, layers: int, folder
     return states_read(ids, not theirs, name, layers, folder)
 
 
-def _windows(inner: Config, layers: int, folder: Path) -> tuple[int, ...]:
+def _windows(inner: Json, layers: int, folder: Path) -> tuple[int, ...]:
     """Return the window of each layer, 0 = to the beginning. As in Qwen3, a window must be switched on."""
     kinds = inner.get("layer_types") or ["full_attention"] * layers
     window = (
         inner.get("sliding_window") if inner.get("use_sliding_window", inner.get("model_type") != "qwen3") else None
     )
-    fits = len(kinds) == layers and {*kinds} <= {"full_attention", "sliding_attention"}
-    require(fits, folder, f" has {layers} layers, its layer_types are {kinds!r}")
+    require(
+        len(kinds) == layers and {*kinds} <= {"full_attention", "sliding_attention"},
+        folder,
+        f" has {layers} layers, its layer_types are {kinds!r}",
+    )
     return tuple((window or 0) if kind == "sliding_attention" else 0 for kind in kinds)

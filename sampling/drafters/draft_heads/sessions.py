@@ -35,8 +35,11 @@ class FollowingSession(CausalSession):
         self._views = [0] * rows  # tokens of the target that each row's last pass saw
 
     def final_positions(self, view: int) -> int:
-        """Return how many leading positions are final if they were computed while the target held `view` tokens."""
-        raise NotImplementedError
+        """Return how many leading positions are final if they were computed while the target held `view` tokens.
+
+        Here position p reads state p − 1, which the target has if p ≤ view.
+        """
+        return view + 1
 
     def rollback(self, rows: Rows) -> list[int]:
         """Roll back as :class:`CausalSession` does; positions that are not final go if the target has read more."""
@@ -58,7 +61,10 @@ class FollowingSession(CausalSession):
 class BlockCausalSession(CausalSession):
     """B rows of a model that drafts a block in one pass, by mask tokens after each row."""
 
-    by_path = False  # whether a draft's logits depend on the drafts before it
+    @property
+    def by_path(self) -> bool:
+        """Return whether a draft's logits depend on the drafts before it."""
+        return False
 
     def draftable(self, length: int) -> int | None:
         return self.lm.block

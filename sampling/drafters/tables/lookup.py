@@ -98,7 +98,6 @@ class Tables(Source):
 
     def __init__(self, tables: StaticTables, name: str = "tables", longest: int = 1 << 30) -> None:
         self.name, self.tables, self.reach = name, tables, max(1, min(longest, tables.max_n))
-        self.known = tables
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         self.known = self.tables.below(target.vocab_size)
@@ -139,8 +138,6 @@ class Recalled(Source):
         self._certain = sampler.greedy or sampler.constraint is not None
 
     def offers(self, node: Node) -> list[Offer]:
-        if not self._after:
-            return []
         return [offer for size in SHARES for offer in self._after.get(tuple(node.tail[-size:]), ())]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
@@ -243,21 +240,17 @@ class LookupDrafter(Proposer):
             model,
         ]
         super().__init__([source for source in sources if source is not None], least=least, **proposer)
-        self._compiled: CompiledLookUps | None = None
         self._others = [(index, source) for index, source in self.lookups if not isinstance(source, Matches | Tables)]
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         super().start(prompt, target, verifier)
-        self._compiled = None
-        if at_hand():
-            matches = next((source for source in self.sources if isinstance(source, Matches)), None)
-            tables = next((source for source in self.sources if isinstance(source, Tables)), None)
-            self._compiled = CompiledLookUps(matches, tables, self.sources.index)
+        matches = next((source for source in self.sources if isinstance(source, Matches)), None)
+        tables = next((source for source in self.sources if isinstance(source, Tables)), None)
+        self._compiled = CompiledLookUps(matches, tables, self.sources.index) if at_hand() else None
 
     def look_up(self, node: Node) -> list[Candidate]:
         """Return the offers of all sources without a model, by one compiled call if the kernels are loaded."""
-        compiled = self._compiled
-        return super().look_up(node) if compiled is None else compiled.candidates(node, self._others)
+        return self._compiled.candidates(node, self._others) if self._compiled else super().look_up(node)
 
 
 def build(pair: Parts, request: DraftRequest) -> LookupDrafter:

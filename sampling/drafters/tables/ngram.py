@@ -62,30 +62,38 @@ class Ngrams(Source):
 
     name = "ngram"
 
-    def __init__(self, vocab_size: int, n: int, multi_level: bool, seed: int, forgets: bool) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        n: int,
+        multi_level: bool,
+        top_k_filler: int,
+        stop_if_unknown: bool,
+        forgets: bool,
+        seed: int,
+    ) -> None:
         self.vocab_size, self.reach, self.multi_level, self.forgets = vocab_size, n, multi_level, forgets
-        self.top_k_filler, self.stop_if_unknown = 1, True
-        self._seed, self._random, self._end = seed, random.Random(seed), vocab_size
+        self.top_k_filler, self.stop_if_unknown = top_k_filler, stop_if_unknown
+        self._seed, self._random = seed, random.Random()
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self, rows: int = 1) -> None:
         """Forget everything."""
-        self._stores, self._seen = [NgramStore(self.reach, multi_level=self.multi_level)], list[list[int]]([[]])
+        self._stores = [NgramStore(self.reach, multi_level=self.multi_level) for _ in range(rows)]
+        self._seen: Rows = [[] for _ in range(rows)]
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         """Fill the stores from the prompts."""
         self._random.seed(self._seed)
         self._end = min(self.vocab_size, target.vocab_size)
         if self.forgets or len(self._stores) != len(prompt):
-            self._stores = [NgramStore(self.reach, multi_level=self.multi_level) for _ in prompt]
-            self._seen = [[] for _ in prompt]
+            self.reset(len(prompt))
         for store, row, seen in zip(self._stores, prompt, self._seen, strict=True):
             store.fill(row, common_prefix(seen, row))
         self._seen = [list(row) for row in prompt]
 
     def offers(self, node: Node) -> list[Offer]:
-        offer = self._stores[node.row].offer(node.tail)
-        if offer is not None:
+        if (offer := self._stores[node.row].offer(node.tail)) is not None:
             return [offer]
         return [] if self.stop_if_unknown else [(self._random.randrange(self._end), 1 / self._end)]
 
@@ -139,8 +147,7 @@ class NgramDrafter(Proposer):
         seed: int = 0,
     ) -> None:
         whole("top_k_filler", top_k_filler, 1, "a whole number, at least 1")
-        self.ngrams = Ngrams(vocab_size, whole("n", n, 2, "a whole number, at least 2"), multi_level, seed, reset)
-        self.ngrams.top_k_filler, self.ngrams.stop_if_unknown = top_k_filler, stop_if_unknown
+        self.ngrams = Ngrams(vocab_size, n, multi_level, top_k_filler, stop_if_unknown, reset, seed)
         super().__init__([self.ngrams], least=0.0)
 
 

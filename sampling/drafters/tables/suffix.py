@@ -62,6 +62,8 @@ class SuffixIndex:
     def share(self, prompt: Sequence[int], answer: Sequence[int], context: int = 8) -> float:
         """Return the share of an answer's tokens that followed the same `context` tokens in a finished answer."""
         tokens, size = [*prompt[-SIZES[0] :], *answer], len(answer)
-        ends = range(len(tokens) - size, len(tokens))
-        known = sum(tokens[end] in dict(self.after(tokens[max(0, end - SIZES[0]) : end], context)) for end in ends)
+        known = sum(
+            tokens[end] in dict(self.after(tokens[max(0, end - SIZES[0]) : end], context))
+            for end in range(len(tokens) - size, len(tokens))
+        )
         return known / size if size else 0.0

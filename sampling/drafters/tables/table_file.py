@@ -88,13 +88,14 @@ class StaticTables:
             level = sizes.get(size, TableArrays(size, none, none, none))
             starts = np.searchsorted(level.keys, bounds).tolist()
             self._levels.append((starts, level.keys.data, level.tokens.data, level.confidence.data))
-            addresses = (part.ctypes.data for part in (level.keys, level.tokens, level.confidence))
-            self._records[size - 1] = TableLevel(*addresses, len(level.keys), level.tokens.itemsize)
-
-    @property
-    def compiled(self) -> int:
-        """The address of the records of all context sizes, for a compiled look-up."""
-        return ctypes.addressof(self._records)
+            self._records[size - 1] = TableLevel(
+                level.keys.ctypes.data,
+                level.tokens.ctypes.data,
+                level.confidence.ctypes.data,
+                len(level.keys),
+                level.tokens.itemsize,
+            )
+        self.compiled = ctypes.addressof(self._records)  # of all context sizes, for a compiled look-up
 
     def below(self, end: int) -> "StaticTables":
         """Return the same tables without next tokens from id `end` on."""
@@ -228,5 +229,6 @@ def _published(file: Path, vocab_size: int | None) -> StaticTables:
     seen = [token for token, following in enumerate(listed) if following is not None and following > 0]
     keys, tokens = (np.array(ids, dtype=np.uint32) for ids in (seen, [listed[token] for token in seen]))
     sure = np.full(len(seen), round(255 * _UNKNOWN_CONFIDENCE), dtype=np.uint8)
-    header = {"format": "bigram list", "vocab_size": len(listed), "source": file.name}
-    return StaticTables(header, [TableArrays(1, keys, tokens, sure)])
+    return StaticTables(
+        {"format": "bigram list", "vocab_size": len(listed), "source": file.name}, [TableArrays(1, keys, tokens, sure)]
+    )
