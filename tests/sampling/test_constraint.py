@@ -100,8 +100,7 @@ def all_but_the_last(self: FormConstraint, logits: Tensor, prefixes: Rows, ids: 
 
 def after_four(self: FormConstraint, logits: Tensor, prefixes: Rows, ids: Tensor | None = None) -> Tensor:
     """A mutant: the mask is missing after token 2."""
-    kept = [prefix if prefix[-1] != 2 else [] for prefix in prefixes]
-    return real_masked(self, logits, kept, ids)
+    return real_masked(self, logits, [prefix if prefix[-1] != 2 else [] for prefix in prefixes], ids)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +182,7 @@ def test_drafts_of_forced_tokens_keep_within_the_limits() -> None:
         rounds = steps(decode(forced_lm(), [PROMPT], NgramDrafter(SIZE), keyed(), length=length, gamma=1))
         assert [token for step in rounds for token in step.emitted] == [1, 3, 4, 0, 1, 3, 4, 0, 1][:length]
         assert all(len(step.drafted) < length for step in rounds)
-    silent = steps(decode(forced_lm(), [PROMPT], NgramDrafter(SIZE), keyed(), length=9, gamma=0))
-    assert len(silent) == 3
+    assert len(steps(decode(forced_lm(), [PROMPT], NgramDrafter(SIZE), keyed(), length=9, gamma=0))) == 3
 
 
 def test_the_end_is_all_that_follows_a_whole_answer() -> None:

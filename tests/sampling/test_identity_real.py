@@ -64,8 +64,9 @@ def prompts(default_pair: Any) -> Rows:
         if name == "repetitive":
             found.append(list(default_pair.tokenizer(content.strip()).input_ids))
             continue
-        messages = [{"role": "user", "content": content}]
-        ids = default_pair.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids = default_pair.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, return_dict=False
+        )
         found.append(list(ids))
     return found
 

@@ -138,8 +138,7 @@ def test_a_drafter_with_less_context_falls_silent_and_the_answer_goes_on() -> No
 
 
 def test_prompts_that_cannot_be_answered_are_one_line_errors() -> None:
-    lm = chain_lm(V, PROMPT, SCRIPT, context=3)
-    refused(decode, lm, [PROMPT], None, greedy(), length=4, match="context")
+    refused(decode, chain_lm(V, PROMPT, SCRIPT, context=3), [PROMPT], None, greedy(), length=4, match="context")
     refused(decode, says(), [PROMPT], None, greedy(), length=0, match="max_new_tokens")
 
 
@@ -159,8 +158,7 @@ def test_full_acceptance_takes_the_fewest_passes(length: int, gamma: int) -> Non
     drafted = [len(step.drafted) for step in steps(events)]
     assert drafter.passes == 1 + sum(drafted)  # its own prefill, then one pass a drafted token
     assert sum(len(step.path) for step in steps(events)) == sum(drafted)
-    called = sum(call.passes for step in steps(events) for call in step.calls if call.model == "target")
-    assert called == 1 + rounds
+    assert sum(call.passes for step in steps(events) for call in step.calls if call.model == "target") == 1 + rounds
 
 
 def test_plain_decoding_takes_a_pass_a_token() -> None:
@@ -174,8 +172,7 @@ def test_plain_decoding_takes_a_pass_a_token() -> None:
 def test_no_token_is_fed_twice(name: str) -> None:
     """Target: prompt, then each draft node once and each correction or bonus once."""
     target = says()
-    drafter = DRAFTERS[name]()
-    events = decode(target, [PROMPT], drafter, greedy(), length=12, gamma=4)
+    events = decode(target, [PROMPT], DRAFTERS[name](), greedy(), length=12, gamma=4)
     drafted = sum(len(step.drafted) for step in steps(events))
     own = sum(step.token is not None for step in steps(events)) - 1  # the last own token is never fed
     assert target.fed == len(PROMPT) + drafted + own
@@ -252,8 +249,9 @@ def test_ragged_rows_end_at_their_own_time(kind: str, gamma: int, mode: tuple[st
 
 def test_rows_of_one_batch_may_meet_the_context_at_different_rounds() -> None:
     lm = TableLM(V, seed=43, context=9)
-    events = decode(lm, ROWS, NgramDrafter(V), greedy(), length=20, gamma=4)
-    assert emitted(events, 4) == [greedy_answer(lm, row, 9 - len(row)) for row in ROWS]
+    assert emitted(decode(lm, ROWS, NgramDrafter(V), greedy(), length=20, gamma=4), 4) == [
+        greedy_answer(lm, row, 9 - len(row)) for row in ROWS
+    ]
 
 
 # -- interrupts and closing -----------------------------------------------------------------------
@@ -274,8 +272,7 @@ def test_an_interrupt_between_rounds_keeps_what_there_is(name: str) -> None:
         assert held == (PROMPT + SCRIPT)[: len(held)]  # nothing but committed tokens
         assert len(held) <= len(PROMPT) + max(len(partial) - 1, 0)
         # The same session and drafter go on, here with a shorter answer than the one broken off.
-        again = answers(target, [PROMPT], drafter, greedy(), **options)
-        assert again == [SCRIPT[:12]]
+        assert answers(target, [PROMPT], drafter, greedy(), **options) == [SCRIPT[:12]]
 
 
 def test_an_interrupt_while_the_prompt_is_read() -> None:

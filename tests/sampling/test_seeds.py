@@ -97,8 +97,7 @@ def test_continuing_gives_the_uncut_text(name: str) -> None:
         whole = answers(target(), PROMPTS[:1], None, sampled(seed), length=LENGTH)[0]
         for cut in (1, 4, 7):
             first = answers(target(), PROMPTS[:1], make(), sampled(seed, **options), length=cut)[0]
-            longer = [PROMPTS[0] + first]
-            rest = answers(target(), longer, make(), sampled(seed, **options), length=LENGTH - cut)[0]
+            rest = answers(target(), [PROMPTS[0] + first], make(), sampled(seed, **options), length=LENGTH - cut)[0]
             assert first + rest == whole
 
 
@@ -352,8 +351,7 @@ def test_drafts_and_draws_and_coins_are_independent_streams() -> None:
     inner = noise.drafting([[0, 3]]).drafting([[0, 4]])
     assert pair_p(drafted, inner.draw(law, keys)) > FAIL_BELOW  # and so in a round within a round
     sibling = torch.tensor([1]).expand(MANY, 1)
-    beside = noise.drafting([[0, 3]]).draw(law, torch.cat([keys, sibling], dim=1))
-    assert pair_p(drafted, beside) > FAIL_BELOW
+    assert pair_p(drafted, noise.drafting([[0, 3]]).draw(law, torch.cat([keys, sibling], dim=1))) > FAIL_BELOW
 
 
 @pytest.mark.parametrize("prob", [1e-4, 0.03, 0.5, 0.97])
@@ -382,8 +380,9 @@ def test_uniform_numbers_follow_the_uniform_law() -> None:
 def test_improbable_tokens_are_drawn_as_often_as_they_should() -> None:
     """Float32 laws with a token of 1e-3: the race has no floor."""
     law = torch.tensor([0.6, 0.399, 0.001], dtype=torch.float32)
-    noise = KeyedSampler(make_processor(1.0), seed=8)
-    ids = noise.draw(law.expand(50_000, 3), torch.tensor([[i, 0] for i in range(50_000)]))
+    ids = KeyedSampler(make_processor(1.0), seed=8).draw(
+        law.expand(50_000, 3), torch.tensor([[i, 0] for i in range(50_000)])
+    )
     counts = torch.bincount(ids, minlength=3)
     assert chi_square_p({i: int(n) for i, n in enumerate(counts)}, {0: 0.6, 1: 0.399, 2: 0.001}) > FAIL_BELOW
 

@@ -107,15 +107,15 @@ class BranchingSampler(Sampler):
         if self._starts and self._drafts == "greedy":
             return probs.argmax(dim=-1)
         self.script.ask("draw", self._starts, keys if keys.shape[1] > 2 else F.pad(keys, (0, 1)))
-        chosen = [self.script.choose(_checked(row)) for row in probs.double().tolist()]
-        return torch.tensor(chosen, dtype=torch.long)
+        return torch.tensor([self.script.choose(_checked(row)) for row in probs.double().tolist()], dtype=torch.long)
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         assert keys.shape == (prob.shape[0], 4), f"a coin's keys are [M, 4], got {tuple(keys.shape)}"
         self.script.ask("coin", self._starts, keys)
         flat = [min(max(value, 0.0), 1.0) for value in prob.double().flatten().tolist()]
-        heads = [self.script.choose([value, 1.0 - value]) == 0 for value in flat]
-        return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
+        return torch.tensor(
+            [self.script.choose([value, 1.0 - value]) == 0 for value in flat], dtype=torch.bool
+        ).reshape(prob.shape)
 
     def drafting(self, starts: Keys) -> BranchingSampler:
         return BranchingSampler(self.script, self._given, self._drafts, (*self._starts, dict(starts)))
@@ -194,8 +194,9 @@ class RowSampler(BranchingSampler):
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         flat = [min(max(value, 0.0), 1.0) for value in prob.double().flatten().tolist()]
         pairs = zip(keys.tolist(), flat, strict=True)
-        heads = [self._choose("coin", key, [value, 1.0 - value]) == 0 for key, value in pairs]
-        return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
+        return torch.tensor(
+            [self._choose("coin", key, [value, 1.0 - value]) == 0 for key, value in pairs], dtype=torch.bool
+        ).reshape(prob.shape)
 
     def drafting(self, starts: Keys) -> RowSampler:
         return RowSampler([], self._given, self._drafts, (*self._starts, dict(starts)), self)

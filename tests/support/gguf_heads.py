@@ -100,8 +100,9 @@ def write_head(
         writer.add_uint32("tokenizer.ggml.mask_token_id", told["mask_token_id"])
     if rope.get("rope_type") == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        factors = llama3_factors(inner["head_dim"], rope["rope_theta"], *(rope[name] for name in names))
-        writer.add_tensor("rope_freqs.weight", factors)
+        writer.add_tensor(
+            "rope_freqs.weight", llama3_factors(inner["head_dim"], rope["rope_theta"], *(rope[name] for name in names))
+        )
     for name, value in tensors.items():
         if name == "t2d":
             continue
@@ -183,8 +184,7 @@ def write_assistant(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
     }  # fmt: skip
     _say(writer, "gemma4-assistant", said, text["vocab_size"])
     turned = int(large * text["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
-    factors = np.array([1.0] * turned + [1e30] * (large // 2 - turned), np.float32)
-    writer.add_tensor("rope_freqs.weight", factors)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * turned + [1e30] * (large // 2 - turned), np.float32))
     after = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
     inside = {**_INSIDE, **after, "pre_feedforward_layernorm": "ffn_norm", "layer_scalar": "layer_output_scale"}
     for name, value in tensors.items():

@@ -79,5 +79,4 @@ def quantised(weight: np.ndarray, kind: str) -> np.ndarray:
 
 def dense_copy(model: Any) -> Any:
     """The same model with plain layers and the same numbers."""
-    memo = {id(part): part.unpacked() for part in model.modules() if hasattr(part, "unpacked")}
-    return copy.deepcopy(model, memo)
+    return copy.deepcopy(model, {id(part): part.unpacked() for part in model.modules() if hasattr(part, "unpacked")})

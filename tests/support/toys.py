@@ -240,8 +240,7 @@ def _check_draft(draft: Draft, rows: int, vocab_size: int) -> list[Rows]:
     require(len(draft.trees) == rows, f"a draft of {len(draft.trees)} rows for {rows}")
     width = draft.width
     if draft.probs is not None:
-        shape = (rows, width, vocab_size)
-        require(draft.probs.shape == shape, f"draft laws of shape {tuple(draft.probs.shape)}")
+        require(draft.probs.shape == (rows, width, vocab_size), f"draft laws of shape {tuple(draft.probs.shape)}")
     paths: list[Rows] = []
     for tree in draft.trees:
         require(all(0 <= token < vocab_size for token in tree.tokens), "a drafted id outside the vocabulary")

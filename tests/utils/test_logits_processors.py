@@ -70,8 +70,7 @@ def test_the_order_is_that_of_transformers(
     warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
     warpers += [MinPLogitsWarper(min_p)] if min_p else []
     expected = LogitsProcessorList(warpers)(torch.zeros((3, 1), dtype=torch.long), logits.clone()).softmax(dim=-1)
-    found = make_processor(temperature, top_k, top_p, min_p)(logits)
-    assert torch.allclose(found, expected, atol=1e-9)
+    assert torch.allclose(make_processor(temperature, top_k, top_p, min_p)(logits), expected, atol=1e-9)
 
 
 def every_processor() -> list[LogitsProcessor]:

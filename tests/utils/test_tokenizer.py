@@ -60,8 +60,7 @@ def test_ids_are_theirs(ours: FileTokenizer, theirs: Any, special: bool) -> None
 
 @pytest.mark.parametrize("skipped", [True, False])
 def test_texts_are_theirs(ours: FileTokenizer, theirs: Any, skipped: bool) -> None:
-    rows = [theirs(text).input_ids for text in TEXTS] + [[1], [2, 5, 49151], list(range(40))]
-    for ids in rows:
+    for ids in [theirs(text).input_ids for text in TEXTS] + [[1], [2, 5, 49151], list(range(40))]:
         how = {"skip_special_tokens": skipped, "clean_up_tokenization_spaces": False}
         assert ours.decode(ids, **how) == theirs.decode(ids, **how)
         assert ours.decode(ids) == theirs.decode(ids)
@@ -131,8 +130,9 @@ def test_another_folder_is_left_to_transformers(
         if path.suffix != ".safetensors":
             shutil.copy(path, tmp_path)
     assert file_tokenizer(tmp_path, dict) is not None
-    stored = json.loads((tmp_path / file).read_text(encoding="utf-8"))
-    (tmp_path / file).write_text(json.dumps(stored | changes), encoding="utf-8")
+    (tmp_path / file).write_text(
+        json.dumps(json.loads((tmp_path / file).read_text(encoding="utf-8")) | changes), encoding="utf-8"
+    )
     assert file_tokenizer(tmp_path, dict) is None
 
 

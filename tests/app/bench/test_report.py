@@ -68,8 +68,7 @@ class Parsed(HTMLParser):
     def plotted(self, title: str) -> dict[str, list[float | None]]:
         """The figures of a plot by their row's name."""
         place = [text for text in self.texts if text in TITLES].index(title)
-        drawn = [text for text in self.texts if text in TITLES][: place + 1]
-        table = self.tables["plotted"][len(drawn) - 1]
+        table = self.tables["plotted"][len([text for text in self.texts if text in TITLES][: place + 1]) - 1]
         return {row[0][0]: [None if value is None else float(value) for _, value, _ in row[1:]] for row in table[1:]}
 
 
@@ -85,8 +84,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what a real run wrote: b.json and b.html."""
     folder = tmp_path_factory.mktemp("bench")
     pair = tiny_pair(folder / "pair", stop=False)
-    rows = [{"prompt": "one", "category": "qa"}, {"prompt": "two", "category": "rag"}]
-    prompts = write_prompts(folder / "p.jsonl", rows)
+    prompts = write_prompts(
+        folder / "p.jsonl", [{"prompt": "one", "category": "qa"}, {"prompt": "two", "category": "rag"}]
+    )
     flags = ["--prompts", str(prompts), "--methods", "ar,spec,ngram", "--gammas", "1,3,auto", "--repeat", "2"]
     files = ["--out", str(folder / "b.json"), "--report", str(folder / "b.html")]
     with pytest.MonkeyPatch.context() as patch:  # passes of so small a model are shorter than what disturbs them
@@ -191,8 +191,7 @@ def test_a_report_of_the_file_is_the_report_of_the_run(bench: Path, tmp_path: Pa
 
 
 def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> None:
-    run = Run.model_validate({"summary": [{"method": "ar"}]})
-    parsed = Parsed(page(run, ""))
+    parsed = Parsed(page(Run.model_validate({"summary": [{"method": "ar"}]}), ""))
     missing = [text for text in parsed.texts if "bench --" in text]
     wanted = (
         "--methods ar,spec does",

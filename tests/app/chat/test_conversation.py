@@ -80,8 +80,7 @@ def test_a_prompt_begins_with_everything_said_so_that_the_cache_is_reused() -> N
     chat = conversation()
     for number in range(3):
         said = chat.ids
-        prompt = chat.plan(f"message {number}").prompt
-        assert prompt[: len(said)] == said
+        assert chat.plan(f"message {number}").prompt[: len(said)] == said
         answer(chat, f"message {number}", "fine")
 
 

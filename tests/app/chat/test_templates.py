@@ -152,8 +152,9 @@ def test_channels_are_read_by_the_schema_and_left_to_the_template() -> None:
     chat = conversation(marked(HARMONY), SCHEMA)
     answer(chat, "2+2?", marked("CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfour"))
     assert chat.turns[0].text == "<think>add them</think>\n\nfour"
-    parsed = {"thinking": "add them", "content": "four"}
-    assert chat.plan("sure?").prompt == templated(chat, ("user", "2+2?"), ("assistant", parsed), ("user", "sure?"))
+    assert chat.plan("sure?").prompt == templated(
+        chat, ("user", "2+2?"), ("assistant", {"thinking": "add them", "content": "four"}), ("user", "sure?")
+    )
     assert "add them" not in chat.tokenizer.decode(chat.plan("sure?").prompt)
 
 

@@ -315,8 +315,9 @@ def test_help_comes_fast_on_stdout_and_imports_no_torch() -> None:
 def test_a_reader_that_leaves_early_hears_nothing(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, str(ROOT / "infer.py"), *words]
-    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT)
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "infer.py"), *words], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT
+    )
     os.close(writer)
     assert process.communicate(timeout=60)[1] == b""
     assert process.returncode == 0
@@ -337,8 +338,9 @@ def test_a_closed_stdout_is_one_line_and_a_closed_stderr_keeps_nothing_back() ->
     words = f"{sys.executable} {ROOT / 'infer.py'} pairs"
     shut = subprocess.run(["sh", "-c", f"{words} >&-"], capture_output=True, text=True, check=False, timeout=60)
     assert (shut.returncode, shut.stderr) == (1, "error: stdout is closed\n")
-    warned = f"SPEC_TEMPERATUR=1 {words} 2>&-"
-    told = subprocess.run(["sh", "-c", warned], capture_output=True, text=True, check=False, timeout=60)
+    told = subprocess.run(
+        ["sh", "-c", f"SPEC_TEMPERATUR=1 {words} 2>&-"], capture_output=True, text=True, check=False, timeout=60
+    )
     assert told.returncode == 0
     assert told.stdout
 

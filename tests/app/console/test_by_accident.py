@@ -20,8 +20,9 @@ FIRST = "What is a river?"
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("accident")
-    pairs = {name: tiny_pair(folder / name, stop=False, context=2048) for name in ("tiny", "tiny-ngram")}
-    return catalogue_of(folder, pairs)
+    return catalogue_of(
+        folder, {name: tiny_pair(folder / name, stop=False, context=2048) for name in ("tiny", "tiny-ngram")}
+    )
 
 
 @pytest.fixture
@@ -140,7 +141,8 @@ def test_load_says_what_it_replaces_and_clear_can_be_taken_back(
     catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = (
+    ran = run_lines(
+        catalogue,
         "one",
         "/save chat.json",
         "two",
@@ -151,7 +153,6 @@ def test_load_says_what_it_replaces_and_clear_can_be_taken_back(
         "/undo",
         "/continue",
     )
-    ran = run_lines(catalogue, *lines)
     assert "loaded 1 turn from chat.json in place of 2 before" in ran.text
     assert ran.errors == []
     assert [turn.user for turn in ran.state.said().turns] == ["one"]
@@ -168,8 +169,7 @@ def test_tab_offers_only_what_the_pair_can_run(catalogue: Path) -> None:
         for word in (*offered["/compare "], *offered["/set compare="]):
             assert state.engine().lane(word, state.settings)
 
-    ran = run_lines(catalogue, "/pair tiny-ngram", look, "/pair tiny", look)
-    assert ran.errors == []
+    assert run_lines(catalogue, "/pair tiny-ngram", look, "/pair tiny", look).errors == []
     assert "draft" in offered["/compare "]
     assert "glide" not in offered["/compare "]
     assert offered["/drafter "] == ["ngram", "tables", "suffix", "maxgram", "none"]

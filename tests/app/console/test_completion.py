@@ -12,8 +12,9 @@ from tests.app.console.test_slash_commands import ScriptedConsole
 def offered(line: str, cursor: int | None = None) -> list[str]:
     """The lines that Tab would make of `line`."""
     at = len(line) if cursor is None else cursor
-    found = completions(line[:at], ScriptedConsole())
-    return [line[: at + each.start_position] + each.text + line[at:] for each in found]
+    return [
+        line[: at + each.start_position] + each.text + line[at:] for each in completions(line[:at], ScriptedConsole())
+    ]
 
 
 def test_completion_offers_commands_values_and_names() -> None:

@@ -38,8 +38,7 @@ def per_pass(ran: Ran, answer: int, lane: str) -> float:
 def test_a_session_compares_the_answers_that_both_lanes_gave(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is three times as slow while the target answers alone: that is no speed-up of anybody."""
     plant(monkeypatch, CONSOLE, lambda answer, lane, step: 3.0 if answer == 1 else 1.0)
-    lines = ("/compare ar", "one", "/compare ar,ngram", "two", "/stats session")
-    ran = run_lines(catalogue, *lines, settings=LONG)
+    ran = run_lines(catalogue, "/compare ar", "one", "/compare ar,ngram", "two", "/stats session", settings=LONG)
     told = ran.after("/stats session")
     assert "2 answers" in told
     assert f"ngram: {per_pass(ran, 2, 'ngram'):.2f}x the rate of plain decoding over 1 answer of both" in told

@@ -187,6 +187,5 @@ def test_tab_offers_a_first_question_only_before_the_first_message(tmp_path: Pat
     def look(state: ConsoleState) -> None:
         offered.append([each.text for each in completions("", state)])
 
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
-    run_lines(catalogue, look, "one", look)
+    run_lines(catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)}), look, "one", look)
     assert offered == [[FIRST_QUESTION], []]

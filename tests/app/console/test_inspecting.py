@@ -200,8 +200,7 @@ def test_a_forced_token_cuts_the_answer_and_a_saved_branch_can_be_inspected(cata
 
 
 def test_a_continued_answer_is_inspected_from_its_first_token(catalogue: Path) -> None:
-    ran = ran_over(catalogue, "one", "/continue", "/inspect")
-    assert "  24 " in ran.after("/inspect")
+    assert "  24 " in ran_over(catalogue, "one", "/continue", "/inspect").after("/inspect")
 
 
 def test_what_a_file_saved_says_the_same_when_it_is_loaded(catalogue: Path, tmp_path: Path) -> None:

@@ -109,8 +109,7 @@ def streaming(terminal: Terminal, text: str) -> None:
 def test_three_turns_with_a_server(chat: Terminal) -> None:
     chat.wait(lambda: chat.at_prompt, READY)
     for number, message in enumerate(("Name a colour.", "And another?", "Thanks."), start=1):
-        screen = answered(chat, message)
-        assert "tok/s" in screen, number
+        assert "tok/s" in answered(chat, message), number
     assert "error" not in chat.text
 
 

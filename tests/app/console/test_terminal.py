@@ -83,8 +83,7 @@ def test_three_turns(chat: Terminal) -> None:
         assert "cut at 12 tokens, /continue" in text
     chat.enter("/info")
     chat.wait(lambda: "tokens used" in chat.text and chat.at_prompt)
-    used = int(re.findall(r"context +([\d,]+) of 8,192", chat.text)[-1].replace(",", ""))
-    assert used > 90
+    assert int(re.findall(r"context +([\d,]+) of 8,192", chat.text)[-1].replace(",", "")) > 90
 
 
 @pytest.mark.parametrize(
@@ -117,8 +116,7 @@ def test_ctrl_c_at_the_prompt_clears_the_line_and_hints_on_an_empty_one(chat: Te
 
 def test_a_pasted_prompt_of_40_lines_is_one_message(chat: Terminal) -> None:
     answered(chat, "/clear\rhello")
-    lines = [f"line {number}" for number in range(1, 41)]
-    chat.paste("\n".join(lines))
+    chat.paste("\n".join([f"line {number}" for number in range(1, 41)]))
     chat.wait("line 40", 20)
     before = len(re.findall("TTFT", chat.raw))
     chat.enter()

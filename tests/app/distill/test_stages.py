@@ -104,8 +104,7 @@ def test_text_of_other_settings_is_refused(
 
 def test_given_prompts_are_answered_to_the_last(pair: TinyPair, tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}, {"turns": ["two", "three"]}])
-    given = words(pair, tmp_path / "a", "--prompts", str(prompts), "--temperatures", "0,1")
-    assert main(given) == 0
+    assert main(words(pair, tmp_path / "a", "--prompts", str(prompts), "--temperatures", "0,1")) == 0
     assert sorted((row["number"], row["temperature"]) for row in rows(tmp_path / "a") if row["ids"]) == [
         *((0, 0.0), (1, 0.0), (1, 0.0), (2, 1.0), (3, 1.0), (3, 1.0))
     ]

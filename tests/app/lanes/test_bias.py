@@ -63,8 +63,7 @@ def test_servers_get_it_by_their_schema(engine: PairEngine) -> None:
     assert OpenAIServer.options(plain, Settings(), bias)["logit_bias"] == {"12": -100.0, "7": 1.5}  # type: ignore[arg-type]
     assert OpenAIServer.options(llama, Settings(), bias)["logit_bias"] == [[12, False], [7, 1.5]]  # type: ignore[arg-type]
     assert "logit_bias" not in OpenAIServer.options(plain, Settings())  # type: ignore[arg-type]
-    lane = engine.lane("http://localhost:9/v1", Settings(logit_bias="12=-100"))
-    assert {**lane.bias} == {(12,): -math.inf}
+    assert {**engine.lane("http://localhost:9/v1", Settings(logit_bias="12=-100")).bias} == {(12,): -math.inf}
     assert refused(lambda: engine.lane("http://localhost:9/v1", Settings(logit_bias="' a'=1"))) == (
         "lane http://localhost:9/v1: its tokens are not known here, so ' a' has no id: bias by ids"
     )

@@ -53,8 +53,9 @@ def engine_of(pair: TinyPair, drafter: str | None = None) -> PairEngine:
 
 
 def ids_of(engine: PairEngine, name: str, settings: Settings, text: str = "tell me about it") -> tuple[int, ...]:
-    lane = engine.lane(name, settings)
-    return run_lane(lane, prompt_ids(engine, text, settings), engine.tokenizer.decode, interrupt=never).ids
+    return run_lane(
+        engine.lane(name, settings), prompt_ids(engine, text, settings), engine.tokenizer.decode, interrupt=never
+    ).ids
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,7 @@ def little(model: Any) -> dict[Any, int]:
 
 def test_the_layers_are_spread_and_the_ends_are_not(engines: dict[str, PairEngine]) -> None:
     model = engines["auto"].loaded.target.model
-    places = {str(place) for place in model.hf_device_map.values()}
-    assert places == {"cpu", "disk"}
+    assert {str(place) for place in model.hf_device_map.values()} == {"cpu", "disk"}
     assert model.model.layers[3].mlp.up_proj.weight.is_meta
     assert not model.get_input_embeddings().weight.is_meta
     assert not model.get_output_embeddings().weight.is_meta
@@ -136,8 +135,7 @@ def test_draft_heads_get_what_lies_on_other_devices(kind: str, monkeypatch: pyte
     target = make_target(8, seed=10)
     make = functools.partial(make_drafter, make_student(kind, target, seed=2))
     plain = answers(CausalLM(target), [HEAD_PROMPT], make(), sampler(0.0), length=20)
-    far = elsewhere(target, monkeypatch)
-    assert answers(far, [HEAD_PROMPT], make(), sampler(0.0), length=20) == plain
+    assert answers(elsewhere(target, monkeypatch), [HEAD_PROMPT], make(), sampler(0.0), length=20) == plain
 
 
 def test_states_of_several_layers_meet_where_the_first_lies() -> None:

@@ -109,8 +109,9 @@ def test_the_lanes_say_the_same(engine: PairEngine, temperature: float) -> None:
 
 def test_an_answer_that_ends_before_its_first_token_has_no_rate(engine: PairEngine) -> None:
     prompt = list(engine.tokenizer("tell me", add_special_tokens=False)["input_ids"])
-    chosen = Settings(max_new_tokens=4, logit_bias="'a'=100", stop=("a",))
-    stats = run_lane(engine.lane("spec", chosen), prompt, str, interrupt=never).stats
+    stats = run_lane(
+        engine.lane("spec", Settings(max_new_tokens=4, logit_bias="'a'=100", stop=("a",))), prompt, str, interrupt=never
+    ).stats
     assert (stats.predicted_n, stats.stop_reason, stats.predicted_per_second or 0, stats.tokens_per_pass or 0) == (
         *(0, "stop"),
         *(0, 0),
@@ -174,8 +175,7 @@ def test_a_stop_string_across_a_cut_is_found_when_the_answer_goes_on(engine: Pai
     chat = conversation(engine, Settings(**how))
 
     def ids_of(plan: Plan, **more: Any) -> tuple[list[int], Any]:
-        lane = engine.lane("spec", Settings(**{**how, **more}))
-        answer = run_lane(lane, plan.prompt, chat.text, interrupt=never)
+        answer = run_lane(engine.lane("spec", Settings(**{**how, **more})), plan.prompt, chat.text, interrupt=never)
         return list(answer.ids), answer.stats.stop_reason
 
     plan = chat.plan("tell me")

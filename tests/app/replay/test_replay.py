@@ -42,8 +42,9 @@ def session(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     folder = tmp_path_factory.mktemp("session")
     file = folder / "a session.jsonl"
     lines = (HOSTILE, "/continue", "/set temperature=0.9 gamma=auto compare=spec,ar", "three")
-    catalogue = catalogue_of(folder, {"tiny": pair})
-    return file, run_lines(catalogue, *lines, settings={**OPTIONS, "max_new_tokens": 14, "record": str(file)})
+    return file, run_lines(
+        catalogue_of(folder, {"tiny": pair}), *lines, settings={**OPTIONS, "max_new_tokens": 14, "record": str(file)}
+    )
 
 
 def drawn(thing: Any, look: Look) -> str:
@@ -104,8 +105,7 @@ def test_a_lossy_lane_says_so_live_and_when_its_log_is_replayed(
         assert "identical" not in shown
         assert "same distribution" not in shown
     assert main(["replay", str(file), "--view", "trace"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "lossy: a draft x is accepted if p(x) > min(0.09, 0.3 exp(-H))" in told
+    assert "lossy: a draft x is accepted if p(x) > min(0.09, 0.3 exp(-H))" in " ".join(capsys.readouterr().out.split())
 
 
 def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> None:
@@ -136,8 +136,7 @@ def test_a_recording_holds_what_a_recorded_target_needs(session: tuple[Path, Ran
     file, ran = session
     lines = [json.loads(line) for line in file.read_text(encoding="ascii").splitlines()]
     assert (lines[0]["vocab_size"], lines[0]["end_id"], lines[0]["target"]) == (300, 2, "target")
-    held = [line for line in lines if "prompt_ids" in line and "answer_ids" in line]
-    first, second, third = held
+    first, second, third = [line for line in lines if "prompt_ids" in line and "answer_ids" in line]
     turn = ran.state.chat.turns[0]
     assert tuple(first["prompt_ids"]) == turn.prompt
     assert tuple(first["answer_ids"] + second["answer_ids"]) == turn.answer
@@ -267,8 +266,9 @@ def test_a_damaged_file_is_shown_or_refused_in_one_line(
     number = data.draw(st.integers(1, len(lines)))
     told = json.loads(lines[number - 1])
     name = data.draw(st.sampled_from(sorted(told)))
-    values = [None, -1, 3, 1 << 60, 1e308, math.inf, "x", [], [3], [[0, [1], 0, ""]], {}, True]
-    told[name] = data.draw(st.sampled_from(values))
+    told[name] = data.draw(
+        st.sampled_from([None, -1, 3, 1 << 60, 1e308, math.inf, "x", [], [3], [[0, [1], 0, ""]], {}, True])
+    )
     lines[number - 1] = json.dumps(told)
     file = tmp_path / "damaged.jsonl"
     file.write_text("\n".join(lines) + "\n")
@@ -340,12 +340,10 @@ def test_two_runs_do_not_record_to_one_file(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_once_and_decoding_goes_on(pair: TinyPair, tmp_path: Path) -> None:
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
-    folder = catalogue_of(tmp_path, {"tiny": pair})
-    ran = run_lines(folder, "one", "two", settings={"record": str(link)})
+    ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "one", "two", settings={"record": str(link)})
     assert len(ran.state.answers) == 2
     why = f"cannot write {link}: No space left on device (its content is kept)"
-    told = f"the session log stopped, {why}; decoding continues"
-    assert " ".join(ran.text.split()).count(told) == 1
+    assert " ".join(ran.text.split()).count(f"the session log stopped, {why}; decoding continues") == 1
 
 
 def test_the_console_starts_and_ends_a_recording(pair: TinyPair, tmp_path: Path) -> None:

@@ -91,8 +91,7 @@ def over(answer: LoggedAnswer) -> list[Track]:
 @pytest.mark.parametrize("number", range(1, 7))
 def test_every_step_ends_in_a_table_with_plain_decoding(number: int) -> None:
     step, where, answers = STEPS[number - 1], place(80), shown(number)
-    untraced = replace(step, traced=False)
-    assert walk([(number, untraced)], lambda _: answers, where)
+    assert walk([(number, replace(step, traced=False))], lambda _: answers, where)
     told = where.out.file.getvalue().split("\n")  # type: ignore[attr-defined]
     head = next(row for row, line in enumerate(told) if "plain tok/s" in line)
     assert told[head].split()[:4] == [step.varied or "lane", "plain", "tok/s", "tok/s"]

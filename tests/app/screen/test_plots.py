@@ -111,8 +111,7 @@ def test_gamma_auto_is_told_by_what_was_drafted_not_by_what_it_allowed() -> None
     for step in allowed:
         pace.budget([0])
         pace.observe([step])
-    drawn = gamma_bars([both("auto", allowed, pace)], LOOKS["60"])
-    assert drawn.remarks[-1].endswith("at gamma auto(2.0)")
+    assert gamma_bars([both("auto", allowed, pace)], LOOKS["60"]).remarks[-1].endswith("at gamma auto(2.0)")
 
 
 def test_a_disturbed_timing_has_no_speed_up() -> None:
@@ -125,8 +124,7 @@ def test_a_disturbed_timing_has_no_speed_up() -> None:
 def test_gamma_of_the_settings_may_be_the_one_that_auto_takes() -> None:
     useless = both(1, rounds(1, [0] * 40))
     assert [bar.note for bar in gamma_bars([useless], LOOKS["60"]).bars][:2] == ["auto", "this one"]
-    cheap = both(16, rounds(16, [16] * 40, c=0.001))
-    assert gamma_bars([cheap], LOOKS["60"]).bars[16].note == "this one, and auto"
+    assert gamma_bars([both(16, rounds(16, [16] * 40, c=0.001))], LOOKS["60"]).bars[16].note == "this one, and auto"
 
 
 def test_rounds_of_earlier_answers_count_and_those_of_other_drafters_do_not() -> None:
@@ -216,6 +214,5 @@ def test_the_command_in_a_console(tmp_path: Path) -> None:
     ran = run_lines(catalogue, *lines, width=60, settings={"max_new_tokens": 40, "gamma": 4})
     assert ran.text.count("error: no answer yet") == 1
     assert "error: /plot must be gamma, ranks or time, got ''" in ran.after("/plot")
-    told = " ".join(ran.after("/plot nothing").split())
-    assert told == "error: /plot must be gamma, ranks or time, got 'nothing'"
+    assert " ".join(ran.after("/plot nothing").split()) == "error: /plot must be gamma, ranks or time, got 'nothing'"
     assert ran.after("/plot gamma").startswith("spec: expected speed-up by gamma\n   0  1.00x  ")

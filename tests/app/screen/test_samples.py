@@ -100,8 +100,7 @@ def test_samples_stand_on_the_page_as_a_tree(pair: TinyPair, tmp_path: Path) -> 
     shown = ran.after("/samples 9")
     for text in ((tmp_path / "chat.html").read_text(), (tmp_path / "again.html").read_text()):
         tree = text.partition('class="branches"')[2].partition("</section>")[0]
-        counts = re.findall(r"<b>(\d+)</b>", tree)
-        assert sorted(counts) == sorted(re.findall(r"(\d+)/9 ", shown))
+        assert sorted(re.findall(r"<b>(\d+)</b>", tree)) == sorted(re.findall(r"(\d+)/9 ", shown))
         assert tree.count("<details open>") == tree.count("</details>") > 0
 
 
@@ -113,8 +112,9 @@ def test_run_writes_the_tree_or_json(pair: TinyPair, tmp_path: Path, capsys: pyt
     assert main([*words, "--temperature", "0.7", "--json", "--log", str(tmp_path / "log.jsonl")]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [len(result["ids"]) for result in data["results"]] == [5] * 4
-    logged = [answer.text(answer.over()) for answer in read_log(tmp_path / "log.jsonl").answers]
-    assert logged == [result["text"] for result in data["results"]]
+    assert [answer.text(answer.over()) for answer in read_log(tmp_path / "log.jsonl").answers] == [
+        result["text"] for result in data["results"]
+    ]
     assert math.isclose(sum(branch["count"] for branch in data["tree"]), 4)
     assert main(words) == 2
     assert "error: at temperature 0 all answers are the same (--temperature 0.8" in capsys.readouterr().err

@@ -125,8 +125,9 @@ def proposed(drafter: ChainDrafter, rows: Rows, k: list[int], sampling: Sampler 
 @pytest.mark.parametrize("context", [4, 5])
 def test_a_reviewer_whose_context_is_too_short_is_passed_over(context: int) -> None:
     """The prompt fills it, or leaves it: the drafter behind it goes on alone."""
-    drafter = cascade_of([ModelDrafter(base(context=context)), own_points()], [[3, 4], [0, 2]])
-    draft = proposed(drafter, [[1, 2, 3, 4, 5]], [20])
+    draft = proposed(
+        cascade_of([ModelDrafter(base(context=context)), own_points()], [[3, 4], [0, 2]]), [[1, 2, 3, 4, 5]], [20]
+    )
     assert draft.tokens == [[6, 7, 0, 1, 2, 3, 4, 5]]  # two at a time until 3 + 4 are there
     assert draft.calls == ()
 

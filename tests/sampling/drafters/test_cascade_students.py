@@ -184,8 +184,9 @@ def test_glide_over_point_masses_emits_the_targets_law_to_the_last_digit(drafts:
     """V = 4, two of them likely, one outside the student's list; three tokens behind the opening one."""
     target, law = make_target(4, seed=3, dtype=torch.float64), NaiveLaw(top_k=2)
     lm, oracle = CausalLM(target), PrefixLM(target)
-    own = make_drafter(make_student("glide", target, short=[0, 1, 3]))
-    drafter = cascade_of([own, points(4)], [[1, 1], [0, 1]], lenience)
+    drafter = cascade_of(
+        [make_drafter(make_student("glide", target, short=[0, 1, 3])), points(4)], [[1, 1], [0, 1]], lenience
+    )
     prompt = [0, 1, 0, greedy_answer(oracle, [0, 1, 0], 1)[0]]
 
     def run(sampler: BranchingSampler) -> tuple[int, ...]:

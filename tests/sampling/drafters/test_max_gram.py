@@ -73,8 +73,7 @@ def test_a_copy_longer_than_what_is_remembered_leaves_no_trace() -> None:
 
 
 def test_bigrams_fill_the_rest_and_an_id_that_none_knows_ends_the_chain() -> None:
-    tables = tables_of([2, 30, 31], [31, 32])
-    drafter = MaxGramDrafter(tables)
+    drafter = MaxGramDrafter(tables_of([2, 30, 31], [31, 32]))
     assert drafter.traits.names == ("maxgram", "bigram")
     drafter.start([[1, 2], [1, 2], [1, 2]], ALONE, ALONE)
     copied, tail = [(2, MAXGRAM), (1, MAXGRAM)] * 2, [(2, BIGRAM)]

@@ -58,8 +58,9 @@ class Table:
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self.vocab_size = vocab_size
-        noise = torch.Generator().manual_seed(seed)
-        self.rows = 1.5 * torch.randn((vocab_size, vocab_size), generator=noise, dtype=torch.float64)
+        self.rows = 1.5 * torch.randn(
+            (vocab_size, vocab_size), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
 
     def new_cache(self, rows: int) -> SlotCache:
         return SlotCache(self.layers)
@@ -131,8 +132,7 @@ class Cut(TableTarget):
 
 
 def test_a_cut_law_is_found() -> None:
-    lm = Cut(Table(V, 1))
-    assert enumeration_error(lm, lambda: TABLED["model"](6), prompt=[3, 5], gamma=2, length=2) > 0.01
+    assert enumeration_error(Cut(Table(V, 1)), lambda: TABLED["model"](6), prompt=[3, 5], gamma=2, length=2) > 0.01
 
 
 # -- the library's calls ----------------------------------------------------------------------------
@@ -294,8 +294,7 @@ def test_ids_without_a_token_are_never_said_with_or_without_a_drafter(tmp_path: 
         for temperature in (0.0, 2.0):
             chosen = Settings(temperature=temperature, coupling="gumbel", max_new_tokens=60)
             for lane in ("ar", "spec"):
-                events = engine.lane(lane, chosen).run([5, 299, 7])
-                ids = emitted(events)[0]
+                ids = emitted(engine.lane(lane, chosen).run([5, 299, 7]))[0]
                 assert said.setdefault(temperature, ids) == ids
     assert all(0 <= token < 300 for ids in said.values() for token in ids)
     bare = autoregressive_generate([5, 299, 7], pair.target.model, max_gen_len=60, end_tokens_id=[])

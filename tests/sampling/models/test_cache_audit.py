@@ -266,8 +266,7 @@ def test_absent_nodes_in_a_batch(name: str) -> None:
     model = model_of(name)
     rows, drafted = [text(60, 4), text(61, 9), text(62, 6)], [[3, 4, 5], [6], []]
     session = CausalLM(model).open(rows)
-    logits = session.score(rows, Draft.of(drafted))
-    for row, chain, found in zip(rows, drafted, logits, strict=True):
+    for row, chain, found in zip(rows, drafted, session.score(rows, Draft.of(drafted)), strict=True):
         for depth in range(len(chain) + 1):
             assert torch.allclose(found[depth], uncached(model, row + chain[:depth]), atol=CLOSE)
     session.commit([[0, 1], [0], []])
@@ -312,8 +311,7 @@ def test_hidden_states_of_committed_tokens(name: str) -> None:
     expected = model(input_ids=torch.tensor([[*row, 3, 4]]), output_hidden_states=True).hidden_states[-1]
     assert states.shape == expected.shape == (1, 8, 32)
     assert torch.allclose(states, expected, atol=CLOSE)
-    twin = session.fork()
-    assert torch.allclose(twin.hidden(), expected, atol=CLOSE)
+    assert torch.allclose(session.fork().hidden(), expected, atol=CLOSE)
     session.rollback([row[:4]])
     assert torch.allclose(session.hidden(), expected[:, :4], atol=CLOSE)
 
@@ -333,8 +331,7 @@ def test_prompts_that_cannot_be_read(prompt: Rows, named: str) -> None:
 
 
 def test_a_cut_vocabulary_cuts_the_logits() -> None:
-    session = CausalLM(model_of("llama"), vocab_size=30).open([[3, 4]])
-    assert session.score([[3, 4]], Draft.empty(1)).shape == (1, 1, 30)
+    assert CausalLM(model_of("llama"), vocab_size=30).open([[3, 4]]).score([[3, 4]], Draft.empty(1)).shape == (1, 1, 30)
 
 
 @pytest.mark.parametrize("name", ["mistral, window", "gemma2, window"])
@@ -345,6 +342,5 @@ def test_ragged_rows_of_a_windowed_model_are_right_or_refused(name: str) -> None
     session = CausalLM(model).open(rows)
     session.score(rows, Draft.empty(2))
     audit(session, model, rows)
-    longer = [text(80, 5) + text(82, 9), text(81, 12) + text(83, WINDOW)]
-    refused(session.score, longer, Draft.empty(2), match="window")
+    refused(session.score, [text(80, 5) + text(82, 9), text(81, 12) + text(83, WINDOW)], Draft.empty(2), match="window")
     audit(session, model, rows)

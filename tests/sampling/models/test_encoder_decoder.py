@@ -92,9 +92,9 @@ class Oracle:
         self.model, self.prompt = model, prompt
 
     def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
-        source = torch.tensor([self.prompt] * len(contexts))
         out: Tensor = self.model(
-            input_ids=source, decoder_input_ids=torch.tensor([list(row) for row in contexts])
+            input_ids=torch.tensor([self.prompt] * len(contexts)),
+            decoder_input_ids=torch.tensor([list(row) for row in contexts]),
         ).logits
         return out[:, -1]
 

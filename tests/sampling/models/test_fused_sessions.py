@@ -71,8 +71,7 @@ def test_prompts_of_a_batch_are_read_without_padding(model: Any, monkeypatch: An
 
     monkeypatch.setattr(FusedNetwork, "forward", counted)
     rows = [tokens(20, 1), tokens(300, 2), tokens(20, 3), tokens(5, 4)]
-    session = CausalLM(network).open(rows)
-    found = session.score(rows, Draft.empty(4))
+    found = CausalLM(network).open(rows).score(rows, Draft.empty(4))
     assert sorted(fed) == [(1, 5), (1, 300), (2, 20)]
     for row, text in enumerate(rows):
         assert torch.equal(found[row], CausalLM(network).open([text]).score([text], Draft.empty(1))[0])
@@ -120,8 +119,7 @@ def test_whatever_a_session_went_through_its_logits_are_those_of_a_fresh_one(
                 session.select(torch.tensor(stay))
                 rows = [rows[row] for row in stay]
             case 2:
-                twin = session.fork()
-                session = chance.choice((session, twin))
+                session = chance.choice((session, session.fork()))
 
 
 @pytest.mark.parametrize("order", [(1, 0, -1), (-1, 1), (1, -1, 0)])

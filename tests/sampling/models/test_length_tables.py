@@ -71,8 +71,7 @@ def test_text_is_transformers_with_and_without_drafts_on_both_sides_of_the_limit
     expected = naive(model_of(kind), prompt, kind)
     model, drafter = model_of(kind), model_of(kind)
     assert autoregressive_generate(prompt, model, max_gen_len=NEW, end_tokens_id=[]) == expected
-    drafted = speculative_generate(prompt, drafter, model, gamma=4, max_gen_len=NEW, end_tokens_id=[])
-    assert drafted[0] == expected
+    assert speculative_generate(prompt, drafter, model, gamma=4, max_gen_len=NEW, end_tokens_id=[])[0] == expected
     other = speculative_generate(prompt, model_of(kind, seed=2), model, gamma=4, max_gen_len=NEW, end_tokens_id=[])
     assert other[0] == expected
     tables = ngram_assisted_speculative_generate(prompt, None, model, gamma=6, max_gen_len=NEW, end_tokens_id=[])

@@ -217,8 +217,9 @@ def test_each_branch_of_a_tree_equals_its_path_alone() -> None:
         seen[0, node, [12 + member for member in path]] = True
     cache = network.new_cache(1)
     network.forward(prompt, places(1, 12), None, cache, 1)
-    depths = torch.tensor([[11 + len(path) for path in paths]])
-    logits, _ = network.forward(nodes, depths, additive(seen, float("-inf")), cache, 5)
+    logits, _ = network.forward(
+        nodes, torch.tensor([[11 + len(path) for path in paths]]), additive(seen, float("-inf")), cache, 5
+    )
     for node, path in enumerate(paths):
         alone = torch.cat((prompt, nodes[:, path]), dim=1)
         close(logits[0, node], expected(oracle, alone)[0][0, -1])

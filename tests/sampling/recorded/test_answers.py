@@ -116,8 +116,7 @@ def test_values_that_begin_with_their_prompts_are_split_behind_them(tmp_path: Pa
     assert map_of(tmp_path, told, arch="causal") == ("prompt first", split, None, 1)
     whole = [((1, 5, 6), (1, 5, 6, 7)), ((1, 5), (1, 5, 8, 9)), ((1, 7), (1, 7))]
     assert map_of(tmp_path, told, prompt_tokens=0) == ("answers alone", whole, None, 0)
-    lm = RecordedLM.read(written(tmp_path, json.dumps(told)), end_id=2)
-    assert lm.answers == {(1, 5, 6): [7], (1, 5): [8, 9]}
+    assert RecordedLM.read(written(tmp_path, json.dumps(told)), end_id=2).answers == {(1, 5, 6): [7], (1, 5): [8, 9]}
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,7 @@ def target() -> TableLM:
 def drafter_lm() -> TableLM:
     """A drafter that is often right: the target's table with noise on it."""
     lm = target()
-    noise = torch.randn(lm.table.shape, generator=torch.Generator().manual_seed(22))
-    lm.table = lm.table + 0.8 * noise
+    lm.table = lm.table + 0.8 * torch.randn(lm.table.shape, generator=torch.Generator().manual_seed(22))
     return lm
 
 

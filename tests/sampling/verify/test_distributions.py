@@ -66,8 +66,7 @@ def drafts(draw: st.DrawFn) -> Draft:
 @settings(max_examples=150, deadline=None)
 @given(drafts(), st.integers(0, 1000), st.sampled_from([0.0, 0.7]))
 def test_one_row_is_judged_as_it_is_in_a_batch(draft: Draft, seed: int, temperature: float) -> None:
-    count = draft.width
-    logits = torch.randn(1, count + 1, 4, generator=torch.Generator().manual_seed(seed))
+    logits = torch.randn(1, draft.width + 1, 4, generator=torch.Generator().manual_seed(seed))
     twice, key = Draft([*draft.trees] * 2), [(3, 7)]
     alone = verify(logits, draft, [[1]], key, KeyedSampler(LogitsProcessor(temperature), seed), Rule.POINT)
     both = KeyedSampler(LogitsProcessor(temperature), seed)

@@ -266,6 +266,5 @@ def test_a_scripted_target_exposes_an_overwritten_correction() -> None:
     """The always-wrong drafter against a scripted chain: every round emits exactly the target's token."""
     script = [4, 5, 6, 7, 1, 2]
     target = chain_lm(8, [0], script)
-    wrong = PointDrafter(8, lambda row: 3)
-    found = answers(target, [[0]], wrong, KeyedSampler(make_processor(0.0)), length=6, gamma=4)
+    found = answers(target, [[0]], PointDrafter(8, lambda row: 3), KeyedSampler(make_processor(0.0)), length=6, gamma=4)
     assert found == [script]

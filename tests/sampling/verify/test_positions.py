@@ -126,11 +126,9 @@ def test_a_refused_sibling_is_taken_off_before_the_next_is_compared() -> None:
 
 
 def test_a_draw_is_the_largest_of_log_probability_and_noise() -> None:
-    target = TableLM(12, 1, name="target")
-    rounds = steps(decode(target, [[1, 2]], None, sampler(1.0, 4), length=20, alternatives=12))
+    rounds = steps(decode(TableLM(12, 1, name="target"), [[1, 2]], None, sampler(1.0, 4), length=20, alternatives=12))
     for step in rounds:
-        likely = max(step.positions[0].target, key=lambda one: math.log(one.processed) + one.noise)
-        assert likely.token == step.token
+        assert max(step.positions[0].target, key=lambda one: math.log(one.processed) + one.noise).token == step.token
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

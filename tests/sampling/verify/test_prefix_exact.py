@@ -205,8 +205,7 @@ def test_the_default_model_says_what_transformers_says(default_pair: Any, refere
     stop = default_pair.stop_ids
     references = [transformers_greedy(reference_model, prompt, 14, stop, **theirs(rules)) for prompt in prompts]
     for drafter in (NoDrafter(), LookupDrafter(), NgramDrafter(lm.vocab_size)):
-        sampler = KeyedSampler(make_processor(0.0, **rules))
-        found = answers(lm, prompts, drafter, sampler, length=14, gamma=4, stop=stop)
+        found = answers(lm, prompts, drafter, KeyedSampler(make_processor(0.0, **rules)), length=14, gamma=4, stop=stop)
         told += [same_or_tied(ids, reference) for ids, reference in zip(found, references, strict=True)]
     assert "different" not in told
     assert told.count("same") >= 5

@@ -326,8 +326,7 @@ def test_a_drafter_that_calls_its_draws_point_masses_is_exact_all_the_same() -> 
 def test_blocks_of_a_tree_are_an_error() -> None:
     class Twins(ModelDrafter):
         def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-            law = torch.full((1, 2, V), 1 / V)
-            return Draft.of([[1, 2]], law, parents=[-1, -1])
+            return Draft.of([[1, 2]], torch.full((1, 2, V), 1 / V), parents=[-1, -1])
 
     events = generate(
         TableLM(V, 1, dtype=torch.float32),

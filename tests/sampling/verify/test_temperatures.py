@@ -116,8 +116,9 @@ def test_cold_text_is_greedy_text_and_hot_text_is_said(coupling: Any, way: str) 
     make: Any = WAYS[way]
 
     def said(temperature: float, drafter: Drafter | None) -> list[int]:
-        sampler = KeyedSampler(make_processor(temperature), seed=9, coupling=coupling)
-        return answers(table, [PROMPT], drafter, sampler, length=24)[0]
+        return answers(
+            table, [PROMPT], drafter, KeyedSampler(make_processor(temperature), seed=9, coupling=coupling), length=24
+        )[0]
 
     greedy = said(0.0, None)
     for temperature in COLD:

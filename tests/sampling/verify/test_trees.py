@@ -173,8 +173,7 @@ def test_children_depths_and_prefixes_by_hand() -> None:
 def test_blocks_are_exact(gamma: int, early: float) -> None:
     law = NaiveLaw(top_k=2) if gamma == 3 else NaiveLaw()
     make = lambda: LawDrafter(DRAFTER, least_top=early, rule=Rule.BLOCK)  # noqa: E731
-    target = sure_start(3, 1)
-    error = enumeration_error(target, make, prompt=PROMPT, length=gamma + 2, gamma=gamma, law=law)
+    error = enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=gamma + 2, gamma=gamma, law=law)
     assert error < EXACT
 
 
@@ -191,8 +190,7 @@ def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(sampling.verify.rules, "carried", judged_wrongly)
     make = lambda: LawDrafter(DRAFTER, rule=Rule.BLOCK)  # noqa: E731
-    error = enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2)
-    assert error > CAUGHT
+    assert enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2) > CAUGHT
 
 
 def counted(near: float, count: int, rule: Rule) -> Tensor:

@@ -99,8 +99,7 @@ def test_the_first_child_that_is_likely_enough_is_accepted_whatever_the_target_w
     draft = Draft.of([[0, 1, 2]], parents=[-1, -1, -1])
     verdict = verify(logits, draft, [[5]], [(0, 1)], greedy(), Rule.TYPICAL)
     assert (verdict.path, verdict.token) == ([[1]], [2])
-    exact = verify(logits, draft, [[5]], [(0, 1)], greedy(), Rule.POINT)
-    assert exact.path == [[2]]
+    assert verify(logits, draft, [[5]], [(0, 1)], greedy(), Rule.POINT).path == [[2]]
     refused = verify(logits, Draft.of([[0]]), [[5]], [(0, 1)], greedy(), Rule.TYPICAL)
     assert (refused.path, refused.token) == ([[]], [2])
 

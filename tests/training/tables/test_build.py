@@ -250,6 +250,5 @@ def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:
 def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None:
     drafter = LookupDrafter(opened(tmp_path, 3), matches=False, tree=True, least=0.01)
     drafter.start([[9, 1]], ALONE, ALONE)
-    draft = drafter.propose([[9, 1]], Budget([8]), SAMPLER)
-    (tree,) = draft.trees
+    (tree,) = drafter.propose([[9, 1]], Budget([8]), SAMPLER).trees
     assert tree.path_tokens(tree.children[0]) == [2, 3, 4]

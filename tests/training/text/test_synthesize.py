@@ -78,8 +78,9 @@ def test_greedy_answers_are_those_of_the_decode_loop(model: Any, tokenizer: Any)
     for line in lines:
         prompt = line["ids"][: line["start"]]
         events = generate(CausalLM(model), [prompt], NoDrafter(), KeyedSampler(make_processor(0.0)), Limits(12, STOP))
-        expected = [token for event in events if isinstance(event, Step) for token in event.emitted]
-        assert line["ids"][line["start"] :] == expected
+        assert line["ids"][line["start"] :] == [
+            token for event in events if isinstance(event, Step) for token in event.emitted
+        ]
 
 
 @pytest.mark.parametrize("how", ["transformers", "packed", "bfloat16"])

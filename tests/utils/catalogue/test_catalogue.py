@@ -129,8 +129,7 @@ def test_relative_folders_start_at_the_catalogue(write):
 
 
 def test_trained_drafters_are_folders_beside_the_catalogue_chosen_by_their_kind(write):
-    text = GOOD.replace("drafter: none", "drafter: glide\n    students: {glide: w/g, plain: ~/p}")
-    file = write(text)
+    file = write(GOOD.replace("drafter: none", "drafter: glide\n    students: {glide: w/g, plain: ~/p}"))
     pair = catalogue_in(file).pair("b")
     assert pair.drafter == "glide"
     assert pair.students == {"glide": str(file.parent / "w/g"), "plain": str(Path("~/p").expanduser())}

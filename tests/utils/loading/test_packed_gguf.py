@@ -43,8 +43,7 @@ CATALOGUE = Path(__file__).parents[3] / "models.yaml"
 
 def loaded(quantization: str) -> LoadedModel:
     spec, options = catalogue_in(CATALOGUE).pair("smollm2").target, LoadOptions(device="cpu")
-    folder = model_folder(spec, options)
-    return load_model(spec, folder, options, "cpu", quantization)
+    return load_model(spec, model_folder(spec, options), options, "cpu", quantization)
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +95,7 @@ def small_parts(tmp_path: Path, **changes: Any) -> tuple[FileConfig, dict[str, P
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 11, "vocab_size": 60, "head_dim": 32}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, **changes)
     config.save_pretrained(str(tmp_path))
-    dense = transformers.LlamaForCausalLM(config)
-    shuffled = sorted(dense.named_parameters(), key=lambda one: one[0], reverse=True)
+    shuffled = sorted(transformers.LlamaForCausalLM(config).named_parameters(), key=lambda one: one[0], reverse=True)
     weights = {
         name.removesuffix(".weight"): PackedWeight.rounded(part, "q8") for name, part in shuffled if part.ndim == 2
     }
@@ -109,8 +107,9 @@ def small_parts(tmp_path: Path, **changes: Any) -> tuple[FileConfig, dict[str, P
 def test_layers_stand_in_order_whatever_the_files_order(tmp_path: Path) -> None:
     config, weights, vectors = small_parts(tmp_path)
     model: Any = PackedModel(config, FileConfig(), tmp_path, weights, vectors)
-    found = [layer.self_attn.q_proj.packed for layer in model.model.layers]
-    assert found == [weights[f"model.layers.{layer}.self_attn.q_proj"] for layer in range(11)]
+    assert [layer.self_attn.q_proj.packed for layer in model.model.layers] == [
+        weights[f"model.layers.{layer}.self_attn.q_proj"] for layer in range(11)
+    ]
     assert "whole" not in vars(model)  # transformers' model was not needed
     network, ids = FusedNetwork(model), torch.tensor([[5, 7, 9]])
     logits = network.forward(ids, torch.arange(3)[None], None, network.new_cache(1), 3)[0]
@@ -119,8 +118,9 @@ def test_layers_stand_in_order_whatever_the_files_order(tmp_path: Path) -> None:
 
 
 def test_stretched_positions_are_those_of_transformers(tmp_path: Path) -> None:
-    stretched = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
-    config, weights, vectors = small_parts(tmp_path, rope_parameters=stretched)
+    config, weights, vectors = small_parts(
+        tmp_path, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    )
     model: Any = PackedModel(config, FileConfig(), tmp_path, weights, vectors)
     plain = 1.0 / 1e4 ** (torch.arange(0, 32, 2).float() / 32)
     assert torch.allclose(model.model.rotary_emb.inv_freq, plain / 4)
@@ -155,8 +155,7 @@ def written(path: Path, kinds: dict[str, str], architecture: str = "llama") -> P
     writer.add_head_count(2)
     writer.add_head_count_kv(2)
     rng = np.random.default_rng(0)
-    shapes = {"token_embd": (48, 64), "blk.0.attn_q": (64, 64), "blk.0.attn_output": (64, 64)}
-    for name, shape in shapes.items():
+    for name, shape in {"token_embd": (48, 64), "blk.0.attn_q": (64, 64), "blk.0.attn_output": (64, 64)}.items():
         kind = kinds.get(name, "Q8_0")
         values = rng.normal(size=shape).astype(np.float32)
         if kind == "F32":
@@ -230,8 +229,9 @@ def test_an_unfit_file_is_refused_by_its_header_alone(tmp_path: Path, monkeypatc
 )
 def test_only_what_the_compiled_pass_takes_stays_packed(family: str, changes: dict[str, Any], fits: bool) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 1, "vocab_size": 60}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = getattr(transformers, f"{family}Config")(**sizes | heads | changes)
+    config = getattr(transformers, f"{family}Config")(
+        **sizes | {"num_attention_heads": 4, "num_key_value_heads": 2} | changes
+    )
     model = getattr(transformers, f"{family}ForCausalLM")(config).float()
     quantize(model, "q8", tables=True)
     assert supports(model) == fits

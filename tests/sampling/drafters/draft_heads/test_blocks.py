@@ -46,8 +46,9 @@ def test_a_block_has_the_logits_of_the_reference(name: str, family: str, tmp_pat
     lm, network = loaded(tmp_path, name, target), CausalLM(target).network
     session: Any = None
     for length, wanted in reference(name, family).items():  # again behind more tokens, on the cache that was kept
-        held = fed(network, [row[:length]], [length - 1], hidden=lm.reads_hidden)
-        session = lm.open([row[:length]], previous=session, target=held)
+        session = lm.open(
+            [row[:length]], previous=session, target=fed(network, [row[:length]], [length - 1], hidden=lm.reads_hidden)
+        )
         session.draft_block([row[:length]], lm.block)
         for depth, numbers in enumerate(wanted):
             close(session.logits_after([0], [[row[length - 1], *AFTER[:depth]]])[0][::4], numbers, 1e-4)
@@ -235,8 +236,9 @@ def warped(model: Any, folder: Path, target: Any, row: list[int], drafts: int) -
     h = torch.cat([h, h[-1:].expand(drafts - 1, -1)])
     parts = torch.load(folder / "warp_model.bin")
     term = h @ parts["target_proj.weight"].T + parts.get("target_proj.bias", 0)
-    embedded = model.get_input_embeddings()(torch.tensor([[*row, *[7] * (drafts - 1)]])) + 0.5 * term
-    return model(inputs_embeds=embedded).logits[0, -drafts:]
+    return model(
+        inputs_embeds=model.get_input_embeddings()(torch.tensor([[*row, *[7] * (drafts - 1)]])) + 0.5 * term
+    ).logits[0, -drafts:]
 
 
 @pytest.mark.parametrize(("family", "bias"), [("Llama", True), ("Qwen3", False)])

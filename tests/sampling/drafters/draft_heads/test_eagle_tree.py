@@ -250,8 +250,7 @@ def test_sampled_text_is_plain_decodings_with_the_same_seed() -> None:
         sampler = lambda: KeyedSampler(make_processor(0.9, 0, 0.95, 0.0), seed)  # noqa: B023, E731
         run = decode(lm, [prompt], drafter, sampler(), length=14, gamma=3, session=session)
         assert emitted(run) == answers(lm, [prompt], None, sampler(), length=14)
-        fresh = growing(student, 7)
-        same_rounds(run, decode(lm, [prompt], fresh, sampler(), length=14, gamma=3))
+        same_rounds(run, decode(lm, [prompt], growing(student, 7), sampler(), length=14, gamma=3))
         prompt = [*prompt, *emitted(run)[0], 5, seed]
 
 
@@ -273,8 +272,7 @@ def test_limits_are_kept() -> None:
     target = make_target(8, seed=10)
     lm, student = CausalLM(target), tree_lm(target, max_position_embeddings=20)
     for prompt, nodes, gamma in ((text(4, 12, 8), 5, 4), (text(5, 3, 8), 11, 2), (text(6, 30, 8), 4, 3)):
-        drafter = growing(student, nodes)
-        run = steps(decode(lm, [prompt], drafter, greedy(), length=12, gamma=gamma))
+        run = steps(decode(lm, [prompt], growing(student, nodes), greedy(), length=12, gamma=gamma))
         assert [token for step in run for token in step.emitted] == answers(lm, [prompt], None, greedy(), length=12)[0]
         length = len(prompt)
         for step in run:

@@ -174,8 +174,9 @@ def test_greedy_text_is_plain_decodings_for_every_gamma(kind: str, shape: str) -
     target = make_target(8, seed=10)
     lm = CausalLM(target)
     layers = 2 if shape == "two layers" else 1
-    seed = (3 if kind == "eagle" else 4) - layers
-    student = make_student(kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=seed, num_hidden_layers=layers)
+    student = make_student(
+        kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=(3 if kind == "eagle" else 4) - layers, num_hidden_layers=layers
+    )
     accepted = refused = 0
     for prompt in PROMPTS[:2] if layers == 1 else PROMPTS[2:]:
         alone = tokens_of(lm, prompt, None, length=14)
@@ -201,8 +202,7 @@ def test_the_next_turns_of_a_chat_reuse_the_caches(kind: str) -> None:
         running = session.fork() if turn == 2 else session
         held = [helper.rollback([prompt])[0] for helper in drafter.sessions]
         found = decode(lm, [prompt], drafter, greedy(), length=12, gamma=3, session=running)
-        fresh = decode(lm, [prompt], make_drafter(student), greedy(), length=12, gamma=3)
-        same_rounds(found, fresh)
+        same_rounds(found, decode(lm, [prompt], make_drafter(student), greedy(), length=12, gamma=3))
         assert not held or held[0] >= len(prompt) - 8, "the cache of the turn before was thrown away"
         prompt = [*prompt, *emitted(found)[0], 5, turn]
 
@@ -290,7 +290,7 @@ def test_padded_vocabularies_are_cut_alike(kind: str) -> None:
         "eagle": lambda: FeatureDrafter(student, vocab_size=6),
     }[kind]()
     for options in ({}, {"coupling": "gumbel"}):
-        sampler = KeyedSampler(make_processor(1.5), seed=3, **options)
-        run = steps(decode(lm, [[1, 2, 3]], drafter, sampler, length=40, gamma=4))
-        drafted = {token for step in run for token in step.drafted}
-        assert drafted == {0, 2, 3, 5}
+        run = steps(
+            decode(lm, [[1, 2, 3]], drafter, KeyedSampler(make_processor(1.5), seed=3, **options), length=40, gamma=4)
+        )
+        assert {token for step in run for token in step.drafted} == {0, 2, 3, 5}

@@ -167,8 +167,7 @@ def test_the_matrices_of_a_file_keep_their_bits(name: str, bits: str, tmp_path: 
     logits = []
     for head in (own, theirs):
         lm = lm_of(head)
-        held = fed(target, [row], [11], hidden=lm.reads_hidden)
-        session: Any = lm.open([row], target=held)
+        session: Any = lm.open([row], target=fed(target, [row], [11], hidden=lm.reads_hidden))
         if name == "EAGLE-3":
             logits.append(session.score([row], Draft.empty(1))[0, 0])
         else:
@@ -209,8 +208,7 @@ def test_the_emitted_law_is_the_targets_to_the_last_digit(name: str, tmp_path: P
     """And a head that passes up another law than the one drawn from is seen."""
     head = small(name, tmp_path)
     for mutant, least, most in ((itself, 0.0, EXACT), (OffByOne, 1e-4, 1.0)):
-        make = partial(_instead, mutant, head)
-        assert least <= enumerated("dflash", make, "law", NaiveLaw(top_k=2), length=3) < most
+        assert least <= enumerated("dflash", partial(_instead, mutant, head), "law", NaiveLaw(top_k=2), length=3) < most
 
 
 def _instead(mutant: Any, head: DraftHead, _: ModelDrafter) -> ModelDrafter:

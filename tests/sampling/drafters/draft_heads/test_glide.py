@@ -60,8 +60,7 @@ def test_every_round_starts_from_fully_informed_states(layers: int) -> None:
     """Several layers feed accepted drafts again, and once only; one layer never does."""
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), text(1, 12, 8)
-    student = make_student("glide", target, num_hidden_layers=layers, seed=2)
-    drafter = Watched(student, target)
+    drafter = Watched(make_student("glide", target, num_hidden_layers=layers, seed=2), target)
     run = steps(decode(lm, [prompt], drafter, SAMPLER, length=60, gamma=3))[1:]
     deep = [len(step.path) for step in run if len(step.drafted) == 3]
     assert {0, 1, 3} <= set(deep), "the run met too few kinds of rounds"
@@ -69,8 +68,7 @@ def test_every_round_starts_from_fully_informed_states(layers: int) -> None:
     for step, widths in zip(run, drafter.rounds, strict=False):
         if before is not None:
             kept = before - 1 if layers == 1 and before == 3 else before  # the last draft of all was never fed
-            again = 1 + (kept if layers > 1 else before - kept)
-            assert widths == [again, 1, 1][: len(widths)]
+            assert widths == [1 + (kept if layers > 1 else before - kept), 1, 1][: len(widths)]
         before = len(step.path) if len(step.drafted) == 3 else None
 
 
@@ -80,8 +78,7 @@ def test_a_session_beside_another_target_is_not_taken_over() -> None:
     session = lm.open([ids], target=fed(target, [ids], [5]))
     session.score([ids], NOTHING)
     assert isinstance(session, GlideSession)
-    fresh = lm.open([ids], previous=session, target=fed(other, [ids], [5]))
-    assert fresh is not session
+    assert lm.open([ids], previous=session, target=fed(other, [ids], [5])) is not session
     assert lm.open([ids, ids], previous=session, target=fed(target, [ids, ids], [5, 5])) is not session
     again = CausalLM(session.target.network).open([ids])  # the same target in another session
     again.score([ids[:-1]], NOTHING)

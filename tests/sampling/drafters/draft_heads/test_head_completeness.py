@@ -140,6 +140,7 @@ def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
     name = next(name for name in tensors if name.endswith("weight"))
     (folder / WEIGHTS).rename(folder / "a.safetensors")
     save_file({name: tensors[name] + 1}, folder / "b.safetensors")
-    index = {"weight_map": {**dict.fromkeys(tensors, "a.safetensors"), name: "b.safetensors"}}
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    (folder / f"{WEIGHTS}.index.json").write_text(
+        json.dumps({"weight_map": {**dict.fromkeys(tensors, "a.safetensors"), name: "b.safetensors"}})
+    )
     assert f"{name} is in two parts" in str(loaded(folder, large()))

@@ -96,8 +96,7 @@ def test_sampled_text_of_a_hybrid_has_its_law(drafts: str) -> None:
         sampler = KeyedSampler(processor, seed)
         said = answers(target, [PROMPTS[0]], ModelDrafter(lm), sampler, length=4, gamma=2)[0]
         found[tuple(said[:3])] += 1
-    law = exact_law(PrefixLM(target_of("qwen3_5_text")), PROMPTS[0], NaiveLaw(top_k=2), 3)
-    assert chi_square_p(found, law) > 1e-6
+    assert chi_square_p(found, exact_law(PrefixLM(target_of("qwen3_5_text")), PROMPTS[0], NaiveLaw(top_k=2), 3)) > 1e-6
     wrong = exact_law(PrefixLM(target_of("qwen3_5_text")), PROMPTS[0], NaiveLaw(temperature=9.0, top_k=2), 3)
     assert chi_square_p(found, wrong) < 1e-6, "so many samples see another law"
 

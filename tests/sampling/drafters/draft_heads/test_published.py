@@ -335,8 +335,7 @@ def test_a_head_of_any_configuration_has_the_logits_of_the_reference_or_one_line
     spare = {"embed_tokens.weight", "t2d"} | (set() if case.short else {"lm_head.weight"})  # the target's serve
     gone = random.Random(seed).choice([name for name in tensors if name not in spare])
     rest = {name: tensor for name, tensor in tensors.items() if name != gone}
-    line = refused(load_student, written(tmp_path / "less", config, rest, case), target)
-    assert "\n" not in line
+    assert "\n" not in refused(load_student, written(tmp_path / "less", config, rest, case), target)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -436,8 +435,7 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], told: str, tmp_path
         part[name] = value
         if value is None:
             del part[name]
-    place = written(tmp_path / "head", config, tensors, case)
-    refused(load_student, place, large(), match=told)
+    refused(load_student, written(tmp_path / "head", config, tensors, case), large(), match=told)
 
 
 def test_a_head_for_another_target_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -91,8 +91,7 @@ def test_a_compiled_walk_accepts_what_single_steps_accept(seed: int, temperature
     for at_hand in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(distributions, "at_hand", lambda at_hand=at_hand: at_hand)
-            draft = Draft.of(tokens, parents=parents)
-            verdicts.append(verify(logits, draft, [[1]] * rows, keys, sampling, Rule.POINT))
+            verdicts.append(verify(logits, Draft.of(tokens, parents=parents), [[1]] * rows, keys, sampling, Rule.POINT))
     quick, slow = verdicts
     assert (quick.path, quick.token) == (slow.path, slow.token)
 
