@@ -184,7 +184,6 @@ def test_plain_decoding_equals_transformers(plain: Rows, references: list[Greedy
     agree(plain, references)
 
 
-ALONE = [("ngram", 4), ("shallow", 4)]
 NAMED = 2  # prompts that a drafter with a model of its own runs alone: long, early stop
 BATCHED = [  # every kind once; the narrowest passes, the widest and those between
     *(("always wrong", 1), ("shallow", 8), ("ngram", 8), ("tables", 4)),
@@ -196,7 +195,8 @@ WIDTHS = [("always wrong", 8), ("shallow", 1), ("ngram", 1), ("tables", 8)]  # i
 @pytest.mark.parametrize(
     ("name", "gamma", "together"),
     [
-        *((*case, False) for case in ALONE),
+        ("ngram", 4, False),
+        ("shallow", 4, False),
         *((*case, True) for case in BATCHED),
         *(pytest.param(*case, True, marks=pytest.mark.exhaustive) for case in WIDTHS),
     ],

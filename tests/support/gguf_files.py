@@ -170,13 +170,18 @@ _DELTA = {  # layers of the gated delta rule, and one of attention; fewer heads 
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
     **{"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
 }
-_MIXED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 HYBRIDS = {
     "qwen35": Family("Qwen3_5Text", "qwen35", _DELTA, QWEN, "<|im_end|>", CHATML, pre="qwen35"),
     "qwen35moe": Family(
         "Qwen3_5MoeText",
         "qwen35moe",
-        _DELTA | _MIXED | {"shared_expert_intermediate_size": 96},
+        _DELTA
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+        },
         QWEN,
         "<|im_end|>",
         CHATML,

@@ -52,7 +52,6 @@ HARMONY = (
     "{% else %}START{{ m.role }}MESSAGE{{ m.content }}OVER{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}STARTassistant{% endif %}"
 )
-MARKS = {"CHANNEL": CHANNEL, "MESSAGE": MESSAGE, "OVER": OVER, "START": START}
 SCHEMA = {
     "defaults": {"role": "assistant"},
     "start_anchor": f"{START}assistant",
@@ -64,7 +63,7 @@ SCHEMA = {
 
 
 def marked(text: str) -> str:
-    for name, token in MARKS.items():
+    for name, token in {"CHANNEL": CHANNEL, "MESSAGE": MESSAGE, "OVER": OVER, "START": START}.items():
         text = text.replace(name, token)
     return text
 

@@ -86,9 +86,6 @@ def test_rounds_wait_while_a_stop_string_may_be_beginning() -> None:
     ]
 
 
-LANES = ["ar", "spec", "ngram", "maxgram"]
-
-
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_the_lanes_say_the_same(engine: PairEngine, temperature: float) -> None:
     how: dict[str, Any] = {"gamma": 4, "max_new_tokens": 40, "temperature": temperature, "coupling": "gumbel"}
@@ -101,7 +98,7 @@ def test_the_lanes_say_the_same(engine: PairEngine, temperature: float) -> None:
     ascii_texts = re.findall("[ -~]{2}", text)
     stop = ascii_texts[len(ascii_texts) // 2]
     chosen = Settings(**how, stop=(stop,))
-    for name in LANES:
+    for name in ["ar", "spec", "ngram", "maxgram"]:
         answer = run_lane(engine.lane(name, chosen), prompt, decode, interrupt=never)
         assert answer.text == text[: text.index(stop)], name
         assert answer.stats.stop_reason == "stop"

@@ -24,7 +24,6 @@ from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
 from utils.progress import Cancelled, never
 
 DRAFT = "-md D.gguf --spec-type draft-simple --spec-draft-n-max 4 --spec-draft-n-min 0 --spec-draft-p-min 0"
-EAGLE = DRAFT.replace("draft-simple", "draft-eagle3")
 LOOK = "--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 4"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 DRAFTS = {"model": "o/D", "num_speculative_tokens": 4}
@@ -54,7 +53,7 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "cascade": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "has no cascades of drafters"),
     "eagle1": ({"method": "eagle", **DRAFTS}, "", "", ""),
-    "eagle3": ({"method": "eagle3", **DRAFTS}, EAGLE, "", ""),
+    "eagle3": ({"method": "eagle3", **DRAFTS}, DRAFT.replace("draft-simple", "draft-eagle3"), "", ""),
     "peagle": ({"method": "eagle3", **DRAFTS, "parallel_drafting": True}, "", "", ""),
     "dflash": ({"method": "dflash", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dflash"), "", ""),
     "dspark": ({"method": "dspark", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dspark"), "", ""),

@@ -225,8 +225,9 @@ def reviewed(
 # base reviews small's " is", which small made of max-gram's; small adds to it; max-gram's last two nobody reviewed.
 SMALLS = reviewed([2, 9], 1, 3, by="small")
 BASES = reviewed([2, 3], 1, 4, source=(2, 1), by="base", inner=[SMALLS])
-ALONE = reviewed([], 0, 5, by="small")
-ROUND = reviewed([2, 4, 5, 6, 7], 4, 8, source=(2, 0, 1, 2, 2), inner=[BASES, ALONE], chances=(0.9,) * 5)
+ROUND = reviewed(
+    [2, 4, 5, 6, 7], 4, 8, source=(2, 0, 1, 2, 2), inner=[BASES, reviewed([], 0, 5, by="small")], chances=(0.9,) * 5
+)
 ROUNDS = [reviewed([], 0, 1), ROUND]
 
 

@@ -155,7 +155,6 @@ def test_the_screen_fits_and_says_what_it_rests_on(
 # -- recorded here ----------------------------------------------------------------------------------
 
 PROMPTS = [{"prompt": "one two one two", "category": "a"}, {"turns": ["abc abc", "and then"], "category": "b"}]
-LENGTH = ["--max-new-tokens", "32", "--quiet"]
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +166,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def record(pair: TinyPair, prompts: Path) -> Callable[..., int]:
     def run(out: Path, *more: str) -> int:
         words = ["--target", str(pair.target), "--device", "cpu", "--prompts", str(prompts)]
-        return main(["record", *words, "--out", str(out), *LENGTH, *more])
+        return main(["record", *words, "--out", str(out), "--max-new-tokens", "32", "--quiet", *more])
 
     return run
 

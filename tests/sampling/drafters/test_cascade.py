@@ -35,7 +35,6 @@ from utils.logits_processors import make_processor
 V = 8
 VOCAB = 64
 WRONG = 63
-K = [[5, 14, 10], [0, 1, 10], [0, 0, 10]]
 Log = list[tuple[str, int, int]]
 
 
@@ -260,7 +259,7 @@ def partly() -> tuple[Log, list[Step]]:
     """The calls and the rounds after the opening one."""
     log: Log = []
     models = [ModelDrafter(Listening(name, log, errs)) for name, errs in (("base", {11}), ("small", {29}))]
-    drafter = cascade_of([*models, MaxGram(log, {5, 11, 17})], K)
+    drafter = cascade_of([*models, MaxGram(log, {5, 11, 17})], [[5, 14, 10], [0, 1, 10], [0, 0, 10]])
     assert drafter.traits.names == SOURCES
     events = decode(Listening("target", log, set()), [[0]], drafter, sampler(), length=30, gamma=drafter.traits.most)
     assert emitted(events)[0] == list(range(1, 31))

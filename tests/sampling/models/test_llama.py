@@ -47,7 +47,6 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 
 def llama_of(**changes: Any) -> LlamaForCausalLM:
@@ -63,7 +62,7 @@ MODELS: dict[str, Any] = {
     "biases": lambda: llama_of(attention_bias=True, mlp_bias=True),
     "llama3 rope": lambda: llama_of(rope_parameters=LLAMA3),
     "yarn rope": lambda: llama_of(rope_parameters=YARN),
-    "linear rope": lambda: llama_of(rope_parameters=LINEAR),
+    "linear rope": lambda: llama_of(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
 }
@@ -182,16 +181,13 @@ def additive(seen: Tensor, lowest: float) -> Tensor:
     return torch.zeros(seen.shape).masked_fill_(~seen, lowest)[:, None]
 
 
-SEVEN = [row % 7 for row in range(20)]
-
-
 @pytest.mark.parametrize("lowest", [float("-inf"), torch.finfo(torch.float32).min])
 @pytest.mark.parametrize(
     ("name", "pads", "pieces"),
     [
         ("llama", [0, 2, 5], [6]),
         ("llama", [0, 2, 5], [20, 6]),
-        *((name, SEVEN, [10, 1, 1, 1, 1]) for name in ("llama", "one kv head", "no groups")),
+        *((name, [row % 7 for row in range(20)], [10, 1, 1, 1, 1]) for name in ("llama", "one kv head", "no groups")),
     ],
 )
 def test_ragged_rows_equal_each_row_alone(name: str, pads: list[int], pieces: list[int], lowest: float) -> None:

@@ -72,10 +72,7 @@ def kinds(config: Any) -> list[set[str]]:
     return [set(getattr(config, name, None) or []) for name in ("layer_types", "mlp_layer_types")]
 
 
-LARGE = ["mistral", "gemma3_text", "deepseek_v3", "falcon"]
-
-
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "deepseek_v3", "falcon"])
 def test_a_twin_has_every_kind_of_layer_and_few_parameters(name: str) -> None:
     model = large(name)
     config = small(model.config)

@@ -14,7 +14,6 @@ from utils.errors import LogitsError
 from utils.logits_processors import LogitsProcessor
 
 V, NODES = 11, 5
-PARENTS = [-1, 0, 0, -1, 3]
 ROWS: Rows = [[1, 2, 3, 2], [4, 5, 4]]
 
 
@@ -31,7 +30,7 @@ class Counting(KeyedSampler):
 def case(seed: int = 0) -> tuple[Tensor, Draft]:
     source = torch.Generator().manual_seed(seed)
     tokens = [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
-    return torch.randn(2, NODES + 1, V, generator=source), Draft.of(tokens, parents=PARENTS)
+    return torch.randn(2, NODES + 1, V, generator=source), Draft.of(tokens, parents=[-1, 0, 0, -1, 3])
 
 
 def processors() -> list[LogitsProcessor]:

@@ -165,8 +165,6 @@ def test_greedy_text_is_plain_decodings_under_any_settings(
 
 # -- drafters see a bias ------------------------------------------------------------------------------
 
-BIAS = {1: 4.0, 3: -math.inf}
-
 
 def itself(name: str) -> Drafter:
     guess = TableLM(9, seed=3)
@@ -187,7 +185,7 @@ def itself(name: str) -> Drafter:
     ],
 )
 def test_a_target_that_drafts_for_itself_accepts_every_draft(name: str, temperature: float, coupling: Any) -> None:
-    sampler = KeyedSampler(LogitsProcessor(temperature, logit_bias=BIAS), 5, coupling=coupling)
+    sampler = KeyedSampler(LogitsProcessor(temperature, logit_bias={1: 4.0, 3: -math.inf}), 5, coupling=coupling)
     rounds = steps(decode(TableLM(9, seed=3), [[0, 1]], itself(name), sampler, length=24, gamma=4))
     accepted = [len(step.path) for step in rounds[1:-1]]
     assert min(accepted) >= 2

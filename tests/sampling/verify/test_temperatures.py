@@ -147,9 +147,6 @@ def test_the_calls_take_every_temperature() -> None:
 # -- logits that are no numbers -----------------------------------------------------------------------
 
 
-BAD = ([0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [-math.inf] * 3)
-
-
-@pytest.mark.parametrize("row", BAD)
+@pytest.mark.parametrize("row", [[0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [-math.inf] * 3])
 def test_a_beam_search_says_the_same(row: list[float]) -> None:
     refused(beam_search_generate, PROMPT, ToyLM(3, lambda prefix: row), max_gen_len=4, match="NaN")

@@ -34,7 +34,6 @@ from utils.progress import never
 
 CORPUS = [Passage([1, 2, 3, 4, 5, 1, 2, 3, 9]), Passage([7, 7, 8, 6], start=3)]
 
-SAMPLER = KeyedSampler(make_processor(0.0))
 # behind 1: 2 three times, 3 twice, 4 once; behind 0 1: 2 three times, 3 once
 FORKS = [Passage([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 3, 5, 1, 3, 6, 1, 4])]
 
@@ -250,5 +249,5 @@ def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:
 def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None:
     drafter = LookupDrafter(opened(tmp_path, 3), matches=False, tree=True, least=0.01)
     drafter.start([[9, 1]], ALONE, ALONE)
-    (tree,) = drafter.propose([[9, 1]], Budget([8]), SAMPLER).trees
+    (tree,) = drafter.propose([[9, 1]], Budget([8]), KeyedSampler(make_processor(0.0))).trees
     assert tree.path_tokens(tree.children[0]) == [2, 3, 4]

@@ -30,7 +30,6 @@ from utils.loading.gguf import gguf_digest, write_folder
 from utils.loading.loaded import LoadOptions
 from utils.loading.packed_gguf import config_in, packed_entry, packed_model
 
-IDS = torch.tensor([[1, 70, 80, 90, 100, 20, 7]])
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 272, "rms_norm_eps": 1e-3}
 SIZES |= {"max_position_embeddings": 512, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
@@ -51,7 +50,7 @@ def random_model(family: str) -> Any:
 
 def logits_of(model: Any) -> Tensor:
     with torch.no_grad():
-        return model(IDS).logits.float()
+        return model(torch.tensor([[1, 70, 80, 90, 100, 20, 7]])).logits.float()
 
 
 @dataclass

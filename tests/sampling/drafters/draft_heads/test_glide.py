@@ -24,7 +24,6 @@ from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 NOTHING = Draft.empty(1)
-SAMPLER = KeyedSampler(make_processor(0.9), seed=3)
 
 
 class Watched(ModelDrafter):
@@ -61,7 +60,7 @@ def test_every_round_starts_from_fully_informed_states(layers: int) -> None:
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), text(1, 12, 8)
     drafter = Watched(make_student("glide", target, num_hidden_layers=layers, seed=2), target)
-    run = steps(decode(lm, [prompt], drafter, SAMPLER, length=60, gamma=3))[1:]
+    run = steps(decode(lm, [prompt], drafter, KeyedSampler(make_processor(0.9), seed=3), length=60, gamma=3))[1:]
     deep = [len(step.path) for step in run if len(step.drafted) == 3]
     assert {0, 1, 3} <= set(deep), "the run met too few kinds of rounds"
     before: int | None = None

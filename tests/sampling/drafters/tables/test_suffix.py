@@ -19,8 +19,6 @@ from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, crossed, decode, emitted, enumeration_error, sampler, steps
 from tests.support.toys import ALONE, TableLM
 
-ANSWERS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), max_size=12)
-
 
 def index_of(*said: list[int], room: int = suffix.ROOM) -> SuffixIndex:
     index = SuffixIndex(room)
@@ -42,7 +40,10 @@ def counted(said: list[list[int]], tail: list[int]) -> dict[int, float]:
     return {}
 
 
-@given(said=ANSWERS, tail=st.lists(st.integers(0, 3), max_size=20))
+@given(
+    said=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), max_size=12),
+    tail=st.lists(st.integers(0, 3), max_size=20),
+)
 @settings(max_examples=150, deadline=None)
 def test_it_counts_what_followed_the_longest_known_context(said: list[list[int]], tail: list[int]) -> None:
     for end in [tail, *(answer[:-1] for answer in said)]:
