@@ -30,14 +30,13 @@ from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.llama import FixedNetwork, LlamaNetwork
 from sampling.models.network import network_of
-from sampling.sampler import KeyedSampler
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import merge
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
 from sampling.verify.rules import Keys
 from tests.support import proofs
 from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, placed
-from tests.support.runs import crossed
+from tests.support.runs import crossed, greedy
 from tests.support.students import make_target
 from tests.support.tiny import noisy_copy
 from utils.catalogue.specs import spec_from_argument
@@ -47,7 +46,6 @@ from utils.kernels.quantized_linear import pack
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
-from utils.logits_processors import make_processor
 from utils.progress import never
 from utils.timing import Stopwatch
 
@@ -221,7 +219,7 @@ def test_passes_of_a_large_target_and_planted_drafts_are_timed(
     target = CausalLM(ScriptedNetwork(network, script))
 
     def rate(drafter: Drafter, gamma: int) -> float:
-        meter, sampler = Meter(prompt_n=32), KeyedSampler(make_processor(0.0))
+        meter, sampler = Meter(prompt_n=32), greedy()
         for event in generate(target, [script[:32]], drafter, sampler, Limits(64), pace=FixedPace(gamma)):
             meter.add(event)
         assert meter.ids == script[32:96]

@@ -25,9 +25,8 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, Rows
 from tests.support.precision import apart, compared
 from tests.support.reference import GreedyRun, same_or_tied, transformers_greedy
-from tests.support.runs import decode, emitted, reasons
+from tests.support.runs import decode, emitted, greedy, reasons, sampler
 from tests.support.toy_drafters import PointDrafter
-from utils.logits_processors import make_processor
 
 LENGTH = 12
 SHORTER = 8  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are
@@ -136,10 +135,6 @@ def stranger(reference_model: Any) -> CausalLM:
         return CausalLM(LlamaForCausalLM(config).float().eval(), "stranger")
 
 
-def greedy(seed: int = 0) -> KeyedSampler:
-    return KeyedSampler(make_processor(0.0), seed)
-
-
 def run_all(
     lm: CausalLM,
     prompts: Rows,
@@ -246,7 +241,7 @@ def test_a_batch_of_the_default_pairs_lanes_says_what_its_prompts_say_alone(
 
 
 def sampled(**options: Any) -> KeyedSampler:
-    return KeyedSampler(make_processor(0.8), 100, **options)
+    return sampler(0.8, 100, **options)
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,12 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Finished, Prefill, Step
 from sampling.loop import PIECE, generate
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Limits, Rule, Sampler, Traits
 from tests.support.reference import greedy_answer
 from tests.support.refusals import refused
-from tests.support.runs import after, answers, decode, emitted, greedy, reasons, steps
+from tests.support.runs import after, answers, decode, emitted, greedy, reasons, sampler, steps
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import ScriptedLM, TableLM, ToyLM, chain_lm
-from utils.logits_processors import make_processor
 
 V = 10
 PROMPT = [8, 9, 8]
@@ -233,10 +231,10 @@ def test_ragged_rows_end_at_their_own_time(kind: str, gamma: int, mode: tuple[st
         "ngram": lambda: NgramDrafter(V),
         "wrong": wrong,
     }
-    sampler = KeyedSampler(make_processor(0.0), coupling=mode[0], draft_sampling=mode[1])  # type: ignore[arg-type]
+    drawing = sampler(0.0, coupling=mode[0], draft_sampling=mode[1])  # type: ignore[arg-type]
     ended = set()
     for stop in ({0}, {1, 2}, {3, 9}, {6}):
-        events = decode(lm, ROWS, makers[kind](), sampler, length=15, gamma=gamma, stop=stop)
+        events = decode(lm, ROWS, makers[kind](), drawing, length=15, gamma=gamma, stop=stop)
         assert emitted(events, 4) == [greedy_answer(lm, row, 15, stop) for row in ROWS]
         last = {event.row: place for place, event in enumerate(events) if isinstance(event, Step)}
         finished = {event.row: place for place, event in enumerate(events) if isinstance(event, Finished)}

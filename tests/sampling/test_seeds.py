@@ -184,7 +184,7 @@ def joint_counts(drafter: CausalLM, target: CausalLM, parts: list[int], samples:
     for seed in range(samples // 500):
         rows = [[5, 6, 7] for _ in range(500)]
         for length in parts:
-            way, drawing = ModelDrafter(drafter), KeyedSampler(make_processor(1.5), seed)
+            way, drawing = ModelDrafter(drafter), sampler(1.5, seed)
             gained = answers(target, rows, way, drawing, length=length, gamma=4)
             rows = [row + more for row, more in zip(rows, gained, strict=True)]
         found.update((row[4], row[7]) for row in rows)
@@ -242,7 +242,7 @@ def continued(make: Callable[[], Drafter], seed: int) -> Rows:
     """Texts of three prompts in four calls with one seed, each with a sampler and a drafter of its own."""
     rows = [list(prompt) for prompt in PROMPTS]
     for length in (5, 9, 1, 12):
-        drawing, lm = KeyedSampler(make_processor(1.0), seed), TableLM(FLAT, 0, dtype=torch.float32)
+        drawing, lm = sampler(1.0, seed), TableLM(FLAT, 0, dtype=torch.float32)
         gained = answers(lm, rows, make(), drawing, length=length, gamma=12)
         rows = [row + more for row, more in zip(rows, gained, strict=True)]
     return rows
@@ -286,7 +286,7 @@ FAIL_BELOW = 1e-6
 def ids_of(keys: list[list[int]], seed: int = 0) -> torch.Tensor:
     """What a uniform law over 16 ids draws with each key: the noise, seen through the public door."""
     law = torch.full((len(keys), 16), 1 / 16, dtype=torch.float64)
-    return KeyedSampler(make_processor(1.0), seed).draw(law, torch.tensor(keys))
+    return sampler(1.0, seed).draw(law, torch.tensor(keys))
 
 
 def uniform_p(ids: torch.Tensor, size: int = 16) -> float:
@@ -337,7 +337,7 @@ def test_a_draw_depends_on_its_key_alone() -> None:
 
 
 def test_drafts_and_draws_and_coins_are_independent_streams() -> None:
-    noise = KeyedSampler(make_processor(1.0), seed=4)
+    noise = sampler(1.0, seed=4)
     law = torch.full((MANY, 16), 1 / 16, dtype=torch.float64)
     keys = torch.tensor([[0, i] for i in range(MANY)])
     drafted_in = [noise.drafting([[0, begun]]).draw(law, keys) for begun in (3, 4)]
@@ -356,7 +356,7 @@ def test_drafts_and_draws_and_coins_are_independent_streams() -> None:
 
 @pytest.mark.parametrize("prob", [1e-4, 0.03, 0.5, 0.97])
 def test_coins_fall_as_often_as_they_should(prob: float) -> None:
-    noise = KeyedSampler(make_processor(1.0), seed=6)
+    noise = sampler(1.0, seed=6)
     heads = 0
     for row in range(60):
         keys = torch.tensor([[row, position, 7, 0] for position in range(1000)])
@@ -380,9 +380,7 @@ def test_uniform_numbers_follow_the_uniform_law() -> None:
 def test_improbable_tokens_are_drawn_as_often_as_they_should() -> None:
     """Float32 laws with a token of 1e-3: the race has no floor."""
     law = torch.tensor([0.6, 0.399, 0.001], dtype=torch.float32)
-    ids = KeyedSampler(make_processor(1.0), seed=8).draw(
-        law.expand(50_000, 3), torch.tensor([[i, 0] for i in range(50_000)])
-    )
+    ids = sampler(1.0, seed=8).draw(law.expand(50_000, 3), torch.tensor([[i, 0] for i in range(50_000)]))
     counts = torch.bincount(ids, minlength=3)
     assert chi_square_p({i: int(n) for i, n in enumerate(counts)}, {0: 0.6, 1: 0.399, 2: 0.001}) > FAIL_BELOW
 
@@ -390,5 +388,5 @@ def test_improbable_tokens_are_drawn_as_often_as_they_should() -> None:
 def test_a_token_without_mass_is_never_drawn() -> None:
     law = torch.zeros(20_000, 6)
     law[:, 2], law[:, 5] = 0.999_999, 1e-6
-    ids = KeyedSampler(make_processor(1.0), seed=1).draw(law, torch.tensor([[i, 1] for i in range(20_000)]))
+    ids = sampler(1.0, seed=1).draw(law, torch.tensor([[i, 1] for i in range(20_000)]))
     assert set(ids.tolist()) <= {2, 5}

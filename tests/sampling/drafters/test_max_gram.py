@@ -6,12 +6,10 @@ from hypothesis import strategies as st
 
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.sampling.drafters.tables.test_lookup import tables_of
-from tests.support.runs import answers, decode, sampler, steps
+from tests.support.runs import answers, decode, greedy, sampler, steps
 from tests.support.toys import ALONE, TableLM, chain_lm
-from utils.logits_processors import make_processor
 
 MAXGRAM, BIGRAM = 0, 1  # places among the names of the drafter's traits
 
@@ -167,9 +165,9 @@ def test_the_text_is_plain_decodings(temperature: float) -> None:
     accepted = 0
     for prompt in ([1, 2, 3], [5], [0, 1] * 4):
         for gamma in (1, 4, 12):
-            sampler = KeyedSampler(make_processor(temperature), seed=gamma)
-            alone = answers(lm, [prompt], None, KeyedSampler(make_processor(temperature), seed=gamma), length=30)
-            run = decode(lm, [prompt], drafter, sampler, length=30, gamma=gamma)
+            drawing = sampler(temperature, seed=gamma)
+            alone = answers(lm, [prompt], None, sampler(temperature, seed=gamma), length=30)
+            run = decode(lm, [prompt], drafter, drawing, length=30, gamma=gamma)
             assert [token for step in steps(run) for token in step.emitted] == alone[0]
             accepted += sum(len(step.path) for step in steps(run))
     assert accepted > 50
@@ -179,7 +177,7 @@ def test_a_repeating_text_is_copied_and_saves_the_targets_passes() -> None:
     """3 4 5 6 again and again: once it has begun anew the copies are right. By hand, gamma 4, prompt 9:
     opening 3; nothing matches 3, 4, 5, 6 | 3 → 4 5 6 3 and then 4 | 5 6 3 4 and 5 | 6 3 4 5 and 6 | 3 4 5 6 …"""
     lm = chain_lm(10, [9], [3, 4, 5, 6] * 10)
-    run = steps(decode(lm, [[9]], MaxGramDrafter(), KeyedSampler(make_processor(0.0)), length=40, gamma=4))
+    run = steps(decode(lm, [[9]], MaxGramDrafter(), greedy(), length=40, gamma=4))
     assert [len(step.drafted) for step in run] == [0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4]
     assert all(len(step.path) == len(step.drafted) for step in run)
     assert {source for step in run for source in step.source} == {MAXGRAM}

@@ -19,16 +19,14 @@ from sampling.gamma.controller import (
 )
 from sampling.gamma.costs import Costs
 from sampling.loop import generate
-from sampling.sampler import KeyedSampler
 from sampling.stats.theory import expected_speedup
 from sampling.types import Budget, Drafter, Limits
 from tests.support.branching import BranchingSampler, distance, enumerate_runs, softmax
 from tests.support.pacing import PLAIN, World, flat, make_step, packed, simulate, unpacked
 from tests.support.reference import exact_law
-from tests.support.runs import answers, crossed, emitted, steps
+from tests.support.runs import answers, crossed, emitted, greedy, sampler, steps
 from tests.support.toy_drafters import LawDrafter, PointDrafter
 from tests.support.toys import TableLM
-from utils.logits_processors import make_processor
 
 KNOWN = dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)  # a measured flat table: no first looks
 
@@ -154,10 +152,10 @@ def test_auto_gives_plain_decodings_text(temperature: float, rows: int, make: st
         "wrong": lambda: PointDrafter(6, lambda row: 5),
     }
     for seed in range(3):
-        sampler = lambda: KeyedSampler(make_processor(temperature, 0, 1.0, 0.0), seed, coupling="gumbel")  # noqa: B023, E731
+        drawing = lambda: sampler(temperature, seed, coupling="gumbel")  # noqa: B023, E731
         pace = Planted()
-        assert run_with(pace, lm, makers[make](), sampler(), 90, rows) == answers(
-            lm, prompt, None, sampler(), length=90
+        assert run_with(pace, lm, makers[make](), drawing(), 90, rows) == answers(
+            lm, prompt, None, drawing(), length=90
         )
         assert len(set(pace.asked)) > 1
 
@@ -199,8 +197,6 @@ def test_the_length_limit_is_not_taken_for_silence() -> None:
     """Near its end a row is asked for less; the pace is told what was asked."""
     lm = TableLM(4, seed=1, sharpness=9.0)
     pace = Planted(costs=Costs(c=0.01, table=KNOWN))
-    events = list(
-        generate(lm, [[0, 1]], ModelDrafter(lm), KeyedSampler(make_processor(0, 0, 1, 0)), Limits(9), pace=pace)
-    )
+    events = list(generate(lm, [[0, 1]], ModelDrafter(lm), greedy(), Limits(9), pace=pace))
     assert len(steps(events)[1].drafted) < steps(events)[1].gamma
     assert min(pace.acceptance.alphas) >= 0.85

@@ -16,12 +16,10 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Session
 from tests.support.refusals import refused
-from tests.support.runs import after, answers, crossed, emitted, sampler
+from tests.support.runs import after, answers, crossed, emitted, greedy, sampler
 from tests.support.toy_drafters import PointDrafter
-from utils.logits_processors import make_processor
 
 V = 40
 WINDOW = 24
@@ -239,11 +237,10 @@ def audit_when_complete(session: Session, model: Any, rows: Rows) -> None:
 def test_a_batch_says_what_its_rows_say_alone(name: str) -> None:
     model = model_of(name)
     lm, prompts = CausalLM(model), [text(40, 2), text(41, 13), text(42, 7), text(43, 1)]
-    greedy = KeyedSampler(make_processor(0.0))
-    alone = [answers(lm, [prompt], None, greedy, length=14, stop={4})[0] for prompt in prompts]
+    alone = [answers(lm, [prompt], None, greedy(), length=14, stop={4})[0] for prompt in prompts]
     for drafting in DRAFTING:
         for gamma in (1, 4, 7):
-            found = answers(lm, prompts, drafters(model)[drafting], greedy, length=14, gamma=gamma, stop={4})
+            found = answers(lm, prompts, drafters(model)[drafting], greedy(), length=14, gamma=gamma, stop={4})
             assert found == alone, (drafting, gamma)
 
 

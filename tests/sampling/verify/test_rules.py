@@ -25,19 +25,17 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.translated import TranslatedLM, Translation
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
 from sampling.verify.distributions import one_hot
 from sampling.verify.rules import verify
 from tests.sampling.verify.test_enumeration import EXACT
 from tests.support.reference import NaiveLaw
 from tests.support.refusals import refused
-from tests.support.runs import answers, crossed, enumeration_error
+from tests.support.runs import answers, crossed, enumeration_error, sampler
 from tests.support.students import make_student, make_target
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import TableLM
 from utils.errors import UsageError
-from utils.logits_processors import make_processor
 
 V = 8
 MODES: dict[str, tuple[float, dict[str, Any]]] = {
@@ -177,8 +175,8 @@ def test_what_is_drafted_is_what_the_rule_says(name: str, mode: str, monkeypatch
         watched = Watched(make(target))
         assert isinstance(watched.inner, kind)
         assert watched.inner.traits.rule is rule
-        sampler = KeyedSampler(make_processor(temperature), 5, **options)
-        assert answers(CausalLM(target), prompts, watched, sampler, length=16, gamma=4)  # type: ignore[arg-type]
+        drawing = sampler(temperature, 5, **options)
+        assert answers(CausalLM(target), prompts, watched, drawing, length=16, gamma=4)  # type: ignore[arg-type]
         drawn = rule is not Rule.POINT and mode == "drawn"
         assert set(used) == {rule if drawn else Rule.POINT}
         used.clear()
@@ -332,7 +330,7 @@ def test_blocks_of_a_tree_are_an_error() -> None:
         TableLM(V, 1, dtype=torch.float32),
         [[1]],
         Twins(TableLM(V, 3), rule=Rule.BLOCK),
-        KeyedSampler(make_processor(1.0)),
+        sampler(1.0),
         Limits(8),
         pace=FixedPace(2),
     )

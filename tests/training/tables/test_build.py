@@ -20,16 +20,14 @@ from app.screen.output import load_engine
 from app.settings.table import Settings
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import MAGIC, StaticTables
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.support.refusals import refused
-from tests.support.runs import sampler
+from tests.support.runs import greedy, sampler
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from tests.support.toys import ALONE
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
 from utils.errors import UserError
 from utils.loading.fit import fingerprint
-from utils.logits_processors import make_processor
 from utils.progress import never
 
 CORPUS = [Passage([1, 2, 3, 4, 5, 1, 2, 3, 9]), Passage([7, 7, 8, 6], start=3)]
@@ -249,5 +247,5 @@ def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:
 def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None:
     drafter = LookupDrafter(opened(tmp_path, 3), matches=False, tree=True, least=0.01)
     drafter.start([[9, 1]], ALONE, ALONE)
-    (tree,) = drafter.propose([[9, 1]], Budget([8]), KeyedSampler(make_processor(0.0))).trees
+    (tree,) = drafter.propose([[9, 1]], Budget([8]), greedy()).trees
     assert tree.path_tokens(tree.children[0]) == [2, 3, 4]

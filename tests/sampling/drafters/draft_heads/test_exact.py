@@ -21,13 +21,11 @@ from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Finished
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Limits, Rows, Sampler
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
-from tests.support.runs import after, answers, crossed, decode, emitted, greedy, sample_counts, steps, tiers
+from tests.support.runs import after, answers, crossed, decode, emitted, greedy, sample_counts, sampler, steps, tiers
 from tests.support.students import KINDS, STATES, PrefixLM, make_drafter, make_student, make_target, text
-from utils.logits_processors import make_processor
 
 EXACT, FAIL_BELOW = 1e-9, 1e-6
 PROMPT = [0, 1, 0]
@@ -134,11 +132,10 @@ def counted(kind: str, case: str, samples: int, law: NaiveLaw | None = None, mak
     options, shape = COUNTED[case]
     target = make_target(V, seed=4)
     student = None if kind in MASKED else make_student(kind, target, short=[0, 1, 2, 4, 5, 7], seed=6)
-    processor = make_processor(**{"temperature": 1.0, **shape})
     found = sample_counts(
         CausalLM(target),  # type: ignore[arg-type]
         lambda: make(make_drafter(student) if student else MASKED[kind](V)),
-        lambda seed: KeyedSampler(processor, seed=3000 + seed, **options),
+        lambda seed: sampler(seed=3000 + seed, **{"temperature": 1.0, **shape, **options}),
         prompt=[3, 1, 3, 1],
         samples=samples,
         batch=min(samples, 2_500),
@@ -290,7 +287,5 @@ def test_padded_vocabularies_are_cut_alike(kind: str) -> None:
         "eagle": lambda: FeatureDrafter(student, vocab_size=6),
     }[kind]()
     for options in ({}, {"coupling": "gumbel"}):
-        run = steps(
-            decode(lm, [[1, 2, 3]], drafter, KeyedSampler(make_processor(1.5), seed=3, **options), length=40, gamma=4)
-        )
+        run = steps(decode(lm, [[1, 2, 3]], drafter, sampler(1.5, seed=3, **options), length=40, gamma=4))
         assert {token for step in run for token in step.drafted} == {0, 2, 3, 5}

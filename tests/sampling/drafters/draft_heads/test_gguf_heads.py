@@ -23,7 +23,6 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.mtp import MtpLM, load_layer
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Draft
 from tests.sampling.drafters.draft_heads import test_published as eagle
 from tests.sampling.drafters.draft_heads.test_exact import EXACT, OffByOne, enumerated, itself
@@ -33,13 +32,12 @@ from tests.support.gguf_heads import write_assistant, write_head, write_layer
 from tests.support.quantized import keep_code, quantised
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.refusals import refused
-from tests.support.runs import answers, decode, greedy
+from tests.support.runs import answers, decode, greedy, sampler
 from tests.support.students import PrefixLM, close, fed, make_target, text
 from utils.catalogue.catalogue import head_kind
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from utils.loading.build import admit_readers
 from utils.loading.gguf import write_folder
-from utils.logits_processors import make_processor
 
 ENTERS = blocks.ENTERS
 EAGLES = {
@@ -224,8 +222,8 @@ def test_sampled_text_has_the_targets_law(name: str, tmp_path: Path) -> None:
     file, *_ = of_bits(name, "Q4_0", tmp_path, 8)
     lm, prompt, found = lm_of(load_student(made_of(file), target)), text(3, 5, 8), Counter[tuple[int, ...]]()
     for seed in range(300):
-        sampler = KeyedSampler(make_processor(1.0, top_k=2), seed)
-        said = answers(CausalLM(target), [prompt], ModelDrafter(lm), sampler, length=4, gamma=2)[0]
+        drawing = sampler(1.0, seed, top_k=2)
+        said = answers(CausalLM(target), [prompt], ModelDrafter(lm), drawing, length=4, gamma=2)[0]
         found[tuple(said[:3])] += 1
     assert chi_square_p(found, exact_law(PrefixLM(target), prompt, NaiveLaw(top_k=2), 3)) > 1e-6
     wrong = exact_law(PrefixLM(target), prompt, NaiveLaw(temperature=9.0, top_k=2), 3)

@@ -14,14 +14,12 @@ from sampling.drafters.draft_heads.glide import GlideLM, GlideSession
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Sampler
 from tests.sampling.drafters.draft_heads.test_checkpoint import WEIGHTS, published
-from tests.support.runs import decode, steps
+from tests.support.runs import decode, sampler, steps
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from utils.errors import UserError
-from utils.logits_processors import make_processor
 
 NOTHING = Draft.empty(1)
 
@@ -60,7 +58,7 @@ def test_every_round_starts_from_fully_informed_states(layers: int) -> None:
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), text(1, 12, 8)
     drafter = Watched(make_student("glide", target, num_hidden_layers=layers, seed=2), target)
-    run = steps(decode(lm, [prompt], drafter, KeyedSampler(make_processor(0.9), seed=3), length=60, gamma=3))[1:]
+    run = steps(decode(lm, [prompt], drafter, sampler(0.9, seed=3), length=60, gamma=3))[1:]
     deep = [len(step.path) for step in run if len(step.drafted) == 3]
     assert {0, 1, 3} <= set(deep), "the run met too few kinds of rounds"
     before: int | None = None

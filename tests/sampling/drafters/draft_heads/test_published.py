@@ -21,14 +21,12 @@ from sampling.drafters.draft_heads.published import translated
 from sampling.drafters.draft_model import ModelSource
 from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Draft
 from tests.support import speculators
 from tests.support.refusals import refused
-from tests.support.runs import answers, greedy
+from tests.support.runs import answers, greedy, sampler
 from tests.support.students import close, fed, make_drafter, make_target, text
 from utils.catalogue.catalogue import head_kind
-from utils.logits_processors import make_processor
 
 V, G, HEAD, NOTHING = 40, 24, 8, Draft.empty(1)
 SHORT = [0, 2, 3, 5, 8, 13, 21, 34, 39]
@@ -363,14 +361,13 @@ def test_text_is_plain_decodings_in_chains_and_trees(name: str, tmp_path: Path) 
     target = large()
     student, lm = loaded(tmp_path, name, target), CausalLM(target)
     prompts = [text(5, 9, V), text(6, 3, V)]
-    for sampler in (greedy, lambda: KeyedSampler(make_processor(0.8), 3, coupling="gumbel")):
-        alone = answers(lm, prompts, None, sampler(), length=10)
-        assert answers(lm, prompts, make_drafter(student), sampler(), length=10) == alone
+    for drawing in (greedy, lambda: sampler(0.8, 3, coupling="gumbel")):
+        alone = answers(lm, prompts, None, drawing(), length=10)
+        assert answers(lm, prompts, make_drafter(student), drawing(), length=10) == alone
     tree = Proposer([ModelSource(FeatureLM(student, "eagle"))], tree=True)
     for seed in range(2):
         tree_text, plain = (
-            answers(lm, prompts[:1], drafter, KeyedSampler(make_processor(0.9), seed), length=10)
-            for drafter in (tree, None)
+            answers(lm, prompts[:1], drafter, sampler(0.9, seed), length=10) for drafter in (tree, None)
         )
         assert tree_text == plain
 
