@@ -28,11 +28,11 @@ from sampling.types import Budget, Draft, Drafter, FixedPace, GammaController, L
 from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.support.pacing import make_step
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.refusals import refused
 from tests.support.runs import answers, decode, emitted, greedy, sampler, steps
 from tests.support.students import PrefixLM, make_drafter, make_student, make_target, text
 from tests.support.toy_drafters import PointDrafter, TreeDrafter
 from tests.support.toys import TableLM
-from utils.errors import UserError
 
 V, STOP, LENGTH = 8, 1, 18
 FAIL_BELOW = 1e-6
@@ -205,8 +205,7 @@ class Lonely(PointDrafter):
 )
 def test_a_drafter_of_one_row_refuses_several_by_its_name(make: Callable[[], Drafter]) -> None:
     assert said(make(), 1, FixedPace(2)) == alone()[:1]
-    with pytest.raises(UserError, match=r"^lonely drafts for one prompt at a time, got 4$"):
-        said(make(), 4, FixedPace(2))
+    refused(said, make(), 4, FixedPace(2), match=r"^lonely drafts for one prompt at a time, got 4$")
 
 
 @pytest.mark.parametrize("reviewing", [False, True])

@@ -364,11 +364,11 @@ def test_a_processors_law_decides_where_one_is_set() -> None:
 
 def test_logits_that_are_no_numbers_are_an_error() -> None:
     lm = ToyLM(3, lambda prefix: [math.nan, 0.0, 0.0])
-    with pytest.raises(ValueError, match="NaN"):
-        search(lm, [0], 3)
+    refused(search, lm, [0], 3, kind=ValueError, match="NaN")
     lm = ToyLM(2, lambda prefix: [0.0, 0.0])
-    with pytest.raises(ValueError, match="no token is left to choose"):
-        search(lm, [0], 3, BeamPlan(2, min_length=1), stop={0, 1})
+    refused(
+        search, lm, [0], 3, BeamPlan(2, min_length=1), stop={0, 1}, kind=ValueError, match="no token is left to choose"
+    )
 
 
 def test_what_cannot_be_searched_is_told_in_a_line() -> None:

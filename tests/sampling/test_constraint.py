@@ -23,11 +23,11 @@ from tests.support import cascades
 from tests.support.branching import RowSampler, distance, enumerate_rows, softmax
 from tests.support.forms import END, PROMPT, SIZE, MaskedForm, NaiveForm, TableState, fits
 from tests.support.reference import exact_law
+from tests.support.refusals import refused
 from tests.support.runs import answers, decode, steps
 from tests.support.students import BLOCKS, KINDS, make_drafter, make_student, make_target
 from tests.support.toy_drafters import LawDrafter, MixedDrafter, PointDrafter
 from tests.support.toys import TableLM
-from utils.errors import UserError
 from utils.logits_processors import make_processor
 
 EXACT, CAUGHT = 1e-9, 1e-3
@@ -193,8 +193,7 @@ def test_the_end_is_all_that_follows_a_whole_answer() -> None:
 
 
 def test_prompts_that_begin_with_another_are_refused() -> None:
-    with pytest.raises(UserError, match="beginnings of others"):
-        answers(lm(), [PROMPT, [*PROMPT, 1]], None, keyed(), length=3)
+    refused(answers, lm(), [PROMPT, [*PROMPT, 1]], None, keyed(), length=3, match="beginnings of others")
     assert len(answers(lm(), [PROMPT, PROMPT], None, keyed(), length=3)) == 2
 
 

@@ -36,6 +36,7 @@ from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sample
 from sampling.verify.rules import Keys
 from tests.support import proofs
 from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, placed
+from tests.support.refusals import refused
 from tests.support.runs import crossed, greedy
 from tests.support.students import make_target
 from tests.support.tiny import noisy_copy
@@ -293,22 +294,24 @@ def test_a_fault_put_in_on_purpose_is_found_and_named(
     proof = Proofs(CPU, precision, SMALL)
     proof.run("passes of different width")
     for check, said in named.items():
-        with pytest.raises(AssertionError, match=said):
-            proof.run(check)
+        refused(proof.run, check, kind=AssertionError, match=said)
 
 
 def test_drafts_that_share_one_fate_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proofs, "SHARE", 1.0)
-    with pytest.raises(AssertionError, match="nothing is proved"):
-        Proofs(CPU, "float32", SMALL).run("identity, feature head")
+    refused(Proofs(CPU, "float32", SMALL).run, "identity, feature head", kind=AssertionError, match="nothing is proved")
 
 
 def test_logits_that_are_no_numbers_are_no_rounding() -> None:
     model = make_target()
     model.lm_head.weight[0] = float("nan")
     lms = [CausalLM(model) for _ in range(4)]
-    with pytest.raises(AssertionError, match="logits of passes of different width lie inf apart"):
-        Proofs(CPU, "float32", SMALL, (lms[0], lms[1], lms[2], lms[3])).run("passes of different width")
+    refused(
+        Proofs(CPU, "float32", SMALL, (lms[0], lms[1], lms[2], lms[3])).run,
+        "passes of different width",
+        kind=AssertionError,
+        match="logits of passes of different width lie inf apart",
+    )
 
 
 def test_a_network_whose_wide_passes_are_wrong_cannot_hide_behind_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,5 +321,4 @@ def test_a_network_whose_wide_passes_are_wrong_cannot_hide_behind_rounding(monke
         return real(self, logits) + 0.1 * (logits.shape[1] > 1) * torch.arange(logits.shape[-1])
 
     monkeypatch.setattr(CausalSession, "cut", cut)
-    with pytest.raises(AssertionError, match="float32 allows"):
-        Proofs(CPU, "float32", SMALL).run("passes of different width")
+    refused(Proofs(CPU, "float32", SMALL).run, "passes of different width", kind=AssertionError, match="float32 allows")

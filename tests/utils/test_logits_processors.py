@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.reference import NaiveLaw
-from utils.errors import UserError
+from tests.support.refusals import refused
 from utils.logits_processors import (
     ARGUMENTS,
     GreedyProcessor,
@@ -146,8 +146,7 @@ def test_ties_with_the_kth_are_kept_and_ties_for_the_best_give_the_first() -> No
 )
 def test_a_row_that_gives_no_distribution_is_an_error(row: list[float], named: str) -> None:
     for processor in every_processor():
-        with pytest.raises(ValueError, match=named):
-            processor(torch.tensor([[0.0, 1.0], row]))
+        refused(processor, torch.tensor([[0.0, 1.0], row]), kind=ValueError, match=named)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +162,7 @@ def test_a_row_that_gives_no_distribution_is_an_error(row: list[float], named: s
     ],
 )
 def test_values_out_of_range_are_named(make: Callable[[], LogitsProcessor], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        make()
+    refused(make, match=named)
 
 
 def test_sample_follows_the_callers_generator(untouched_global_noise: None) -> None:

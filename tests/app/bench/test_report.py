@@ -13,8 +13,8 @@ from app.bench.plots import COLOURS, colours, svg
 from app.bench.report import MEANINGS, Run, page
 from app.bench.summary import shown
 from app.command_line.main import main
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_pair, write_prompts
-from utils.errors import UserError
 from utils.machine import cpu_name
 
 HOSTILE = "</td></svg>--></style><script>alert(1)</script>\"'><img src=x onerror=alert(1)> $\\frac{ \x1b[31m &amp;"
@@ -252,8 +252,7 @@ def test_a_file_that_is_no_bench_file_is_one_line(
 
 def test_without_matplotlib_a_plot_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(UserError, match="pip install -r requirements"):
-        svg(lambda figure: None, 1)
+    refused(svg, lambda figure: None, 1, match="pip install -r requirements")
 
 
 def test_a_legend_explains_every_column_and_the_page_names_the_processor(parsed: Parsed) -> None:

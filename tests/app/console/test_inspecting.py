@@ -12,10 +12,10 @@ from app.console.state import ConsoleState
 from app.replay.player import replay
 from app.screen.live import KEYS
 from app.settings.table import Layers, ModelOptions, Settings
+from tests.support.refusals import refused
 from tests.support.screen import Terminal
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
-from utils.errors import UserError
 from utils.visible import visible
 
 pytestmark = pytest.mark.slow
@@ -234,5 +234,4 @@ def test_a_log_that_keeps_alternatives_is_inspected_without_a_model(
     )
     assert replay(settings, ModelOptions(), first) == 0
     assert capsys.readouterr().out.split() == ran.after("/inspect").split()
-    with pytest.raises(UserError, match="--log-top 5 keeps them"):
-        replay(settings, ModelOptions(), second)
+    refused(replay, settings, ModelOptions(), second, match="--log-top 5 keeps them")

@@ -19,6 +19,7 @@ from sampling.models.cache import SlotCache, joined
 from sampling.models.causal import CausalLM
 from sampling.models.network import TransformersNetwork
 from tests.app.lanes.test_draft_heads import KINDS, catalogue, write_student
+from tests.support.refusals import refused
 from tests.support.runs import answers, crossed, emitted, sampler
 from tests.support.students import make_drafter, make_student, make_target
 from tests.support.tiny import TinyPair, tiny_model
@@ -141,8 +142,7 @@ def test_draft_heads_get_what_lies_on_other_devices(kind: str, monkeypatch: pyte
 def test_states_of_several_layers_meet_where_the_first_lies() -> None:
     one, other = torch.ones(1, 2, 3), torch.zeros(1, 2, 3).as_subclass(Elsewhere)
     assert type(joined([one, other])) is Tensor
-    with pytest.raises(RuntimeError, match="two devices"):
-        torch.add(one, other)
+    refused(torch.add, one, other, kind=RuntimeError, match="two devices")
 
 
 @pytest.mark.parametrize("kind", ["glide", "feature"])
@@ -151,5 +151,4 @@ def test_what_is_not_moved_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) 
     made = make_drafter(make_student(kind, target, seed=2))
     far = elsewhere(target, monkeypatch)
     monkeypatch.setattr(Elsewhere, "moves", False)
-    with pytest.raises(RuntimeError, match="two devices"):
-        answers(far, [HEAD_PROMPT], made, sampler(0.0), length=20)
+    refused(answers, far, [HEAD_PROMPT], made, sampler(0.0), length=20, kind=RuntimeError, match="two devices")

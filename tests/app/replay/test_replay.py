@@ -26,6 +26,7 @@ from app.screen.palette import Look
 from app.screen.view import Canvas
 from app.settings.table import Settings
 from sampling.events import Event, Finished, Prefill, Step
+from tests.support.refusals import refused
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, write_prompts
 from utils.errors import UsageError, UserError
@@ -331,8 +332,7 @@ def test_what_is_no_recording_is_left_alone(pair: TinyPair, tmp_path: Path, caps
 
 def test_two_runs_do_not_record_to_one_file(tmp_path: Path) -> None:
     first = SessionLogWriter(tmp_path / "a.jsonl")
-    with pytest.raises(UsageError, match="another run is writing to it"):
-        opened(tmp_path / "a.jsonl")
+    refused(opened, tmp_path / "a.jsonl", kind=UsageError, match="another run is writing to it")
     first.close()
     opened(tmp_path / "a.jsonl").close()
 
@@ -381,8 +381,7 @@ def test_texts_are_said_again_as_they_were_heard(asked: list[list[int]]) -> None
         assert heard(ids) == decode(ids)
         said.learn(heard.taken())
     assert [said(ids) for ids in asked] == [decode(ids) for ids in asked]
-    with pytest.raises(ValueError, match="is not there"):
-        said([9])
+    refused(said, [9], kind=ValueError, match="is not there")
 
 
 @pytest.mark.parametrize("key", ["drawn_drafts", "law_drafts"])

@@ -17,7 +17,7 @@ from app.replay.session_log import LoggedAnswer
 from app.screen.live import Track
 from app.screen.view import Canvas
 from app.settings.table import Settings
-from utils.errors import UserError
+from tests.support.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -125,8 +125,7 @@ def test_a_step_decodes_the_same_whatever_the_user_has_chosen() -> None:
 
 
 def test_a_log_of_something_else_is_no_recording() -> None:
-    with pytest.raises(UserError, match="is no recorded demo"):
-        steps_of(Settings(), ROOT / "docs/examples/session.jsonl")
+    refused(steps_of, Settings(), ROOT / "docs/examples/session.jsonl", match="is no recorded demo")
 
 
 def test_the_recorded_demo_imports_no_torch() -> None:

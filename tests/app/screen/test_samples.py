@@ -17,11 +17,11 @@ from app.screen.live import sampled, tokens_of
 from app.screen.palette import Look
 from app.screen.samples import Branch, SampleTree, tree_of
 from app.settings.table import Settings
+from tests.support.refusals import refused
 from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.scripted_server import Reply, ScriptedServer, chunk, usage
 from tests.support.tiny import TinyPair
-from utils.errors import UserError
 
 SETTINGS = Settings(temperature=0.3, max_new_tokens=5)
 
@@ -121,8 +121,9 @@ def test_run_writes_the_tree_or_json(pair: TinyPair, tmp_path: Path, capsys: pyt
 
 
 def test_samples_need_a_model_here_and_a_message(engine: PairEngine, pair: TinyPair, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="all answers are the same"):
-        sampled(engine, Settings(), [5], 2, engine.tokenizer.decode, lambda: False)
+    refused(
+        sampled, engine, Settings(), [5], 2, engine.tokenizer.decode, lambda: False, match="all answers are the same"
+    )
     ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "/samples 3", "one", "/samples 1", "/samples 3")
     assert [line[:24] for line in ran.errors] == [
         "error: no message yet",

@@ -11,7 +11,7 @@ from sampling.models.encoder_decoder import lm_of
 from sampling.models.network import TransformersNetwork
 from sampling.models.probe import small, twin
 from tests.support.architectures import architecture, differing
-from utils.errors import UserError
+from tests.support.refusals import refused
 
 REFUSED = {
     "openai-gpt": {},  # keeps no cache
@@ -36,8 +36,7 @@ RIGHT: dict[str, dict[str, Any]] = {
 def test_an_architecture_that_is_wrong_in_pieces_is_refused_in_one_line(name: str) -> None:
     model = architecture(name, **REFUSED[name])
     line = rf"^{type(model).__name__} (is not supported: |keeps a state )[^\n]+$"
-    with pytest.raises(UserError, match=line):
-        lm_of(model)
+    refused(lm_of, model, match=line)
 
 
 @pytest.mark.parametrize("name", RIGHT)

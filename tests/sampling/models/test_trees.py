@@ -29,9 +29,9 @@ from sampling.models.llama import LlamaNetwork
 from sampling.models.network import TransformersNetwork
 from sampling.types import Draft, Drafter, FixedPace, Limits
 from tests.sampling.models.test_cache_audit import V, build
+from tests.support.refusals import refused
 from tests.support.runs import answers, crossed, decode, greedy, sampler, steps
 from tests.support.students import fed, make_student, make_target
-from utils.errors import UserError
 
 CLOSE = 1e-4  # of the largest value; a wrong cache is off by 0.1
 NOTHING = Draft.empty(1)
@@ -64,8 +64,7 @@ def test_a_refused_tree_leaves_a_session_that_goes_on(name: str) -> None:
     lm = CausalLM(TransformersNetwork(CASES[name][0]()))
     session, row = lm.open([[3, 4, 5]]), [3, 4, 5]
     wanted = session.score([row], Draft.empty(1))
-    with pytest.raises(UserError, match=f"^{name} .*{CASES[name][1]}[^\n]*$"):
-        session.score([row], Draft.of([[6, 7]], parents=[-1, -1]))
+    refused(session.score, [row], Draft.of([[6, 7]], parents=[-1, -1]), match=f"^{name} .*{CASES[name][1]}[^\n]*$")
     torch.testing.assert_close(session.score([row], Draft.empty(1)), wanted)
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sampling.recorded import PEAK, RecordedLM, read_answers
 from sampling.types import Draft
 from tests.support.refusals import refused
-from utils.errors import UserError
 
 SAMPLE = """tensor([[  518, 799, 596, 18873,  1265,   322,  1510,   372,  1283,   304,   596,
          7875, 29991, 2]])
@@ -182,8 +181,7 @@ def test_json_lines_say_themselves_of_what_kind_they_are(tmp_path: Path) -> None
         (causal, "seq2seq", "no start_id, arch must be causal"),
         (seq2seq, "causal", "start_id 0, arch must be seq2seq"),
     ):
-        with pytest.raises(UserError, match=rf"^.*recording: its header has {why}$"):
-            read_answers(written(tmp_path, text), arch=arch)  # type: ignore[arg-type]
+        refused(read_answers, written(tmp_path, text), arch=arch, match=rf"^.*recording: its header has {why}$")  # type: ignore[arg-type]
 
 
 HEADER = {"vocab_size": 50, "end_id": 2, "stop_ids": [2, 7], "pass_seconds": {"1": 0.5, "4": 0.6}, "tokenizer": "abc"}

@@ -36,6 +36,7 @@ from tests.support.mutants import (
     UnfilteredResidual,
 )
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.refusals import refused
 from tests.support.runs import answers, enumeration_error, greedy, sample_counts, sampler
 from tests.support.toy_drafters import LawDrafter, PointDrafter
 from tests.support.toys import TableLM, ToyLM, chain_lm
@@ -220,14 +221,14 @@ def test_the_drafter_proposing_outside_its_own_law_is_an_error() -> None:
     """0/0 is an error, not "refused"."""
     logits = torch.tensor([[[0.0, -torch.inf, 0.0], [0.0, 0.0, 0.0]]])
     draft = Draft.of([[1]], torch.tensor([[[1.0, 0.0, 0.0]]], dtype=torch.float64))
-    with pytest.raises(ValueError, match="0/0"):
-        real_verify(logits, draft, [[0]], [(0, 1)], sampler(1.0), Rule.DRAWN)
+    refused(real_verify, logits, draft, [[0]], [(0, 1)], sampler(1.0), Rule.DRAWN, kind=ValueError, match="0/0")
 
 
 def test_nan_logits_are_an_error() -> None:
     logits = torch.tensor([[[0.0, float("nan"), 0.0]]])
-    with pytest.raises(ValueError, match="NaN"):
-        real_verify(logits, Draft.empty(1), [[0]], [(0, 1)], sampler(1.0), Rule.POINT)
+    refused(
+        real_verify, logits, Draft.empty(1), [[0]], [(0, 1)], sampler(1.0), Rule.POINT, kind=ValueError, match="NaN"
+    )
 
 
 class RatiosAtZero(NaiveVerify):

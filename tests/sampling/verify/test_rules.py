@@ -334,8 +334,7 @@ def test_blocks_of_a_tree_are_an_error() -> None:
         Limits(8),
         pace=FixedPace(2),
     )
-    with pytest.raises(ValueError, match="block verification judges chains; the draft is a tree"):
-        list(events)
+    refused(list, events, kind=ValueError, match="block verification judges chains; the draft is a tree")
 
 
 def test_a_law_of_one_token_is_all_on_it() -> None:

@@ -15,6 +15,7 @@ from sampling.api import autoregressive_generate, ngram_assisted_speculative_gen
 from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedNetwork, supports
 from tests.support.quantized import keep_code, quantised
+from tests.support.refusals import refused
 from utils.catalogue.specs import spec_from_argument
 from utils.families import UnfitError
 from utils.gguf.header import module_name
@@ -188,8 +189,7 @@ def test_a_file_with_a_type_that_no_kernel_knows_is_left_to_float32(
         ("type", {"blk.0.attn_q": "MXFP4"}, "llama", "no kernel for MXFP4, the type of blk.0.attn_q.weight"),
         ("kind", {}, "gemma", "no compiled pass computes gemma"),
     ]:
-        with pytest.raises(UnfitError, match=why):
-            entry_of(written(tmp_path / f"{name}.gguf", kinds, family), name[0] * 64)
+        refused(entry_of, written(tmp_path / f"{name}.gguf", kinds, family), name[0] * 64, kind=UnfitError, match=why)
     assert not list((tmp_path / "packed").glob("*.partial-*"))
 
 
@@ -202,10 +202,14 @@ def test_an_unfit_file_is_refused_by_its_header_alone(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gguf, "GGUFReader", never_done)
     monkeypatch.setattr(quantized_linear, "pack_rows", never_done)
-    with pytest.raises(UnfitError, match="no kernel for MXFP4"):
-        entry_of(written(tmp_path / "late.gguf", {"blk.0.attn_output": "MXFP4"}), "a" * 64)
-    with pytest.raises(AssertionError, match="for nothing"):
-        entry_of(written(tmp_path / "good.gguf", {}), "b" * 64)
+    refused(
+        entry_of,
+        written(tmp_path / "late.gguf", {"blk.0.attn_output": "MXFP4"}),
+        "a" * 64,
+        kind=UnfitError,
+        match="no kernel for MXFP4",
+    )
+    refused(entry_of, written(tmp_path / "good.gguf", {}), "b" * 64, kind=AssertionError, match="for nothing")
 
 
 @pytest.mark.parametrize(
@@ -237,8 +241,7 @@ def test_only_what_the_compiled_pass_takes_stays_packed(family: str, changes: di
     assert supports(model) == fits
     spec = spec_from_argument("no.gguf")
     if not fits:  # its file is not even looked for
-        with pytest.raises(UnfitError, match=r"no compiled pass computes|one table"):
-            entry_for(spec, config, LoadOptions())
+        refused(entry_for, spec, config, LoadOptions(), kind=UnfitError, match=r"no compiled pass computes|one table")
 
 
 def test_names_that_have_no_place_are_unfit() -> None:
@@ -246,5 +249,4 @@ def test_names_that_have_no_place_are_unfit() -> None:
     assert module_name("blk.3.attn_q.bias") == ("model.layers.3.self_attn.q_proj", "bias")
     assert module_name("blk.0.ffn_norm.weight", "gemma2") == ("model.layers.0.pre_feedforward_layernorm", "weight")
     for name in ("blk.0.ffn_gate.0.weight", "token_types.weight", "output.scale"):
-        with pytest.raises(UnfitError):
-            module_name(name)
+        refused(module_name, name, kind=UnfitError)

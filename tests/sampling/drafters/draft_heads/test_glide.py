@@ -16,10 +16,10 @@ from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
 from sampling.types import Budget, Draft, Rows, Sampler
 from tests.sampling.drafters.draft_heads.test_checkpoint import WEIGHTS, published
+from tests.support.refusals import refused
 from tests.support.runs import decode, sampler, steps
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from tests.support.tiny import tiny_model, tiny_tokenizer
-from utils.errors import UserError
 
 NOTHING = Draft.empty(1)
 
@@ -131,10 +131,12 @@ def test_a_loaded_module_a_folder_and_a_hub_id_draft_alike(tmp_path: Path, monke
 
 
 def test_a_module_that_is_no_glide_drafter_is_named() -> None:
-    with pytest.raises(
-        UserError, match=r"^LlamaForCausalLM is no GLIDE drafter: it has no model\.layers\.0\.cross_attn"
-    ):
-        Engine(MODEL, tiny_tokenizer()).enable_spec_dec(MODEL, use_glide_drafter=True)
+    refused(
+        Engine(MODEL, tiny_tokenizer()).enable_spec_dec,
+        MODEL,
+        use_glide_drafter=True,
+        match=r"^LlamaForCausalLM is no GLIDE drafter: it has no model\.layers\.0\.cross_attn",
+    )
 
 
 @pytest.mark.parametrize("published_offset", [False, True])

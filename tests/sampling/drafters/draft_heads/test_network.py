@@ -249,8 +249,7 @@ def test_a_feature_student_reviews_nothing_and_needs_states() -> None:
     lm, ids = FeatureLM(student, "feature"), text(20, 6)
     assert not lm.reviews
     refused(lm.open, [ids], target=fed(target, [ids], [5]), match="hidden=True")
-    with pytest.raises(ValueError, match="target"):
-        CausalLM(StudentNetwork(student)).open([ids]).score([ids], NOTHING)
+    refused(CausalLM(StudentNetwork(student)).open([ids]).score, [ids], NOTHING, kind=ValueError, match="target")
 
 
 # -- weights --------------------------------------------------------------------------------------
