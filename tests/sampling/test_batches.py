@@ -31,8 +31,7 @@ from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.refusals import refused
 from tests.support.runs import answers, decode, emitted, greedy, sampler, steps
 from tests.support.students import PrefixLM, make_drafter, make_student, make_target, text
-from tests.support.toy_drafters import PointDrafter, TreeDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import PointDrafter, TableLM, TreeDrafter
 
 V, STOP, LENGTH = 8, 1, 18
 FAIL_BELOW = 1e-6

@@ -26,8 +26,7 @@ from tests.support.reference import exact_law
 from tests.support.refusals import refused
 from tests.support.runs import answers, decode, steps
 from tests.support.students import BLOCKS, KINDS, make_drafter, make_student, make_target
-from tests.support.toy_drafters import LawDrafter, MixedDrafter, PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import LawDrafter, MixedDrafter, PointDrafter, TableLM
 from utils.logits_processors import make_processor
 
 EXACT, CAUGHT = 1e-9, 1e-3

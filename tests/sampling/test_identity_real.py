@@ -26,7 +26,7 @@ from sampling.types import Draft, Drafter, Rows
 from tests.support.precision import apart, compared
 from tests.support.reference import GreedyRun, same_or_tied, transformers_greedy
 from tests.support.runs import decode, emitted, greedy, reasons, sampler
-from tests.support.toy_drafters import PointDrafter
+from tests.support.toys import PointDrafter
 
 LENGTH = 12
 SHORTER = 8  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are

@@ -18,8 +18,7 @@ from sampling.types import Budget, Draft, Drafter, Limits, Rule, Sampler, Traits
 from tests.support.reference import greedy_answer
 from tests.support.refusals import refused
 from tests.support.runs import after, answers, decode, emitted, greedy, reasons, sampler, steps
-from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import ScriptedLM, TableLM, ToyLM, chain_lm
+from tests.support.toys import PointDrafter, ScriptedLM, TableLM, ToyLM, chain_lm
 
 V = 10
 PROMPT = [8, 9, 8]

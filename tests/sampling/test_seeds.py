@@ -23,8 +23,7 @@ from sampling.types import Drafter, Rows, Rule
 from tests.support.reference import NaiveLaw, chi_square_p
 from tests.support.runs import answers, counted_anew, crossed, noise_asked, sampler, twice
 from tests.support.tiny import noisy_copy, tiny_model
-from tests.support.toy_drafters import LawDrafter, PointDrafter, TreeDrafter
-from tests.support.toys import TableLM, ToyLM
+from tests.support.toys import LawDrafter, PointDrafter, TableLM, ToyLM, TreeDrafter
 from utils.logits_processors import make_processor
 
 V = 8

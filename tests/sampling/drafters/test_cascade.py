@@ -28,8 +28,7 @@ from tests.support.reference import greedy_answer
 from tests.support.refusals import refused
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_student, make_target
-from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import PEAK, TableLM, ToyLM, ToySession, chain_lm
+from tests.support.toys import PEAK, PointDrafter, TableLM, ToyLM, ToySession, chain_lm
 from utils.logits_processors import make_processor
 
 V = 8

@@ -24,7 +24,7 @@ from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
 from tests.support.runs import answers, crossed, decode, drafting, emitted, greedy, sample_counts, sampler, steps, tiers
 from tests.support.students import PrefixLM, close, fed, make_drafter, make_student, make_target, text
-from tests.support.toy_drafters import PointDrafter
+from tests.support.toys import PointDrafter
 
 V = 8
 EXACT, FAIL_BELOW = 1e-9, 1e-6

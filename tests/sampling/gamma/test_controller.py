@@ -25,8 +25,7 @@ from tests.support.branching import BranchingSampler, distance, enumerate_runs, 
 from tests.support.pacing import PLAIN, World, flat, make_step, packed, simulate, unpacked
 from tests.support.reference import exact_law
 from tests.support.runs import answers, crossed, emitted, greedy, sampler, steps
-from tests.support.toy_drafters import LawDrafter, PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import LawDrafter, PointDrafter, TableLM
 
 KNOWN = dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)  # a measured flat table: no first looks
 

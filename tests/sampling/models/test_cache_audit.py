@@ -19,7 +19,7 @@ from sampling.models.causal import CausalLM
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Session
 from tests.support.refusals import refused
 from tests.support.runs import after, answers, crossed, emitted, greedy, sampler
-from tests.support.toy_drafters import PointDrafter
+from tests.support.toys import PointDrafter
 
 V = 40
 WINDOW = 24

@@ -6,8 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
 from tests.support.runs import answers, greedy
-from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import PointDrafter, TableLM
 
 CONTEXT = 16
 

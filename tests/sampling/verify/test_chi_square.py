@@ -16,8 +16,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.types import Drafter
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import sample_counts, sampler, tiers
-from tests.support.toy_drafters import LawDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import LawDrafter, TableLM
 
 FAIL_BELOW = 1e-6
 V = 8

@@ -18,8 +18,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.types import Drafter
 from tests.support.reference import NaiveLaw
 from tests.support.runs import crossed, enumeration_error
-from tests.support.toy_drafters import FixedLawDrafter, LawDrafter, MixedDrafter, PointDrafter
-from tests.support.toys import TableLM, ToyLM
+from tests.support.toys import FixedLawDrafter, LawDrafter, MixedDrafter, PointDrafter, TableLM, ToyLM
 
 EXACT = 1e-9
 PROMPT = [0, 1, 0]

@@ -38,8 +38,7 @@ from tests.support.mutants import (
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.refusals import refused
 from tests.support.runs import answers, enumeration_error, greedy, sample_counts, sampler
-from tests.support.toy_drafters import LawDrafter, PointDrafter
-from tests.support.toys import TableLM, ToyLM, chain_lm
+from tests.support.toys import LawDrafter, PointDrafter, TableLM, ToyLM, chain_lm
 
 CAUGHT = 1e-3  # the enumeration must be off by far more than rounding
 HOPELESS = 1e-6

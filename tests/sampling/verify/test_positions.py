@@ -13,8 +13,7 @@ from sampling.models.causal import CausalLM
 from sampling.types import Drafter, Rule
 from tests.support.runs import decode, sampler, steps
 from tests.support.tiny import TinyPair, tiny_pair
-from tests.support.toy_drafters import PointDrafter, TreeDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import PointDrafter, TableLM, TreeDrafter
 
 PROMPT = [5, 9, 40, 41, 60, 7]
 

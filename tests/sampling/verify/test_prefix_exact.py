@@ -25,8 +25,7 @@ from tests.support.reference import NaiveLaw, chi_square_p, exact_law, same_or_t
 from tests.support.runs import answers, crossed, enumeration_error, sample_counts
 from tests.support.students import KINDS, PrefixLM, make_drafter, make_student, make_target
 from tests.support.tiny import noisy_copy, tiny_model
-from tests.support.toy_drafters import LawDrafter, MixedDrafter, PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import LawDrafter, MixedDrafter, PointDrafter, TableLM
 from utils.logits_processors import make_processor
 
 CAUGHT, FAIL_BELOW = 1e-3, 1e-6

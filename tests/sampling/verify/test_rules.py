@@ -33,8 +33,7 @@ from tests.support.reference import NaiveLaw
 from tests.support.refusals import refused
 from tests.support.runs import answers, crossed, enumeration_error, sampler
 from tests.support.students import make_student, make_target
-from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import PointDrafter, TableLM
 from utils.errors import UsageError
 
 V = 8

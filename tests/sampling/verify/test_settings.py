@@ -29,8 +29,7 @@ from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import answers, decode, enumeration_error, sample_counts, steps
 from tests.support.students import make_drafter, make_student, make_target, text
 from tests.support.tiny import noisy_copy
-from tests.support.toy_drafters import TreeDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import TableLM, TreeDrafter
 from utils.logits_processors import LogitsProcessor
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -20,8 +20,7 @@ from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import crossed, decode, enumeration_error, sample_counts, sampler, steps
-from tests.support.toy_drafters import LawDrafter, TreeDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import LawDrafter, TableLM, TreeDrafter
 
 CAUGHT = 1e-3
 HOPELESS = 1e-6

@@ -19,8 +19,7 @@ from tests.sampling.verify.test_negative_controls import CAUGHT
 from tests.support.branching import RowSampler, distance, enumerate_rows, softmax
 from tests.support.reference import NaiveLaw, exact_law
 from tests.support.runs import answers, greedy, sampler
-from tests.support.toy_drafters import LawDrafter, PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import LawDrafter, PointDrafter, TableLM
 
 TARGET = TableLM(3, seed=2, sharpness=3.0)
 DRAFTER = TableLM(3, seed=7)
