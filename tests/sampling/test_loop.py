@@ -29,10 +29,6 @@ def says(script: list[int] = SCRIPT, prompt: list[int] = PROMPT, name: str = "ta
     return chain_lm(V, prompt, script, name)
 
 
-def perfect() -> ModelDrafter:
-    return ModelDrafter(says(name="drafter"))
-
-
 def empty() -> Drafter:
     return PointDrafter(V, lambda row: None)
 
@@ -43,7 +39,7 @@ def wrong() -> Drafter:
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
-    "perfect": perfect,
+    "perfect": lambda: ModelDrafter(says(name="drafter")),
     "empty": empty,
     "always wrong": wrong,
     "ngram": lambda: NgramDrafter(V),

@@ -38,11 +38,6 @@ def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(colossalai, "said_unused", set())
 
 
-def names(**more: Any) -> dict[str, Any]:
-    """What the import lines of a snippet would bring."""
-    return {name: getattr(sampling, name) for name in sampling.__all__} | vars(logits_processors) | more
-
-
 def transformers_of(*models: Any) -> SimpleNamespace:
     """A `transformers` that loads these models, one after the other, and the tiny tokenizer."""
     given = iter(models)
@@ -52,7 +47,8 @@ def transformers_of(*models: Any) -> SimpleNamespace:
 
 
 def ran(snippet: str, **more: Any) -> dict[str, Any]:
-    scope = names(**more)
+    # what the import lines of a snippet would bring
+    scope = {name: getattr(sampling, name) for name in sampling.__all__} | vars(logits_processors) | more
     exec(compile(inspect.cleandoc(snippet), "snippet", "exec"), scope)
     return scope
 

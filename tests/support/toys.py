@@ -10,7 +10,7 @@ independent of `sampling.drafters`. Row numbers are followed through `select`, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -256,11 +256,6 @@ def _check_draft(draft: Draft, rows: int, vocab_size: int) -> list[Rows]:
             found.append([*found[parent + 1], token])
         paths.append([*found, *[[]] * (width - len(tree.tokens))])
     return paths
-
-
-def counts(lms: Iterable[ToyLM]) -> list[int]:
-    """Forward passes of each toy so far."""
-    return [lm.passes for lm in lms]
 
 
 # -- drafters -------------------------------------------------------------------------------------

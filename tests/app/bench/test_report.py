@@ -205,11 +205,6 @@ def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> No
     assert not any(tag == "svg" for tag, _ in parsed.tags)
 
 
-def result(text: str) -> list[str]:
-    """The sentences of the first screen."""
-    return re.findall(r'<p class="result">(.*?)</p>', text)
-
-
 def test_the_first_screen_says_the_result_in_a_sentence(data: dict[str, Any], bench: Path) -> None:
     best = max(data["summary"], key=lambda row: row["predicted_per_second"]["mean"])
     times = "" if best["speedup"] is None else f", {best['speedup']:.2f}x plain decoding"
@@ -218,7 +213,8 @@ def test_the_first_screen_says_the_result_in_a_sentence(data: dict[str, Any], be
     name = "plain decoding (ar)" if name == "ar" else name
     told = f"{name} is the fastest of {count} methods: {rate:.1f} tokens a second{times}."
     text = (bench / "b.html").read_text()
-    assert [line.partition(";")[0].rstrip(".") + "." for line in result(text)] == [told]
+    first_screen = re.findall(r'<p class="result">(.*?)</p>', text)
+    assert [line.partition(";")[0].rstrip(".") + "." for line in first_screen] == [told]
     told = told.rstrip(".")
     assert text.index(told) < text.index("<h2>")
 

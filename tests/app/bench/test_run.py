@@ -341,10 +341,6 @@ def test_sampled_lanes_are_compared_with_the_seeds_own_text(
     )
 
 
-def difference(prompt: int, gap: float | None) -> Difference:
-    return Difference(prompt, "spec gamma 4", "ar", 3, gap)
-
-
 @pytest.mark.parametrize(
     ("prompts", "differences", "passed"),
     [
@@ -359,10 +355,8 @@ def difference(prompt: int, gap: float | None) -> Difference:
     ],
 )
 def test_the_rule_of_near_ties(prompts: int, differences: list[tuple[int, float | None]], passed: bool) -> None:
-    report = BenchReport(
-        lanes=3, tokens=128, prompts=prompts, differences=[difference(*found) for found in differences]
-    )
-    assert report.passed is passed
+    found = [Difference(prompt, "spec gamma 4", "ar", 3, gap) for prompt, gap in differences]
+    assert BenchReport(lanes=3, tokens=128, prompts=prompts, differences=found).passed is passed
 
 
 @pytest.mark.parametrize(("against", "gap", "passed"), [("ar", 0.0, False), ("transformers", 0.009, True)])

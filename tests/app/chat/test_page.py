@@ -225,14 +225,10 @@ def test_the_page_of_the_examples_is_that_of_its_log(tmp_path: Path) -> None:
 # -- a page by itself ---------------------------------------------------------------------------------
 
 
-def without_tags(text: str) -> str:
-    body = text.partition("<main>")[2].partition("</main>")[0]
-    return re.sub("<del.*?</del>|<[^>]*>", "", body).replace("&#x27;", "'").replace("&quot;", '"').replace("&lt;", "<")
-
-
 def test_it_is_read_without_scripts_and_loads_nothing(tmp_path: Path) -> None:
     text, data = page_of(CLASS, tmp_path / "page.html")
-    body = without_tags(text)
+    body = re.sub("<del.*?</del>|<[^>]*>", "", text.partition("<main>")[2].partition("</main>")[0])
+    body = body.replace("&#x27;", "'").replace("&quot;", '"').replace("&lt;", "<")
     for answer in data["answers"]:
         assert answer["question"] in body
         assert answer["text"] in body

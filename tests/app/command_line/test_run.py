@@ -150,17 +150,18 @@ def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options:
 # -- interrupts ---------------------------------------------------------------------------------
 
 
-def program(pair: TinyPair, *words: str) -> list[str]:
-    return [sys.executable, "infer.py", "run", *words, *pair.flags()]
-
-
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def test_a_real_ctrl_c_ends_with_130_and_what_was_said(pair: TinyPair) -> None:
-    words = program(pair, "go on", "--compare", "spec", "--max-new-tokens", "4000", "--quiet")
+    words = ["infer.py", "run", "go on", "--compare", "spec", "--max-new-tokens", "4000", "--quiet", *pair.flags()]
     with Warm(
-        words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
     ) as process:
         assert process.stdout is not None
         first = process.stdout.read(4)

@@ -33,11 +33,6 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     terminal.child.close(force=True)
 
 
-def drawn_green(terminal: Terminal, rows: range) -> bool:
-    """Whether text of these rows is in the colour of accepted drafts."""
-    return any(cell.fg == "green" for row in rows for cell in terminal.screen.buffer[row].values())
-
-
 def entered(terminal: Terminal, line: str) -> str:
     """What the screen shows below a line when the prompt has come back."""
     terminal.enter(line)
@@ -74,7 +69,8 @@ def test_coloured_panes_and_the_live_line_stay_in_view_on_24_rows(chat: Terminal
     (live,) = LIVE.finditer(chat.text)
     assert ("  AR " in live[0]) == (columns >= 60)
     border = next(row for row, line in enumerate(chat.lines) if line.startswith("└") and "tok/s ─┘" in line)
-    assert drawn_green(chat, range(border))
+    # text above it is in the colour of accepted drafts
+    assert any(cell.fg == "green" for row in range(border) for cell in chat.screen.buffer[row].values())
     assert "TTFT" in chat.text
     assert "rejected" in chat.text
     assert all(len(line) <= columns for line in chat.lines)

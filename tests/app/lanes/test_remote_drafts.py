@@ -1,6 +1,6 @@
 """Drafts made here for a target in a server: the server's own greedy text, one request a round, by three formats."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -135,10 +135,6 @@ def test_trained_drafters_are_refused_and_models_draft(
     )
 
 
-def wrong(change: Callable[[Any], Any]) -> Callable[..., None]:
-    return lambda reply, body: reply.json(change(body))
-
-
 @pytest.mark.parametrize(
     ("owner", "path", "answer"),
     [
@@ -149,7 +145,7 @@ def wrong(change: Callable[[Any], Any]) -> Callable[..., None]:
     ],
 )
 def test_an_answer_without_log_probabilities_is_one_line(owner: str, path: str, answer: Any, folder: Path) -> None:
-    with ScriptedServer(said("x"), owner=owner, **{path: wrong(lambda _: answer)}) as server:
+    with ScriptedServer(said("x"), owner=owner, **{path: lambda reply, _: reply.json(answer)}) as server:
         engine = engine_of(server, folder)
         prompt = conversation(engine, SETTINGS).plan("x").prompt
         refused(

@@ -25,7 +25,7 @@ from app.screen.live import Track, frame
 from app.screen.palette import Look
 from app.screen.view import Canvas
 from app.settings.table import Settings
-from sampling.events import Event, Finished, Prefill, Step
+from sampling.events import Finished, Prefill, Step
 from tests.support.refusals import refused
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, write_prompts
@@ -82,12 +82,10 @@ def test_every_frame_is_the_live_one_at_every_event(session: tuple[Path, Ran]) -
             look = LOOKS[number % len(LOOKS)]
             one, other = (drawn(frame(tracks, look, Settings(debug=True)), look) for tracks in (live, again))
             assert one == other
-        assert [track.events for track in again] == [[*map(logged, track.events)] for track in answered.tracks]
-
-
-def logged(event: Event) -> Event:
-    """What a log keeps of an event without --log-top."""
-    return replace(event, positions=()) if isinstance(event, Step) else event
+        assert [track.events for track in again] == [  # without --log-top a log keeps no positions
+            [replace(event, positions=()) if isinstance(event, Step) else event for event in track.events]
+            for track in answered.tracks
+        ]
 
 
 def test_a_lossy_lane_says_so_live_and_when_its_log_is_replayed(

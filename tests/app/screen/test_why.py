@@ -222,10 +222,6 @@ def deepest(step: Any) -> int:
     return max((depth(step, node) + 1 for node in range(len(step["parents"]))), default=0)
 
 
-def two(value: float) -> str:
-    return f"{value:.2f}"
-
-
 def sentences(steps: Sequence[Any], plain: Sequence[Any], names: Sequence[str], gamma: Any) -> Iterator[str]:
     """What the paragraph must hold, in its words, of the rounds after the opening ones."""
     own, one = steps[1:], plain[1:]
@@ -242,8 +238,8 @@ def sentences(steps: Sequence[Any], plain: Sequence[Any], names: Sequence[str], 
     rounds = len(own) * token_ms
     parts = (whole, spent(own, "verify"), spent(own, "draft"), spent(own, "sample", "overhead"))
     yield f"a round brought {tokens / len(own):.2f} tokens and took as long as {parts[0] / rounds:.2f}"
-    yield "plain ones ({} for its pass, {} for drafts, {} for the rest).".format(
-        *(two(part / rounds) for part in parts[1:])
+    yield "plain ones ({:.2f} for its pass, {:.2f} for drafts, {:.2f} for the rest).".format(
+        *(part / rounds for part in parts[1:])
     )
     drafted, accepted = sum(len(step["drafted"]) for step in own), sum(len(step["path"]) for step in own)
     yield f"{accepted} of {drafted} drafts were accepted"

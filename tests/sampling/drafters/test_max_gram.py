@@ -129,17 +129,14 @@ TOKEN = st.integers(0, 2)
 MOVES = st.lists(st.tuples(st.integers(0, 8), st.lists(TOKEN, max_size=5), st.integers(0, 12)), min_size=1, max_size=6)
 
 
-def with_bigrams(bigrams: dict[int, int]) -> MaxGramDrafter:
-    return MaxGramDrafter(tables_of(*[list(pair) for pair in bigrams.items()]) if bigrams else None)
-
-
 @settings(max_examples=300, deadline=None)
 @given(prompt=st.lists(TOKEN, min_size=1, max_size=10), moves=MOVES, bigrams=st.dictionaries(TOKEN, TOKEN, max_size=2))
 def test_rows_that_grow_and_go_back_are_drafted_as_the_rules_say(
     prompt: list[int], moves: list[tuple[int, list[int], int]], bigrams: dict[int, int]
 ) -> None:
     """A cascade shows speculative rows: each time some tokens are taken back and others added."""
-    drafter, generated = with_bigrams(bigrams), list[int]()
+    drafter = MaxGramDrafter(tables_of(*[list(pair) for pair in bigrams.items()]) if bigrams else None)
+    generated: list[int] = []
     drafter.start([prompt], ALONE, ALONE)
     for back, more, want in moves:
         generated = generated[: max(0, len(generated) - back)] + more

@@ -218,11 +218,6 @@ def test_the_shipped_tables_fit_the_default_target(default_pair: Any) -> None:
 # -- several next tokens of a context --------------------------------------------------------------
 
 
-def opened(folder: Path, choices: int, corpus: list[Passage] = FORKS, max_mb: float = 1.0) -> StaticTables:
-    build(corpus, folder / "t.bin", vocab_size=64, fingerprint=None, source="", choices=choices, max_mb=max_mb, max_n=3)
-    return StaticTables.open(folder / "t.bin")
-
-
 @given(ids=st.lists(st.integers(0, 5), min_size=3, max_size=80), most=st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:
@@ -245,7 +240,8 @@ def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:
 
 
 def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None:
-    drafter = LookupDrafter(opened(tmp_path, 3), matches=False, tree=True, least=0.01)
+    build(FORKS, tmp_path / "t.bin", vocab_size=64, fingerprint=None, source="", choices=3, max_mb=1.0, max_n=3)
+    drafter = LookupDrafter(StaticTables.open(tmp_path / "t.bin"), matches=False, tree=True, least=0.01)
     drafter.start([[9, 1]], ALONE, ALONE)
     (tree,) = drafter.propose([[9, 1]], Budget([8]), greedy()).trees
     assert tree.path_tokens(tree.children[0]) == [2, 3, 4]

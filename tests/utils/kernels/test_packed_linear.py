@@ -22,10 +22,6 @@ def linear(out: int, into: int, *, bias: bool = True, seed: int = 0) -> nn.Linea
     return nn.Linear(into, out, bias=bias)
 
 
-def packed_of(plain: nn.Linear) -> QuantizedLinear:
-    return QuantizedLinear(PackedWeight.floats(plain.weight), plain.bias)
-
-
 def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -44,7 +40,7 @@ def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
 @pytest.mark.parametrize(("out", "into"), [(1, 1), (3, 5), (48, 31), (576, 192), (200, 576)])
 def test_packed_products_equal_plain_ones_for_every_number_of_tokens(out: int, into: int, bias: bool) -> None:
     plain = linear(out, into, bias=bias)
-    packed = packed_of(plain)
+    packed = QuantizedLinear(PackedWeight.floats(plain.weight), plain.bias)
     for tokens in (*range(1, 18), 256):
         x = torch.randn(tokens, into)
         with torch.no_grad():

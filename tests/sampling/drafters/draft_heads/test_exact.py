@@ -162,10 +162,6 @@ def test_the_count_sees_a_wrong_law() -> None:
 PROMPTS = [text(31, 9, 8), [5, 6, 7] * 7, [4], [0, 0, 0, 0, 0, 0, 1]]
 
 
-def tokens_of(lm: CausalLM, prompt: list[int], drafter: Any, **options: Any) -> list[int]:
-    return answers(lm, [prompt], drafter, greedy(), **options)[0]
-
-
 @pytest.mark.parametrize(("kind", "shape"), crossed(KINDS, ["one layer", "two layers"]))
 def test_greedy_text_is_plain_decodings_for_every_gamma(kind: str, shape: str) -> None:
     target = make_target(8, seed=10)
@@ -176,7 +172,7 @@ def test_greedy_text_is_plain_decodings_for_every_gamma(kind: str, shape: str) -
     )
     accepted = refused = 0
     for prompt in PROMPTS[:2] if layers == 1 else PROMPTS[2:]:
-        alone = tokens_of(lm, prompt, None, length=14)
+        alone = answers(lm, [prompt], None, greedy(), length=14)[0]
         drafter = make_drafter(student)
         for gamma in range(1, 9):
             run = decode(lm, [prompt], drafter, greedy(), length=14, gamma=gamma)

@@ -84,10 +84,6 @@ def in_both(name: str, folder: Path, **more: Any) -> tuple[Path, Path]:
     return there, made
 
 
-def target_of(name: str) -> Any:
-    return eagle.large() if name in EAGLES else blocks.target_of("Qwen3")
-
-
 def lm_of(head: DraftHead) -> Any:
     return (FeatureLM if head.config.kind == "eagle" else BlockLM)(head)
 
@@ -102,7 +98,7 @@ def drafted(plain: CausalLM, prompts: list[list[int]], head: DraftHead) -> list[
 def test_a_file_is_the_head_that_it_was_made_from(name: str, tmp_path: Path) -> None:
     """Every weight, the shape, the layers read and the turned positions; and drafts and text."""
     folder, made = in_both(name, tmp_path)
-    target = target_of(name)
+    target = eagle.large() if name in EAGLES else blocks.target_of("Qwen3")
     theirs, own = load_student(folder, target), load_student(made, target)
     assert head_kind(made) == head_kind(folder) == own.config.kind
     same: dict[str, Any] = {"rope": {}}

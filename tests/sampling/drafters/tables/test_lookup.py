@@ -198,18 +198,10 @@ def test_steps_tell_who_proposed_what_in_every_row() -> None:
 # -- what is recalled ------------------------------------------------------------------------------
 
 
-def verdict(path: list[int], laws: torch.Tensor) -> Verdict:
-    return Verdict([path], [0], Given(laws[None]), laws[None].log())
-
-
-def recalled(known: Recalled, *tail: int) -> list[tuple[int, float]]:
-    return known.offers(Node(0, [*tail]))
-
-
 def test_a_law_that_leaves_no_choice_is_not_kept() -> None:
-    known = Recalled()
-    known.learn([7], likeliest_tokens(verdict([], torch.eye(6)[:1]), [-1]))
-    assert recalled(known, 7) == []
+    known, laws = Recalled(), torch.eye(6)[None, :1]
+    known.learn([7], likeliest_tokens(Verdict([[]], [0], Given(laws), laws.log()), [-1]))
+    assert known.offers(Node(0, [7])) == []
 
 
 def accepted(make: Callable[[], Drafter], model: TableLM) -> tuple[int, int]:
