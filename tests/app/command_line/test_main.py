@@ -380,14 +380,22 @@ def chosen(tmp_path: Path, name: str | None = None, **options: str) -> tuple[str
     return pair.name, pair.target.source, pair.drafter_name
 
 
-def test_target_and_drafter_go_in_the_places_of_the_pairs(tmp_path: Path) -> None:
-    assert chosen(tmp_path) == ("small", "org/small", "ngram")
-    assert chosen(tmp_path, pair="other") == ("other", "org/other", "tiny")
-    assert chosen(tmp_path, pair="other", drafter="none") == ("other", "org/other", "none")
-    assert chosen(tmp_path, drafter="org/mine") == ("small", "org/small", "mine")
-    assert chosen(tmp_path, pair="other", target="org/big") == ("other", "org/big", "tiny")
-    assert chosen(tmp_path, target="org/big") == ("big", "org/big", "ngram")
-    assert chosen(tmp_path, target="org/big", drafter="org/mine") == ("big", "org/big", "mine")
+@pytest.mark.parametrize(
+    ("options", "pair"),
+    [
+        ({}, ("small", "org/small", "ngram")),
+        ({"pair": "other"}, ("other", "org/other", "tiny")),
+        ({"pair": "other", "drafter": "none"}, ("other", "org/other", "none")),
+        ({"drafter": "org/mine"}, ("small", "org/small", "mine")),
+        ({"pair": "other", "target": "org/big"}, ("other", "org/big", "tiny")),
+        ({"target": "org/big"}, ("big", "org/big", "ngram")),
+        ({"target": "org/big", "drafter": "org/mine"}, ("big", "org/big", "mine")),
+    ],
+)
+def test_target_and_drafter_go_in_the_places_of_the_pairs(
+    options: dict[str, str], pair: tuple[str, str, str], tmp_path: Path
+) -> None:
+    assert chosen(tmp_path, **options) == pair
 
 
 @pytest.mark.parametrize("command", COMMANDS)

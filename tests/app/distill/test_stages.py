@@ -32,10 +32,12 @@ def answers(out: Path) -> dict[int, dict[str, Any]]:
     return {row["number"]: row for row in rows(out) if row["ids"]}
 
 
-def test_kinds_are_a_list_or_all_of_them() -> None:
-    assert distill_args({"out": "d"}).tasks == ("chat",)
-    assert distill_args({"out": "d", "kinds": "all"}).tasks == tuple(TASKS)
-    assert distill_args({"out": "d", "kinds": "qa, chat,qa"}).tasks == ("qa", "chat", "qa")
+@pytest.mark.parametrize(
+    ("given", "tasks"),
+    [({}, ("chat",)), ({"kinds": "all"}, tuple(TASKS)), ({"kinds": "qa, chat,qa"}, ("qa", "chat", "qa"))],
+)
+def test_kinds_are_a_list_or_all_of_them(given: dict[str, str], tasks: tuple[str, ...]) -> None:
+    assert distill_args({"out": "d", **given}).tasks == tasks
 
 
 @pytest.mark.parametrize(("asked", "given"), [("auto", "none"), ("none", "none"), ("int8", "int8")])

@@ -251,9 +251,8 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
     )
     assert replayed(tmp_path, capsys)[2] == f"error: cannot read {tmp_path}: Is a directory\n"
     assert replayed(session[0], capsys, "--answer", "4")[2] == "error: there is no answer 4: the session log has 3\n"
-    assert main(["replay"]) == 2
-    assert main(["replay", str(session[0]), "--speed", "-1"]) == 2
-    assert main(["replay", str(session[0]), "--gamma", "3"]) == 2
+    for words in ([], [str(session[0]), "--speed", "-1"], [str(session[0]), "--gamma", "3"]):
+        assert main(["replay", *words]) == 2
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -311,12 +310,9 @@ def test_what_is_no_recording_is_left_alone(pair: TinyPair, tmp_path: Path, caps
     other, newer = tmp_path / "notes.txt", tmp_path / "newer.jsonl"
     other.write_text("dear diary\n")
     newer.write_text('{"kind":"recording","version":7,"program":"p 2"}\n')
-    assert main(["run", "one", *flags(pair, other)]) == 2
-    assert main(["run", "one", *flags(pair, newer)]) == 2
-    assert main(["run", "one", *flags(pair, tmp_path)]) == 2
-    assert main(["run", "one", *flags(pair, tmp_path / "no" / "a.jsonl")]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
+    for log in (other, newer, tmp_path, tmp_path / "no" / "a.jsonl"):
+        assert main(["run", "one", *flags(pair, log)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
         f"error: cannot log to {other}: it is no session log (the file is unchanged, name another)",
         f"error: cannot log to {newer}: it was written in format 7 by p 2, this program reads 1 "
         "(the file is unchanged, name another)",

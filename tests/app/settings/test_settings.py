@@ -413,14 +413,16 @@ def test_a_console_sets_them_one_after_the_other() -> None:
 
 
 def test_tab_goes_through_the_list_and_offers_published_matrices() -> None:
-    assert offered("/set cascade=") == [
-        f"/set cascade={word}" for word in ["model", "plain", "glide", "feature", "eagle", "tables", "ngram", "maxgram"]
-    ]
-    assert offered("/set cascade=glide,m") == ["/set cascade=glide,model", "/set cascade=glide,maxgram"]
-    assert offered("/set cascade=model,p") == ["/set cascade=model,plain"]
-    assert offered("/set k_matrix=[[13") == ["/set k_matrix=[[13,10],[0,10]]"]
-    assert offered("/drafter c") == ["/drafter cascade", "/drafter chain"]
-    assert offered("/compare match,match+g") == ["/compare match,match+glide"]
+    words = ("model", "plain", "glide", "feature", "eagle", "tables", "ngram", "maxgram")
+    expected = {
+        "/set cascade=": [f"/set cascade={word}" for word in words],
+        "/set cascade=glide,m": ["/set cascade=glide,model", "/set cascade=glide,maxgram"],
+        "/set cascade=model,p": ["/set cascade=model,plain"],
+        "/set k_matrix=[[13": ["/set k_matrix=[[13,10],[0,10]]"],
+        "/drafter c": ["/drafter cascade", "/drafter chain"],
+        "/compare match,match+g": ["/compare match,match+glide"],
+    }
+    assert {line: offered(line) for line in expected} == expected
 
 
 def test_tab_knows_the_models_of_the_pairs_cascade() -> None:

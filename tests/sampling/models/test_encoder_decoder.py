@@ -36,7 +36,6 @@ from tests.support.tiny import tiny_model
 V, END = 12, 1
 FAIL_BELOW = 1e-6
 PROMPTS: Rows = [[5, 6, 7, 5, 6, END], [9, 8, END], [4] * 20 + [END]]
-NOTHING = Draft.empty(1)
 
 
 def t5(seed: int = 0, vocab: int = V, scale: float = 0.7, like: Any = None, noise: float = 0.0, **more: Any) -> Any:

@@ -299,15 +299,20 @@ def test_several_answers_are_never_faster_than_each_of_them(given: list[tuple[in
     assert min(each) * (1 - 1e-9) <= (speedup_over(pairs) or 0.0) <= max(each) * (1 + 1e-9)
 
 
-def test_a_speed_up_beyond_the_tokens_of_a_pass_means_a_disturbed_timing() -> None:
-    plain = timed(40, 40, 80)
-    assert disturbed(plain, timed(40, 20, 38, wide=1.0)) is True  # 2.1 times as fast with 2 tokens a pass
-    assert disturbed(plain, timed(40, 20, 40, wide=1.0)) is False
-    assert disturbed(plain, timed(40, 20, 38, wide=0.9)) is False  # its wide passes are shorter, v < 1: it may well be
-    assert disturbed(plain, timed(40, 20, 38, least=0.8, wide=0.9)) is True  # they are not: plain ones were disturbed
-    assert disturbed(plain, timed(40, 40, 70)) is True  # nothing drafted, and faster all the same
-    assert disturbed(plain, timed(40, 20, 38, least=None)) is False  # nobody timed its passes
-    assert disturbed(plain, replace(timed(40, 40, 20), calls={"drafter": 40})) is False  # another model
+@pytest.mark.parametrize(
+    ("drafted", "expected"),
+    [
+        (timed(40, 20, 38, wide=1.0), True),  # 2.1 times as fast with 2 tokens a pass
+        (timed(40, 20, 40, wide=1.0), False),
+        (timed(40, 20, 38, wide=0.9), False),  # its wide passes are shorter, v < 1: it may well be
+        (timed(40, 20, 38, least=0.8, wide=0.9), True),  # they are not: plain ones were disturbed
+        (timed(40, 40, 70), True),  # nothing drafted, and faster all the same
+        (timed(40, 20, 38, least=None), False),  # nobody timed its passes
+        (replace(timed(40, 40, 20), calls={"drafter": 40}), False),  # another model
+    ],
+)
+def test_a_speed_up_beyond_the_tokens_of_a_pass_means_a_disturbed_timing(drafted: Stats, expected: bool) -> None:
+    assert disturbed(timed(40, 40, 80), drafted) is expected
 
 
 def test_no_speed_up_is_expected_of_trees_by_the_formula_of_chains() -> None:

@@ -264,11 +264,17 @@ def test_a_mistake_is_one_line_with_file_line_and_suggestion(write, change, expe
     assert refusal(write(GOOD.replace(right, wrong.replace(" / ", "\n    ")))) == expected.strip()
 
 
-def test_a_file_without_content_says_so(write):
-    assert refusal(write("")) == ":1: the file is empty: a catalogue needs `pairs`"
-    assert refusal(write("# nothing\n")) == ":1: the file is empty: a catalogue needs `pairs`"
-    assert refusal(write("- 1\n")) == ":1: a catalogue is a mapping with `pairs`, got [1]"
-    assert refusal(write("pairs: {}\n")) == ":1: `pairs` must map names to pairs, got {}"
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "the file is empty: a catalogue needs `pairs`"),
+        ("# nothing\n", "the file is empty: a catalogue needs `pairs`"),
+        ("- 1\n", "a catalogue is a mapping with `pairs`, got [1]"),
+        ("pairs: {}\n", "`pairs` must map names to pairs, got {}"),
+    ],
+)
+def test_a_file_without_content_says_so(write, text, told):
+    assert refusal(write(text)) == f":1: {told}"
 
 
 _NOT_ALLOWED = "is a character that YAML does not allow"
