@@ -75,11 +75,9 @@ def test_the_recorded_tour_in_a_terminal() -> None:
     terminal.type("x")
     terminal.quiet(0.2)
     assert "2/6" not in terminal.text
-    terminal.type("\r")
-    terminal.wait("2/6 Plain", 20)
+    terminal.type("\r", until="2/6 Plain", seconds=20)
     terminal.wait("slow ", 20)
-    terminal.type("\x03")
-    terminal.wait(lambda: not terminal.child.isalive(), 20)
+    terminal.type("\x03", until=lambda: not terminal.child.isalive(), seconds=20)
     terminal.read()
     assert "the demo was left" in terminal.raw
     assert terminal.child.exitstatus == 130

@@ -35,29 +35,26 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
 
 def entered(terminal: Terminal, line: str) -> str:
     """What the screen shows below a line when the prompt has come back."""
-    terminal.enter(line)
-    terminal.wait(lambda: line[:40] in terminal.text and terminal.at_prompt, ANSWER)
+    terminal.enter(line, until=lambda: line[:40] in terminal.text and terminal.at_prompt, seconds=ANSWER)
     terminal.quiet()
     return terminal.text.rpartition(f"› {line[:40]}")[2]
 
 
 def ask_first(terminal: Terminal) -> None:
     """The first question in a conversation that was cleared."""
-    terminal.enter("/clear")
-    terminal.wait("conversation cleared", 20)
+    terminal.enter("/clear", until="conversation cleared", seconds=20)
     terminal.quiet()
-    terminal.enter(FIRST_QUESTION)
-    terminal.wait(lambda: terminal.at_prompt and "cut at 48 tokens" in terminal.text, ANSWER)
+    terminal.enter(
+        FIRST_QUESTION, until=lambda: terminal.at_prompt and "cut at 48 tokens" in terminal.text, seconds=ANSWER
+    )
     terminal.quiet()
 
 
 def test_two_lines_say_what_is_shown_and_tab_brings_a_first_question(chat: Terminal) -> None:
     chat.wait(lambda: chat.at_prompt, LOADED)
     assert "Two panes show each answer: plainly, and with drafts.\nTab: a first question. /help: the" in chat.text
-    chat.type("\t")
-    chat.wait(FIRST_QUESTION[:60], 20)
-    chat.type("\x03")
-    chat.wait("SmolLM2-135M-Instruct ←", LOADED)
+    chat.type("\t", until=FIRST_QUESTION[:60], seconds=20)
+    chat.type("\x03", until="SmolLM2-135M-Instruct ←", seconds=LOADED)
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -124,12 +121,10 @@ def test_familiar_commands_and_the_pager(chat: Terminal, tmp_path: Path) -> None
         assert ("```" in after) == (line == "/render off")
         assert all(len(text) <= columns for text in chat.lines)
     if shutil.which("less"):
-        chat.enter("/set")
-        chat.wait(lambda: "Decoding:" in chat.text and not chat.at_prompt, 20)
+        chat.enter("/set", until=lambda: "Decoding:" in chat.text and not chat.at_prompt, seconds=20)
         chat.quiet()
         assert "Output:" not in chat.text
-        chat.type("q")
-        chat.wait(lambda: chat.at_prompt, 20)
+        chat.type("q", until=lambda: chat.at_prompt, seconds=20)
 
 
 def test_quit_leaves_without_a_slash(chat: Terminal) -> None:

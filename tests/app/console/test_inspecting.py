@@ -36,8 +36,7 @@ def terminal(
     environ = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state")), "SPEC_MAX_NEW_TOKENS": "12"}
     opened = Terminal("--models", str(catalogue), columns=request.param, rows=24, environ=environ, warm=True)
     opened.wait("›", 30)
-    opened.enter("one")
-    opened.wait(lambda: "TTFT" in opened.raw and opened.at_prompt, LOADED)
+    opened.enter("one", until=lambda: "TTFT" in opened.raw and opened.at_prompt, seconds=LOADED)
     yield opened
     opened.child.close(force=True)
 
@@ -51,55 +50,45 @@ def fits(terminal: Terminal) -> bool:
 
 
 def test_a_picture_of_a_round_goes_on_by_n_and_p(terminal: Terminal) -> None:
-    terminal.enter("/trace 1")
-    terminal.wait("n next round")
+    terminal.enter("/trace 1", until="n next round")
     assert "round 1" in terminal.text
     assert re.search(r"verify \d+\.\d", terminal.text)
-    terminal.type("n")
-    terminal.wait("round 2")
-    terminal.type("pp")
-    terminal.wait("prefill")
+    terminal.type("n", until="round 2")
+    terminal.type("pp", until="prefill")
     assert fits(terminal)
-    terminal.type("nq")
-    terminal.wait(lambda: terminal.at_prompt and "q leave" not in terminal.text)
+    terminal.type("nq", until=lambda: terminal.at_prompt and "q leave" not in terminal.text)
     assert "round 1" in terminal.text
 
 
 def test_a_walk_over_the_tokens_shows_what_else_was_considered(terminal: Terminal) -> None:
-    terminal.type("\x1bOQ")  # F2
-    terminal.wait("token 1/12")
-    terminal.type("\x1b[C\x1b[C")
-    terminal.wait("token 3/12")
+    terminal.type("\x1bOQ", until="token 1/12")  # F2
+    terminal.type("\x1b[C\x1b[C", until="token 3/12")
     assert "rank" in terminal.text
     assert "said" in terminal.text
-    terminal.type("\x1b[F")
-    terminal.wait("token 12/12")
+    terminal.type("\x1b[F", until="token 12/12")
     assert fits(terminal)
-    terminal.type("q")
-    terminal.wait(lambda: terminal.at_prompt and "q leave" not in terminal.text)
+    terminal.type("q", until=lambda: terminal.at_prompt and "q leave" not in terminal.text)
 
 
 def test_a_forced_token_makes_a_branch_and_undo_returns(terminal: Terminal) -> None:
-    terminal.enter("/inspect 4")
-    terminal.wait("token 4/12")
+    terminal.enter("/inspect 4", until="token 4/12")
     terminal.type("\x1b[B\x1b[B\x1b[A" if "› " in terminal.text else "")
     terminal.type("\x1b[A" * 9)  # to the first alternative, and if that was said to the next one
     terminal.quiet(0.2)
     first = next(line for line in terminal.lines if re.search(r"› +\"", line))
-    terminal.type("\x1b[B\r" if "said" in first else "\r")
-    terminal.wait(lambda: "branch 2 of 2" in terminal.text and terminal.at_prompt, 30)
-    terminal.enter("/branches")
-    terminal.wait("at token 4")
+    terminal.type(
+        "\x1b[B\r" if "said" in first else "\r",
+        until=lambda: "branch 2 of 2" in terminal.text and terminal.at_prompt,
+        seconds=30,
+    )
+    terminal.enter("/branches", until="at token 4")
     assert "*2" in terminal.text
-    terminal.enter("/undo")
-    terminal.wait("as it was before a token was forced")
-    terminal.enter("/branches")
-    terminal.wait("*1")
+    terminal.enter("/undo", until="as it was before a token was forced")
+    terminal.enter("/branches", until="*1")
 
 
 def test_a_race_in_steps_stops_after_each_phase_until_a_key(terminal: Terminal) -> None:
-    terminal.enter("/slow step")
-    terminal.wait("slow = step")
+    terminal.enter("/slow step", until="slow = step")
     terminal.enter("two")
     for phase in ("1 draft", "2 one pass", "3 accept", "4 commit", "1 draft"):
         terminal.wait(lambda phase=phase: phase in terminal.text and KEYS[:20] in terminal.text)  # type: ignore[misc]
@@ -107,12 +96,9 @@ def test_a_race_in_steps_stops_after_each_phase_until_a_key(terminal: Terminal) 
         assert "TTFT" in terminal.text  # the lanes stay in view
         terminal.type(" ")
     terminal.wait("2 one pass")
-    terminal.type("r")  # the next round
-    terminal.wait("1 draft")
-    terminal.type("q")  # to the end
-    terminal.wait(lambda: terminal.at_prompt and KEYS[:20] not in terminal.text)
-    terminal.enter("/slow 1")
-    terminal.wait("slow = 1")
+    terminal.type("r", until="1 draft")  # the next round
+    terminal.type("q", until=lambda: terminal.at_prompt and KEYS[:20] not in terminal.text)  # to the end
+    terminal.enter("/slow 1", until="slow = 1")
 
 
 # ---------------------------------------------------------------- without one

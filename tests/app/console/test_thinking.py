@@ -166,13 +166,10 @@ def test_thinking_in_a_real_terminal(tmp_path: Path) -> None:
     terminal = Terminal(*flags, environ={"NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path)}, warm=True)
     try:
         terminal.wait(lambda: terminal.at_prompt, 240)
-        terminal.enter("one")
-        terminal.wait(lambda: "TTFT" in terminal.raw and terminal.at_prompt, 240)
+        terminal.enter("one", until=lambda: "TTFT" in terminal.raw and terminal.at_prompt, seconds=240)
         assert FOLDED in terminal.text
-        terminal.enter("/thinking show")
-        terminal.wait("so many stones lie here", 60)
+        terminal.enter("/thinking show", until="so many stones lie here")
         assert not re.search(r"\x1b\[([0-9]+;)*(3[0-8]|4[0-8]|9[0-7])[;m]", terminal.raw), "no colour"
-        terminal.enter("/exit")
-        terminal.wait(lambda: not terminal.child.isalive(), 60)
+        terminal.enter("/exit", until=lambda: not terminal.child.isalive())
     finally:
         terminal.child.close(force=True)

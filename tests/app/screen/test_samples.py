@@ -206,14 +206,10 @@ def test_enter_takes_a_branch_as_the_answer(pair: TinyPair, tmp_path: Path) -> N
     environ = {"XDG_STATE_HOME": str(tmp_path), "SPEC_MAX_NEW_TOKENS": "6"}
     opened = Terminal(*flags, str(tmp_path / "log.jsonl"), columns=80, rows=24, environ=environ, warm=True)
     opened.wait("›", 30)
-    opened.enter("one")
-    opened.wait(lambda: "TTFT" in opened.raw and opened.at_prompt, 120)
-    opened.enter("/samples 5")
-    opened.wait("Enter takes it as the answer")
-    opened.type("\x1b[B\r")
-    opened.wait(lambda: opened.raw.count("TTFT") > 1 and opened.at_prompt)
-    opened.enter("/inspect")
-    opened.wait("token 1/6")
+    opened.enter("one", until=lambda: "TTFT" in opened.raw and opened.at_prompt, seconds=120)
+    opened.enter("/samples 5", until="Enter takes it as the answer")
+    opened.type("\x1b[B\r", until=lambda: opened.raw.count("TTFT") > 1 and opened.at_prompt)
+    opened.enter("/inspect", until="token 1/6")
     opened.type("q")
     opened.enter("/exit")
     assert opened.end() == 0
