@@ -11,7 +11,7 @@ import torch
 import transformers
 from tokenizers import pre_tokenizers
 
-from tests.support.quantized import quantised
+from tests.support.quantized import add_tensor, closed
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 CONTEXT = 256
@@ -292,8 +292,7 @@ def write_gguf(
             continue
         own, _, part = name.rpartition(".")
         values = weight.float()
-        permuted = how.architecture in ("llama", "granite", "smollm3")
-        if permuted and own.endswith(("q_proj", "k_proj")):
+        if how.architecture in ("llama", "granite", "smollm3") and own.endswith(("q_proj", "k_proj")):
             count = heads if own.endswith("q_proj") else shared
             values = values.view(count, 2, -1, config.hidden_size).transpose(1, 2).reshape(values.shape)
         if family in ("gemma2", "gemma3") and own.endswith("norm"):
@@ -302,15 +301,8 @@ def write_gguf(
             values = _as_llama_cpp_has_qwen35(name, values, config)
         for own_name, numbers in _named(names.get_name, own, part, values):
             data = numbers.contiguous().numpy()
-            if kind == "F32" or data.ndim == 1 or "ffn_gate_inp" in own_name:
-                writer.add_tensor(own_name, data)
-            else:
-                writer.add_tensor(own_name, quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+            add_tensor(writer, own_name, data, "F32" if data.ndim == 1 or "ffn_gate_inp" in own_name else kind)
+    return closed(writer, path)
 
 
 def _as_llama_cpp_has_qwen35(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:

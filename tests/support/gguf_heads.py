@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.support.gguf_files import add_fields, llama3_factors
-from tests.support.quantized import quantised
+from tests.support.quantized import add_tensor, closed
 
 _INSIDE = {
     **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
@@ -116,7 +116,7 @@ def write_head(
             values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
         data = np.ascontiguousarray(values.numpy())
         _add(writer, name_of(name), data, "F32" if "conf_proj" in name_of(name) else kind)
-    return _closed(writer, path)
+    return closed(writer, path)
 
 
 def write_layer(path: Path, config: Any, tensors: Mapping[str, Tensor], kind: str = "F32") -> Path:
@@ -160,7 +160,7 @@ def write_layer(path: Path, config: Any, tensors: Mapping[str, Tensor], kind: st
         _add(writer, f"blk.{layers}.{file_name}.weight", values.contiguous().numpy(), kind)
     for part, each in experts.items():
         _add(writer, f"blk.{layers}.ffn_{part}_exps.weight", torch.stack(each).numpy(), "F32")
-    return _closed(writer, path)
+    return closed(writer, path)
 
 
 def write_assistant(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: str = "F32") -> Path:
@@ -195,7 +195,7 @@ def write_assistant(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
         else:
             own = {"norm": "output_norm", "embed_tokens": "token_embd"}.get(own, f"nextn.{own}")
         _add(writer, f"{own}.weight", value.float().numpy(), kind)
-    return _closed(writer, path)
+    return closed(writer, path)
 
 
 def _say(writer: Any, architecture: str, said: Mapping[str, Any], tokens: int) -> None:
@@ -206,15 +206,4 @@ def _say(writer: Any, architecture: str, said: Mapping[str, Any], tokens: int) -
 
 
 def _add(writer: Any, name: str, data: np.ndarray, kind: str) -> None:
-    if kind == "F32" or data.ndim != 2 or data.shape[1] % 32:
-        writer.add_tensor(name, data)
-    else:
-        writer.add_tensor(name, quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
-
-
-def _closed(writer: Any, path: Path) -> Path:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    add_tensor(writer, name, data, "F32" if data.ndim != 2 or data.shape[1] % 32 else kind)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,3 +81,20 @@ def quantised(weight: np.ndarray, kind: str) -> np.ndarray:
 def dense_copy(model: Any) -> Any:
     """The same model with plain layers and the same numbers."""
     return copy.deepcopy(model, {id(part): part.unpacked() for part in model.modules() if hasattr(part, "unpacked")})
+
+
+def add_tensor(writer: Any, name: str, data: np.ndarray, kind: str) -> None:
+    """Add a tensor of type `kind` to a GGUF file that is being written."""
+    if kind == "F32":
+        writer.add_tensor(name, data)
+    else:
+        writer.add_tensor(name, quantised(data, kind), raw_dtype=GGMLQuantizationType[kind])
+
+
+def closed(writer: Any, path: Path) -> Path:
+    """The GGUF file, written to its end."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

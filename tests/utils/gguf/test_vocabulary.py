@@ -16,6 +16,7 @@ from tokenizers import pre_tokenizers
 from transformers import LlamaTokenizer
 
 from app.chat.conversation import Conversation
+from tests.support.quantized import closed
 from tests.support.refusals import refused
 from utils.catalogue.templates import end_ids as template_ends
 from utils.gguf.header import read_header
@@ -91,11 +92,7 @@ class File(NamedTuple):
                 add(f"tokenizer.ggml.{key}", value)
         if self.template is not None:
             writer.add_chat_template(self.template)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        return closed(writer, path)
 
     def load(self, folder: Path) -> Any:
         """The tokenizer of the file, after its way through a converted folder."""

@@ -14,7 +14,7 @@ from app.lanes.pairing import catalogue_in
 from sampling.api import autoregressive_generate, ngram_assisted_speculative_generate, speculative_generate
 from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedNetwork, supports
-from tests.support.quantized import keep_code, quantised
+from tests.support.quantized import add_tensor, closed, keep_code
 from tests.support.refusals import refused
 from utils.catalogue.specs import spec_from_argument
 from utils.families import UnfitError
@@ -157,18 +157,10 @@ def written(path: Path, kinds: dict[str, str], architecture: str = "llama") -> P
     writer.add_head_count_kv(2)
     rng = np.random.default_rng(0)
     for name, shape in {"token_embd": (48, 64), "blk.0.attn_q": (64, 64), "blk.0.attn_output": (64, 64)}.items():
-        kind = kinds.get(name, "Q8_0")
         values = rng.normal(size=shape).astype(np.float32)
-        if kind == "F32":
-            writer.add_tensor(f"{name}.weight", values)
-        else:
-            writer.add_tensor(f"{name}.weight", quantised(values, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+        add_tensor(writer, f"{name}.weight", values, kinds.get(name, "Q8_0"))
     writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return closed(writer, path)
 
 
 def entry_of(path: Path, digest: str) -> Any:
