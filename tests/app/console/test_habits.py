@@ -13,8 +13,7 @@ from app.console.slash_commands import COMMANDS, TABLE, completions, dispatch, h
 from app.console.state import ConsoleState
 from app.prompts.questions import FIRST_QUESTION
 from tests.support.screen import Terminal
-from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import tiny_pair
+from tests.support.scripted import run_lines
 from utils.visible import visible
 
 pytestmark = pytest.mark.slow
@@ -141,14 +140,12 @@ def test_the_names_of_all_commands_fit_24_rows(width: int) -> None:
     assert all(command.name in text.split() for command in TABLE)
 
 
-def test_help_all_has_a_line_for_each_command(tmp_path: Path) -> None:
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+def test_help_all_has_a_line_for_each_command(catalogue: Path) -> None:
     assert help_page(TABLE) in run_lines(catalogue, "/help all").text
 
 
 @pytest.mark.parametrize("word", ["exit", "quit", "  Exit "])
-def test_a_lone_word_leaves_and_in_a_sentence_it_is_a_message(tmp_path: Path, word: str) -> None:
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+def test_a_lone_word_leaves_and_in_a_sentence_it_is_a_message(catalogue: Path, word: str) -> None:
 
     def sent(state: ConsoleState) -> None:
         assert dispatch("exit the room", state, COMMANDS) == "exit the room"
@@ -158,9 +155,8 @@ def test_a_lone_word_leaves_and_in_a_sentence_it_is_a_message(tmp_path: Path, wo
     assert "never read" not in ran.text
 
 
-def test_history_and_load_show_the_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_and_load_show_the_chat(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
     ran = run_lines(catalogue, "/history", "one", "two", "/history", "/save a.json", "/clear", "/load a.json")
     assert ran.errors == ["error: no message yet"]
     first, second = (visible(turn.text) for turn in ran.state.said().turns)
@@ -172,11 +168,11 @@ def test_history_and_load_show_the_chat(tmp_path: Path, monkeypatch: pytest.Monk
     assert words in " ".join(ran.after("/load a.json").split())
 
 
-def test_tab_offers_a_first_question_only_before_the_first_message(tmp_path: Path) -> None:
+def test_tab_offers_a_first_question_only_before_the_first_message(catalogue: Path) -> None:
     offered: list[list[str]] = []
 
     def look(state: ConsoleState) -> None:
         offered.append([each.text for each in completions("", state)])
 
-    run_lines(catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)}), look, "one", look)
+    run_lines(catalogue, look, "one", look)
     assert offered == [[FIRST_QUESTION], []]

@@ -14,7 +14,7 @@ from app.screen.live import KEYS
 from app.settings.table import Layers, ModelOptions, Settings
 from tests.support.refusals import refused
 from tests.support.screen import Terminal
-from tests.support.scripted import Ran, catalogue_of, run_lines
+from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
 from utils.visible import visible
 
@@ -104,23 +104,19 @@ def test_a_race_in_steps_stops_after_each_phase_until_a_key(terminal: Terminal) 
 # ---------------------------------------------------------------- without one
 
 
-def ran_over(catalogue: Path, *lines: object) -> Ran:
-    return run_lines(catalogue, *lines)  # type: ignore[arg-type]
-
-
 def test_heat_off_shows_the_answer_as_it_was_printed(catalogue: Path) -> None:
     texts: list[str] = []
 
     def note(state: ConsoleState) -> None:
         texts.append(state.said().turns[-1].text)
 
-    ran = ran_over(catalogue, "one", note, "/heat entropy", "/heat off")
+    ran = run_lines(catalogue, "one", note, "/heat entropy", "/heat off")
     assert not ran.errors
     assert ran.text.rstrip().endswith(visible(texts[0]).rstrip())
 
 
 def test_without_a_terminal_inspect_lists_all_tokens_or_tells_of_one(catalogue: Path) -> None:
-    ran = ran_over(catalogue, "/inspect", "one", "/inspect", "/inspect 2", "/inspect 99", "/trace 1", "/trace 99")
+    ran = run_lines(catalogue, "/inspect", "one", "/inspect", "/inspect 2", "/inspect 99", "/trace 1", "/trace 99")
     assert ran.errors[0] == "error: no answer yet"
     rows = ran.after("/inspect").splitlines()
     assert [row.split()[0] for row in rows[1:13]] == [str(number) for number in range(1, 13)]
@@ -137,8 +133,8 @@ def test_the_answer_is_the_same_whether_looked_into_or_not(catalogue: Path) -> N
     def look(state: ConsoleState) -> None:
         texts.append(state.said().turns[-1].answer)
 
-    ran_over(catalogue, "one", look, "/regen", "/inspect", "/trace", look)
-    ran_over(catalogue, "one", "/inspect", look, "/regen", look)
+    run_lines(catalogue, "one", look, "/regen", "/inspect", "/trace", look)
+    run_lines(catalogue, "one", "/inspect", look, "/regen", look)
     assert texts[0] == texts[2]
     assert texts[1] == texts[3]
 
@@ -166,7 +162,7 @@ def test_a_forced_token_cuts_the_answer_and_a_saved_branch_can_be_inspected(cata
     def look(state: ConsoleState) -> None:
         answers.append(state.said().turns[-1].answer)
 
-    ran = ran_over(
+    ran = run_lines(
         catalogue, "one", "/branches", other, "/inspect 5", "/branches", "/branches 1", look, "/branches 2", look,
         f"/save {tmp_path}/chat.json", "/undo", look, "/branches 3", "/branches 2", "two", "/branches",
     )  # fmt: skip
@@ -180,18 +176,18 @@ def test_a_forced_token_cuts_the_answer_and_a_saved_branch_can_be_inspected(cata
         "error: there is no branch 3: the last answer has 2",
         "error: the last answer has no branches: /inspect, then Enter on another token, makes one",
     ]
-    loaded = ran_over(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/stats")
+    loaded = run_lines(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/stats")
     assert loaded.errors == []
     assert len(loaded.after("/inspect").splitlines()) >= 13
 
 
 def test_a_continued_answer_is_inspected_from_its_first_token(catalogue: Path) -> None:
-    assert "  24 " in ran_over(catalogue, "one", "/continue", "/inspect").after("/inspect")
+    assert "  24 " in run_lines(catalogue, "one", "/continue", "/inspect").after("/inspect")
 
 
 def test_what_a_file_saved_says_the_same_when_it_is_loaded(catalogue: Path, tmp_path: Path) -> None:
-    ran = ran_over(catalogue, "/set log_top=5", "one", "/inspect", "/inspect 3", f"/save {tmp_path}/chat.json")
-    loaded = ran_over(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/inspect 3")
+    ran = run_lines(catalogue, "/set log_top=5", "one", "/inspect", "/inspect 3", f"/save {tmp_path}/chat.json")
+    loaded = run_lines(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/inspect 3")
     for line in ("/inspect", "/inspect 3"):
         assert loaded.after(line) == ran.after(line)
     assert "positions" in json.dumps(json.loads((tmp_path / "chat.json").read_text())["turns"][0]["decodings"])

@@ -340,12 +340,11 @@ def test_a_full_disk_is_told_once_and_decoding_goes_on(pair: TinyPair, tmp_path:
     assert " ".join(ran.text.split()).count(f"the session log stopped, {why}; decoding continues") == 1
 
 
-def test_the_console_starts_and_ends_a_recording(pair: TinyPair, tmp_path: Path) -> None:
-    folder = catalogue_of(tmp_path, {"tiny": pair})
+def test_the_console_starts_and_ends_a_recording(catalogue: Path, tmp_path: Path) -> None:
     one, two, other = tmp_path / "one.jsonl", tmp_path / "two.jsonl", tmp_path / "other.txt"
     other.write_text("x")
     ran = run_lines(
-        folder,
+        catalogue,
         "a",
         f"/set record={one}",
         "b",

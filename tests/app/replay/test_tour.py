@@ -13,7 +13,6 @@ from rich.console import Console
 
 from app.command_line.main import main
 from app.replay.player import BASE_SETTINGS, PAGE, RECORDED, STEPS, chosen, slowness, steps_of, walk
-from app.replay.session_log import LoggedAnswer
 from app.screen.live import Track
 from app.screen.view import Canvas
 from app.settings.table import Settings
@@ -77,15 +76,7 @@ def test_plain_decoding_is_shown_at_ten_tokens_a_second_unless_slow_is_set() -> 
 
 def shown(number: int) -> list[list[Track]]:
     """The recorded answers of a step when all has happened."""
-    answers = steps_of(Settings())[number - 1]
-    return [over(answer) for answer in answers]
-
-
-def over(answer: LoggedAnswer) -> list[Track]:
-    tracks = answer.tracks()
-    for index, event in answer.events:
-        tracks[index].feed(event)
-    return tracks
+    return [answer.over() for answer in steps_of(Settings())[number - 1]]
 
 
 @pytest.mark.parametrize("number", range(1, 7))

@@ -22,8 +22,7 @@ from sampling.gamma.controller import Controller, best
 from sampling.stats.theory import expected_speedup
 from tests.support.pacing import PLAIN, World, make_step, rising
 from tests.support.refusals import refused
-from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import tiny_pair
+from tests.support.scripted import run_lines
 
 TARGET, DRAFTER = object(), object()
 
@@ -208,8 +207,7 @@ def test_marked_bars_stand_out_in_colour_and_guessed_ones_are_faint() -> None:
     assert guessed[1].style == look.style("faint")
 
 
-def test_the_command_in_a_console(tmp_path: Path) -> None:
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+def test_the_command_in_a_console(catalogue: Path) -> None:
     lines = ("/plot gamma", "/plot", "one", "/plot gamma", "/plot nothing")
     ran = run_lines(catalogue, *lines, width=60, settings={"max_new_tokens": 40, "gamma": 4})
     assert ran.text.count("error: no answer yet") == 1

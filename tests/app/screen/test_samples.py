@@ -104,9 +104,8 @@ def test_samples_stand_on_the_page_as_a_tree(pair: TinyPair, tmp_path: Path) -> 
         assert tree.count("<details open>") == tree.count("</details>") > 0
 
 
-def test_run_writes_the_tree_or_json(pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    catalogue = str(catalogue_of(tmp_path, {"tiny": pair}))
-    words = ["run", "one", "--samples", "4", "--models", catalogue, "--max-new-tokens", "5"]
+def test_run_writes_the_tree_or_json(catalogue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "one", "--samples", "4", "--models", str(catalogue), "--max-new-tokens", "5"]
     assert main([*words, "--temperature", "0.7"]) == 0
     assert re.search(r"\d/4 ", capsys.readouterr().out)
     assert main([*words, "--temperature", "0.7", "--json", "--log", str(tmp_path / "log.jsonl")]) == 0

@@ -14,8 +14,7 @@ from app.screen.live import Track, tokens_of
 from app.screen.why import CODE, FIRST, KINDS, NAMES, NUMBERS, OTHER, Why, kinds_of
 from app.settings.table import Settings
 from sampling.events import Call, Finished, Likely, Position, Prefill, Reason, Step, to_json
-from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import TinyPair
+from tests.support.scripted import run_lines
 from utils.remote.pieces import ServerFigures
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -405,8 +404,7 @@ def test_temperature_0_is_judged_by_the_recorded_ranks() -> None:
 # -- the command ---------------------------------------------------------------------------------------
 
 
-def test_the_command_explains_the_last_answer_also_of_a_loaded_chat(pair: TinyPair, tmp_path: Path) -> None:
-    catalogue = catalogue_of(tmp_path, {"tiny": pair})
+def test_the_command_explains_the_last_answer_also_of_a_loaded_chat(catalogue: Path, tmp_path: Path) -> None:
     files = (f"/save {tmp_path}/chat.json", f"/load {tmp_path}/chat.json", "/why")
     ran = run_lines(catalogue, "/why", "one", "/why", *files, settings={"max_new_tokens": 30, "gamma": 3}, width=2000)
     assert ran.state.latest is not None
