@@ -106,8 +106,9 @@ class BranchingSampler(Sampler):
             return probs.argmax(dim=-1)
         padded = (keys if keys.shape[1] > 2 else F.pad(keys, (0, 1))).tolist()
         laws = [_checked(row) for row in probs.double().tolist()]
-        chosen = [self._choose("draw", key, law) for key, law in zip(padded, laws, strict=True)]
-        return torch.tensor(chosen, dtype=torch.long)
+        return torch.tensor(
+            [self._choose("draw", key, law) for key, law in zip(padded, laws, strict=True)], dtype=torch.long
+        )
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         assert keys.shape == (prob.shape[0], 4), f"a coin's keys are [M, 4], got {tuple(keys.shape)}"

@@ -171,8 +171,9 @@ def test_the_compiled_pass_leaves_no_room_for_another_text(
 ) -> None:
     """Where no draft can change a token that is said, and any difference is an alarm, at a near tie as well."""
     plain, last = stats(gaps={3: 0.0009}), stats(40.0, reason=reason)
-    found = verdict(plain, last, IDS, two, may_differ=may_differ, precision="Q4_1", invariant=True)
-    assert found == Comparison(told, "alarm" if told.startswith("differs") else "good")
+    assert verdict(plain, last, IDS, two, may_differ=may_differ, precision="Q4_1", invariant=True) == Comparison(
+        told, "alarm" if told.startswith("differs") else "good"
+    )
 
 
 README = Path(__file__).parents[3] / "README.md"

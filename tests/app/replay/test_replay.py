@@ -263,8 +263,7 @@ def test_a_damaged_file_is_shown_or_refused_in_one_line(
     lines = session[0].read_text().splitlines()[:40]
     number = data.draw(st.integers(1, len(lines)))
     told = json.loads(lines[number - 1])
-    name = data.draw(st.sampled_from(sorted(told)))
-    told[name] = data.draw(
+    told[data.draw(st.sampled_from(sorted(told)))] = data.draw(
         st.sampled_from([None, -1, 3, 1 << 60, 1e308, math.inf, "x", [], [3], [[0, [1], 0, ""]], {}, True])
     )
     lines[number - 1] = json.dumps(told)

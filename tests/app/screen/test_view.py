@@ -146,8 +146,7 @@ def test_stats_lines_are_those_of_the_design() -> None:
 @pytest.mark.parametrize("width", [20, 40, *WIDTHS])
 @pytest.mark.parametrize("color", [False, True])
 def test_no_figure_is_ever_cut(width: int, color: bool) -> None:
-    text = shown(lanes(Look(width, None, color)), color=False)
-    words = re.sub(r"[━─\s|]+", " ", text)
+    words = re.sub(r"[━─\s|]+", " ", shown(lanes(Look(width, None, color)), color=False))
     for figure in [
         "33 tok",
         "1.67 s",

@@ -159,10 +159,11 @@ def test_each_layer_goes_over_the_one_below() -> None:
 
 
 def test_another_pair_brings_its_defaults_below_flags_and_set() -> None:
-    layers = Layers.of({"gamma": 2, "top_k": 20, "temperature": 0.2}, {}, {"top_k": "9"}).with_console_changes(
-        temperature="1"
+    other = (
+        Layers.of({"gamma": 2, "top_k": 20, "temperature": 0.2}, {}, {"top_k": "9"})
+        .with_console_changes(temperature="1")
+        .resolve({"gamma": 7, "top_k": 70, "temperature": 0.7})
     )
-    other = layers.resolve({"gamma": 7, "top_k": 70, "temperature": 0.7})
     assert (other.settings.gamma, other.settings.top_k, other.settings.temperature) == (7, 9, 1.0)
     assert other.resolve({}).settings.gamma == 4
     assert other.without_console_changes().settings.temperature == 0.7
@@ -428,5 +429,6 @@ def test_tab_goes_through_the_list_and_offers_published_matrices() -> None:
 def test_tab_knows_the_models_of_the_pairs_cascade() -> None:
     from app.console.slash_commands import completions
 
-    console = ScriptedConsole(cascade="llama-160m,maxgram")
-    assert [found.text for found in completions("/set cascade=l", console)] == ["cascade=llama-160m"]
+    assert [found.text for found in completions("/set cascade=l", ScriptedConsole(cascade="llama-160m,maxgram"))] == [
+        "cascade=llama-160m"
+    ]

@@ -172,8 +172,7 @@ def test_the_text_is_plain_decodings(temperature: float) -> None:
 def test_a_repeating_text_is_copied_and_saves_the_targets_passes() -> None:
     """3 4 5 6 again and again: once it has begun anew the copies are right. By hand, gamma 4, prompt 9:
     opening 3; nothing matches 3, 4, 5, 6 | 3 → 4 5 6 3 and then 4 | 5 6 3 4 and 5 | 6 3 4 5 and 6 | 3 4 5 6 …"""
-    lm = chain_lm(10, [9], [3, 4, 5, 6] * 10)
-    run = steps(decode(lm, [[9]], MaxGramDrafter(), greedy(), length=40, gamma=4))
+    run = steps(decode(chain_lm(10, [9], [3, 4, 5, 6] * 10), [[9]], MaxGramDrafter(), greedy(), length=40, gamma=4))
     assert [len(step.drafted) for step in run] == [0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4]
     assert all(len(step.path) == len(step.drafted) for step in run)
     assert {source for step in run for source in step.source} == {MAXGRAM}

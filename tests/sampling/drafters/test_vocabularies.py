@@ -268,8 +268,7 @@ def test_drafters_without_a_model_know_the_targets_ids_too() -> None:
         chain_of([MaxGramDrafter(wide), ModelDrafter(model(6))], [2, 2]),
     ]
     for drafter in ways:
-        drawing = sampler(1.2, seed=4)
-        assert len(answers(lm, [PROMPT], drafter, drawing, length=30)[0]) == 30
+        assert len(answers(lm, [PROMPT], drafter, sampler(1.2, seed=4), length=30)[0]) == 30
 
 
 def test_a_recording_has_ids_that_its_drafter_lacks() -> None:

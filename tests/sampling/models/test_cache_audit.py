@@ -314,8 +314,7 @@ def test_hidden_states_of_committed_tokens(name: str) -> None:
 
 
 def test_hidden_states_must_be_asked_for() -> None:
-    session = CausalLM(model_of("llama")).open([[3]])
-    refused(session.hidden, kind=ValueError, match="hidden")
+    refused(CausalLM(model_of("llama")).open([[3]]).hidden, kind=ValueError, match="hidden")
 
 
 # -- opening --------------------------------------------------------------------------------------

@@ -35,8 +35,7 @@ RIGHT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_architecture_that_is_wrong_in_pieces_is_refused_in_one_line(name: str) -> None:
     model = architecture(name, **REFUSED[name])
-    line = rf"^{type(model).__name__} (is not supported: |keeps a state )[^\n]+$"
-    refused(lm_of, model, match=line)
+    refused(lm_of, model, match=rf"^{type(model).__name__} (is not supported: |keeps a state)[^\n]+$")
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -263,6 +263,5 @@ def test_greedy_by_softmax_ratios_changes_the_answer(monkeypatch: pytest.MonkeyP
 def test_a_scripted_target_exposes_an_overwritten_correction() -> None:
     """The always-wrong drafter against a scripted chain: every round emits exactly the target's token."""
     script = [4, 5, 6, 7, 1, 2]
-    target = chain_lm(8, [0], script)
-    found = answers(target, [[0]], PointDrafter(8, lambda row: 3), greedy(), length=6, gamma=4)
+    found = answers(chain_lm(8, [0], script), [[0]], PointDrafter(8, lambda row: 3), greedy(), length=6, gamma=4)
     assert found == [script]

@@ -125,8 +125,9 @@ def test_a_refused_sibling_is_taken_off_before_the_next_is_compared() -> None:
 
 
 def test_a_draw_is_the_largest_of_log_probability_and_noise() -> None:
-    rounds = steps(decode(TableLM(12, 1, name="target"), [[1, 2]], None, sampler(1.0, 4), length=20, alternatives=12))
-    for step in rounds:
+    for step in steps(
+        decode(TableLM(12, 1, name="target"), [[1, 2]], None, sampler(1.0, 4), length=20, alternatives=12)
+    ):
         assert max(step.positions[0].target, key=lambda one: math.log(one.processed) + one.noise).token == step.token
 
 

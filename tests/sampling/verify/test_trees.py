@@ -171,8 +171,7 @@ def test_children_depths_and_prefixes_by_hand() -> None:
 def test_blocks_are_exact(gamma: int, early: float) -> None:
     law = NaiveLaw(top_k=2) if gamma == 3 else NaiveLaw()
     make = lambda: LawDrafter(DRAFTER, least_top=early, rule=Rule.BLOCK)  # noqa: E731
-    error = enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=gamma + 2, gamma=gamma, law=law)
-    assert error < EXACT
+    assert enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=gamma + 2, gamma=gamma, law=law) < EXACT
 
 
 def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

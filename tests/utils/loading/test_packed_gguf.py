@@ -157,8 +157,7 @@ def written(path: Path, kinds: dict[str, str], architecture: str = "llama") -> P
     writer.add_head_count_kv(2)
     rng = np.random.default_rng(0)
     for name, shape in {"token_embd": (48, 64), "blk.0.attn_q": (64, 64), "blk.0.attn_output": (64, 64)}.items():
-        values = rng.normal(size=shape).astype(np.float32)
-        add_tensor(writer, f"{name}.weight", values, kinds.get(name, "Q8_0"))
+        add_tensor(writer, f"{name}.weight", rng.normal(size=shape).astype(np.float32), kinds.get(name, "Q8_0"))
     writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
     return closed(writer, path)
 
