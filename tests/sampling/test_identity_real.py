@@ -145,11 +145,11 @@ def run_all(
     gamma: int,
 ) -> Rows:
     """One prompt after the other, each on its own session; as many as there are prompts."""
-    found = []
-    for prompt, session in zip(prompts, sessions, strict=False):
-        options = {"length": LENGTH, "gamma": gamma, "stop": stop, "session": session}
-        found.append(emitted(decode(lm, [prompt], make_drafter(), sampler, **options))[0])
-    return found
+    options = {"length": LENGTH, "gamma": gamma, "stop": stop}
+    return [
+        emitted(decode(lm, [prompt], make_drafter(), sampler, session=session, **options))[0]
+        for prompt, session in zip(prompts, sessions, strict=False)
+    ]
 
 
 def run_batch(

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType, quants
 from torch import nn
 
 from utils.kernels.bindings import load
+from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, layer_over
 from utils.loading.cache import cache_folder
 
+needs_kernels = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 KINDS = ("Q4_1", "Q4_0", "Q8_0", "Q5_0")  # those that the gguf package can make
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {

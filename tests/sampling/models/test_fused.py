@@ -18,13 +18,13 @@ from sampling.models.cache import Buffer, additive, places
 from sampling.models.fused import CACHE_DTYPES, FusedNetwork, supports
 from sampling.models.network import TransformersNetwork
 from sampling.types import DraftTree
-from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
+from tests.support.quantized import SHAPES, dense_copy, keep_code, needs_kernels, quantized_model
 from tests.support.refusals import refused
 from tests.support.runs import crossed
-from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set, why_not
+from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set
 from utils.kernels.quantized_linear import narrow_activations
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 

@@ -12,10 +12,9 @@ from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedCache, FusedNetwork
 from sampling.types import Draft
 from tests.sampling.models.test_fused import VOCAB, tokens
-from tests.support.quantized import keep_code, quantized_model
-from utils.kernels.build import instruction_set, why_not
+from tests.support.quantized import keep_code, needs_kernels, quantized_model
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 

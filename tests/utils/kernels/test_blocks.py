@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from tests.support.quantized import keep_code
+from tests.support.quantized import keep_code, needs_kernels
 from utils.kernels.bindings import COLUMNS, FLOATS, TYPES
-from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import FILE_BLOCKS, PackedWeight, pack_rows
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.support.quantized import keep_code
+from tests.support.quantized import keep_code, needs_kernels
 from utils.kernels import quantized_linear
-from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, pack, unpacked_copy
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
+pytestmark = needs_kernels
 keep_code()
 
 

@@ -14,13 +14,12 @@ from app.lanes.pairing import catalogue_in
 from sampling.api import autoregressive_generate, ngram_assisted_speculative_generate, speculative_generate
 from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedNetwork, supports
-from tests.support.quantized import add_tensor, closed, keep_code
+from tests.support.quantized import add_tensor, closed, keep_code, needs_kernels
 from tests.support.refusals import refused
 from utils.catalogue.specs import spec_from_argument
 from utils.families import UnfitError
 from utils.gguf.header import module_name
 from utils.kernels import quantized_linear
-from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, quantize, unpacked_copy
 from utils.loading.build import load_model
 from utils.loading.cache import cache_folder
@@ -36,7 +35,7 @@ from utils.loading.packed_gguf import (
 )
 from utils.loading.sources import model_folder
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 keep_code()
 
 CATALOGUE = Path(__file__).parents[3] / "models.yaml"

@@ -15,15 +15,14 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, DraftTree, Rule, Verdict
 from sampling.verify import distributions
 from sampling.verify.rules import verify
-from tests.support.quantized import keep_code
+from tests.support.quantized import keep_code, needs_kernels
 from tests.support.runs import drafting, sampler
 from tests.support.toys import ALONE
 from training.tables.build import Passage, arrays_of, count_levels
 from utils.kernels.bindings import load
-from utils.kernels.build import instruction_set, why_not
 from utils.logits_processors import LogitsProcessor
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 
