@@ -121,10 +121,6 @@ def test_every_slash_command_is_one(page: Path) -> None:
     assert [line for line in lines if f"`{line.split()[0]}" not in reference.commands()] == []
 
 
-def headings_of(page: Path) -> list[str]:
-    return re.findall(r"^## (.+)$", TEXTS[page], re.MULTILINE)
-
-
 def test_every_note_is_in_the_index_and_so_is_every_one_that_is_named() -> None:
     """`docs/notes.md, "Title"`, as the change log, the cards and comments name one."""
     files = [
@@ -139,7 +135,8 @@ def test_every_note_is_in_the_index_and_so_is_every_one_that_is_named() -> None:
     index = TEXTS[ROOT / "docs" / "notes.md"]
     assert len(named) > 5
     assert sorted((file, title) for file, title in named if f"[{title}]" not in index) == []
-    headings = [title for page in PAGES if page.parent.name == "notes" for title in headings_of(page)]
+    notes = [TEXTS[page] for page in PAGES if page.parent.name == "notes"]
+    headings = [title for text in notes for title in re.findall(r"^## (.+)$", text, re.MULTILINE)]
     assert [title for title in headings if f"[{title}]" not in index] == []
 
 

@@ -26,8 +26,7 @@ def test_every_room_is_in_the_picture_and_every_room_of_the_picture_is_there() -
         path = f"{above[len(indent) - 2]}/{name}" if indent else name
         above[len(indent)] = path
         drawn.add(path)
-    rooms = {file.parent.relative_to(ROOT).as_posix() for file in CHAPTERS}
-    assert drawn == rooms | set(FLOORS)
+    assert drawn == {file.parent.relative_to(ROOT).as_posix() for file in CHAPTERS} | set(FLOORS)
 
 
 def test_every_file_that_a_page_names_is_there() -> None:
@@ -46,8 +45,7 @@ def test_the_round_on_the_page_is_the_code() -> None:
     """Line by line, of the functions that it says; on one screen."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page.partition("## A round")[2].partition("\n## ")[0], re.DOTALL)
-    sources = map(inspect.getsource, (sampling.loop, examine_drawn))
-    for block, source in zip(blocks, sources, strict=True):
+    for block, source in zip(blocks, map(inspect.getsource, (sampling.loop, examine_drawn)), strict=True):
         assert textwrap.indent(block, "    ") in source
     assert sum(len(block.splitlines()) for block in blocks) <= 60
 

@@ -24,17 +24,14 @@ from sampling.events import Finished, Step
 from sampling.gamma.controller import Controller
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, FixedPace, GammaController, Limits, Rows
 from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.support.pacing import make_step
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import answers, decode, emitted, greedy, steps
+from tests.support.refusals import refused
+from tests.support.runs import answers, decode, emitted, greedy, sampler, steps
 from tests.support.students import PrefixLM, make_drafter, make_student, make_target, text
-from tests.support.toy_drafters import PointDrafter, TreeDrafter
-from tests.support.toys import TableLM
-from utils.errors import UserError
-from utils.logits_processors import make_processor
+from tests.support.toys import PointDrafter, TableLM, TreeDrafter
 
 V, STOP, LENGTH = 8, 1, 18
 FAIL_BELOW = 1e-6
@@ -207,8 +204,7 @@ class Lonely(PointDrafter):
 )
 def test_a_drafter_of_one_row_refuses_several_by_its_name(make: Callable[[], Drafter]) -> None:
     assert said(make(), 1, FixedPace(2)) == alone()[:1]
-    with pytest.raises(UserError, match=r"^lonely drafts for one prompt at a time, got 4$"):
-        said(make(), 4, FixedPace(2))
+    refused(said, make(), 4, FixedPace(2), match=r"^lonely drafts for one prompt at a time, got 4$")
 
 
 @pytest.mark.parametrize("reviewing", [False, True])
@@ -260,7 +256,7 @@ def joint(lm: Any, oracle: Any, make: Callable[[], Drafter], calls: int) -> floa
     """p of the texts of four rows that end by a stop token or after three tokens, row by row, in so many batches."""
     found: Counter[Any] = Counter()
     for seed in range(calls):
-        rows = answers(lm, FOUR, make(), KeyedSampler(make_processor(1.0), 500 + seed), length=3, gamma=2, stop=[6])
+        rows = answers(lm, FOUR, make(), sampler(1.0, 500 + seed), length=3, gamma=2, stop=[6])
         found.update((place, *row[:2]) for place, row in enumerate(rows))
     law: Counter[Any] = Counter()
     for place, prompt in enumerate(FOUR):

@@ -189,8 +189,7 @@ def test_the_answer_is_that_of_transformers_on_random_models(
 def test_the_answer_is_that_of_transformers_on_the_default_model(
     default_pair: Any, reference_model: Any, text: str, alpha: float, early_stopping: Any
 ) -> None:
-    tokenizer = default_pair.tokenizer
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+    prompt = default_pair.tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
     prompt = list(prompt if isinstance(prompt, list) else prompt["input_ids"])
     stop = sorted(default_pair.stop_ids)
     plan = BeamPlan(4, alpha=alpha, offset=0.0, early_stopping=early_stopping)
@@ -259,14 +258,12 @@ def test_a_closed_search_leaves_one_sound_row(after: int) -> None:
 
 
 def test_a_finished_beam_keeps_its_score_and_wins_by_it() -> None:
-    script = {
-        (0,): law(0, 0.5, 0.3, 0.2),
-        (0, 2): law(0, 0.0, 0.0, 1.0),
-        (0, 3): law(0.0, 0.9, 0.1, 0.0),
-    }
-    lm = ScriptedLM(4, script, law(0.25, 0.25, 0.25, 0.25))
-    plan = BeamPlan(3, alpha=0.0, early_stopping="never")
-    tree = tree_of(search(lm, [0], 6, plan, stop={1}))
+    lm = ScriptedLM(
+        4,
+        {(0,): law(0, 0.5, 0.3, 0.2), (0, 2): law(0, 0.0, 0.0, 1.0), (0, 3): law(0.0, 0.9, 0.1, 0.0)},
+        law(0.25, 0.25, 0.25, 0.25),
+    )
+    tree = tree_of(search(lm, [0], 6, BeamPlan(3, alpha=0.0, early_stopping="never"), stop={1}))
     assert [beam.tokens for beam in tree.finished[:2]] == [(1,), (3, 1)]
     assert [beam.score for beam in tree.finished[:2]] == pytest.approx([math.log(0.5), math.log(0.18)])
     longer = tree_of(search(lm, [0], 6, BeamPlan(3, alpha=9.0, early_stopping="never"), stop={1}))
@@ -279,15 +276,13 @@ def test_when_it_stops_once_enough_have_finished(early_stopping: Any, passes: in
     # "never" divides by 6, the longest answer, "False" by the step.
     laws = {1: law(0.1, 0.3, 0.6), 2: law(0.1, 0.4, 0.5), 3: law(0.1, 0.8, 0.1)}
     lm = ToyLM(3, lambda prefix: laws.get(len(prefix), law(0.6, 0.1, 0.3)))
-    plan = BeamPlan(2, alpha=1.0, offset=0.0, early_stopping=early_stopping)
-    events = search(lm, [0], 6, plan, stop={1})
+    events = search(lm, [0], 6, BeamPlan(2, alpha=1.0, offset=0.0, early_stopping=early_stopping), stop={1})
     assert len(steps_of(events)) == passes
     assert end_of(events) in ("eos", "length")
 
 
 def test_answers_that_differ_in_their_stop_id_alone_merge() -> None:
-    lm = ScriptedLM(5, {(0,): law(0.0, 0.3, 0.2, 0.4, 0.1)})
-    events = search(lm, [0], 3, BeamPlan(3, alpha=0.0), stop={1, 2})
+    events = search(ScriptedLM(5, {(0,): law(0.0, 0.3, 0.2, 0.4, 0.1)}), [0], 3, BeamPlan(3, alpha=0.0), stop={1, 2})
     first = steps_of(events)[0]
     assert [(beam.token, beam.fate) for beam in first.beams] == [
         *((3, "kept"), (1, "finished"), (2, "merged"), (4, "kept"))
@@ -322,10 +317,8 @@ def test_a_beam_grows_by_its_top_k_tokens_only(top_k: int) -> None:
 
 @pytest.mark.parametrize("least", [0, 1, 2, 5, 8])
 def test_no_answer_is_shorter_than_min_length(least: int) -> None:
-    lm = ToyLM(3, lambda prefix: [PEAK, 1.0, 0.0])
-    events = search(lm, [2], 8, BeamPlan(3, min_length=least), stop={0})
-    answer = best(events)
-    assert answer == [1] * least + ([0] if least < 8 else [])
+    events = search(ToyLM(3, lambda prefix: [PEAK, 1.0, 0.0]), [2], 8, BeamPlan(3, min_length=least), stop={0})
+    assert best(events) == [1] * least + ([0] if least < 8 else [])
     assert end_of(events) == ("eos" if least < 8 else "length")
     assert all(len(beam.tokens) > least or least == 8 for beam in tree_of(events).finished)
 
@@ -371,11 +364,11 @@ def test_a_processors_law_decides_where_one_is_set() -> None:
 
 def test_logits_that_are_no_numbers_are_an_error() -> None:
     lm = ToyLM(3, lambda prefix: [math.nan, 0.0, 0.0])
-    with pytest.raises(ValueError, match="NaN"):
-        search(lm, [0], 3)
+    refused(search, lm, [0], 3, kind=ValueError, match="NaN")
     lm = ToyLM(2, lambda prefix: [0.0, 0.0])
-    with pytest.raises(ValueError, match="no token is left to choose"):
-        search(lm, [0], 3, BeamPlan(2, min_length=1), stop={0, 1})
+    refused(
+        search, lm, [0], 3, BeamPlan(2, min_length=1), stop={0, 1}, kind=ValueError, match="no token is left to choose"
+    )
 
 
 def test_what_cannot_be_searched_is_told_in_a_line() -> None:

@@ -23,11 +23,10 @@ from tests.support import cascades
 from tests.support.branching import RowSampler, distance, enumerate_rows, softmax
 from tests.support.forms import END, PROMPT, SIZE, MaskedForm, NaiveForm, TableState, fits
 from tests.support.reference import exact_law
+from tests.support.refusals import refused
 from tests.support.runs import answers, decode, steps
 from tests.support.students import BLOCKS, KINDS, make_drafter, make_student, make_target
-from tests.support.toy_drafters import LawDrafter, MixedDrafter, PointDrafter
-from tests.support.toys import TableLM
-from utils.errors import UserError
+from tests.support.toys import LawDrafter, MixedDrafter, PointDrafter, TableLM
 from utils.logits_processors import make_processor
 
 EXACT, CAUGHT = 1e-9, 1e-3
@@ -100,8 +99,7 @@ def all_but_the_last(self: FormConstraint, logits: Tensor, prefixes: Rows, ids: 
 
 def after_four(self: FormConstraint, logits: Tensor, prefixes: Rows, ids: Tensor | None = None) -> Tensor:
     """A mutant: the mask is missing after token 2."""
-    kept = [prefix if prefix[-1] != 2 else [] for prefix in prefixes]
-    return real_masked(self, logits, kept, ids)
+    return real_masked(self, logits, [prefix if prefix[-1] != 2 else [] for prefix in prefixes], ids)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +181,7 @@ def test_drafts_of_forced_tokens_keep_within_the_limits() -> None:
         rounds = steps(decode(forced_lm(), [PROMPT], NgramDrafter(SIZE), keyed(), length=length, gamma=1))
         assert [token for step in rounds for token in step.emitted] == [1, 3, 4, 0, 1, 3, 4, 0, 1][:length]
         assert all(len(step.drafted) < length for step in rounds)
-    silent = steps(decode(forced_lm(), [PROMPT], NgramDrafter(SIZE), keyed(), length=9, gamma=0))
-    assert len(silent) == 3
+    assert len(steps(decode(forced_lm(), [PROMPT], NgramDrafter(SIZE), keyed(), length=9, gamma=0))) == 3
 
 
 def test_the_end_is_all_that_follows_a_whole_answer() -> None:
@@ -195,8 +192,7 @@ def test_the_end_is_all_that_follows_a_whole_answer() -> None:
 
 
 def test_prompts_that_begin_with_another_are_refused() -> None:
-    with pytest.raises(UserError, match="beginnings of others"):
-        answers(lm(), [PROMPT, [*PROMPT, 1]], None, keyed(), length=3)
+    refused(answers, lm(), [PROMPT, [*PROMPT, 1]], None, keyed(), length=3, match="beginnings of others")
     assert len(answers(lm(), [PROMPT, PROMPT], None, keyed(), length=3)) == 2
 
 

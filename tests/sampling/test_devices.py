@@ -30,14 +30,14 @@ from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.llama import FixedNetwork, LlamaNetwork
 from sampling.models.network import network_of
-from sampling.sampler import KeyedSampler
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import merge
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
 from sampling.verify.rules import Keys
 from tests.support import proofs
 from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, placed
-from tests.support.runs import crossed
+from tests.support.refusals import refused
+from tests.support.runs import crossed, greedy
 from tests.support.students import make_target
 from tests.support.tiny import noisy_copy
 from utils.catalogue.specs import spec_from_argument
@@ -47,7 +47,6 @@ from utils.kernels.quantized_linear import pack
 from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
-from utils.logits_processors import make_processor
 from utils.progress import never
 from utils.timing import Stopwatch
 
@@ -221,7 +220,7 @@ def test_passes_of_a_large_target_and_planted_drafts_are_timed(
     target = CausalLM(ScriptedNetwork(network, script))
 
     def rate(drafter: Drafter, gamma: int) -> float:
-        meter, sampler = Meter(prompt_n=32), KeyedSampler(make_processor(0.0))
+        meter, sampler = Meter(prompt_n=32), greedy()
         for event in generate(target, [script[:32]], drafter, sampler, Limits(64), pace=FixedPace(gamma)):
             meter.add(event)
         assert meter.ids == script[32:96]
@@ -295,22 +294,24 @@ def test_a_fault_put_in_on_purpose_is_found_and_named(
     proof = Proofs(CPU, precision, SMALL)
     proof.run("passes of different width")
     for check, said in named.items():
-        with pytest.raises(AssertionError, match=said):
-            proof.run(check)
+        refused(proof.run, check, kind=AssertionError, match=said)
 
 
 def test_drafts_that_share_one_fate_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proofs, "SHARE", 1.0)
-    with pytest.raises(AssertionError, match="nothing is proved"):
-        Proofs(CPU, "float32", SMALL).run("identity, feature head")
+    refused(Proofs(CPU, "float32", SMALL).run, "identity, feature head", kind=AssertionError, match="nothing is proved")
 
 
 def test_logits_that_are_no_numbers_are_no_rounding() -> None:
     model = make_target()
     model.lm_head.weight[0] = float("nan")
     lms = [CausalLM(model) for _ in range(4)]
-    with pytest.raises(AssertionError, match="logits of passes of different width lie inf apart"):
-        Proofs(CPU, "float32", SMALL, (lms[0], lms[1], lms[2], lms[3])).run("passes of different width")
+    refused(
+        Proofs(CPU, "float32", SMALL, (lms[0], lms[1], lms[2], lms[3])).run,
+        "passes of different width",
+        kind=AssertionError,
+        match="logits of passes of different width lie inf apart",
+    )
 
 
 def test_a_network_whose_wide_passes_are_wrong_cannot_hide_behind_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,5 +321,4 @@ def test_a_network_whose_wide_passes_are_wrong_cannot_hide_behind_rounding(monke
         return real(self, logits) + 0.1 * (logits.shape[1] > 1) * torch.arange(logits.shape[-1])
 
     monkeypatch.setattr(CausalSession, "cut", cut)
-    with pytest.raises(AssertionError, match="float32 allows"):
-        Proofs(CPU, "float32", SMALL).run("passes of different width")
+    refused(Proofs(CPU, "float32", SMALL).run, "passes of different width", kind=AssertionError, match="float32 allows")

@@ -113,8 +113,9 @@ def test_prompts_may_be_texts_ids_and_messages() -> None:
 
 
 def test_a_named_template_stands_in_for_the_tokenizers_own() -> None:
-    plain = tiny_tokenizer(chat=False)
-    told = plain("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
+    told = tiny_tokenizer(chat=False)(
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+    )["input_ids"]
     assert engine(template="chatml").generate("hello", SHORT) == engine().generate([list(told)], SHORT)
     own = Engine(MODEL, tiny_tokenizer(), template="plain")
     assert own.generate("hello", SHORT) == engine().generate("hello", SHORT)
@@ -183,14 +184,14 @@ def test_biases_are_transformers() -> None:
         "suppress_tokens": [said[4], 9],
     }
     config = GenerationConfig(**biases, max_new_tokens=8, eos_token_id=2)
-    ours = engine().generate(PROMPTS, config, return_token_ids=True)[1]
-    assert ours == [theirs(text, max_new_tokens=8, **biases) for text in PROMPTS]
+    assert engine().generate(PROMPTS, config, return_token_ids=True)[1] == [
+        theirs(text, max_new_tokens=8, **biases) for text in PROMPTS
+    ]
     assert read_config({"typical_p": 0.5, "do_sample": True}).processor.typical_p == 0.5
 
 
 def test_the_models_own_config_holds_where_none_is_given() -> None:
     model = noisy_copy(MODEL, 0.0)
     model.generation_config = GenerationConfig(max_new_tokens=5, eos_token_id=2)
-    made = Engine(model, tiny_tokenizer(chat=False))
-    _, ids = made.generate(PROMPTS, return_token_ids=True)
+    _, ids = Engine(model, tiny_tokenizer(chat=False)).generate(PROMPTS, return_token_ids=True)
     assert ids == [theirs(text, max_new_tokens=5) for text in PROMPTS]

@@ -25,9 +25,8 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, Rows
 from tests.support.precision import apart, compared
 from tests.support.reference import GreedyRun, same_or_tied, transformers_greedy
-from tests.support.runs import decode, emitted, reasons
-from tests.support.toy_drafters import PointDrafter
-from utils.logits_processors import make_processor
+from tests.support.runs import decode, emitted, greedy, reasons, sampler
+from tests.support.toys import PointDrafter
 
 LENGTH = 12
 SHORTER = 8  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are
@@ -64,8 +63,9 @@ def prompts(default_pair: Any) -> Rows:
         if name == "repetitive":
             found.append(list(default_pair.tokenizer(content.strip()).input_ids))
             continue
-        messages = [{"role": "user", "content": content}]
-        ids = default_pair.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids = default_pair.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, return_dict=False
+        )
         found.append(list(ids))
     return found
 
@@ -135,10 +135,6 @@ def stranger(reference_model: Any) -> CausalLM:
         return CausalLM(LlamaForCausalLM(config).float().eval(), "stranger")
 
 
-def greedy(seed: int = 0) -> KeyedSampler:
-    return KeyedSampler(make_processor(0.0), seed)
-
-
 def run_all(
     lm: CausalLM,
     prompts: Rows,
@@ -149,11 +145,11 @@ def run_all(
     gamma: int,
 ) -> Rows:
     """One prompt after the other, each on its own session; as many as there are prompts."""
-    found = []
-    for prompt, session in zip(prompts, sessions, strict=False):
-        options = {"length": LENGTH, "gamma": gamma, "stop": stop, "session": session}
-        found.append(emitted(decode(lm, [prompt], make_drafter(), sampler, **options))[0])
-    return found
+    options = {"length": LENGTH, "gamma": gamma, "stop": stop}
+    return [
+        emitted(decode(lm, [prompt], make_drafter(), sampler, session=session, **options))[0]
+        for prompt, session in zip(prompts, sessions, strict=False)
+    ]
 
 
 def run_batch(
@@ -183,7 +179,6 @@ def test_plain_decoding_equals_transformers(plain: Rows, references: list[Greedy
     agree(plain, references)
 
 
-ALONE = [("ngram", 4), ("shallow", 4)]
 NAMED = 2  # prompts that a drafter with a model of its own runs alone: long, early stop
 BATCHED = [  # every kind once; the narrowest passes, the widest and those between
     *(("always wrong", 1), ("shallow", 8), ("ngram", 8), ("tables", 4)),
@@ -195,7 +190,8 @@ WIDTHS = [("always wrong", 8), ("shallow", 1), ("ngram", 1), ("tables", 8)]  # i
 @pytest.mark.parametrize(
     ("name", "gamma", "together"),
     [
-        *((*case, False) for case in ALONE),
+        ("ngram", 4, False),
+        ("shallow", 4, False),
         *((*case, True) for case in BATCHED),
         *(pytest.param(*case, True, marks=pytest.mark.exhaustive) for case in WIDTHS),
     ],
@@ -245,7 +241,7 @@ def test_a_batch_of_the_default_pairs_lanes_says_what_its_prompts_say_alone(
 
 
 def sampled(**options: Any) -> KeyedSampler:
-    return KeyedSampler(make_processor(0.8), 100, **options)
+    return sampler(0.8, 100, **options)
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,11 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Finished, Prefill, Step
 from sampling.loop import PIECE, generate
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Limits, Rule, Sampler, Traits
 from tests.support.reference import greedy_answer
 from tests.support.refusals import refused
-from tests.support.runs import after, answers, decode, emitted, greedy, reasons, steps
-from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import ScriptedLM, TableLM, ToyLM, chain_lm
-from utils.logits_processors import make_processor
+from tests.support.runs import after, answers, decode, emitted, greedy, reasons, sampler, steps
+from tests.support.toys import PointDrafter, ScriptedLM, TableLM, ToyLM, chain_lm
 
 V = 10
 PROMPT = [8, 9, 8]
@@ -30,10 +27,6 @@ SCRIPT = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7]
 
 def says(script: list[int] = SCRIPT, prompt: list[int] = PROMPT, name: str = "target") -> ToyLM:
     return chain_lm(V, prompt, script, name)
-
-
-def perfect() -> ModelDrafter:
-    return ModelDrafter(says(name="drafter"))
 
 
 def empty() -> Drafter:
@@ -46,13 +39,12 @@ def wrong() -> Drafter:
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
-    "perfect": perfect,
+    "perfect": lambda: ModelDrafter(says(name="drafter")),
     "empty": empty,
     "always wrong": wrong,
     "ngram": lambda: NgramDrafter(V),
     "right every other time": lambda: PointDrafter(V, lambda row: SCRIPT[len(row) - 3] if len(row) % 2 else 0),
 }
-MODES = [("rejection", "law"), ("rejection", "greedy"), ("gumbel", "law")]
 
 
 # -- stop ids and limits --------------------------------------------------------------------------
@@ -138,8 +130,7 @@ def test_a_drafter_with_less_context_falls_silent_and_the_answer_goes_on() -> No
 
 
 def test_prompts_that_cannot_be_answered_are_one_line_errors() -> None:
-    lm = chain_lm(V, PROMPT, SCRIPT, context=3)
-    refused(decode, lm, [PROMPT], None, greedy(), length=4, match="context")
+    refused(decode, chain_lm(V, PROMPT, SCRIPT, context=3), [PROMPT], None, greedy(), length=4, match="context")
     refused(decode, says(), [PROMPT], None, greedy(), length=0, match="max_new_tokens")
 
 
@@ -159,8 +150,7 @@ def test_full_acceptance_takes_the_fewest_passes(length: int, gamma: int) -> Non
     drafted = [len(step.drafted) for step in steps(events)]
     assert drafter.passes == 1 + sum(drafted)  # its own prefill, then one pass a drafted token
     assert sum(len(step.path) for step in steps(events)) == sum(drafted)
-    called = sum(call.passes for step in steps(events) for call in step.calls if call.model == "target")
-    assert called == 1 + rounds
+    assert sum(call.passes for step in steps(events) for call in step.calls if call.model == "target") == 1 + rounds
 
 
 def test_plain_decoding_takes_a_pass_a_token() -> None:
@@ -174,8 +164,7 @@ def test_plain_decoding_takes_a_pass_a_token() -> None:
 def test_no_token_is_fed_twice(name: str) -> None:
     """Target: prompt, then each draft node once and each correction or bonus once."""
     target = says()
-    drafter = DRAFTERS[name]()
-    events = decode(target, [PROMPT], drafter, greedy(), length=12, gamma=4)
+    events = decode(target, [PROMPT], DRAFTERS[name](), greedy(), length=12, gamma=4)
     drafted = sum(len(step.drafted) for step in steps(events))
     own = sum(step.token is not None for step in steps(events)) - 1  # the last own token is never fed
     assert target.fed == len(PROMPT) + drafted + own
@@ -225,7 +214,7 @@ def test_prompts_are_read_in_pieces(size: int) -> None:
 ROWS = [[1, 2, 3], [4], [5, 6, 5, 6, 5], [7, 7]]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [("rejection", "law"), ("rejection", "greedy"), ("gumbel", "law")])
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 @pytest.mark.parametrize("kind", ["none", "model", "ngram", "wrong"])
 def test_ragged_rows_end_at_their_own_time(kind: str, gamma: int, mode: tuple[str, str]) -> None:
@@ -237,10 +226,10 @@ def test_ragged_rows_end_at_their_own_time(kind: str, gamma: int, mode: tuple[st
         "ngram": lambda: NgramDrafter(V),
         "wrong": wrong,
     }
-    sampler = KeyedSampler(make_processor(0.0), coupling=mode[0], draft_sampling=mode[1])  # type: ignore[arg-type]
+    drawing = sampler(0.0, coupling=mode[0], draft_sampling=mode[1])  # type: ignore[arg-type]
     ended = set()
     for stop in ({0}, {1, 2}, {3, 9}, {6}):
-        events = decode(lm, ROWS, makers[kind](), sampler, length=15, gamma=gamma, stop=stop)
+        events = decode(lm, ROWS, makers[kind](), drawing, length=15, gamma=gamma, stop=stop)
         assert emitted(events, 4) == [greedy_answer(lm, row, 15, stop) for row in ROWS]
         last = {event.row: place for place, event in enumerate(events) if isinstance(event, Step)}
         finished = {event.row: place for place, event in enumerate(events) if isinstance(event, Finished)}
@@ -252,8 +241,9 @@ def test_ragged_rows_end_at_their_own_time(kind: str, gamma: int, mode: tuple[st
 
 def test_rows_of_one_batch_may_meet_the_context_at_different_rounds() -> None:
     lm = TableLM(V, seed=43, context=9)
-    events = decode(lm, ROWS, NgramDrafter(V), greedy(), length=20, gamma=4)
-    assert emitted(events, 4) == [greedy_answer(lm, row, 9 - len(row)) for row in ROWS]
+    assert emitted(decode(lm, ROWS, NgramDrafter(V), greedy(), length=20, gamma=4), 4) == [
+        greedy_answer(lm, row, 9 - len(row)) for row in ROWS
+    ]
 
 
 # -- interrupts and closing -----------------------------------------------------------------------
@@ -274,8 +264,7 @@ def test_an_interrupt_between_rounds_keeps_what_there_is(name: str) -> None:
         assert held == (PROMPT + SCRIPT)[: len(held)]  # nothing but committed tokens
         assert len(held) <= len(PROMPT) + max(len(partial) - 1, 0)
         # The same session and drafter go on, here with a shorter answer than the one broken off.
-        again = answers(target, [PROMPT], drafter, greedy(), **options)
-        assert again == [SCRIPT[:12]]
+        assert answers(target, [PROMPT], drafter, greedy(), **options) == [SCRIPT[:12]]
 
 
 def test_an_interrupt_while_the_prompt_is_read() -> None:

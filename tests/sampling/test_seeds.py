@@ -23,8 +23,7 @@ from sampling.types import Drafter, Rows, Rule
 from tests.support.reference import NaiveLaw, chi_square_p
 from tests.support.runs import answers, counted_anew, crossed, noise_asked, sampler, twice
 from tests.support.tiny import noisy_copy, tiny_model
-from tests.support.toy_drafters import LawDrafter, PointDrafter, TreeDrafter
-from tests.support.toys import TableLM, ToyLM
+from tests.support.toys import LawDrafter, PointDrafter, TableLM, ToyLM, TreeDrafter
 from utils.logits_processors import make_processor
 
 V = 8
@@ -97,8 +96,7 @@ def test_continuing_gives_the_uncut_text(name: str) -> None:
         whole = answers(target(), PROMPTS[:1], None, sampled(seed), length=LENGTH)[0]
         for cut in (1, 4, 7):
             first = answers(target(), PROMPTS[:1], make(), sampled(seed, **options), length=cut)[0]
-            longer = [PROMPTS[0] + first]
-            rest = answers(target(), longer, make(), sampled(seed, **options), length=LENGTH - cut)[0]
+            rest = answers(target(), [PROMPTS[0] + first], make(), sampled(seed, **options), length=LENGTH - cut)[0]
             assert first + rest == whole
 
 
@@ -185,7 +183,7 @@ def joint_counts(drafter: CausalLM, target: CausalLM, parts: list[int], samples:
     for seed in range(samples // 500):
         rows = [[5, 6, 7] for _ in range(500)]
         for length in parts:
-            way, drawing = ModelDrafter(drafter), KeyedSampler(make_processor(1.5), seed)
+            way, drawing = ModelDrafter(drafter), sampler(1.5, seed)
             gained = answers(target, rows, way, drawing, length=length, gamma=4)
             rows = [row + more for row, more in zip(rows, gained, strict=True)]
         found.update((row[4], row[7]) for row in rows)
@@ -243,7 +241,7 @@ def continued(make: Callable[[], Drafter], seed: int) -> Rows:
     """Texts of three prompts in four calls with one seed, each with a sampler and a drafter of its own."""
     rows = [list(prompt) for prompt in PROMPTS]
     for length in (5, 9, 1, 12):
-        drawing, lm = KeyedSampler(make_processor(1.0), seed), TableLM(FLAT, 0, dtype=torch.float32)
+        drawing, lm = sampler(1.0, seed), TableLM(FLAT, 0, dtype=torch.float32)
         gained = answers(lm, rows, make(), drawing, length=length, gamma=12)
         rows = [row + more for row, more in zip(rows, gained, strict=True)]
     return rows
@@ -287,7 +285,7 @@ FAIL_BELOW = 1e-6
 def ids_of(keys: list[list[int]], seed: int = 0) -> torch.Tensor:
     """What a uniform law over 16 ids draws with each key: the noise, seen through the public door."""
     law = torch.full((len(keys), 16), 1 / 16, dtype=torch.float64)
-    return KeyedSampler(make_processor(1.0), seed).draw(law, torch.tensor(keys))
+    return sampler(1.0, seed).draw(law, torch.tensor(keys))
 
 
 def uniform_p(ids: torch.Tensor, size: int = 16) -> float:
@@ -338,7 +336,7 @@ def test_a_draw_depends_on_its_key_alone() -> None:
 
 
 def test_drafts_and_draws_and_coins_are_independent_streams() -> None:
-    noise = KeyedSampler(make_processor(1.0), seed=4)
+    noise = sampler(1.0, seed=4)
     law = torch.full((MANY, 16), 1 / 16, dtype=torch.float64)
     keys = torch.tensor([[0, i] for i in range(MANY)])
     drafted_in = [noise.drafting([[0, begun]]).draw(law, keys) for begun in (3, 4)]
@@ -352,13 +350,12 @@ def test_drafts_and_draws_and_coins_are_independent_streams() -> None:
     inner = noise.drafting([[0, 3]]).drafting([[0, 4]])
     assert pair_p(drafted, inner.draw(law, keys)) > FAIL_BELOW  # and so in a round within a round
     sibling = torch.tensor([1]).expand(MANY, 1)
-    beside = noise.drafting([[0, 3]]).draw(law, torch.cat([keys, sibling], dim=1))
-    assert pair_p(drafted, beside) > FAIL_BELOW
+    assert pair_p(drafted, noise.drafting([[0, 3]]).draw(law, torch.cat([keys, sibling], dim=1))) > FAIL_BELOW
 
 
 @pytest.mark.parametrize("prob", [1e-4, 0.03, 0.5, 0.97])
 def test_coins_fall_as_often_as_they_should(prob: float) -> None:
-    noise = KeyedSampler(make_processor(1.0), seed=6)
+    noise = sampler(1.0, seed=6)
     heads = 0
     for row in range(60):
         keys = torch.tensor([[row, position, 7, 0] for position in range(1000)])
@@ -382,8 +379,7 @@ def test_uniform_numbers_follow_the_uniform_law() -> None:
 def test_improbable_tokens_are_drawn_as_often_as_they_should() -> None:
     """Float32 laws with a token of 1e-3: the race has no floor."""
     law = torch.tensor([0.6, 0.399, 0.001], dtype=torch.float32)
-    noise = KeyedSampler(make_processor(1.0), seed=8)
-    ids = noise.draw(law.expand(50_000, 3), torch.tensor([[i, 0] for i in range(50_000)]))
+    ids = sampler(1.0, seed=8).draw(law.expand(50_000, 3), torch.tensor([[i, 0] for i in range(50_000)]))
     counts = torch.bincount(ids, minlength=3)
     assert chi_square_p({i: int(n) for i, n in enumerate(counts)}, {0: 0.6, 1: 0.399, 2: 0.001}) > FAIL_BELOW
 
@@ -391,5 +387,5 @@ def test_improbable_tokens_are_drawn_as_often_as_they_should() -> None:
 def test_a_token_without_mass_is_never_drawn() -> None:
     law = torch.zeros(20_000, 6)
     law[:, 2], law[:, 5] = 0.999_999, 1e-6
-    ids = KeyedSampler(make_processor(1.0), seed=1).draw(law, torch.tensor([[i, 1] for i in range(20_000)]))
+    ids = sampler(1.0, seed=1).draw(law, torch.tensor([[i, 1] for i in range(20_000)]))
     assert set(ids.tolist()) <= {2, 5}

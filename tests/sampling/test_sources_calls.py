@@ -38,12 +38,6 @@ def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(colossalai, "said_unused", set())
 
 
-def names(**more: Any) -> dict[str, Any]:
-    """What the import lines of a snippet would bring."""
-    brought = {name: getattr(sampling, name) for name in sampling.__all__}
-    return brought | vars(logits_processors) | more
-
-
 def transformers_of(*models: Any) -> SimpleNamespace:
     """A `transformers` that loads these models, one after the other, and the tiny tokenizer."""
     given = iter(models)
@@ -53,7 +47,8 @@ def transformers_of(*models: Any) -> SimpleNamespace:
 
 
 def ran(snippet: str, **more: Any) -> dict[str, Any]:
-    scope = names(**more)
+    # what the import lines of a snippet would bring
+    scope = {name: getattr(sampling, name) for name in sampling.__all__} | vars(logits_processors) | more
     exec(compile(inspect.cleandoc(snippet), "snippet", "exec"), scope)
     return scope
 
@@ -319,8 +314,9 @@ def test_ids_requests_and_the_end_of_drafting_as_their_tests_have_them() -> None
     assert not engine.use_spec_dec
     engine.add_request(request_ids=[7, 3, 5], prompts=["late", "early", "between"])
     engine.add_request(request_ids=4, prompts="second")
-    texts = engine.generate(generation_config={"max_new_tokens": 3})
-    assert re.fullmatch("early.*second.*between.*late.*", "".join(texts), re.DOTALL)
+    assert re.fullmatch(
+        "early.*second.*between.*late.*", "".join(engine.generate(generation_config={"max_new_tokens": 3})), re.DOTALL
+    )
     assert engine.generate() == []
 
 
@@ -348,8 +344,7 @@ def test_a_call_that_fails_leaves_what_waits_and_the_config_as_they_were(wrong: 
 )
 def test_prompt_templates(template: str | None, read: str) -> None:
     engine = InferenceEngine(MODEL, tiny_tokenizer(), InferenceConfig(prompt_template=template, max_output_len=4))
-    ids = tiny_tokenizer()(read).input_ids
-    wanted = sampling.autoregressive_generate(ids, MODEL, max_gen_len=4)
+    wanted = sampling.autoregressive_generate(tiny_tokenizer()(read).input_ids, MODEL, max_gen_len=4)
     assert engine.generate(prompts=["hello"], return_token_ids=True)[1] == [wanted]
 
 

@@ -51,8 +51,7 @@ MADE_SO: dict[str, dict[str, Any]] = {  # where a default configuration makes no
 
 def architecture(name: str, **config: Any) -> Any:
     """A random float32 model of the model type `name` with spread-out logits: a layer of each kind, small windows."""
-    made = AutoConfig.for_model(name, **{**MADE_SO.get(name, {}), **config})
-    shape = small(made)
+    shape = small(AutoConfig.for_model(name, **{**MADE_SO.get(name, {}), **config}))
     kind: Any = AutoModelForSeq2SeqLM if shape.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):
         size = sum(weight.numel() for weight in kind.from_config(shape).parameters())
@@ -79,8 +78,9 @@ def save(model: Any, folder: Path) -> Path:
 
 def loaded(folder: Path) -> Any:
     """The model in a folder as a user's `--target` is loaded. UserError if it is refused."""
-    spec = ModelSpec(path=str(folder))
-    return load_pair(PairSpec(name="tried", target=spec, drafter="none"), LoadOptions(device="cpu")).target.model
+    return load_pair(
+        PairSpec(name="tried", target=ModelSpec(path=str(folder)), drafter="none"), LoadOptions(device="cpu")
+    ).target.model
 
 
 def generated(model: Any, prompt: list[int], length: int = LENGTH) -> list[int]:

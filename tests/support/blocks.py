@@ -225,8 +225,7 @@ def naive(name: str, family: str, length: int) -> Tensor:
     case, target, row = CASES[name], target_of(family), text(1, 12, V)
     states = target(input_ids=torch.tensor([row]), output_hidden_states=True).hidden_states
     features = torch.cat([states[at][0, : length - 1] for at in ENTERS], dim=-1)
-    drafts = case.block - 1 + case.anchored
-    return block(*published(case), target, features, [row[length - 1], *AFTER], drafts)
+    return block(*published(case), target, features, [row[length - 1], *AFTER], case.block - 1 + case.anchored)
 
 
 def reference(name: str, family: str) -> dict[int, Tensor]:

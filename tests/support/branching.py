@@ -49,12 +49,10 @@ class Script:
         self.probability *= weights[chosen]
         return chosen
 
-    def ask(self, kind: str, starts: tuple[dict[int, int], ...], keys: Tensor) -> None:
+    def ask(self, key: tuple[object, ...]) -> None:
         """Note what noise is asked for: the real sampler's is a function of this and of nothing else."""
-        for row, *parts in keys.tolist():
-            key = (kind, row, *parts, "within", *(begun[row] for begun in starts))
-            assert key not in self.asked, f"noise is used twice: {key}"
-            self.asked.add(key)
+        assert key not in self.asked, f"noise is used twice: {key}"
+        self.asked.add(key)
 
     def backtrack(self) -> bool:
         """Move on to the next run; False when all have been taken."""
@@ -106,16 +104,24 @@ class BranchingSampler(Sampler):
         )
         if self._starts and self._drafts == "greedy":
             return probs.argmax(dim=-1)
-        self.script.ask("draw", self._starts, keys if keys.shape[1] > 2 else F.pad(keys, (0, 1)))
-        chosen = [self.script.choose(_checked(row)) for row in probs.double().tolist()]
-        return torch.tensor(chosen, dtype=torch.long)
+        padded = (keys if keys.shape[1] > 2 else F.pad(keys, (0, 1))).tolist()
+        laws = [_checked(row) for row in probs.double().tolist()]
+        return torch.tensor(
+            [self._choose("draw", key, law) for key, law in zip(padded, laws, strict=True)], dtype=torch.long
+        )
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         assert keys.shape == (prob.shape[0], 4), f"a coin's keys are [M, 4], got {tuple(keys.shape)}"
-        self.script.ask("coin", self._starts, keys)
         flat = [min(max(value, 0.0), 1.0) for value in prob.double().flatten().tolist()]
-        heads = [self.script.choose([value, 1.0 - value]) == 0 for value in flat]
-        return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
+        pairs = zip(keys.tolist(), flat, strict=True)
+        return torch.tensor(
+            [self._choose("coin", key, [value, 1.0 - value]) == 0 for key, value in pairs], dtype=torch.bool
+        ).reshape(prob.shape)
+
+    def _choose(self, kind: str, key: list[int], weights: list[float]) -> int:
+        """The option that a draw or a coin takes; `key` begins with its row."""
+        self.script.ask((kind, *key, "within", *(begun[key[0]] for begun in self._starts)))
+        return self.script.choose(weights)
 
     def drafting(self, starts: Keys) -> BranchingSampler:
         return BranchingSampler(self.script, self._given, self._drafts, (*self._starts, dict(starts)))
@@ -183,19 +189,6 @@ class RowSampler(BranchingSampler):
             taken[name] = first
             self.probability[row] = before * weights[first]
         return taken[name]
-
-    def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
-        if self._starts and self._drafts == "greedy":
-            return probs.argmax(dim=-1)
-        padded = (keys if keys.shape[1] > 2 else F.pad(keys, (0, 1))).tolist()
-        laws = [_checked(row) for row in probs.double().tolist()]
-        return torch.tensor([self._choose("draw", key, law) for key, law in zip(padded, laws, strict=True)])
-
-    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
-        flat = [min(max(value, 0.0), 1.0) for value in prob.double().flatten().tolist()]
-        pairs = zip(keys.tolist(), flat, strict=True)
-        heads = [self._choose("coin", key, [value, 1.0 - value]) == 0 for key, value in pairs]
-        return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
 
     def drafting(self, starts: Keys) -> RowSampler:
         return RowSampler([], self._given, self._drafts, (*self._starts, dict(starts)), self)

@@ -10,8 +10,7 @@ from sampling.drafters.cascade import ChainDrafter, cascade_of, chain_of
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.types import Drafter
 from sampling.verify.rules import Review, review
-from tests.support.toy_drafters import LawDrafter, PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import LawDrafter, PointDrafter, TableLM
 
 LENIENCES = (1.0, 2.0, 3.0, 5.0)
 

@@ -116,5 +116,4 @@ class Browser:
 
     def picture(self, file: Path, *, whole: bool = False) -> None:
         """Write what is seen to a PNG file."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(shot["data"]))
+        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]))

@@ -39,8 +39,7 @@ def counting_target(folder: Path, steps: int = 220) -> Path:
         optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.95))
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
         for _ in range(steps):
-            logits = model(ids).logits[:, :-1]
-            loss = F.cross_entropy(logits.flatten(0, 1), wanted[:, 1:].flatten(), ignore_index=-100)
+            loss = F.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), wanted[:, 1:].flatten(), ignore_index=-100)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

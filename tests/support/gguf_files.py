@@ -11,7 +11,7 @@ import torch
 import transformers
 from tokenizers import pre_tokenizers
 
-from tests.support.quantized import quantised
+from tests.support.quantized import add_tensor, closed
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 CONTEXT = 256
@@ -170,13 +170,18 @@ _DELTA = {  # layers of the gated delta rule, and one of attention; fewer heads 
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
     **{"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
 }
-_MIXED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 HYBRIDS = {
     "qwen35": Family("Qwen3_5Text", "qwen35", _DELTA, QWEN, "<|im_end|>", CHATML, pre="qwen35"),
     "qwen35moe": Family(
         "Qwen3_5MoeText",
         "qwen35moe",
-        _DELTA | _MIXED | {"shared_expert_intermediate_size": 96},
+        _DELTA
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+        },
         QWEN,
         "<|im_end|>",
         CHATML,
@@ -287,8 +292,7 @@ def write_gguf(
             continue
         own, _, part = name.rpartition(".")
         values = weight.float()
-        permuted = how.architecture in ("llama", "granite", "smollm3")
-        if permuted and own.endswith(("q_proj", "k_proj")):
+        if how.architecture in ("llama", "granite", "smollm3") and own.endswith(("q_proj", "k_proj")):
             count = heads if own.endswith("q_proj") else shared
             values = values.view(count, 2, -1, config.hidden_size).transpose(1, 2).reshape(values.shape)
         if family in ("gemma2", "gemma3") and own.endswith("norm"):
@@ -297,15 +301,8 @@ def write_gguf(
             values = _as_llama_cpp_has_qwen35(name, values, config)
         for own_name, numbers in _named(names.get_name, own, part, values):
             data = numbers.contiguous().numpy()
-            if kind == "F32" or data.ndim == 1 or "ffn_gate_inp" in own_name:
-                writer.add_tensor(own_name, data)
-            else:
-                writer.add_tensor(own_name, quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+            add_tensor(writer, own_name, data, "F32" if data.ndim == 1 or "ffn_gate_inp" in own_name else kind)
+    return closed(writer, path)
 
 
 def _as_llama_cpp_has_qwen35(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:

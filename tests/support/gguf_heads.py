@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.support.gguf_files import add_fields, llama3_factors
-from tests.support.quantized import quantised
+from tests.support.quantized import add_tensor, closed
 
 _INSIDE = {
     **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
@@ -100,8 +100,9 @@ def write_head(
         writer.add_uint32("tokenizer.ggml.mask_token_id", told["mask_token_id"])
     if rope.get("rope_type") == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        factors = llama3_factors(inner["head_dim"], rope["rope_theta"], *(rope[name] for name in names))
-        writer.add_tensor("rope_freqs.weight", factors)
+        writer.add_tensor(
+            "rope_freqs.weight", llama3_factors(inner["head_dim"], rope["rope_theta"], *(rope[name] for name in names))
+        )
     for name, value in tensors.items():
         if name == "t2d":
             continue
@@ -115,7 +116,7 @@ def write_head(
             values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
         data = np.ascontiguousarray(values.numpy())
         _add(writer, name_of(name), data, "F32" if "conf_proj" in name_of(name) else kind)
-    return _closed(writer, path)
+    return closed(writer, path)
 
 
 def write_layer(path: Path, config: Any, tensors: Mapping[str, Tensor], kind: str = "F32") -> Path:
@@ -159,7 +160,7 @@ def write_layer(path: Path, config: Any, tensors: Mapping[str, Tensor], kind: st
         _add(writer, f"blk.{layers}.{file_name}.weight", values.contiguous().numpy(), kind)
     for part, each in experts.items():
         _add(writer, f"blk.{layers}.ffn_{part}_exps.weight", torch.stack(each).numpy(), "F32")
-    return _closed(writer, path)
+    return closed(writer, path)
 
 
 def write_assistant(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: str = "F32") -> Path:
@@ -183,8 +184,7 @@ def write_assistant(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
     }  # fmt: skip
     _say(writer, "gemma4-assistant", said, text["vocab_size"])
     turned = int(large * text["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
-    factors = np.array([1.0] * turned + [1e30] * (large // 2 - turned), np.float32)
-    writer.add_tensor("rope_freqs.weight", factors)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * turned + [1e30] * (large // 2 - turned), np.float32))
     after = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
     inside = {**_INSIDE, **after, "pre_feedforward_layernorm": "ffn_norm", "layer_scalar": "layer_output_scale"}
     for name, value in tensors.items():
@@ -195,7 +195,7 @@ def write_assistant(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
         else:
             own = {"norm": "output_norm", "embed_tokens": "token_embd"}.get(own, f"nextn.{own}")
         _add(writer, f"{own}.weight", value.float().numpy(), kind)
-    return _closed(writer, path)
+    return closed(writer, path)
 
 
 def _say(writer: Any, architecture: str, said: Mapping[str, Any], tokens: int) -> None:
@@ -206,15 +206,4 @@ def _say(writer: Any, architecture: str, said: Mapping[str, Any], tokens: int) -
 
 
 def _add(writer: Any, name: str, data: np.ndarray, kind: str) -> None:
-    if kind == "F32" or data.ndim != 2 or data.shape[1] % 32:
-        writer.add_tensor(name, data)
-    else:
-        writer.add_tensor(name, quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
-
-
-def _closed(writer: Any, path: Path) -> Path:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    add_tensor(writer, name, data, "F32" if data.ndim != 2 or data.shape[1] % 32 else kind)

@@ -111,8 +111,9 @@ def drafted(name: str, row: list[int], count: int) -> tuple[list[Tensor], list[i
     states = model(input_ids=torch.tensor([row[:-1]]), output_hidden_states=True, use_cache=False).hidden_states[-1]
     logits, path = list[Tensor](), list(row)
     for _ in range(count):
-        positions = torch.arange(1, len(path))[None]
-        own = module.forward_layer(0, states, positions, None, input_ids=torch.tensor([path[1:]]))
+        own = module.forward_layer(
+            0, states, torch.arange(1, len(path))[None], None, input_ids=torch.tensor([path[1:]])
+        )
         logits.append(model.lm_head(own[0, -1]))
         path.append(int(logits[-1].argmax()))
         states = torch.cat((states, own[:, -1:]), dim=1)

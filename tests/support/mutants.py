@@ -16,8 +16,7 @@ from sampling.types import Budget, Draft, Rows, Rule, Sampler, Verdict
 from sampling.verify.distributions import HostDistributions
 from sampling.verify.rules import Keys
 from tests.support.branching import softmax
-from tests.support.toy_drafters import LawDrafter
-from tests.support.toys import ToyLM
+from tests.support.toys import LawDrafter, ToyLM
 
 # -- a naive verifier, right by default, with a place for every mistake ---------------------------
 

@@ -32,8 +32,9 @@ class Image:
 
     def bytes(self) -> bytes:
         """What the driver reads."""
-        counts = [-1, len(self.blocks), len(self.links), len(self.results), self.threads, 0]
-        parts = [np.array(counts, np.int64).tobytes()]
+        parts = [
+            np.array([-1, len(self.blocks), len(self.links), len(self.results), self.threads, 0], np.int64).tobytes()
+        ]
         parts += [np.int64(len(block)).tobytes() + block for block in self.blocks]
         return b"".join([*parts, np.array(self.links, np.int64).tobytes(), np.array(self.results, np.int64).tobytes()])
 
@@ -121,7 +122,8 @@ class Image:
                 table = self._link(block, at, value, ctypes.sizeof(Expert) * count)
                 for number, expert in enumerate((Expert * count).from_address(value)):
                     for part, _ in Expert._fields_:
-                        where = ctypes.sizeof(Expert) * number + getattr(Expert, part).offset
-                        self._weight(table, where, getattr(expert, part))
+                        self._weight(
+                            table, ctypes.sizeof(Expert) * number + getattr(Expert, part).offset, getattr(expert, part)
+                        )
             elif kind is ctypes.c_void_p and name not in ("experts", "states"):
                 self._link(block, at, value, 4 * sizes.get(name, p.hidden))

@@ -26,7 +26,6 @@ def plant(monkeypatch: pytest.MonkeyPatch, where: str, seconds: Seconds) -> None
                 return replace(event, seconds=0.0)
             if not isinstance(event, Step):
                 return event
-            verify = seconds(count[0], name, event)
-            return replace(event, draft_s=0.0, sample_s=0.0, overhead_s=0.0, verify_s=verify)
+            return replace(event, draft_s=0.0, sample_s=0.0, overhead_s=0.0, verify_s=seconds(count[0], name, event))
 
     monkeypatch.setattr(f"{where}.Race", Planted)

@@ -318,12 +318,12 @@ class Proofs:
         """What a proof found, in words; AssertionError where it fails."""
         proof, _, of = name.partition(", ")
         if proof == "identity":
-            length = self.amount.length
-            return identical(self.target, self.makers[of], self.samplers, self.prompts, length, self.rounding)
+            return identical(
+                self.target, self.makers[of], self.samplers, self.prompts, self.amount.length, self.rounding
+            )
         if proof == "counting":
             drafter = ModelDrafter(self.guess, **({"rule": Rule.BLOCK} if of == "block" else {}))
             return counted(self.few, drafter, [3, 1, 3, 1, 3], self.amount.samples)
         if proof == "cache audit":
-            makers = self.makers.values()
-            return audited(self.target, makers, self.prompts[0], 2 * self.amount.length, self.rounding)
+            return audited(self.target, self.makers.values(), self.prompts[0], 2 * self.amount.length, self.rounding)
         return f"{self.rounding:.1g} is put down to rounding"

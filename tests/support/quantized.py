@@ -2,18 +2,22 @@
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType, quants
 from torch import nn
 
 from utils.kernels.bindings import load
+from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, layer_over
 from utils.loading.cache import cache_folder
 
+needs_kernels = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 KINDS = ("Q4_1", "Q4_0", "Q8_0", "Q5_0")  # those that the gguf package can make
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -79,5 +83,21 @@ def quantised(weight: np.ndarray, kind: str) -> np.ndarray:
 
 def dense_copy(model: Any) -> Any:
     """The same model with plain layers and the same numbers."""
-    memo = {id(part): part.unpacked() for part in model.modules() if hasattr(part, "unpacked")}
-    return copy.deepcopy(model, memo)
+    return copy.deepcopy(model, {id(part): part.unpacked() for part in model.modules() if hasattr(part, "unpacked")})
+
+
+def add_tensor(writer: Any, name: str, data: np.ndarray, kind: str) -> None:
+    """Add a tensor of type `kind` to a GGUF file that is being written."""
+    if kind == "F32":
+        writer.add_tensor(name, data)
+    else:
+        writer.add_tensor(name, quantised(data, kind), raw_dtype=GGMLQuantizationType[kind])
+
+
+def closed(writer: Any, path: Path) -> Path:
+    """The GGUF file, written to its end."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

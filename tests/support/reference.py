@@ -183,13 +183,8 @@ def transformers_greedy(
         output_scores=True,
         **rules,
     )
-    gaps = [top2_gap(scores[0]) for scores in result.scores]
-    return GreedyRun(result.sequences[0, len(prompt) :].tolist(), gaps)
-
-
-def top2_gap(logits: Tensor) -> float:
-    best = logits.float().topk(2).values
-    return float(best[0] - best[1])
+    best = [scores[0].float().topk(2).values for scores in result.scores]
+    return GreedyRun(result.sequences[0, len(prompt) :].tolist(), [float(first - second) for first, second in best])
 
 
 def same_or_tied(ids: Sequence[int], reference: GreedyRun, bound: float = 1e-3) -> str:

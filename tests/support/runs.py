@@ -33,9 +33,11 @@ def emitted(events: Iterable[Event], rows: int = 1) -> Rows:
     return found
 
 
-def sampler(temperature: float = 0.0, seed: int = 0, top_p: float = 1.0, **options: Any) -> KeyedSampler:
+def sampler(
+    temperature: float = 0.0, seed: int = 0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0, **options: Any
+) -> KeyedSampler:
     """The real sampler of an answer; `options` are its coupling and the like."""
-    return KeyedSampler(make_processor(temperature, top_p=top_p), seed, **options)
+    return KeyedSampler(make_processor(temperature, top_k, top_p, min_p), seed, **options)
 
 
 def greedy() -> KeyedSampler:

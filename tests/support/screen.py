@@ -103,11 +103,14 @@ class Terminal:
             if len(self.raw) == before:
                 return
 
-    def type(self, text: str) -> None:
+    def type(self, text: str, until: str | Callable[[], bool] | None = None, seconds: float = 60.0) -> None:
+        """Send a text and, where `until` is given, wait for that."""
         self.child.send(text)
+        if until is not None:
+            self.wait(until, seconds)
 
-    def enter(self, text: str = "") -> None:
-        self.child.send(text + "\r")
+    def enter(self, text: str = "", until: str | Callable[[], bool] | None = None, seconds: float = 60.0) -> None:
+        self.type(text + "\r", until, seconds)
 
     def paste(self, text: str) -> None:
         self.child.send(PASTE_ON + text + PASTE_OFF)

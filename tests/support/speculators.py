@@ -37,8 +37,9 @@ def made(config: dict[str, Any], tensors: dict[str, Tensor], target: Any) -> Any
     )
     told.transformer_layer_config._attn_implementation = "eager"
     model: Any = Eagle3DraftModel(told).float().eval()
-    own = {"embed_tokens.weight": target.get_input_embeddings().weight.detach(), **tensors}
-    missing, surplus = model.load_state_dict(own, strict=False)
+    missing, surplus = model.load_state_dict(
+        {"embed_tokens.weight": target.get_input_embeddings().weight.detach(), **tensors}, strict=False
+    )
     assert not surplus
     assert all(name.startswith("verifier_") for name in missing)
     return model

@@ -45,15 +45,15 @@ class TinyPair:
 
 def tiny_tokenizer(*, chat: bool = True) -> PreTrainedTokenizerFast:
     """Byte-level tokenizer of exactly VOCAB ids: END is the stop token; any text survives a round trip."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([PAD, START, END, *alphabet])}
+    vocabulary = {
+        token: index for index, token in enumerate([PAD, START, END, *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    }
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END, pad_token=PAD)
     tokenizer.add_special_tokens({"additional_special_tokens": [START]})
-    filler = [f"<extra_{index}>" for index in range(VOCAB - len(tokenizer) - len(WORDS))]
-    tokenizer.add_tokens(WORDS + filler)
+    tokenizer.add_tokens(WORDS + [f"<extra_{index}>" for index in range(VOCAB - len(tokenizer) - len(WORDS))])
     if chat:
         tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

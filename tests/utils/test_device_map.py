@@ -26,8 +26,9 @@ PLENTY = 1 << 40
 
 
 def mapped(room: dict[Any, int], kind: str = "none", **config: Any) -> dict[str, Any] | None:
-    shape = LlamaConfig(**{**CONFIG.to_dict(), **config})
-    return device_map("large", AutoModelForCausalLM, shape, torch.float32, kind, room)
+    return device_map(
+        "large", AutoModelForCausalLM, LlamaConfig(**{**CONFIG.to_dict(), **config}), torch.float32, kind, room
+    )
 
 
 def test_what_the_first_device_holds_stays_there() -> None:

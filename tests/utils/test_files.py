@@ -143,8 +143,7 @@ def test_a_write_protected_file_is_left_alone(tmp_path: Path) -> None:
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     files.write_json(path, {"a": 1, "b": "\u00e9"})
-    with pytest.raises(ValueError, match="JSON"):
-        files.write_json(path, {"a": float("nan")})
+    refused(files.write_json, path, {"a": float("nan")}, kind=ValueError, match="JSON")
     assert json.loads(path.read_text(encoding="utf-8")) == {"a": 1, "b": "\u00e9"}
     files.write_text(path, "lone \ud800")
     assert path.read_text(encoding="utf-8") == "lone ?"
@@ -179,8 +178,7 @@ def test_a_circle_of_links_and_other_impossible_places_are_one_line(tmp_path: Pa
         (tmp_path / "file" / "in", "Not a directory"),
         (tmp_path / ("x" * 300), "File name too long"),
     ):
-        with pytest.raises(WriteError, match=said):
-            write_bytes(path, b"x")
+        refused(write_bytes, path, b"x", kind=WriteError, match=said)
         with pytest.raises(UsageError) if "long" not in said else io.BytesIO():
             writable(path)
     assert names(tmp_path) == ["file", "one", "two"]
@@ -192,8 +190,7 @@ def test_a_circle_of_links_and_other_impossible_places_are_one_line(tmp_path: Pa
 def test_a_full_device_is_one_line_and_stays(tmp_path: Path) -> None:
     link = tmp_path / "full"
     link.symlink_to(FULL)
-    with pytest.raises(WriteError, match=r"full: No space left on device \(it may hold a part\)$"):
-        write_bytes(link, b"x")
+    refused(write_bytes, link, b"x", kind=WriteError, match=r"full: No space left on device \(it may hold a part\)$")
     assert FULL.is_char_device()
     assert names(tmp_path) == ["full"]
 
@@ -215,8 +212,7 @@ def test_a_pipe_gets_it_and_one_that_is_closed_is_told(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=closes)
     reader.start()
-    with pytest.raises(WriteError, match=r"Broken pipe \(it may hold a part\)"):
-        write_bytes(pipe, data)
+    refused(write_bytes, pipe, data, kind=WriteError, match=r"Broken pipe \(it may hold a part\)")
     reader.join()
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 

@@ -20,8 +20,9 @@ def falling_back() -> Any:
 
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁hello": HELLO, "▁world": WORLD, "<unk>": 258}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    made.decoder = decoders.Sequence(parts)
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return made
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.reference import NaiveLaw
-from utils.errors import UserError
+from tests.support.refusals import refused
 from utils.logits_processors import (
     ARGUMENTS,
     GreedyProcessor,
@@ -70,8 +70,7 @@ def test_the_order_is_that_of_transformers(
     warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
     warpers += [MinPLogitsWarper(min_p)] if min_p else []
     expected = LogitsProcessorList(warpers)(torch.zeros((3, 1), dtype=torch.long), logits.clone()).softmax(dim=-1)
-    found = make_processor(temperature, top_k, top_p, min_p)(logits)
-    assert torch.allclose(found, expected, atol=1e-9)
+    assert torch.allclose(make_processor(temperature, top_k, top_p, min_p)(logits), expected, atol=1e-9)
 
 
 def every_processor() -> list[LogitsProcessor]:
@@ -147,8 +146,7 @@ def test_ties_with_the_kth_are_kept_and_ties_for_the_best_give_the_first() -> No
 )
 def test_a_row_that_gives_no_distribution_is_an_error(row: list[float], named: str) -> None:
     for processor in every_processor():
-        with pytest.raises(ValueError, match=named):
-            processor(torch.tensor([[0.0, 1.0], row]))
+        refused(processor, torch.tensor([[0.0, 1.0], row]), kind=ValueError, match=named)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +162,7 @@ def test_a_row_that_gives_no_distribution_is_an_error(row: list[float], named: s
     ],
 )
 def test_values_out_of_range_are_named(make: Callable[[], LogitsProcessor], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        make()
+    refused(make, match=named)
 
 
 def test_sample_follows_the_callers_generator(untouched_global_noise: None) -> None:

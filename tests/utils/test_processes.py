@@ -64,13 +64,11 @@ def test_three_processes_answer_as_one_does(
 ) -> None:
     given = words(catalogue, "--compare", "ar,spec,ngram,feature,beam", "--gamma", "3", "--json")
     with Ranks(tmp_path, 3, infer, given) as ranks:
-        codes = ranks.codes()
-        assert codes == [0, 0, 0], [ranks.errors(rank) for rank in range(3)]
+        assert ranks.codes() == [0, 0, 0], [ranks.errors(rank) for rank in range(3)]
         assert [ranks.out(rank) + "".join(ranks.errors(rank)) for rank in (1, 2)] == ["", ""]
         shared = json.loads(ranks.out(0))
     assert main(given) == 0
-    alone = json.loads(capsys.readouterr().out)
-    for ours, theirs in zip(shared["results"], alone["results"], strict=True):
+    for ours, theirs in zip(shared["results"], json.loads(capsys.readouterr().out)["results"], strict=True):
         assert ours["ids"] == theirs["ids"]
         assert ours["draft_n_accepted"] == theirs["draft_n_accepted"]
     assert len({tuple(result["ids"]) for result in shared["results"][:-1]}) == 1
@@ -83,8 +81,9 @@ def test_processes_share_a_form(catalogue: Path, tmp_path: Path, capsys: pytest.
         assert ranks.codes() == [0, 0, 0], [ranks.errors(rank) for rank in range(3)]
         shared = json.loads(ranks.out(0))
     assert main([*given, "--temperature", "1", "--coupling", "gumbel"]) == 0
-    alone = json.loads(capsys.readouterr().out)
-    assert [result["ids"] for result in shared["results"]] == [result["ids"] for result in alone["results"]]
+    assert [result["ids"] for result in shared["results"]] == [
+        result["ids"] for result in json.loads(capsys.readouterr().out)["results"]
+    ]
     assert len({tuple(result["ids"]) for result in shared["results"]}) == 1
 
 
@@ -106,8 +105,7 @@ def steps(lm: Any) -> list[Tensor]:
     session.commit([[0, 1], [0]])
     found.append(session.hidden()[0, :6].clone())
     rows = [[3, 4, 5, 6, 9, 10, 13], [7, 8, 11, 14]]
-    tree = Draft.of([[20, 21, 22], [23, 24, 25]], parents=[-1, -1, 0])
-    found.append(session.score(rows, tree))
+    found.append(session.score(rows, Draft.of([[20, 21, 22], [23, 24, 25]], parents=[-1, -1, 0])))
     session.commit([[0, 2], [1]])
     twin = session.fork()
     session.select(torch.tensor([1, 1, 0]))
@@ -122,8 +120,7 @@ def shared_steps(target: str, out: str) -> int:
     from utils.processes import is_first_process, join
 
     options = LoadOptions(device=join("cpu"), tp_size=3)
-    spec = spec_from_argument(target)
-    loaded = load_model(spec, Path(target), options, options.device, "none")
+    loaded = load_model(spec_from_argument(target), Path(target), options, options.device, "none")
     found = steps(CausalLM(network_of(loaded.model)))
     if is_first_process():
         torch.save(found, out)
@@ -245,8 +242,9 @@ def test_two_processes_say_what_one_does(
         pytest.skip(f"takes two GPUs, --device {device} has {torch.cuda.device_count()} here")
     line = ["run", "tell me", "--target", str(catalogue.parent / "drafter"), "--compare", "ar,spec", "--gamma", "4"]
     line += ["--device", device, "--dtype", "float32", "--max-new-tokens", "24", "--json", "--quiet"]
-    command = torchrun(2, str(ROOT / "infer.py"), *line)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        torchrun(2, str(ROOT / "infer.py"), *line), capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert main(line) == 0
     shared, alone = (json.loads(text)["results"] for text in (done.stdout, capsys.readouterr().out))

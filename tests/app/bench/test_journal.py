@@ -158,8 +158,7 @@ def test_cuts_at_any_byte_one_after_another_lose_only_the_torn_line(world: Any, 
         size = int(share * world.journal.stat().st_size)
         whole = world.journal.read_bytes()[:size]
         world.journal.write_bytes(whole)
-        known = whole_rounds(whole)
-        stop = (TOTAL - known) // 2
+        stop = (TOTAL - whole_rounds(whole)) // 2
         if stop and world.run(stop) == 130:  # Ctrl-C in the answer after these
             assert len(world.asked) == stop + 1
             assert json.loads(world.out.read_text())["complete"] is False
@@ -177,8 +176,7 @@ def test_after_ctrl_c_the_same_command_goes_on_and_says_so(world: Any, capsys: p
     assert world.run(like=loud) == 0
     assert f"resuming: 5 answers in {world.journal}\n" in capsys.readouterr().err
     assert len(world.asked) == TOTAL - ROUND  # the round that was stopped in its midst is timed anew
-    data = json.loads(world.out.read_text())
-    assert data["resumed"] == 1
+    assert json.loads(world.out.read_text())["resumed"] == 1
 
 
 def test_a_finished_file_is_not_gone_on_from(world: Any, capsys: pytest.CaptureFixture[str]) -> None:

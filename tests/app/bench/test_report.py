@@ -13,8 +13,8 @@ from app.bench.plots import COLOURS, colours, svg
 from app.bench.report import MEANINGS, Run, page
 from app.bench.summary import shown
 from app.command_line.main import main
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_pair, write_prompts
-from utils.errors import UserError
 from utils.machine import cpu_name
 
 HOSTILE = "</td></svg>--></style><script>alert(1)</script>\"'><img src=x onerror=alert(1)> $\\frac{ \x1b[31m &amp;"
@@ -68,8 +68,7 @@ class Parsed(HTMLParser):
     def plotted(self, title: str) -> dict[str, list[float | None]]:
         """The figures of a plot by their row's name."""
         place = [text for text in self.texts if text in TITLES].index(title)
-        drawn = [text for text in self.texts if text in TITLES][: place + 1]
-        table = self.tables["plotted"][len(drawn) - 1]
+        table = self.tables["plotted"][len([text for text in self.texts if text in TITLES][: place + 1]) - 1]
         return {row[0][0]: [None if value is None else float(value) for _, value, _ in row[1:]] for row in table[1:]}
 
 
@@ -85,8 +84,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what a real run wrote: b.json and b.html."""
     folder = tmp_path_factory.mktemp("bench")
     pair = tiny_pair(folder / "pair", stop=False)
-    rows = [{"prompt": "one", "category": "qa"}, {"prompt": "two", "category": "rag"}]
-    prompts = write_prompts(folder / "p.jsonl", rows)
+    prompts = write_prompts(
+        folder / "p.jsonl", [{"prompt": "one", "category": "qa"}, {"prompt": "two", "category": "rag"}]
+    )
     flags = ["--prompts", str(prompts), "--methods", "ar,spec,ngram", "--gammas", "1,3,auto", "--repeat", "2"]
     files = ["--out", str(folder / "b.json"), "--report", str(folder / "b.html")]
     with pytest.MonkeyPatch.context() as patch:  # passes of so small a model are shorter than what disturbs them
@@ -191,8 +191,7 @@ def test_a_report_of_the_file_is_the_report_of_the_run(bench: Path, tmp_path: Pa
 
 
 def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> None:
-    run = Run.model_validate({"summary": [{"method": "ar"}]})
-    parsed = Parsed(page(run, ""))
+    parsed = Parsed(page(Run.model_validate({"summary": [{"method": "ar"}]}), ""))
     missing = [text for text in parsed.texts if "bench --" in text]
     wanted = (
         "--methods ar,spec does",
@@ -206,11 +205,6 @@ def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> No
     assert not any(tag == "svg" for tag, _ in parsed.tags)
 
 
-def result(text: str) -> list[str]:
-    """The sentences of the first screen."""
-    return re.findall(r'<p class="result">(.*?)</p>', text)
-
-
 def test_the_first_screen_says_the_result_in_a_sentence(data: dict[str, Any], bench: Path) -> None:
     best = max(data["summary"], key=lambda row: row["predicted_per_second"]["mean"])
     times = "" if best["speedup"] is None else f", {best['speedup']:.2f}x plain decoding"
@@ -219,7 +213,8 @@ def test_the_first_screen_says_the_result_in_a_sentence(data: dict[str, Any], be
     name = "plain decoding (ar)" if name == "ar" else name
     told = f"{name} is the fastest of {count} methods: {rate:.1f} tokens a second{times}."
     text = (bench / "b.html").read_text()
-    assert [line.partition(";")[0].rstrip(".") + "." for line in result(text)] == [told]
+    first_screen = re.findall(r'<p class="result">(.*?)</p>', text)
+    assert [line.partition(";")[0].rstrip(".") + "." for line in first_screen] == [told]
     told = told.rstrip(".")
     assert text.index(told) < text.index("<h2>")
 
@@ -253,8 +248,7 @@ def test_a_file_that_is_no_bench_file_is_one_line(
 
 def test_without_matplotlib_a_plot_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(UserError, match="pip install -r requirements"):
-        svg(lambda figure: None, 1)
+    refused(svg, lambda figure: None, 1, match="pip install -r requirements")
 
 
 def test_a_legend_explains_every_column_and_the_page_names_the_processor(parsed: Parsed) -> None:

@@ -74,11 +74,9 @@ def test_a_speedup_is_the_ratio_of_summed_times_and_the_median_of_the_repeats() 
     def pair(plain: float, other: float) -> dict[Variant, Answer]:
         return {PLAIN: timed("ar", 100, plain), FOUR: timed("spec", 100, other, drafted=100, kept=60)}
 
-    items = [
-        item("a", pair(10, 2), pair(10, 4), pair(10, 8)),
-        item("b", pair(1, 2), pair(1, 4), pair(1, 1)),
-    ]
-    plain, spec = summarise(items, [PLAIN, FOUR])
+    plain, spec = summarise(
+        [item("a", pair(10, 2), pair(10, 4), pair(10, 8)), item("b", pair(1, 2), pair(1, 4), pair(1, 1))], [PLAIN, FOUR]
+    )
     assert spec["speedup_per_repeat"] == [11 / 4, 11 / 8, pytest.approx(11 / 9, abs=1e-4)]
     assert spec["speedup"] == pytest.approx(11 / 8)  # the mean of the prompts' ratios would be 1.97
     assert spec["categories"]["a"]["speedup"] == pytest.approx(10 / 4)
@@ -93,21 +91,20 @@ def test_a_speedup_is_the_ratio_of_summed_times_and_the_median_of_the_repeats() 
 
 def test_only_prompts_that_both_answered_are_compared() -> None:
     whole = {PLAIN: timed("ar", 100, 10), FOUR: timed("spec", 100, 5, drafted=10, kept=5, ids=9)}
-    items = [item(None, whole), item(None, {FOUR: timed("spec", 100, 50)})]
-    _, spec = summarise(items, [PLAIN, FOUR])
+    _, spec = summarise([item(None, whole), item(None, {FOUR: timed("spec", 100, 50)})], [PLAIN, FOUR])
     assert spec["speedup"] == 2.0
     assert (spec["compared"], spec["differs"], spec["answers"]) == (1, 1, 2)
     assert spec["categories"] == {}
 
 
 def test_cost_ratios_and_the_expected_speedup_come_from_the_same_runs() -> None:
-    both = {PLAIN: timed("ar", 40, 4), FOUR: timed("spec", 40, 2, drafted=40, kept=30)}
-    _, spec = summarise([item(None, both)], [PLAIN, FOUR])
+    _, spec = summarise(
+        [item(None, {PLAIN: timed("ar", 40, 4), FOUR: timed("spec", 40, 2, drafted=40, kept=30)})], [PLAIN, FOUR]
+    )
     assert spec["v"] == pytest.approx((1800 / 10) / (3600 / 40))
     assert spec["c"] == pytest.approx((200 / 40) / (3600 / 40), abs=1e-4)
     alpha = 30 / 40
-    wanted = (1 - alpha**5) / (1 - alpha) / (4 * 200 / 40 / 90 + 2)
-    assert spec["expected_speedup"] == pytest.approx(wanted, abs=1e-3)
+    assert spec["expected_speedup"] == pytest.approx((1 - alpha**5) / (1 - alpha) / (4 * 200 / 40 / 90 + 2), abs=1e-3)
 
 
 def test_the_calls_and_reviews_of_a_cascade_are_counted_and_priced() -> None:
@@ -281,8 +278,7 @@ def test_rules_of_repetition_are_the_references_too(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = bench_with(prompts, methods=("ar", "ngram"), gammas=(2,), check_identity=True)
-    settings = SETTINGS.changed(repetition_penalty=1.7, no_repeat_ngram=2)
-    assert run_bench(settings, options, args) == 0
+    assert run_bench(SETTINGS.changed(repetition_penalty=1.7, no_repeat_ngram=2), options, args) == 0
     assert capsys.readouterr().out == "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ\n"
 
 
@@ -298,8 +294,7 @@ def test_a_lane_that_changes_the_output_is_found(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app.bench.run, "run_lane", broken)
-    args = bench_with(prompts, gammas=(1, 4), check_identity=True, limit=1)
-    assert run_bench(SETTINGS, options, args) == 1
+    assert run_bench(SETTINGS, options, bench_with(prompts, gammas=(1, 4), check_identity=True, limit=1)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("prompt 1: spec gamma 4 differs from ar at token 6, top-2 gap ")
@@ -346,10 +341,6 @@ def test_sampled_lanes_are_compared_with_the_seeds_own_text(
     )
 
 
-def difference(prompt: int, gap: float | None) -> Difference:
-    return Difference(prompt, "spec gamma 4", "ar", 3, gap)
-
-
 @pytest.mark.parametrize(
     ("prompts", "differences", "passed"),
     [
@@ -364,10 +355,8 @@ def difference(prompt: int, gap: float | None) -> Difference:
     ],
 )
 def test_the_rule_of_near_ties(prompts: int, differences: list[tuple[int, float | None]], passed: bool) -> None:
-    report = BenchReport(
-        lanes=3, tokens=128, prompts=prompts, differences=[difference(*found) for found in differences]
-    )
-    assert report.passed is passed
+    found = [Difference(prompt, "spec gamma 4", "ar", 3, gap) for prompt, gap in differences]
+    assert BenchReport(lanes=3, tokens=128, prompts=prompts, differences=found).passed is passed
 
 
 @pytest.mark.parametrize(("against", "gap", "passed"), [("ar", 0.0, False), ("transformers", 0.009, True)])
@@ -387,8 +376,7 @@ def test_trees_pass_the_check_and_are_really_grown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drafter is off by much, so that siblings are taken."""
-    pair = tiny_pair(tmp_path, noise=0.3, stop=False)
-    options = pair.options()
+    options = tiny_pair(tmp_path, noise=0.3, stop=False).options()
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "hello there"}, {"prompt": "what is 2 + 2"}])
     verify, trees = sampling.loop.verify, []
 

@@ -23,7 +23,6 @@ FUSSY = (
     "{% for m in messages %}{% if 'bad' in m['content'] %}{{ raise_exception('no bad') }}{% endif %}"
     "<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 )
-FORGETFUL = "{{ messages[-1]['content'] }}"
 
 
 def conversation(template: str | None = DEFAULT_SYSTEM, context: int = 4000, **more: Any) -> Conversation:
@@ -80,8 +79,7 @@ def test_a_prompt_begins_with_everything_said_so_that_the_cache_is_reused() -> N
     chat = conversation()
     for number in range(3):
         said = chat.ids
-        prompt = chat.plan(f"message {number}").prompt
-        assert prompt[: len(said)] == said
+        assert chat.plan(f"message {number}").prompt[: len(said)] == said
         answer(chat, f"message {number}", "fine")
 
 
@@ -115,7 +113,7 @@ def test_a_stop_token_that_the_template_does_not_use_is_dropped() -> None:
 
 
 def test_a_template_that_hides_earlier_answers_is_refused_in_one_line() -> None:
-    chat = conversation(FORGETFUL)
+    chat = conversation("{{ messages[-1]['content'] }}")
     answer(chat, "hi", "hello")
     refused(chat.plan, "more", match="leaves out earlier answers")
     assert len(chat.turns) == 1

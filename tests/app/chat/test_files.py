@@ -42,8 +42,9 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved(catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
     folder = tmp_path_factory.mktemp("saved")
     files = [f"/save {folder / 'chat'}{ending}" for ending in (".json", ".html", ".svg", ".txt")]
-    lines = ("/system Be brief.", "one", "/continue", HOSTILE, *files, "/trace", "three")
-    ran = run_lines(catalogue, *lines, settings={"log_top": 20})
+    ran = run_lines(
+        catalogue, "/system Be brief.", "one", "/continue", HOSTILE, *files, "/trace", "three", settings={"log_top": 20}
+    )
     assert not ran.errors
     return folder / "chat", ran
 
@@ -56,7 +57,8 @@ def test_a_loaded_chat_is_the_saved_one_and_goes_on_by_its_ids(
 ) -> None:
     chat, before = saved
     file = chat.with_suffix(".json")
-    lines = (
+    ran = run_lines(
+        catalogue,
         f"/load {file}",
         f"/save {tmp_path}/again.json",
         "/stats",
@@ -65,7 +67,6 @@ def test_a_loaded_chat_is_the_saved_one_and_goes_on_by_its_ids(
         f"/save {tmp_path}/again.html",
         "three",
     )
-    ran = run_lines(catalogue, *lines)
     assert ran.errors == ["error: /plot gamma needs an answer of this run: the last one was loaded"]
     assert f"loaded 2 turns from {file}, system = Be brief." in ran.text.replace("\n", "")
     assert (tmp_path / "again.json").read_bytes() == file.read_bytes()
@@ -149,8 +150,7 @@ def test_one_damaged_answer_leaves_the_pages_of_a_chat_whole(
     told = json.loads(Path(f"{saved[0]}.json").read_text())
     file = tmp_path / "spoilt.json"
     file.write_text(spoilt(told, ["events", -2, "drafted"], 3))
-    ran = run_lines(catalogue, f"/load {file}", "/stats", f"/save {tmp_path}/a.html")
-    assert not ran.errors
+    assert not run_lines(catalogue, f"/load {file}", "/stats", f"/save {tmp_path}/a.html").errors
     assert (tmp_path / "a.html").read_text().count("the drafts and figures of this answer are not there") == 1
 
 

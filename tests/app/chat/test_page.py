@@ -68,8 +68,7 @@ def told(number: float) -> str:
 def is_arithmetic(line: str, chance: float, number: float) -> bool:
     """Whether a coin, a chance and the quotient after it hold, of the log and of what is shown."""
     quotient = r" = (?:min\(1, )?p (\S+) / q ([^,)]+)\)?, both after .*"
-    form = rf".*?coin (\S+) (<|>=) chance (\S+?)({quotient}| \(.* not kept\)): \w+"
-    match = re.fullmatch(form, line)
+    match = re.fullmatch(rf".*?coin (\S+) (<|>=) chance (\S+?)({quotient}| \(.* not kept\)): \w+", line)
     if not match:
         return False
     coin, bound = float(match[1]), float(match[3])
@@ -93,8 +92,7 @@ def facts(step: Any, index: int) -> dict[str, Any]:
 
 
 def greedy(line: str, known: dict[str, Any], token: int) -> bool:
-    target = known["position"][0]
-    return token == max(target, key=lambda each: each[1])[0]
+    return token == max(known["position"][0], key=lambda each: each[1])[0]
 
 
 def race(line: str, known: dict[str, Any], token: int) -> bool:
@@ -132,8 +130,7 @@ def wrong(said: list[str], step: Any, index: int, token: int) -> list[str]:
         if match := re.fullmatch(
             r"(\d+) (further drafts? discarded, not examined|drafts? on other branches left aside)", line
         ):
-            seen = {*step["path"], *known["rejected"]}
-            right = int(match[1]) == len(step["drafted"]) - len(seen)
+            right = int(match[1]) == len(step["drafted"]) - len({*step["path"], *known["rejected"]})
         else:
             check = next((check for form, check in SENTENCES.items() if re.fullmatch(form, line)), None)
             right = check is not None and check(line, known, token)
@@ -228,14 +225,10 @@ def test_the_page_of_the_examples_is_that_of_its_log(tmp_path: Path) -> None:
 # -- a page by itself ---------------------------------------------------------------------------------
 
 
-def without_tags(text: str) -> str:
-    body = text.partition("<main>")[2].partition("</main>")[0]
-    return re.sub("<del.*?</del>|<[^>]*>", "", body).replace("&#x27;", "'").replace("&quot;", '"').replace("&lt;", "<")
-
-
 def test_it_is_read_without_scripts_and_loads_nothing(tmp_path: Path) -> None:
     text, data = page_of(CLASS, tmp_path / "page.html")
-    body = without_tags(text)
+    body = re.sub("<del.*?</del>|<[^>]*>", "", text.partition("<main>")[2].partition("</main>")[0])
+    body = body.replace("&#x27;", "'").replace("&quot;", '"').replace("&lt;", "<")
     for answer in data["answers"]:
         assert answer["question"] in body
         assert answer["text"] in body
@@ -270,8 +263,7 @@ def test_no_text_of_a_model_or_user_is_markup(sampled: Path, tmp_path: Path) -> 
     assert text.count("<script") == text.count("</script") == 2
     assert "<img" not in text
     assert not {"\x1b", "\u202e"} & set(text)
-    odd = PageAnswer("\ud800 \ufffe {{body}}", "</script> <!-- \u2028")
-    assert "{{body}}" in page([odd]).encode().decode()
+    assert "{{body}}" in page([PageAnswer("\ud800 \ufffe {{body}}", "</script> <!-- \u2028")]).encode().decode()
 
 
 def test_two_hundred_tokens_are_less_than_400_kb(pair: TinyPair, tmp_path: Path) -> None:
@@ -397,8 +389,7 @@ def test_the_round_follows_the_token_and_shows_what_was_compared(
             where
             == f"round {at} of {len(rounds) - 1}, {own if rounds[at]['drafts'] else 'no draft' if at else 'prefill'}"
         )
-        hidden = f"{first}.querySelectorAll('.lane:last-child [data-t][hidden]').length"
-        assert browser.run(hidden) == 0
+        assert browser.run(f"{first}.querySelectorAll('.lane:last-child [data-t][hidden]').length") == 0
         assert "q(x), p(x) after the settings" in picture
         seen.add(own)
         for row in rounds[at]["drafts"]:

@@ -52,7 +52,6 @@ HARMONY = (
     "{% else %}START{{ m.role }}MESSAGE{{ m.content }}OVER{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}STARTassistant{% endif %}"
 )
-MARKS = {"CHANNEL": CHANNEL, "MESSAGE": MESSAGE, "OVER": OVER, "START": START}
 SCHEMA = {
     "defaults": {"role": "assistant"},
     "start_anchor": f"{START}assistant",
@@ -64,7 +63,7 @@ SCHEMA = {
 
 
 def marked(text: str) -> str:
-    for name, token in MARKS.items():
+    for name, token in {"CHANNEL": CHANNEL, "MESSAGE": MESSAGE, "OVER": OVER, "START": START}.items():
         text = text.replace(name, token)
     return text
 
@@ -152,8 +151,9 @@ def test_channels_are_read_by_the_schema_and_left_to_the_template() -> None:
     chat = conversation(marked(HARMONY), SCHEMA)
     answer(chat, "2+2?", marked("CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfour"))
     assert chat.turns[0].text == "<think>add them</think>\n\nfour"
-    parsed = {"thinking": "add them", "content": "four"}
-    assert chat.plan("sure?").prompt == templated(chat, ("user", "2+2?"), ("assistant", parsed), ("user", "sure?"))
+    assert chat.plan("sure?").prompt == templated(
+        chat, ("user", "2+2?"), ("assistant", {"thinking": "add them", "content": "four"}), ("user", "sure?")
+    )
     assert "add them" not in chat.tokenizer.decode(chat.plan("sure?").prompt)
 
 

@@ -84,8 +84,7 @@ def test_a_chat_has_the_templates_control_tokens_whatever_is_said(
     chat, plain = chat_of(kind), chat_of(kind)
     chats = []
     for each, words in ((chat, (message, answer, second)), (plain, ("us", "us", "us"))):
-        plan = each.plan(words[0])
-        each.commit(plan, [*each.tokenizer("st", add_special_tokens=False)["input_ids"], 2], "eos")
+        each.commit(each.plan(words[0]), [*each.tokenizer("st", add_special_tokens=False)["input_ids"], 2], "eos")
         each.turns[0] = each.turns[0].__class__(**{**vars(each.turns[0]), "text": words[1]})
         chats.append(each.changed(system="us" if each is plain else second))  # builds the prompts again
     chat, plain = chats

@@ -315,8 +315,9 @@ def test_help_comes_fast_on_stdout_and_imports_no_torch() -> None:
 def test_a_reader_that_leaves_early_hears_nothing(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, str(ROOT / "infer.py"), *words]
-    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT)
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "infer.py"), *words], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT
+    )
     os.close(writer)
     assert process.communicate(timeout=60)[1] == b""
     assert process.returncode == 0
@@ -337,8 +338,9 @@ def test_a_closed_stdout_is_one_line_and_a_closed_stderr_keeps_nothing_back() ->
     words = f"{sys.executable} {ROOT / 'infer.py'} pairs"
     shut = subprocess.run(["sh", "-c", f"{words} >&-"], capture_output=True, text=True, check=False, timeout=60)
     assert (shut.returncode, shut.stderr) == (1, "error: stdout is closed\n")
-    warned = f"SPEC_TEMPERATUR=1 {words} 2>&-"
-    told = subprocess.run(["sh", "-c", warned], capture_output=True, text=True, check=False, timeout=60)
+    told = subprocess.run(
+        ["sh", "-c", f"SPEC_TEMPERATUR=1 {words} 2>&-"], capture_output=True, text=True, check=False, timeout=60
+    )
     assert told.returncode == 0
     assert told.stdout
 
@@ -378,14 +380,22 @@ def chosen(tmp_path: Path, name: str | None = None, **options: str) -> tuple[str
     return pair.name, pair.target.source, pair.drafter_name
 
 
-def test_target_and_drafter_go_in_the_places_of_the_pairs(tmp_path: Path) -> None:
-    assert chosen(tmp_path) == ("small", "org/small", "ngram")
-    assert chosen(tmp_path, pair="other") == ("other", "org/other", "tiny")
-    assert chosen(tmp_path, pair="other", drafter="none") == ("other", "org/other", "none")
-    assert chosen(tmp_path, drafter="org/mine") == ("small", "org/small", "mine")
-    assert chosen(tmp_path, pair="other", target="org/big") == ("other", "org/big", "tiny")
-    assert chosen(tmp_path, target="org/big") == ("big", "org/big", "ngram")
-    assert chosen(tmp_path, target="org/big", drafter="org/mine") == ("big", "org/big", "mine")
+@pytest.mark.parametrize(
+    ("options", "pair"),
+    [
+        ({}, ("small", "org/small", "ngram")),
+        ({"pair": "other"}, ("other", "org/other", "tiny")),
+        ({"pair": "other", "drafter": "none"}, ("other", "org/other", "none")),
+        ({"drafter": "org/mine"}, ("small", "org/small", "mine")),
+        ({"pair": "other", "target": "org/big"}, ("other", "org/big", "tiny")),
+        ({"target": "org/big"}, ("big", "org/big", "ngram")),
+        ({"target": "org/big", "drafter": "org/mine"}, ("big", "org/big", "mine")),
+    ],
+)
+def test_target_and_drafter_go_in_the_places_of_the_pairs(
+    options: dict[str, str], pair: tuple[str, str, str], tmp_path: Path
+) -> None:
+    assert chosen(tmp_path, **options) == pair
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -265,8 +265,9 @@ def distilled(home: Home, texts: Path, out: Path, features: Path) -> int:
 
 @pytest.fixture(scope="module")
 def texts(home: Home) -> Path:
-    rows = [{"ids": [1, *range(5 + row, 30 + row)], "start": 4} for row in range(12)]
-    return write_prompts(home.folder / "texts.jsonl", rows)
+    return write_prompts(
+        home.folder / "texts.jsonl", [{"ids": [1, *range(5 + row, 30 + row)], "start": 4} for row in range(12)]
+    )
 
 
 def test_folders_behind_links_are_filled_and_the_links_stay(home: Home, texts: Path, tmp_path: Path) -> None:
@@ -303,6 +304,7 @@ def test_a_folder_that_cannot_be_filled_is_refused_before_anything_is_made(
     else:
         with read_only(refused):
             assert filled(refused / "new") == 2
-    error = capsys.readouterr().err
-    assert re.fullmatch(r"error: --\w+ \S+ cannot be written: (Not a directory|Permission denied)\n", error)
+    assert re.fullmatch(
+        r"error: --\w+ \S+ cannot be written: (Not a directory|Permission denied)\n", capsys.readouterr().err
+    )
     assert list(work.iterdir()) == list(refused.iterdir()) == []

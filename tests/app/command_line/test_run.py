@@ -29,8 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def as_json(options: ModelOptions, capsys: pytest.CaptureFixture[str], code: int = 0, **changes: Any) -> dict[str, Any]:
-    settings = Settings(**{"max_new_tokens": 30, **changes})
-    assert run_once(settings, options, "What is this?", as_json=True) == code
+    assert run_once(Settings(**{"max_new_tokens": 30, **changes}), options, "What is this?", as_json=True) == code
     data: dict[str, Any] = json.loads(capsys.readouterr().out)  # the whole output is one object
     return data
 
@@ -65,8 +64,9 @@ def test_the_figures_of_the_json_fit_together(options: ModelOptions, capsys: pyt
         assert result["stop_reason"] == "length"
         assert result["predicted_n"] - 1 == result["draft_n_accepted"] + result["target_passes"]
         assert sum(result["acceptance_histogram"]) == result["target_passes"] == result["calls"]["target"]
-        rate = 1000 * (result["predicted_n"] - 1) / result["predicted_ms"]
-        assert result["predicted_per_second"] == pytest.approx(rate, rel=1e-3)
+        assert result["predicted_per_second"] == pytest.approx(
+            1000 * (result["predicted_n"] - 1) / result["predicted_ms"], rel=1e-3
+        )
         assert result["tokens_per_pass"] == pytest.approx(
             (result["predicted_n"] - 1) / result["target_passes"], rel=1e-3
         )
@@ -150,17 +150,18 @@ def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options:
 # -- interrupts ---------------------------------------------------------------------------------
 
 
-def program(pair: TinyPair, *words: str) -> list[str]:
-    return [sys.executable, "infer.py", "run", *words, *pair.flags()]
-
-
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def test_a_real_ctrl_c_ends_with_130_and_what_was_said(pair: TinyPair) -> None:
-    words = program(pair, "go on", "--compare", "spec", "--max-new-tokens", "4000", "--quiet")
+    words = ["infer.py", "run", "go on", "--compare", "spec", "--max-new-tokens", "4000", "--quiet", *pair.flags()]
     with Warm(
-        words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
     ) as process:
         assert process.stdout is not None
         first = process.stdout.read(4)
@@ -198,8 +199,7 @@ def test_an_answer_that_ends_its_line_gets_no_second_newline() -> None:
 
 def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all() -> None:
     text = "red \x1b[31m\tbell\x07 \x9b2J\nend"
-    shown = "red \u241b[31m\tbell\u2407 \\x9b2J\nend"
-    for terminal, wanted in ((True, shown), (False, text)):
+    for terminal, wanted in ((True, "red \u241b[31m\tbell\u2407 \\x9b2J\nend"), (False, text)):
         stream = Pieces(terminal)
         AnswerWriter(stream, lambda ids: "").finish(text)
         assert stream.getvalue() == wanted + "\n"

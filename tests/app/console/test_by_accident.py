@@ -20,8 +20,9 @@ FIRST = "What is a river?"
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("accident")
-    pairs = {name: tiny_pair(folder / name, stop=False, context=2048) for name in ("tiny", "tiny-ngram")}
-    return catalogue_of(folder, pairs)
+    return catalogue_of(
+        folder, {name: tiny_pair(folder / name, stop=False, context=2048) for name in ("tiny", "tiny-ngram")}
+    )
 
 
 @pytest.fixture
@@ -48,8 +49,7 @@ def test_keys_and_pastes_delete_and_send_nothing_by_accident(console: Callable[.
     def entered(text: str, shown: str) -> str:
         """The screen from the line on, once it shows something and the prompt is back."""
         before = terminal.mark()
-        terminal.enter(text)
-        terminal.wait(lambda: shown in terminal.raw[before:] and terminal.at_prompt, LOADED)
+        terminal.enter(text, until=lambda: shown in terminal.raw[before:] and terminal.at_prompt, seconds=LOADED)
         return terminal.raw[before:]
 
     def line() -> str:
@@ -59,8 +59,7 @@ def test_keys_and_pastes_delete_and_send_nothing_by_accident(console: Callable[.
     entered(FIRST, "same output")
     entered("Another one?", "same output")
     for key, shown in (("/", "forget the conversation"), ("\t", "› /clear"), ("\r", "Enter runs it")):
-        terminal.type(key)
-        terminal.wait(shown, 20)
+        terminal.type(key, until=shown, seconds=20)
     assert line() == "› /clear"
     assert "conversation cleared" not in terminal.raw
     entered("", "conversation cleared (/undo brings it back)")
@@ -83,10 +82,16 @@ def test_keys_and_pastes_delete_and_send_nothing_by_accident(console: Callable[.
         f"{PASTE_ON}one\rtwo\rthree{PASTE_OFF}",
     ):
         before = terminal.mark()
-        terminal.enter("A slow answer")
-        terminal.wait(lambda before=before: "shown slowly" in terminal.raw[before:], LOADED)  # type: ignore[misc]
-        terminal.type(pasted)
-        terminal.wait(lambda before=before: "TTFT" in terminal.raw[before:] and "… three" in terminal.text, LOADED)  # type: ignore[misc]
+        terminal.enter(
+            "A slow answer",
+            until=lambda before=before: "shown slowly" in terminal.raw[before:],  # type: ignore[misc]
+            seconds=LOADED,
+        )
+        terminal.type(
+            pasted,
+            until=lambda before=before: "TTFT" in terminal.raw[before:] and "… three" in terminal.text,  # type: ignore[misc]
+            seconds=LOADED,
+        )
         assert line() == "› one\n… two\n… three"
         terminal.type("\x03")
     marks = re.findall(r"\x1b\[\?2004[hl]", terminal.raw)
@@ -101,18 +106,15 @@ def test_ctrl_c_ends_a_paste_whose_end_did_not_come(console: Callable[..., Termi
     terminal.type(f"{PASTE_ON}one\rtwo\r")
     terminal.quiet(0.2)
     terminal.type("\x03")
-    terminal.enter("/gamma 3")
-    terminal.wait("gamma = 3", 20)
-    terminal.type("\x1b[A\x1b[A")  # the pasted lines are in the history, before the command
-    terminal.wait("… two", 20)
+    terminal.enter("/gamma 3", until="gamma = 3", seconds=20)
+    terminal.type("\x1b[A\x1b[A", until="… two", seconds=20)  # the pasted lines are in the history, before the command
     terminal.type("\x03\x04")
     assert terminal.end() == 0
 
 
 def test_a_dumb_terminal_shows_whole_lines(console: Callable[..., Terminal]) -> None:
     terminal = console(columns=60, TERM="dumb")
-    terminal.enter(FIRST)
-    terminal.wait(lambda: "same output" in terminal.text, LOADED)
+    terminal.enter(FIRST, until=lambda: "same output" in terminal.text, seconds=LOADED)
     rows = [row for row in terminal.lines if row.startswith(("┌", "│", "└"))]
     assert rows
     assert {row[-1] for row in rows} <= {"┐", "│", "┘"}
@@ -140,7 +142,8 @@ def test_load_says_what_it_replaces_and_clear_can_be_taken_back(
     catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = (
+    ran = run_lines(
+        catalogue,
         "one",
         "/save chat.json",
         "two",
@@ -151,7 +154,6 @@ def test_load_says_what_it_replaces_and_clear_can_be_taken_back(
         "/undo",
         "/continue",
     )
-    ran = run_lines(catalogue, *lines)
     assert "loaded 1 turn from chat.json in place of 2 before" in ran.text
     assert ran.errors == []
     assert [turn.user for turn in ran.state.said().turns] == ["one"]
@@ -168,8 +170,7 @@ def test_tab_offers_only_what_the_pair_can_run(catalogue: Path) -> None:
         for word in (*offered["/compare "], *offered["/set compare="]):
             assert state.engine().lane(word, state.settings)
 
-    ran = run_lines(catalogue, "/pair tiny-ngram", look, "/pair tiny", look)
-    assert ran.errors == []
+    assert run_lines(catalogue, "/pair tiny-ngram", look, "/pair tiny", look).errors == []
     assert "draft" in offered["/compare "]
     assert "glide" not in offered["/compare "]
     assert offered["/drafter "] == ["ngram", "tables", "suffix", "maxgram", "none"]

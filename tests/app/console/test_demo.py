@@ -11,14 +11,8 @@ from app.console.state import ConsoleState
 from app.replay.player import STEPS
 from tests.app.console.test_terminal import COLOUR
 from tests.support.screen import Terminal
-from tests.support.scripted import catalogue_of
-from tests.support.tiny import tiny_pair
 
-
-@pytest.fixture(scope="module")
-def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pairs")
-    return catalogue_of(folder, {"tiny": tiny_pair(folder / "tiny", stop=False, context=900)})
+SHAPE = {"context": 900}
 
 
 def test_the_tour_of_a_pair_goes_through_every_step(catalogue: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,11 +69,9 @@ def test_the_recorded_tour_in_a_terminal() -> None:
     terminal.type("x")
     terminal.quiet(0.2)
     assert "2/6" not in terminal.text
-    terminal.type("\r")
-    terminal.wait("2/6 Plain", 20)
+    terminal.type("\r", until="2/6 Plain", seconds=20)
     terminal.wait("slow ", 20)
-    terminal.type("\x03")
-    terminal.wait(lambda: not terminal.child.isalive(), 20)
+    terminal.type("\x03", until=lambda: not terminal.child.isalive(), seconds=20)
     terminal.read()
     assert "the demo was left" in terminal.raw
     assert terminal.child.exitstatus == 130

@@ -150,8 +150,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], li
                 reader.leave()
 
             pipe.send_text(text)
-            patience = threading.Timer(1.0, leave)
-            patience.start()
+            threading.Timer(1.0, leave).start()
             with pytest.raises(EOFError):
                 reader.read()
         stream.feed(shown[0])

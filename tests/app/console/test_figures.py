@@ -38,8 +38,7 @@ def per_pass(ran: Ran, answer: int, lane: str) -> float:
 def test_a_session_compares_the_answers_that_both_lanes_gave(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is three times as slow while the target answers alone: that is no speed-up of anybody."""
     plant(monkeypatch, CONSOLE, lambda answer, lane, step: 3.0 if answer == 1 else 1.0)
-    lines = ("/compare ar", "one", "/compare ar,ngram", "two", "/stats session")
-    ran = run_lines(catalogue, *lines, settings=LONG)
+    ran = run_lines(catalogue, "/compare ar", "one", "/compare ar,ngram", "two", "/stats session", settings=LONG)
     told = ran.after("/stats session")
     assert "2 answers" in told
     assert f"ngram: {per_pass(ran, 2, 'ngram'):.2f}x the rate of plain decoding over 1 answer of both" in told
@@ -92,20 +91,9 @@ def test_an_answer_that_the_session_has_seen_says_so(catalogue: Path, tmp_path: 
     assert ran.text.count("seen before") == 2
     assert "2 answers, 1 of them seen before" in ran.after("/stats session")
     assert "tok/pass 5 passes seen before" in " ".join(ran.after("what was it").split())
-    assert seen_in(log) == shown, "a replay says the same"
+    assert [answer.over()[-1].pane().seen for answer in read_log(log).answers] == shown, "a replay says the same"
     (saved,) = answered_of(ran.state.said().turns[0], lambda ids: "x" * len(ids))
     assert saved.tracks[-1].pane().seen, "and so does a saved chat"
-
-
-def seen_in(log: Path) -> list[bool]:
-    """Of each answer of a session log whether it is shown as seen before."""
-    seen = []
-    for answer in read_log(log).answers:
-        tracks = answer.tracks()
-        for index, event in answer.events:
-            tracks[index].feed(event)
-        seen.append(tracks[-1].pane().seen)
-    return seen
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "tables"])

@@ -10,8 +10,7 @@ from app.settings.table import Settings
 from sampling.events import Step
 from sampling.gamma.controller import Controller
 from tests.app.lanes.test_lanes import ids_of
-from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import tiny_pair
+from tests.support.scripted import run_lines
 
 AUTO: dict[str, Any] = {"gamma": "auto", "max_new_tokens": 40, "quiet": True}
 
@@ -44,8 +43,7 @@ def test_a_pace_outlives_the_conversation_and_its_drafter(engine: PairEngine) ->
     assert again.drafter is not drafter
 
 
-def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+def test_the_console_tells_what_auto_does(catalogue: Path) -> None:
     seen: list[list[int]] = []
 
     def note(state: Any) -> None:

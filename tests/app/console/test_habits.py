@@ -13,8 +13,7 @@ from app.console.slash_commands import COMMANDS, TABLE, completions, dispatch, h
 from app.console.state import ConsoleState
 from app.prompts.questions import FIRST_QUESTION
 from tests.support.screen import Terminal
-from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import tiny_pair
+from tests.support.scripted import run_lines
 from utils.visible import visible
 
 pytestmark = pytest.mark.slow
@@ -33,36 +32,28 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     terminal.child.close(force=True)
 
 
-def drawn_green(terminal: Terminal, rows: range) -> bool:
-    """Whether text of these rows is in the colour of accepted drafts."""
-    return any(cell.fg == "green" for row in rows for cell in terminal.screen.buffer[row].values())
-
-
 def entered(terminal: Terminal, line: str) -> str:
     """What the screen shows below a line when the prompt has come back."""
-    terminal.enter(line)
-    terminal.wait(lambda: line[:40] in terminal.text and terminal.at_prompt, ANSWER)
+    terminal.enter(line, until=lambda: line[:40] in terminal.text and terminal.at_prompt, seconds=ANSWER)
     terminal.quiet()
     return terminal.text.rpartition(f"› {line[:40]}")[2]
 
 
 def ask_first(terminal: Terminal) -> None:
     """The first question in a conversation that was cleared."""
-    terminal.enter("/clear")
-    terminal.wait("conversation cleared", 20)
+    terminal.enter("/clear", until="conversation cleared", seconds=20)
     terminal.quiet()
-    terminal.enter(FIRST_QUESTION)
-    terminal.wait(lambda: terminal.at_prompt and "cut at 48 tokens" in terminal.text, ANSWER)
+    terminal.enter(
+        FIRST_QUESTION, until=lambda: terminal.at_prompt and "cut at 48 tokens" in terminal.text, seconds=ANSWER
+    )
     terminal.quiet()
 
 
 def test_two_lines_say_what_is_shown_and_tab_brings_a_first_question(chat: Terminal) -> None:
     chat.wait(lambda: chat.at_prompt, LOADED)
     assert "Two panes show each answer: plainly, and with drafts.\nTab: a first question. /help: the" in chat.text
-    chat.type("\t")
-    chat.wait(FIRST_QUESTION[:60], 20)
-    chat.type("\x03")
-    chat.wait("SmolLM2-135M-Instruct ←", LOADED)
+    chat.type("\t", until=FIRST_QUESTION[:60], seconds=20)
+    chat.type("\x03", until="SmolLM2-135M-Instruct ←", seconds=LOADED)
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -74,7 +65,8 @@ def test_coloured_panes_and_the_live_line_stay_in_view_on_24_rows(chat: Terminal
     (live,) = LIVE.finditer(chat.text)
     assert ("  AR " in live[0]) == (columns >= 60)
     border = next(row for row, line in enumerate(chat.lines) if line.startswith("└") and "tok/s ─┘" in line)
-    assert drawn_green(chat, range(border))
+    # text above it is in the colour of accepted drafts
+    assert any(cell.fg == "green" for row in range(border) for cell in chat.screen.buffer[row].values())
     assert "TTFT" in chat.text
     assert "rejected" in chat.text
     assert all(len(line) <= columns for line in chat.lines)
@@ -128,12 +120,10 @@ def test_familiar_commands_and_the_pager(chat: Terminal, tmp_path: Path) -> None
         assert ("```" in after) == (line == "/render off")
         assert all(len(text) <= columns for text in chat.lines)
     if shutil.which("less"):
-        chat.enter("/set")
-        chat.wait(lambda: "Decoding:" in chat.text and not chat.at_prompt, 20)
+        chat.enter("/set", until=lambda: "Decoding:" in chat.text and not chat.at_prompt, seconds=20)
         chat.quiet()
         assert "Output:" not in chat.text
-        chat.type("q")
-        chat.wait(lambda: chat.at_prompt, 20)
+        chat.type("q", until=lambda: chat.at_prompt, seconds=20)
 
 
 def test_quit_leaves_without_a_slash(chat: Terminal) -> None:
@@ -150,14 +140,12 @@ def test_the_names_of_all_commands_fit_24_rows(width: int) -> None:
     assert all(command.name in text.split() for command in TABLE)
 
 
-def test_help_all_has_a_line_for_each_command(tmp_path: Path) -> None:
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+def test_help_all_has_a_line_for_each_command(catalogue: Path) -> None:
     assert help_page(TABLE) in run_lines(catalogue, "/help all").text
 
 
 @pytest.mark.parametrize("word", ["exit", "quit", "  Exit "])
-def test_a_lone_word_leaves_and_in_a_sentence_it_is_a_message(tmp_path: Path, word: str) -> None:
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+def test_a_lone_word_leaves_and_in_a_sentence_it_is_a_message(catalogue: Path, word: str) -> None:
 
     def sent(state: ConsoleState) -> None:
         assert dispatch("exit the room", state, COMMANDS) == "exit the room"
@@ -167,9 +155,8 @@ def test_a_lone_word_leaves_and_in_a_sentence_it_is_a_message(tmp_path: Path, wo
     assert "never read" not in ran.text
 
 
-def test_history_and_load_show_the_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_and_load_show_the_chat(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
     ran = run_lines(catalogue, "/history", "one", "two", "/history", "/save a.json", "/clear", "/load a.json")
     assert ran.errors == ["error: no message yet"]
     first, second = (visible(turn.text) for turn in ran.state.said().turns)
@@ -181,12 +168,11 @@ def test_history_and_load_show_the_chat(tmp_path: Path, monkeypatch: pytest.Monk
     assert words in " ".join(ran.after("/load a.json").split())
 
 
-def test_tab_offers_a_first_question_only_before_the_first_message(tmp_path: Path) -> None:
+def test_tab_offers_a_first_question_only_before_the_first_message(catalogue: Path) -> None:
     offered: list[list[str]] = []
 
     def look(state: ConsoleState) -> None:
         offered.append([each.text for each in completions("", state)])
 
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
     run_lines(catalogue, look, "one", look)
     assert offered == [[FIRST_QUESTION], []]

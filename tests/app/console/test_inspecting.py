@@ -12,10 +12,10 @@ from app.console.state import ConsoleState
 from app.replay.player import replay
 from app.screen.live import KEYS
 from app.settings.table import Layers, ModelOptions, Settings
+from tests.support.refusals import refused
 from tests.support.screen import Terminal
-from tests.support.scripted import Ran, catalogue_of, run_lines
+from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
-from utils.errors import UserError
 from utils.visible import visible
 
 pytestmark = pytest.mark.slow
@@ -36,8 +36,7 @@ def terminal(
     environ = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state")), "SPEC_MAX_NEW_TOKENS": "12"}
     opened = Terminal("--models", str(catalogue), columns=request.param, rows=24, environ=environ, warm=True)
     opened.wait("›", 30)
-    opened.enter("one")
-    opened.wait(lambda: "TTFT" in opened.raw and opened.at_prompt, LOADED)
+    opened.enter("one", until=lambda: "TTFT" in opened.raw and opened.at_prompt, seconds=LOADED)
     yield opened
     opened.child.close(force=True)
 
@@ -51,55 +50,45 @@ def fits(terminal: Terminal) -> bool:
 
 
 def test_a_picture_of_a_round_goes_on_by_n_and_p(terminal: Terminal) -> None:
-    terminal.enter("/trace 1")
-    terminal.wait("n next round")
+    terminal.enter("/trace 1", until="n next round")
     assert "round 1" in terminal.text
     assert re.search(r"verify \d+\.\d", terminal.text)
-    terminal.type("n")
-    terminal.wait("round 2")
-    terminal.type("pp")
-    terminal.wait("prefill")
+    terminal.type("n", until="round 2")
+    terminal.type("pp", until="prefill")
     assert fits(terminal)
-    terminal.type("nq")
-    terminal.wait(lambda: terminal.at_prompt and "q leave" not in terminal.text)
+    terminal.type("nq", until=lambda: terminal.at_prompt and "q leave" not in terminal.text)
     assert "round 1" in terminal.text
 
 
 def test_a_walk_over_the_tokens_shows_what_else_was_considered(terminal: Terminal) -> None:
-    terminal.type("\x1bOQ")  # F2
-    terminal.wait("token 1/12")
-    terminal.type("\x1b[C\x1b[C")
-    terminal.wait("token 3/12")
+    terminal.type("\x1bOQ", until="token 1/12")  # F2
+    terminal.type("\x1b[C\x1b[C", until="token 3/12")
     assert "rank" in terminal.text
     assert "said" in terminal.text
-    terminal.type("\x1b[F")
-    terminal.wait("token 12/12")
+    terminal.type("\x1b[F", until="token 12/12")
     assert fits(terminal)
-    terminal.type("q")
-    terminal.wait(lambda: terminal.at_prompt and "q leave" not in terminal.text)
+    terminal.type("q", until=lambda: terminal.at_prompt and "q leave" not in terminal.text)
 
 
 def test_a_forced_token_makes_a_branch_and_undo_returns(terminal: Terminal) -> None:
-    terminal.enter("/inspect 4")
-    terminal.wait("token 4/12")
+    terminal.enter("/inspect 4", until="token 4/12")
     terminal.type("\x1b[B\x1b[B\x1b[A" if "› " in terminal.text else "")
     terminal.type("\x1b[A" * 9)  # to the first alternative, and if that was said to the next one
     terminal.quiet(0.2)
     first = next(line for line in terminal.lines if re.search(r"› +\"", line))
-    terminal.type("\x1b[B\r" if "said" in first else "\r")
-    terminal.wait(lambda: "branch 2 of 2" in terminal.text and terminal.at_prompt, 30)
-    terminal.enter("/branches")
-    terminal.wait("at token 4")
+    terminal.type(
+        "\x1b[B\r" if "said" in first else "\r",
+        until=lambda: "branch 2 of 2" in terminal.text and terminal.at_prompt,
+        seconds=30,
+    )
+    terminal.enter("/branches", until="at token 4")
     assert "*2" in terminal.text
-    terminal.enter("/undo")
-    terminal.wait("as it was before a token was forced")
-    terminal.enter("/branches")
-    terminal.wait("*1")
+    terminal.enter("/undo", until="as it was before a token was forced")
+    terminal.enter("/branches", until="*1")
 
 
 def test_a_race_in_steps_stops_after_each_phase_until_a_key(terminal: Terminal) -> None:
-    terminal.enter("/slow step")
-    terminal.wait("slow = step")
+    terminal.enter("/slow step", until="slow = step")
     terminal.enter("two")
     for phase in ("1 draft", "2 one pass", "3 accept", "4 commit", "1 draft"):
         terminal.wait(lambda phase=phase: phase in terminal.text and KEYS[:20] in terminal.text)  # type: ignore[misc]
@@ -107,19 +96,12 @@ def test_a_race_in_steps_stops_after_each_phase_until_a_key(terminal: Terminal) 
         assert "TTFT" in terminal.text  # the lanes stay in view
         terminal.type(" ")
     terminal.wait("2 one pass")
-    terminal.type("r")  # the next round
-    terminal.wait("1 draft")
-    terminal.type("q")  # to the end
-    terminal.wait(lambda: terminal.at_prompt and KEYS[:20] not in terminal.text)
-    terminal.enter("/slow 1")
-    terminal.wait("slow = 1")
+    terminal.type("r", until="1 draft")  # the next round
+    terminal.type("q", until=lambda: terminal.at_prompt and KEYS[:20] not in terminal.text)  # to the end
+    terminal.enter("/slow 1", until="slow = 1")
 
 
 # ---------------------------------------------------------------- without one
-
-
-def ran_over(catalogue: Path, *lines: object) -> Ran:
-    return run_lines(catalogue, *lines)  # type: ignore[arg-type]
 
 
 def test_heat_off_shows_the_answer_as_it_was_printed(catalogue: Path) -> None:
@@ -128,13 +110,13 @@ def test_heat_off_shows_the_answer_as_it_was_printed(catalogue: Path) -> None:
     def note(state: ConsoleState) -> None:
         texts.append(state.said().turns[-1].text)
 
-    ran = ran_over(catalogue, "one", note, "/heat entropy", "/heat off")
+    ran = run_lines(catalogue, "one", note, "/heat entropy", "/heat off")
     assert not ran.errors
     assert ran.text.rstrip().endswith(visible(texts[0]).rstrip())
 
 
 def test_without_a_terminal_inspect_lists_all_tokens_or_tells_of_one(catalogue: Path) -> None:
-    ran = ran_over(catalogue, "/inspect", "one", "/inspect", "/inspect 2", "/inspect 99", "/trace 1", "/trace 99")
+    ran = run_lines(catalogue, "/inspect", "one", "/inspect", "/inspect 2", "/inspect 99", "/trace 1", "/trace 99")
     assert ran.errors[0] == "error: no answer yet"
     rows = ran.after("/inspect").splitlines()
     assert [row.split()[0] for row in rows[1:13]] == [str(number) for number in range(1, 13)]
@@ -151,8 +133,8 @@ def test_the_answer_is_the_same_whether_looked_into_or_not(catalogue: Path) -> N
     def look(state: ConsoleState) -> None:
         texts.append(state.said().turns[-1].answer)
 
-    ran_over(catalogue, "one", look, "/regen", "/inspect", "/trace", look)
-    ran_over(catalogue, "one", "/inspect", look, "/regen", look)
+    run_lines(catalogue, "one", look, "/regen", "/inspect", "/trace", look)
+    run_lines(catalogue, "one", "/inspect", look, "/regen", look)
     assert texts[0] == texts[2]
     assert texts[1] == texts[3]
 
@@ -180,7 +162,7 @@ def test_a_forced_token_cuts_the_answer_and_a_saved_branch_can_be_inspected(cata
     def look(state: ConsoleState) -> None:
         answers.append(state.said().turns[-1].answer)
 
-    ran = ran_over(
+    ran = run_lines(
         catalogue, "one", "/branches", other, "/inspect 5", "/branches", "/branches 1", look, "/branches 2", look,
         f"/save {tmp_path}/chat.json", "/undo", look, "/branches 3", "/branches 2", "two", "/branches",
     )  # fmt: skip
@@ -194,19 +176,18 @@ def test_a_forced_token_cuts_the_answer_and_a_saved_branch_can_be_inspected(cata
         "error: there is no branch 3: the last answer has 2",
         "error: the last answer has no branches: /inspect, then Enter on another token, makes one",
     ]
-    loaded = ran_over(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/stats")
+    loaded = run_lines(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/stats")
     assert loaded.errors == []
     assert len(loaded.after("/inspect").splitlines()) >= 13
 
 
 def test_a_continued_answer_is_inspected_from_its_first_token(catalogue: Path) -> None:
-    ran = ran_over(catalogue, "one", "/continue", "/inspect")
-    assert "  24 " in ran.after("/inspect")
+    assert "  24 " in run_lines(catalogue, "one", "/continue", "/inspect").after("/inspect")
 
 
 def test_what_a_file_saved_says_the_same_when_it_is_loaded(catalogue: Path, tmp_path: Path) -> None:
-    ran = ran_over(catalogue, "/set log_top=5", "one", "/inspect", "/inspect 3", f"/save {tmp_path}/chat.json")
-    loaded = ran_over(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/inspect 3")
+    ran = run_lines(catalogue, "/set log_top=5", "one", "/inspect", "/inspect 3", f"/save {tmp_path}/chat.json")
+    loaded = run_lines(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/inspect 3")
     for line in ("/inspect", "/inspect 3"):
         assert loaded.after(line) == ran.after(line)
     assert "positions" in json.dumps(json.loads((tmp_path / "chat.json").read_text())["turns"][0]["decodings"])
@@ -235,5 +216,4 @@ def test_a_log_that_keeps_alternatives_is_inspected_without_a_model(
     )
     assert replay(settings, ModelOptions(), first) == 0
     assert capsys.readouterr().out.split() == ran.after("/inspect").split()
-    with pytest.raises(UserError, match="--log-top 5 keeps them"):
-        replay(settings, ModelOptions(), second)
+    refused(replay, settings, ModelOptions(), second, match="--log-top 5 keeps them")

@@ -123,8 +123,7 @@ def test_regen_takes_the_next_seed_and_says_it(catalogue: Path) -> None:
     assert "seed 44" in ran.text
     assert "temperature 0: the same answer again" in ran.after("/regen")
     assert len(ran.state.chat.turns) == 1
-    texts = {answered.turn.answer for answered in ran.state.answers}
-    assert len(texts) >= 3
+    assert len({answered.turn.answer for answered in ran.state.answers}) >= 3
 
 
 LETTERS = list(range(60, 68))  # eight ids of the tiny tokenizer, none of which ends an answer
@@ -193,8 +192,9 @@ def test_no_noise_comes_twice_in_a_conversation(catalogue: Path, monkeypatch: py
 def test_continue_gives_the_text_of_the_uncut_answer(catalogue: Path, temperature: float) -> None:
     settings = {"temperature": temperature, "compare": ("ar", "ngram")}
     whole = run_lines(catalogue, "one", settings={**settings, "max_new_tokens": 24}).state.chat.turns
-    parts = run_lines(catalogue, "one", "/continue", "/continue", settings={**settings, "max_new_tokens": 8})
-    turns = parts.state.chat.turns
+    turns = run_lines(
+        catalogue, "one", "/continue", "/continue", settings={**settings, "max_new_tokens": 8}
+    ).state.chat.turns
     assert len(turns) == 1
     assert turns[0].answer == whole[0].answer
     assert turns[0].text == whole[0].text
@@ -248,8 +248,9 @@ def test_another_pair_brings_its_own_settings_to_chat_and_log(catalogue: Path, t
     def look(state: ConsoleState) -> None:
         seen.append((state.chat.system, state.chat.settings.chat, state.log is not None, state.settings.system))
 
-    layers = Layers(flags={"max_new_tokens": 12})
-    ran = run_lines(file, "one", "/pair other", look, "two", "/pair off", look, layers=layers)
+    ran = run_lines(
+        file, "one", "/pair other", look, "two", "/pair off", look, layers=Layers(flags={"max_new_tokens": 12})
+    )
     assert not ran.errors
     assert seen == [("You are B.", True, True, "You are B."), ("", False, False, "")]
     assert "You are B." in log.read_text()
@@ -353,13 +354,11 @@ def test_save_json_holds_ids_texts_settings_figures_and_events(catalogue: Path, 
     data = json.loads(file.read_text(encoding="utf-8"))
     assert f"saved 2 turns to {file}" in ran.text.replace("\n", "")
     assert [turn["user"] for turn in data["turns"]] == ["one", "two"]
-    turns = ran.state.chat.turns
-    assert [tuple(turn["answer_ids"]) for turn in data["turns"]] == [turn.answer for turn in turns]
+    assert [tuple(turn["answer_ids"]) for turn in data["turns"]] == [turn.answer for turn in ran.state.chat.turns]
     first = data["turns"][0]
     assert [decoding["settings"]["gamma"] for decoding in first["decodings"]] == [4, 4]
     lanes = first["decodings"][0]["lanes"]
     assert [lane["method"] for lane in lanes] == ["ar", "spec"]
     steps = [event for event in lanes[1]["events"] if event["event"] == "step"]
-    emitted = sum(len(step["path"]) + (step["token"] is not None) for step in steps)
-    assert emitted == lanes[1]["predicted_n"] == 12
+    assert sum(len(step["path"]) + (step["token"] is not None) for step in steps) == lanes[1]["predicted_n"] == 12
     assert lanes[0]["ids"] + first["decodings"][1]["lanes"][0]["ids"] == first["answer_ids"]

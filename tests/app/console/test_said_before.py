@@ -17,8 +17,9 @@ LONG = {"max_new_tokens": 40, "gamma": 8, "temperature": 1.0}  # a random model 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
-    pairs = {"tiny": tiny_pair(folder / "tiny", stop=False), "tiny-other": tiny_pair(folder / "other", stop=False)}
-    return catalogue_of(folder, pairs)
+    return catalogue_of(
+        folder, {"tiny": tiny_pair(folder / "tiny", stop=False), "tiny-other": tiny_pair(folder / "other", stop=False)}
+    )
 
 
 def passes(ran: Ran) -> list[int]:
@@ -38,8 +39,7 @@ def test_what_is_asked_again_is_drafted_from_the_answer_before(catalogue: Path, 
 
 
 def test_undone_answers_count_too(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "/drafter suffix", "what was it", "/undo", "what was it", settings=LONG)
-    first, again = passes(ran)
+    first, again = passes(run_lines(catalogue, "/drafter suffix", "what was it", "/undo", "what was it", settings=LONG))
     assert again < first / 2
 
 

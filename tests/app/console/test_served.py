@@ -90,8 +90,7 @@ def chat(servers: list[Served], tmp_path_factory: pytest.TempPathFactory) -> Ite
 def answered(terminal: Terminal, text: str) -> str:
     """Send a message; what the screen shows when the prompt is back."""
     before = terminal.raw.count("TTFT")
-    terminal.enter(text)
-    terminal.wait(lambda: terminal.at_prompt and terminal.raw.count("TTFT") > before, ANSWER)
+    terminal.enter(text, until=lambda: terminal.at_prompt and terminal.raw.count("TTFT") > before, seconds=ANSWER)
     terminal.quiet(0.2)
     return terminal.text
 
@@ -99,8 +98,7 @@ def answered(terminal: Terminal, text: str) -> str:
 def streaming(terminal: Terminal, text: str) -> None:
     """Send a message that has a long answer to a new chat, and wait until some of it is there."""
     before = terminal.mark()
-    terminal.enter("/clear")
-    terminal.wait(lambda: terminal.at_prompt and "conversation cleared" in terminal.raw[before:])
+    terminal.enter("/clear", until=lambda: terminal.at_prompt and "conversation cleared" in terminal.raw[before:])
     terminal.enter(text)
     begun = re.compile(r"server (running, )?([5-9]|\d\d) pieces")
     terminal.wait(lambda: text in terminal.text and begun.search(terminal.text.rpartition(text)[2]) is not None, ANSWER)
@@ -109,24 +107,20 @@ def streaming(terminal: Terminal, text: str) -> None:
 def test_three_turns_with_a_server(chat: Terminal) -> None:
     chat.wait(lambda: chat.at_prompt, READY)
     for number, message in enumerate(("Name a colour.", "And another?", "Thanks."), start=1):
-        screen = answered(chat, message)
-        assert "tok/s" in screen, number
+        assert "tok/s" in answered(chat, message), number
     assert "error" not in chat.text
 
 
 def test_two_servers_race(chat: Terminal, servers: list[Served]) -> None:
-    chat.enter(f"/compare server,{servers[1].url}")
-    chat.wait(f"compare = server,{servers[1].url}")
+    chat.enter(f"/compare server,{servers[1].url}", until=f"compare = server,{servers[1].url}")
     screen = answered(chat, "Name a river.")
     assert "same output" in screen
     assert f"127.0.0.1:{servers[1].port}" in screen
 
 
 def test_ctrl_c_in_mid_answer_keeps_what_came(chat: Terminal) -> None:
-    chat.enter("/compare server")
-    chat.wait("compare = server")
-    chat.enter("/length 300")
-    chat.wait("max_new_tokens = 300")
+    chat.enter("/compare server", until="compare = server")
+    chat.enter("/length 300", until="max_new_tokens = 300")
     streaming(chat, LONG)
     chat.interrupt()
     chat.wait("stopped at ", 30)
@@ -142,15 +136,11 @@ def test_a_server_that_is_killed_in_mid_answer_is_one_line_and_the_chat_goes_on(
     dead.kill()
     chat.wait(f"127.0.0.1:{dead.port} closed the connection", 30)
     chat.wait(lambda: chat.at_prompt)
-    chat.enter("Hello?")
-    chat.wait(f"no server answers at 127.0.0.1:{dead.port}", 30)
+    chat.enter("Hello?", until=f"no server answers at 127.0.0.1:{dead.port}", seconds=30)
     chat.wait(lambda: chat.at_prompt)
     chat.type("\x15")  # the message is back in the input line
-    chat.enter(f"/compare {other.url}")
-    chat.wait(f"compare = {other.url}")
-    chat.enter("/length 8")
-    chat.wait("max_new_tokens = 8")
+    chat.enter(f"/compare {other.url}", until=f"compare = {other.url}")
+    chat.enter("/length 8", until="max_new_tokens = 8")
     assert "tok/s" in answered(chat, "Are you there?")
-    chat.enter("/history")
-    chat.wait("Are you there?")
+    chat.enter("/history", until="Are you there?")
     assert all(text in chat.text + chat.raw for text in ("Name a colour.", LONG))

@@ -120,8 +120,7 @@ def test_a_refused_message_goes_back_and_the_conversation_stays(catalogue: Path,
 def test_a_pair_whose_server_is_absent_is_refused_in_a_line(catalogue: Path, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("pairs:\n  gone: {target: {url: 'http://127.0.0.1:9/v1'}}\n", encoding="utf-8")
-    ran = run(file, "hello")
-    assert "error: gone could not be loaded: no server answers at 127.0.0.1:9" in ran.text
+    assert "error: gone could not be loaded: no server answers at 127.0.0.1:9" in run(file, "hello").text
 
 
 @pytest.mark.parametrize(

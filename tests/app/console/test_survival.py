@@ -55,8 +55,7 @@ def chatting(catalogue: Path, state: Path, **environ: str) -> Terminal:
     told = {"XDG_STATE_HOME": str(state), "SPEC_MAX_NEW_TOKENS": "12", "EDITOR": "true", **environ}
     terminal = Terminal("--models", str(catalogue), environ=told, warm="HF_ENDPOINT" not in environ)
     terminal.wait("›", LOADED)
-    terminal.enter(FIRST)
-    terminal.wait(lambda: "same output" in terminal.text and terminal.at_prompt, LOADED)
+    terminal.enter(FIRST, until=lambda: "same output" in terminal.text and terminal.at_prompt, seconds=LOADED)
     return terminal
 
 
@@ -168,16 +167,12 @@ def test_the_end_that_a_signal_makes_leaves_the_chat_in_a_file(catalogue: Path, 
     hub_of = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"} if moment == "loading" else {}
     terminal = chatting(catalogue, tmp_path, **hub_of)
     if moment == "prompt":
-        terminal.type("half a line")
-        terminal.wait("half a line", 20)
+        terminal.type("half a line", until="half a line", seconds=20)
     elif moment == "loading":
-        terminal.enter("/drafter nobody/nothing")
-        terminal.wait("Ctrl-C calls it off", 60)
+        terminal.enter("/drafter nobody/nothing", until="Ctrl-C calls it off")
     else:
-        terminal.enter("/length 4000")
-        terminal.wait("= 4000", 20)
-        terminal.enter("And a lake?")
-        terminal.wait(lambda: bool(re.search(r"\d\d+ of 4,?000 tok", terminal.text)), 60)
+        terminal.enter("/length 4000", until="= 4000", seconds=20)
+        terminal.enter("And a lake?", until=lambda: bool(re.search(r"\d\d+ of 4,?000 tok", terminal.text)))
     for _ in range(2):  # the second one changes nothing
         os.kill(terminal.child.pid, signal.SIGTERM)
     assert terminal.end() == 143
@@ -204,8 +199,7 @@ def test_only_files_that_the_questions_list_are_written_and_none_of_the_chat_wit
 ) -> None:
     unset = dict.fromkeys(("XDG_STATE_HOME", "XDG_CACHE_HOME", "SPEC_CACHE_DIR", "HF_HOME"), "")
     terminal = chatting(catalogue, tmp_path, **unset, HOME=str(tmp_path), SPEC_KERNELS="torch", SPEC_KEEP=keep)
-    terminal.enter("/set keep")
-    terminal.wait(f"keep = {keep}", 20)
+    terminal.enter("/set keep", until=f"keep = {keep}", seconds=20)
     os.kill(terminal.child.pid, signal.SIGTERM)
     assert terminal.end() == 143
     assert ("the conversation was saved" in terminal.text) == (keep == "on")
@@ -293,13 +287,14 @@ def broken_by(folder: Path, *lines: str) -> dict[str, str]:
 
 def test_what_the_prompt_raises_is_one_line_and_the_text_comes_back(catalogue: Path, tmp_path: Path) -> None:
     terminal = chatting(catalogue, tmp_path / "state")
-    terminal.type("The red \x1b[31m")  # which prompt_toolkit takes for a report of the mouse
-    terminal.wait(lambda: terminal.text.count("› The red") == 2 and terminal.at_prompt, 20)
+    # prompt_toolkit takes it for a report of the mouse
+    terminal.type(
+        "The red \x1b[31m", until=lambda: terminal.text.count("› The red") == 2 and terminal.at_prompt, seconds=20
+    )
     assert "error: the prompt did not understand these keys (ValueError: " in terminal.text
     assert "Traceback" not in terminal.raw
     assert "Press ENTER" not in terminal.raw
-    terminal.enter("river?")
-    terminal.wait(lambda: terminal.at_prompt and terminal.text.count("same output") == 2, 60)
+    terminal.enter("river?", until=lambda: terminal.at_prompt and terminal.text.count("same output") == 2)
     os.kill(terminal.child.pid, signal.SIGTERM)
     assert terminal.end() == 143
     assert [turn.user for turn in loaded(catalogue, saved(terminal, tmp_path / "state"))] == [FIRST, "The red river?"]

@@ -37,8 +37,9 @@ def chat(state: dict[str, str]) -> Iterator[Terminal]:
 def answered(terminal: Terminal, text: str) -> str:
     """Send a message and wait for the prompt to come back; what the screen shows then."""
     before = len(re.findall("TTFT", terminal.raw))
-    terminal.enter(text)
-    terminal.wait(lambda: terminal.at_prompt and len(re.findall("TTFT", terminal.raw)) > before, ANSWER)
+    terminal.enter(
+        text, until=lambda: terminal.at_prompt and len(re.findall("TTFT", terminal.raw)) > before, seconds=ANSWER
+    )
     terminal.quiet(0.1)
     return terminal.text
 
@@ -52,8 +53,7 @@ def import_time() -> float:
 
 def prompt_after(state: dict[str, str]) -> float:
     terminal = Terminal(environ=state)
-    terminal.type("x")
-    terminal.wait("› x", 30)
+    terminal.type("x", until="› x", seconds=30)
     seconds = time.monotonic() - terminal.started
     terminal.type("\x03\x04")
     assert terminal.end() == 0
@@ -67,13 +67,11 @@ def test_the_prompt_takes_typing_within_a_second(state: dict[str, str]) -> None:
 
 def test_ctrl_c_while_loading_keeps_the_message_and_loading_goes_on(chat: Terminal) -> None:
     chat.wait("›", 30)
-    chat.enter("What is a river?")
-    chat.wait("Ctrl-C: back to the prompt", 30)
+    chat.enter("What is a river?", until="Ctrl-C: back to the prompt", seconds=30)
     chat.interrupt()
     chat.wait("not sent: loading continues", 30)
     chat.wait(lambda: chat.at_prompt and "What is a river?" in chat.lines[chat.screen.cursor.y], 30)
-    chat.type("\x03")
-    chat.wait("SmolLM2-135M-Instruct", READY)
+    chat.type("\x03", until="SmolLM2-135M-Instruct", seconds=READY)
 
 
 def test_three_turns(chat: Terminal) -> None:
@@ -81,10 +79,8 @@ def test_three_turns(chat: Terminal) -> None:
         text = answered(chat, message)
         assert SAME in text
         assert "cut at 12 tokens, /continue" in text
-    chat.enter("/info")
-    chat.wait(lambda: "tokens used" in chat.text and chat.at_prompt)
-    used = int(re.findall(r"context +([\d,]+) of 8,192", chat.text)[-1].replace(",", ""))
-    assert used > 90
+    chat.enter("/info", until=lambda: "tokens used" in chat.text and chat.at_prompt)
+    assert int(re.findall(r"context +([\d,]+) of 8,192", chat.text)[-1].replace(",", "")) > 90
 
 
 @pytest.mark.parametrize(
@@ -101,48 +97,41 @@ def test_three_turns(chat: Terminal) -> None:
 def test_commands(chat: Terminal, line: str, shown: str) -> None:
     chat.type("\x03")
     before = chat.mark()
-    chat.enter(line)
-    chat.wait(lambda: shown in re.sub(r"\s+", " ", chat.text) and chat.at_prompt, 20)
+    chat.enter(line, until=lambda: shown in re.sub(r"\s+", " ", chat.text) and chat.at_prompt, seconds=20)
     assert "Traceback" not in chat.raw[before:]
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line_and_hints_on_an_empty_one(chat: Terminal) -> None:
-    chat.type("half a line")
-    chat.wait("half a line", 10)
-    chat.type("\x03")
-    chat.wait(lambda: "half a line" not in chat.text and chat.at_prompt, 10)
-    chat.type("\x03")
-    chat.wait("Ctrl-D or /exit leaves", 10)
+    chat.type("half a line", until="half a line", seconds=10)
+    chat.type("\x03", until=lambda: "half a line" not in chat.text and chat.at_prompt, seconds=10)
+    chat.type("\x03", until="Ctrl-D or /exit leaves", seconds=10)
 
 
 def test_a_pasted_prompt_of_40_lines_is_one_message(chat: Terminal) -> None:
     answered(chat, "/clear\rhello")
-    lines = [f"line {number}" for number in range(1, 41)]
-    chat.paste("\n".join(lines))
+    chat.paste("\n".join([f"line {number}" for number in range(1, 41)]))
     chat.wait("line 40", 20)
     before = len(re.findall("TTFT", chat.raw))
-    chat.enter()
-    chat.wait(lambda: chat.at_prompt and len(re.findall("TTFT", chat.raw)) > before, ANSWER)
-    chat.enter("/save /no/such/place.txt")
-    chat.wait("nothing was saved", 20)
-    chat.enter("/undo")
-    chat.wait(lambda: chat.at_prompt is False and "line 40" in chat.text, 20)
+    chat.enter(until=lambda: chat.at_prompt and len(re.findall("TTFT", chat.raw)) > before, seconds=ANSWER)
+    chat.enter("/save /no/such/place.txt", until="nothing was saved", seconds=20)
+    chat.enter("/undo", until=lambda: chat.at_prompt is False and "line 40" in chat.text, seconds=20)
     chat.type("\x03")
     chat.quiet()
 
 
 def test_ctrl_c_in_mid_answer_keeps_it_and_the_next_turn_works(chat: Terminal) -> None:
-    chat.enter("/clear")  # behind other turns the story is over before the screen is read
-    chat.wait("conversation cleared", 20)
-    chat.enter("/length 800")
-    chat.wait("= 800", 10)
-    chat.enter("Tell me a long story about a river.")
-    chat.wait(lambda: bool(re.search(r"[1-9] of 800 tok", chat.text)), ANSWER)
+    # behind other turns the story is over before the screen is read
+    chat.enter("/clear", until="conversation cleared", seconds=20)
+    chat.enter("/length 800", until="= 800", seconds=10)
+    chat.enter(
+        "Tell me a long story about a river.",
+        until=lambda: bool(re.search(r"[1-9] of 800 tok", chat.text)),
+        seconds=ANSWER,
+    )
     chat.interrupt()
     chat.wait(lambda: chat.at_prompt and "stopped at" in chat.text, ANSWER)
     assert not chat.screen.cursor.hidden
-    chat.enter("/length 12")
-    chat.wait("= 12", 10)
+    chat.enter("/length 12", until="= 12", seconds=10)
     assert SAME in answered(chat, "And then?")
 
 
@@ -157,8 +146,7 @@ def sound(terminal: Terminal) -> None:
 
 def test_resizing_while_streaming_leaves_a_sound_screen(chat: Terminal) -> None:
     chat.enter("/clear")
-    chat.enter("/length 60")
-    chat.wait("= 60", 10)
+    chat.enter("/length 60", until="= 60", seconds=10)
     chat.enter("Tell me a long story about a river.")
     for columns, rows in ((60, 30), (140, 20), (40, 24), (80, 10), (100, 40)):
         before = len(chat.raw)
@@ -170,21 +158,17 @@ def test_resizing_while_streaming_leaves_a_sound_screen(chat: Terminal) -> None:
 
 
 def test_type_ahead_is_not_lost(chat: Terminal) -> None:
-    chat.enter("/slow 20")
-    chat.wait("slow = 20", 20)
-    chat.enter("What is snow?")
-    chat.wait(lambda: FIRST in chat.raw, ANSWER)
+    chat.enter("/slow 20", until="slow = 20", seconds=20)
+    chat.enter("What is snow?", until=lambda: FIRST in chat.raw, seconds=ANSWER)
     chat.wait(lambda: bool(re.search(r"[1-9](/| of )[0-9]+ tok", chat.text)), ANSWER)
-    chat.type("typed early")
-    chat.wait(lambda: "› typed early" in chat.text, ANSWER)
+    chat.type("typed early", until=lambda: "› typed early" in chat.text, seconds=ANSWER)
     sound(chat)
     chat.type("\x03")
     chat.quiet()
 
 
 def test_history_is_kept_and_ctrl_d_leaves(chat: Terminal, state: dict[str, str]) -> None:
-    chat.type("\x1b[A")
-    chat.wait("› What is snow?", 10)
+    chat.type("\x1b[A", until="› What is snow?", seconds=10)
     chat.type("\x03")
     chat.quiet()
     chat.type("\x04")
@@ -199,8 +183,9 @@ def test_no_color_has_no_styles_and_a_second_ctrl_c_leaves_with_130(state: dict[
     terminal = Terminal(columns=60, environ={**state, "NO_COLOR": "1", "SPEC_MAX_NEW_TOKENS": "300"})
     terminal.wait("SmolLM2", READY)
     before = terminal.mark()
-    terminal.enter("Tell me a story.")
-    terminal.wait(lambda: bool(re.search(r"[4-9] of 300 tok", terminal.text)), ANSWER)
+    terminal.enter(
+        "Tell me a story.", until=lambda: bool(re.search(r"[4-9] of 300 tok", terminal.text)), seconds=ANSWER
+    )
     drawn = terminal.raw[before:].partition("\x1b[?25l")[2]
     assert "autoregressive" in drawn
     assert not COLOUR.search(drawn)

@@ -57,8 +57,7 @@ SPANS = [
 
 def pane(mode: str, spans: list[Span] = SPANS, color: bool = False) -> list[tuple[str, str]]:
     """The text rows of a pane without colour, each segment with its style."""
-    text = "".join(span.text for span in spans if span.committed)
-    shown = span_parts(spans, thoughts(text, MARKS, mode), mode)
+    shown = span_parts(spans, thoughts("".join(span.text for span in spans if span.committed), MARKS, mode), mode)
     rows = Pane(pane_of("spec", shown, state="done"), Look(width=60, color=color)).rows()[1:-1]
     return [(segment.text, str(segment.style or "")) for row in rows for segment in row[1:-2]]
 
@@ -137,8 +136,9 @@ def test_a_conversation_with_a_model_that_thinks(catalogue: Path, tmp_path: Path
 
 
 def test_an_answer_that_is_cut_within_its_thinking_goes_on(catalogue: Path) -> None:
-    lines = ["one", "/set max_new_tokens=20", "/continue", "/thinking show"]
-    ran = run_lines(catalogue, *lines, settings={"max_new_tokens": 5})
+    ran = run_lines(
+        catalogue, "one", "/set max_new_tokens=20", "/continue", "/thinking show", settings={"max_new_tokens": 5}
+    )
     assert "so far]" in ran.after("one")
     assert "Seven of them." in ran.after("/continue")
     assert FOLDED in ran.after("/continue")
@@ -162,18 +162,14 @@ def test_an_earlier_answer_keeps_the_ids_that_it_was_decoded_as(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_thinking_in_a_real_terminal(tmp_path: Path) -> None:
-    pair = thinking_pair(tmp_path / "model")
-    flags = ["--target", str(pair.target), "--drafter", "ngram", "--device", "cpu"]
+    flags = ["--target", str(thinking_pair(tmp_path / "model").target), "--drafter", "ngram", "--device", "cpu"]
     terminal = Terminal(*flags, environ={"NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path)}, warm=True)
     try:
         terminal.wait(lambda: terminal.at_prompt, 240)
-        terminal.enter("one")
-        terminal.wait(lambda: "TTFT" in terminal.raw and terminal.at_prompt, 240)
+        terminal.enter("one", until=lambda: "TTFT" in terminal.raw and terminal.at_prompt, seconds=240)
         assert FOLDED in terminal.text
-        terminal.enter("/thinking show")
-        terminal.wait("so many stones lie here", 60)
+        terminal.enter("/thinking show", until="so many stones lie here")
         assert not re.search(r"\x1b\[([0-9]+;)*(3[0-8]|4[0-8]|9[0-7])[;m]", terminal.raw), "no colour"
-        terminal.enter("/exit")
-        terminal.wait(lambda: not terminal.child.isalive(), 60)
+        terminal.enter("/exit", until=lambda: not terminal.child.isalive())
     finally:
         terminal.child.close(force=True)

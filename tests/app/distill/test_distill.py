@@ -134,8 +134,7 @@ def test_an_eagle_3_head_learns_from_what_is_streamed_and_is_written_as_publishe
     deep: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "eagle3"
-    flags = ["--data", str(data), "--student", "eagle3", *QUICK, "--epochs", "8"]
-    assert main(words(deep, out, *flags)) == 0
+    assert main(words(deep, out, "--data", str(data), "--student", "eagle3", *QUICK, "--epochs", "8")) == 0
     assert f"use it: python infer.py --target {deep} --drafter {out}\n" in capsys.readouterr().out
     assert not (out / "work").exists()
     found = report(out)
@@ -350,7 +349,6 @@ def test_folders_of_others_are_left_alone(target: Path, tmp_path: Path, capsys: 
 
 
 def test_a_target_without_a_template_needs_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pair = tiny_pair(tmp_path, chat=False)
-    assert main(words(pair.target, tmp_path / "d")) == 1
+    assert main(words(tiny_pair(tmp_path, chat=False).target, tmp_path / "d")) == 1
     assert "has no chat template to write to itself with: give it files or prompts" in capsys.readouterr().err
     assert not (tmp_path / "d").exists()

@@ -32,10 +32,12 @@ def answers(out: Path) -> dict[int, dict[str, Any]]:
     return {row["number"]: row for row in rows(out) if row["ids"]}
 
 
-def test_kinds_are_a_list_or_all_of_them() -> None:
-    assert distill_args({"out": "d"}).tasks == ("chat",)
-    assert distill_args({"out": "d", "kinds": "all"}).tasks == tuple(TASKS)
-    assert distill_args({"out": "d", "kinds": "qa, chat,qa"}).tasks == ("qa", "chat", "qa")
+@pytest.mark.parametrize(
+    ("given", "tasks"),
+    [({}, ("chat",)), ({"kinds": "all"}, tuple(TASKS)), ({"kinds": "qa, chat,qa"}, ("qa", "chat", "qa"))],
+)
+def test_kinds_are_a_list_or_all_of_them(given: dict[str, str], tasks: tuple[str, ...]) -> None:
+    assert distill_args({"out": "d", **given}).tasks == tasks
 
 
 @pytest.mark.parametrize(("asked", "given"), [("auto", "none"), ("none", "none"), ("int8", "int8")])
@@ -104,8 +106,7 @@ def test_text_of_other_settings_is_refused(
 
 def test_given_prompts_are_answered_to_the_last(pair: TinyPair, tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}, {"turns": ["two", "three"]}])
-    given = words(pair, tmp_path / "a", "--prompts", str(prompts), "--temperatures", "0,1")
-    assert main(given) == 0
+    assert main(words(pair, tmp_path / "a", "--prompts", str(prompts), "--temperatures", "0,1")) == 0
     assert sorted((row["number"], row["temperature"]) for row in rows(tmp_path / "a") if row["ids"]) == [
         *((0, 0.0), (1, 0.0), (1, 0.0), (2, 1.0), (3, 1.0), (3, 1.0))
     ]

@@ -96,8 +96,7 @@ def engines(folder: Path) -> Callable[[str], PairEngine]:
 
 
 def answer(engine: PairEngine, lane: Lane, settings: Settings, text: str = "tell me", **watching: Any) -> Answer:
-    prompt = prompt_ids(engine, text, settings)
-    return run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never, **watching)
+    return run_lane(lane, prompt_ids(engine, text, settings), engine.tokenizer.decode, interrupt=never, **watching)
 
 
 def steps_of(engine: PairEngine, lane: Lane, settings: Settings) -> list[Step]:
@@ -175,8 +174,7 @@ def test_every_new_lane_is_exact_with_tables_and_trained_drafters(
 
 def test_the_pairs_own_cascade_reviews_and_ignores_gamma(engines: Callable[[str], PairEngine]) -> None:
     engine = engines("two")
-    told = [engine.lane("spec", Settings(gamma=gamma, **SHORT)) for gamma in (1, 9)]
-    for lane in told:
+    for lane in [engine.lane("spec", Settings(gamma=gamma, **SHORT)) for gamma in (1, 9)]:
         assert (lane.takes_gamma, lane.drafts, lane.drawn_drafts) == (False, True, True)
         assert lane.source_names == ("drafter", "small", "maxgram")
         assert lane.most == engine.lane("cascade", Settings()).most

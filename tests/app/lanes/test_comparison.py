@@ -81,8 +81,7 @@ def test_speed_in_words(rate: float | None, text: str, style: str) -> None:
 
 
 def test_a_difference_that_must_not_be_is_an_alarm_with_position_and_gap() -> None:
-    plain = stats(gaps={56: 0.004})
-    assert judge(plain, stats(40.0), two=changed(56)) == Comparison(
+    assert judge(stats(gaps={56: 0.004}), stats(40.0), two=changed(56)) == Comparison(
         "differs at token 57, top-2 gap 0.004; 2.00x faster", "alarm"
     )
 
@@ -107,8 +106,9 @@ def test_the_gap_comes_from_the_other_lane_where_plain_decoding_has_none() -> No
 
 
 def test_sampled_drafts_may_draw_another_text() -> None:
-    result = judge(stats(), stats(40.0), two=changed(3), may_differ=True)
-    assert result == Comparison("2.00x faster, same distribution, different draw", "good")
+    assert judge(stats(), stats(40.0), two=changed(3), may_differ=True) == Comparison(
+        "2.00x faster, same distribution, different draw", "good"
+    )
     assert judge(stats(), stats(40.0), may_differ=True).text == "2.00x faster, same output"
     assert judge(stats(), stats(10.0), two=IDS[:-1], may_differ=True).text.startswith("2.00x slower")
 
@@ -132,8 +132,9 @@ def test_a_difference_is_told_by_the_rounding_of_its_number_format(
     plain = stats() if gap is None else stats(gaps={3: gap})
     found = verdict(plain, stats(40.0), IDS, changed(3), may_differ=False, precision=precision)
     assert found == Comparison(text, style)  # type: ignore[arg-type]
-    same = verdict(plain, stats(40.0), IDS, IDS, may_differ=False, precision=precision)
-    assert same == Comparison("2.00x faster, same output", "good")
+    assert verdict(plain, stats(40.0), IDS, IDS, may_differ=False, precision=precision) == Comparison(
+        "2.00x faster, same output", "good"
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,27 +146,34 @@ def test_a_difference_is_told_by_the_rounding_of_its_number_format(
     ],
 )
 def test_another_draw_is_of_the_same_distribution_up_to_rounding(precision: str, words: str) -> None:
-    found = verdict(stats(), stats(40.0), IDS, changed(3), may_differ=True, precision=precision)
-    assert found == Comparison(f"2.00x faster, {words}, different draw", "good")
+    assert verdict(stats(), stats(40.0), IDS, changed(3), may_differ=True, precision=precision) == Comparison(
+        f"2.00x faster, {words}, different draw", "good"
+    )
 
 
-def test_the_compiled_pass_leaves_no_room_for_another_text() -> None:
+@pytest.mark.parametrize(
+    ("two", "may_differ", "reason", "told"),
+    [
+        (IDS, False, "eos", "2.00x faster, identical by construction"),
+        (IDS[:30], False, "interrupted", "2.00x faster, identical by construction, stopped"),
+        (
+            changed(3),
+            False,
+            "eos",
+            "differs at token 4, top-2 gap 0.0009 (impossible in the compiled pass); 2.00x faster",
+        ),
+        (IDS, True, "eos", "2.00x faster, same output"),
+        (changed(3), True, "eos", "2.00x faster, same distribution, different draw"),
+    ],
+)
+def test_the_compiled_pass_leaves_no_room_for_another_text(
+    two: list[int], may_differ: bool, reason: str, told: str
+) -> None:
     """Where no draft can change a token that is said, and any difference is an alarm, at a near tie as well."""
-
-    def judged(two: list[int], may_differ: bool = False, reason: str = "eos") -> Comparison | None:
-        plain, last = stats(gaps={3: 0.0009}), stats(40.0, reason=reason)
-        return verdict(plain, last, IDS, two, may_differ=may_differ, precision="Q4_1", invariant=True)
-
-    assert judged(IDS) == Comparison("2.00x faster, identical by construction", "good")
-    assert judged(IDS[:30], reason="interrupted") == Comparison(
-        "2.00x faster, identical by construction, stopped", "good"
+    plain, last = stats(gaps={3: 0.0009}), stats(40.0, reason=reason)
+    assert verdict(plain, last, IDS, two, may_differ=may_differ, precision="Q4_1", invariant=True) == Comparison(
+        told, "alarm" if told.startswith("differs") else "good"
     )
-    assert judged(changed(3)) == Comparison(
-        "differs at token 4, top-2 gap 0.0009 (impossible in the compiled pass); 2.00x faster", "alarm"
-    )
-    assert judged(IDS, may_differ=True) == Comparison("2.00x faster, same output", "good")
-    drawn = judged(changed(3), may_differ=True)
-    assert drawn == Comparison("2.00x faster, same distribution, different draw", "good")
 
 
 README = Path(__file__).parents[3] / "README.md"
@@ -200,8 +208,7 @@ def test_the_first_difference_is_where_the_common_part_ends(one: list[int], two:
     else:
         assert one[:position] == two[:position]
         assert one[position : position + 1] != two[position : position + 1]
-    common = difference(one, two, prefix=True)
-    assert (common is None) == (one[: len(two)] == two[: len(one)])
+    assert (difference(one, two, prefix=True) is None) == (one[: len(two)] == two[: len(one)])
 
 
 @given(st.floats(1, 1000), st.floats(1, 1000))
@@ -229,8 +236,7 @@ def test_a_lossy_lane_says_lossy_and_promises_nothing(
     one: list[int], reason: str, text: str, precision: str, invariant: bool
 ) -> None:
     how: Any = {"may_differ": True, "label": "lossy", "precision": precision, "invariant": invariant}
-    result = verdict(stats(), stats(40.0, reason=reason), IDS, one, **how)
-    assert result == Comparison(f"lossy: {text}", "good")
+    assert verdict(stats(), stats(40.0, reason=reason), IDS, one, **how) == Comparison(f"lossy: {text}", "good")
 
 
 def test_a_lossy_lane_is_another_text_and_never_counts_as_equal() -> None:

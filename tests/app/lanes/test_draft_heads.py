@@ -105,8 +105,9 @@ def engine(pair: TinyPair, students: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def answer(engine: PairEngine, name: str, settings: Settings, text: str = "tell me") -> Any:
-    lane = engine.lane(name, settings)
-    return run_lane(lane, prompt_ids(engine, text, settings), engine.tokenizer.decode, interrupt=never)
+    return run_lane(
+        engine.lane(name, settings), prompt_ids(engine, text, settings), engine.tokenizer.decode, interrupt=never
+    )
 
 
 # -- lanes ----------------------------------------------------------------------------------------
@@ -151,8 +152,9 @@ def test_a_batch_says_what_each_prompt_is_answered_alone(whole: PairEngine, name
     events = list(lane.run_rows(prompts, interrupt=lambda: next(asked)))
     for row in range(len(prompts)):
         ids = [token for event in events if isinstance(event, Step) and event.row == row for token in event.emitted]
-        reasons = [event.reason for event in events if isinstance(event, Finished) and event.row == row]
-        assert reasons == ["interrupted" if looks else "length"]
+        assert [event.reason for event in events if isinstance(event, Finished) and event.row == row] == [
+            "interrupted" if looks else "length"
+        ]
         assert looks is not None or len(ids) == SHORT["max_new_tokens"]
         if row == 0:
             waited = run_lane(whole.lane(name, settings), prompts[0], whole.tokenizer.decode, interrupt=never)
@@ -251,8 +253,7 @@ def test_a_pair_of_the_glide_method_runs_and_refuses_what_is_no_glide_drafter(
     published.mkdir()
     kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     theirs = {key: value for key, value in config.items() if key in kept or key.startswith(("large_", "max_", "rms_"))}
-    student = make_student("glide", tiny_model())
-    weights = {**student.state_dict(), "lm_head.weight": torch.randn(300, 32)}
+    weights = {**make_student("glide", tiny_model()).state_dict(), "lm_head.weight": torch.randn(300, 32)}
     weights |= {
         name: weights[name].repeat_interleave(2, dim=0) for name in weights if re.search(r"self.*[kv]_pro", name)
     }
@@ -260,8 +261,9 @@ def test_a_pair_of_the_glide_method_runs_and_refuses_what_is_no_glide_drafter(
     (published / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 10000.0, **theirs}))
     monkeypatch.setattr("utils.loading.sources.hub_folder", lambda name, *_: published)
     for drafter, code in ((published, 0), ("org/glide", 0), (pair.drafter, 1)):
-        text = f"pairs:\n  g:\n    target: {pair.target}\n    drafter: {drafter}\n    method: glide\n"
-        (tmp_path / "m.yaml").write_text(text)
+        (tmp_path / "m.yaml").write_text(
+            f"pairs:\n  g:\n    target: {pair.target}\n    drafter: {drafter}\n    method: glide\n"
+        )
         flags = ["--models", str(tmp_path / "m.yaml"), "--device", "cpu", "--max-new-tokens", "8"]
         assert main(["run", "hi", "--json", "--compare", "ar,glide,spec", *flags]) == code
         out = capsys.readouterr()

@@ -109,10 +109,7 @@ def test_some_answers_end_and_the_drafter_says_something_else(pair: SavedPair, t
     assert 1 < sum(generated(pair.drafter, number) == text for number, text in texts.items()) < len(ends)
 
 
-LANES = ("ar", "spec", "draft", "ngram", "match", "maxgram", "tables")
-
-
-@pytest.mark.parametrize("name", [*LANES, "cascade", "chain"])
+@pytest.mark.parametrize("name", ["ar", "spec", "draft", "ngram", "match", "maxgram", "tables", "cascade", "chain"])
 def test_every_lane_says_what_transformers_says(
     engines: dict[str, PairEngine], pair: SavedPair, texts: dict[int, list[int]], name: str
 ) -> None:
@@ -186,8 +183,7 @@ def test_lanes_that_need_another_kind_of_target_say_so(engines: dict[str, PairEn
             match=f"^lane {kind}: target is an encoder-decoder model, which has no trained dr",
             kind=UsageError,
         )
-    ran = console(pair, "/compare ar,glide", "5")
-    assert "error: lane glide: target is an encoder-decoder model" in ran.after("5")
+    assert "error: lane glide: target is an encoder-decoder model" in console(pair, "/compare ar,glide", "5").after("5")
 
 
 # -- loading --------------------------------------------------------------------------------------
@@ -195,8 +191,7 @@ def test_lanes_that_need_another_kind_of_target_say_so(engines: dict[str, PairEn
 
 def test_models_of_two_kinds_do_not_fit(pair: SavedPair, tmp_path: Path) -> None:
     loaded = load_pair(catalogue_in(pair.catalogue).pairs["numbers"], CPU)
-    llama = tiny_model(context=64)
-    llama.save_pretrained(tmp_path / "llama")
+    tiny_model(context=64).save_pretrained(tmp_path / "llama")
     tokenizer().save_pretrained(tmp_path / "llama")
     refused(
         load_drafter,

@@ -43,8 +43,9 @@ def catalogue(folder: Path, target: Path, drafter: str) -> Path:
 
 def test_a_head_of_the_catalogue_drafts_for_a_target_in_a_file(files: tuple[Path, Path], tmp_path: Path) -> None:
     target, head = files
-    lines = "/compare ar,dflash,tables+dflash", "abab"
-    ran = run_lines(catalogue(tmp_path, target, str(head)), *lines, settings=SETTINGS)
+    ran = run_lines(
+        catalogue(tmp_path, target, str(head)), "/compare ar,dflash,tables+dflash", "abab", settings=SETTINGS
+    )
     assert not ran.errors
     assert "identical" in ran.text
     ran = run_lines(catalogue(tmp_path, target, "ngram"), f"/drafter {head}", "abab", settings=SETTINGS)
@@ -55,8 +56,9 @@ def test_a_head_of_the_catalogue_drafts_for_a_target_in_a_file(files: tuple[Path
 def test_a_head_in_a_file_is_a_student_of_the_catalogue(files: tuple[Path, Path], tmp_path: Path) -> None:
     """Its lane and its word are a folder's; of a file that does not fit the user's name is said."""
     target, head = files
-    students = f"ngram\n    students: {{dflash: {head}, eagle: {head}, dspark: {tmp_path}/none.gguf}}"
-    file = catalogue(tmp_path, target, students)
+    file = catalogue(
+        tmp_path, target, f"ngram\n    students: {{dflash: {head}, eagle: {head}, dspark: {tmp_path}/none.gguf}}"
+    )
     lines = "/compare ar,dflash", "abab", "/compare ar,eagle", "abab", "/compare ar,dspark", "abab"
     ran = run_lines(file, *lines, "/drafter tables+dflash", settings=SETTINGS, width=300)
     assert "identical" in ran.text

@@ -110,8 +110,7 @@ def test_what_has_none_is_one_line(
     pair: TinyPair, flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "x", *flags, *pair.flags()]) == 2
-    err = capsys.readouterr().err.splitlines()[-1]
-    assert line in err
+    assert line in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_no_probability_is_openais_number() -> None:

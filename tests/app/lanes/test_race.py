@@ -78,8 +78,7 @@ def ids(events: list[tuple[int, Event]], lane: int) -> list[int]:
 
 def test_the_lane_that_is_behind_goes_next() -> None:
     race = Race([Fake("slow", 3.0, 3), Fake("fast", 1.0, 6)], None, PROMPT)  # type: ignore[arg-type]
-    order = [index for index, event in race if isinstance(event, Step)]
-    assert order == [0, 1, 1, 1, 0, 1, 1, 1, 0]
+    assert [index for index, event in race if isinstance(event, Step)] == [0, 1, 1, 1, 0, 1, 1, 1, 0]
     assert race.clocks == [9.0, 6.0]
 
 
@@ -94,8 +93,7 @@ def test_the_consumers_time_is_on_no_clock() -> None:
 
 def test_the_prompt_is_read_once_and_put_on_every_clock() -> None:
     lm = TableLM(7, seed=1)
-    race = Race([Toy(lm), Toy(lm, NgramDrafter(7))], Engine(lm), PROMPT)
-    events = list(race)
+    events = list(Race([Toy(lm), Toy(lm, NgramDrafter(7))], Engine(lm), PROMPT))
     pieces = [(index, event.done) for index, event in events if isinstance(event, Prefill)]
     assert pieces == [(0, 256), (1, 256), (0, 512), (1, 512), (0, 599), (1, 599)]
     assert lm.fed < 2 * len(PROMPT)
@@ -108,8 +106,7 @@ def test_the_last_lanes_session_serves_the_next_turn() -> None:
     race = Race([Toy(lm), Toy(lm)], Engine(lm), PROMPT)
     answer = ids(list(race), 1)
     before = lm.fed
-    follow = Race([Toy(lm)], Engine(lm), [*PROMPT, *answer, 1, 2, 3], race.session)
-    list(follow)
+    list(Race([Toy(lm)], Engine(lm), [*PROMPT, *answer, 1, 2, 3], race.session))
     assert lm.fed - before < 30
 
 
@@ -150,8 +147,7 @@ def test_a_lane_of_another_model_reads_the_prompt_itself() -> None:
     class Own(Toy):
         shares_target = False
 
-    race = Race([Own(drafter), Toy(target)], Engine(target), PROMPT)
-    events = list(race)
+    events = list(Race([Own(drafter), Toy(target)], Engine(target), PROMPT))
     done = [(index, event.done) for index, event in events if isinstance(event, Prefill)]
     assert sorted(done) == [(0, 256), (0, 512), (0, 599), (1, 256), (1, 512), (1, 599)]
     assert target.fed < 2 * len(PROMPT)

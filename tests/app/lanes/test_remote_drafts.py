@@ -1,6 +1,6 @@
 """Drafts made here for a target in a server: the server's own greedy text, one request a round, by three formats."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,9 @@ def servers(sayer: Sayer) -> Iterator[dict[str, ScriptedServer]]:
 
 
 def engine_of(server: ScriptedServer, folder: Path, drafter: str = "ngram") -> PairEngine:
-    options = ModelOptions(target=server.url, tokenizer=str(folder), drafter=drafter)
-    return load_engine(SETTINGS, options, never, servers=True)
+    return load_engine(
+        SETTINGS, ModelOptions(target=server.url, tokenizer=str(folder), drafter=drafter), never, servers=True
+    )
 
 
 NAMES = ["vllm", "sglang", "llama-cpp-python", "llama-cpp-python, chats begin as texts do"]
@@ -68,8 +69,7 @@ def test_the_text_is_the_servers_own_and_drafts_are_accepted(
         engine.tokenizer.bos_token = START
         engine = PairEngine(engine.loaded)
     prompt = conversation(engine, settings).plan("anything").prompt
-    lane = engine.lane("spec", settings)
-    answer = run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never)
+    answer = run_lane(engine.lane("spec", settings), prompt, engine.tokenizer.decode, interrupt=never)
     assert list(answer.ids) == sayer.answer(prompt, length)
     asked = len(servers[name].requests)
     again = run_lane(engine.lane("spec", settings), prompt, engine.tokenizer.decode, interrupt=never)
@@ -89,8 +89,7 @@ def test_examined_drafts_have_the_servers_probabilities(
     engine = engine_of(servers["vllm"], folder)
     prompt = conversation(engine, SETTINGS).plan("anything").prompt
     steps = [event for event in engine.lane("spec", SETTINGS).run(prompt) if getattr(event, "target_p", ())]
-    chances = {round(p, 3) for step in steps for p in step.target_p}
-    assert 0.6 in chances
+    assert 0.6 in {round(p, 3) for step in steps for p in step.target_p}
     assert all(step.top2_gap > 0 for step in steps)
 
 
@@ -127,16 +126,13 @@ def test_trained_drafters_are_refused_and_models_draft(
     refused(engine_of, servers["vllm"], folder, "feature", match="no feature drafter")
     engine = engine_of(servers["vllm"], folder, str(pair.drafter))
     prompt = conversation(engine, SETTINGS).plan("x").prompt
-    settings = SETTINGS.changed(max_new_tokens=4)
-    answer = run_lane(engine.lane("spec", settings), prompt, engine.tokenizer.decode, interrupt=never)
+    answer = run_lane(
+        engine.lane("spec", SETTINGS.changed(max_new_tokens=4)), prompt, engine.tokenizer.decode, interrupt=never
+    )
     assert (answer.text, answer.stats.calls["drafter"] > 0) == (
         engine.tokenizer.decode(engine.tokenizer(SAYING)["input_ids"][:4]),
         True,
     )
-
-
-def wrong(change: Callable[[Any], Any]) -> Callable[..., None]:
-    return lambda reply, body: reply.json(change(body))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +145,7 @@ def wrong(change: Callable[[Any], Any]) -> Callable[..., None]:
     ],
 )
 def test_an_answer_without_log_probabilities_is_one_line(owner: str, path: str, answer: Any, folder: Path) -> None:
-    with ScriptedServer(said("x"), owner=owner, **{path: wrong(lambda _: answer)}) as server:
+    with ScriptedServer(said("x"), owner=owner, **{path: lambda reply, _: reply.json(answer)}) as server:
         engine = engine_of(server, folder)
         prompt = conversation(engine, SETTINGS).plan("x").prompt
         refused(

@@ -19,6 +19,7 @@ from sampling.models.cache import SlotCache, joined
 from sampling.models.causal import CausalLM
 from sampling.models.network import TransformersNetwork
 from tests.app.lanes.test_draft_heads import KINDS, catalogue, write_student
+from tests.support.refusals import refused
 from tests.support.runs import answers, crossed, emitted, sampler
 from tests.support.students import make_drafter, make_student, make_target
 from tests.support.tiny import TinyPair, tiny_model
@@ -56,8 +57,7 @@ def little(model: Any) -> dict[Any, int]:
 
 def test_the_layers_are_spread_and_the_ends_are_not(engines: dict[str, PairEngine]) -> None:
     model = engines["auto"].loaded.target.model
-    places = {str(place) for place in model.hf_device_map.values()}
-    assert places == {"cpu", "disk"}
+    assert {str(place) for place in model.hf_device_map.values()} == {"cpu", "disk"}
     assert model.model.layers[3].mlp.up_proj.weight.is_meta
     assert not model.get_input_embeddings().weight.is_meta
     assert not model.get_output_embeddings().weight.is_meta
@@ -136,15 +136,13 @@ def test_draft_heads_get_what_lies_on_other_devices(kind: str, monkeypatch: pyte
     target = make_target(8, seed=10)
     make = functools.partial(make_drafter, make_student(kind, target, seed=2))
     plain = answers(CausalLM(target), [HEAD_PROMPT], make(), sampler(0.0), length=20)
-    far = elsewhere(target, monkeypatch)
-    assert answers(far, [HEAD_PROMPT], make(), sampler(0.0), length=20) == plain
+    assert answers(elsewhere(target, monkeypatch), [HEAD_PROMPT], make(), sampler(0.0), length=20) == plain
 
 
 def test_states_of_several_layers_meet_where_the_first_lies() -> None:
     one, other = torch.ones(1, 2, 3), torch.zeros(1, 2, 3).as_subclass(Elsewhere)
     assert type(joined([one, other])) is Tensor
-    with pytest.raises(RuntimeError, match="two devices"):
-        torch.add(one, other)
+    refused(torch.add, one, other, kind=RuntimeError, match="two devices")
 
 
 @pytest.mark.parametrize("kind", ["glide", "feature"])
@@ -153,5 +151,4 @@ def test_what_is_not_moved_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) 
     made = make_drafter(make_student(kind, target, seed=2))
     far = elsewhere(target, monkeypatch)
     monkeypatch.setattr(Elsewhere, "moves", False)
-    with pytest.raises(RuntimeError, match="two devices"):
-        answers(far, [HEAD_PROMPT], made, sampler(0.0), length=20)
+    refused(answers, far, [HEAD_PROMPT], made, sampler(0.0), length=20, kind=RuntimeError, match="two devices")

@@ -86,9 +86,6 @@ def test_rounds_wait_while_a_stop_string_may_be_beginning() -> None:
     ]
 
 
-LANES = ["ar", "spec", "ngram", "maxgram"]
-
-
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_the_lanes_say_the_same(engine: PairEngine, temperature: float) -> None:
     how: dict[str, Any] = {"gamma": 4, "max_new_tokens": 40, "temperature": temperature, "coupling": "gumbel"}
@@ -101,7 +98,7 @@ def test_the_lanes_say_the_same(engine: PairEngine, temperature: float) -> None:
     ascii_texts = re.findall("[ -~]{2}", text)
     stop = ascii_texts[len(ascii_texts) // 2]
     chosen = Settings(**how, stop=(stop,))
-    for name in LANES:
+    for name in ["ar", "spec", "ngram", "maxgram"]:
         answer = run_lane(engine.lane(name, chosen), prompt, decode, interrupt=never)
         assert answer.text == text[: text.index(stop)], name
         assert answer.stats.stop_reason == "stop"
@@ -109,8 +106,9 @@ def test_the_lanes_say_the_same(engine: PairEngine, temperature: float) -> None:
 
 def test_an_answer_that_ends_before_its_first_token_has_no_rate(engine: PairEngine) -> None:
     prompt = list(engine.tokenizer("tell me", add_special_tokens=False)["input_ids"])
-    chosen = Settings(max_new_tokens=4, logit_bias="'a'=100", stop=("a",))
-    stats = run_lane(engine.lane("spec", chosen), prompt, str, interrupt=never).stats
+    stats = run_lane(
+        engine.lane("spec", Settings(max_new_tokens=4, logit_bias="'a'=100", stop=("a",))), prompt, str, interrupt=never
+    ).stats
     assert (stats.predicted_n, stats.stop_reason, stats.predicted_per_second or 0, stats.tokens_per_pass or 0) == (
         *(0, "stop"),
         *(0, 0),
@@ -174,8 +172,7 @@ def test_a_stop_string_across_a_cut_is_found_when_the_answer_goes_on(engine: Pai
     chat = conversation(engine, Settings(**how))
 
     def ids_of(plan: Plan, **more: Any) -> tuple[list[int], Any]:
-        lane = engine.lane("spec", Settings(**{**how, **more}))
-        answer = run_lane(lane, plan.prompt, chat.text, interrupt=never)
+        answer = run_lane(engine.lane("spec", Settings(**{**how, **more})), plan.prompt, chat.text, interrupt=never)
         return list(answer.ids), answer.stats.stop_reason
 
     plan = chat.plan("tell me")

@@ -69,8 +69,7 @@ def test_check_shows_both_models_and_that_they_fit(tiny, capsys):
         "the pair fits: 300 ids mean the same in both models",
     ):
         assert line in said
-    memory = next(line for line in said if line.startswith("memory"))
-    assert re.fullmatch(r"memory \d+ MB \d+ MB", memory)
+    assert re.fullmatch(r"memory \d+ MB \d+ MB", next(line for line in said if line.startswith("memory")))
 
 
 def test_check_ends_with_the_reason_when_a_pair_does_not_fit(tiny, tmp_path, capsys):

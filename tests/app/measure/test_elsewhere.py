@@ -24,7 +24,6 @@ from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
 from utils.progress import Cancelled, never
 
 DRAFT = "-md D.gguf --spec-type draft-simple --spec-draft-n-max 4 --spec-draft-n-min 0 --spec-draft-p-min 0"
-EAGLE = DRAFT.replace("draft-simple", "draft-eagle3")
 LOOK = "--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 4"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 DRAFTS = {"model": "o/D", "num_speculative_tokens": 4}
@@ -54,7 +53,7 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "cascade": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "has no cascades of drafters"),
     "eagle1": ({"method": "eagle", **DRAFTS}, "", "", ""),
-    "eagle3": ({"method": "eagle3", **DRAFTS}, EAGLE, "", ""),
+    "eagle3": ({"method": "eagle3", **DRAFTS}, DRAFT.replace("draft-simple", "draft-eagle3"), "", ""),
     "peagle": ({"method": "eagle3", **DRAFTS, "parallel_drafting": True}, "", "", ""),
     "dflash": ({"method": "dflash", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dflash"), "", ""),
     "dspark": ({"method": "dspark", **DRAFTS}, DRAFT.replace("draft-simple", "draft-dspark"), "", ""),
@@ -159,8 +158,7 @@ def test_a_forecast_is_the_theorys_and_its_verdict_names_what_stands_in_the_way(
 
 def test_a_head_that_accepts_next_to_nothing_is_asked_about() -> None:
     for alpha, usual, asked in ((0.05, 0.59, True), (0.25, 0.59, False), (0.05, 0.3, True), (0.05, 0.0, False)):
-        lines = replace(brings(alpha, 0.05, 0.0), usual=usual).lines()
-        assert ("is this head this target's?" in lines[-2]) == asked
+        assert ("is this head this target's?" in replace(brings(alpha, 0.05, 0.0), usual=usual).lines()[-2]) == asked
 
 
 def test_trees_have_a_forecast_of_their_own_and_the_better_of_both_decides() -> None:
@@ -244,8 +242,9 @@ def test_transformers_call_runs_as_printed_and_answers_as_plain_decoding(
     plain = ran["model"].generate(**ran["inputs"], max_new_tokens=64, do_sample=False)
     assert ran["answer"].tolist() == plain.tolist()
     assert plain.shape[1] > ran["inputs"].input_ids.shape[1] + 32
-    engine = load_engine(Settings(quiet=True), pair.options(), never)
-    ours = prompt_ids(engine, PROMPT, Settings(template=named or "auto"))
+    ours = prompt_ids(
+        load_engine(Settings(quiet=True), pair.options(), never), PROMPT, Settings(template=named or "auto")
+    )
     assert ran["inputs"].input_ids[0].tolist() == ours
 
 
@@ -254,12 +253,10 @@ def test_transformers_text_runs_for_files_and_encoder_decoders(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if kind == "gguf":
-        target = write_gguf(tmp_path / "T.gguf", "llama3", random_model("llama3"))
-        words = [str(target), "ngram"]
+        words = [str(write_gguf(tmp_path / "T.gguf", "llama3", random_model("llama3"))), "ngram"]
     else:
         model = t5(29, len(TOKENS), 1.0, num_layers=2)
-        drafter = t5(7, len(TOKENS), like=model, noise=0.05, num_layers=2)
-        for name, each in {"T": model, "D": drafter}.items():
+        for name, each in {"T": model, "D": t5(7, len(TOKENS), like=model, noise=0.05, num_layers=2)}.items():
             each.float().save_pretrained(tmp_path / name)
             numbers().save_pretrained(tmp_path / name)
         words = [str(tmp_path / "T"), str(tmp_path / "D")]
@@ -275,8 +272,9 @@ def test_transformers_text_runs_for_files_and_encoder_decoders(
 def test_a_folder_of_floats_says_which_compiled_pass_stays_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = tiny_pair(tmp_path, num_attention_heads=1, num_key_value_heads=1)
-    status, out, _ = checked(capsys, pair.target, "none", "--for", "vllm")
+    status, out, _ = checked(
+        capsys, tiny_pair(tmp_path, num_attention_heads=1, num_key_value_heads=1).target, "none", "--for", "vllm"
+    )
     assert status == 0
     assert "# the compiled pass over float32 weights stays here: c and v(n) are others in vLLM" in out
 
@@ -331,8 +329,7 @@ def test_a_pair_that_is_not_on_disk_gets_its_commands_and_nothing_is_fetched(
 def test_two_words_that_do_not_fit_end_with_why_and_what_would(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    head = write_student(tmp_path / "head", "feature", tiny_model(), large=64)
-    status, _, error = checked(capsys, pair.target, head)
+    status, _, error = checked(capsys, pair.target, write_student(tmp_path / "head", "feature", tiny_model(), large=64))
     assert (status, error.count("\n")) == (1, 1)
     assert "a head made for this very target would" in error
     tiny_model(vocab_size=310).save_pretrained(tmp_path / "bare")

@@ -92,12 +92,10 @@ def test_the_table_shows_every_length_for_target_and_drafter() -> None:
 
 
 def test_a_drafter_that_drafts_nothing_has_no_cost() -> None:
-    given = engine(tiny_model(), "ngram")
-    lane, prompt = plan.drafting_lane(given, Settings(), 16)
+    lane, prompt = plan.drafting_lane(engine(tiny_model(), "ngram"), Settings(), 16)
     lane.drafter.propose = lambda rows, k, sampler: Draft.empty(1)  # type: ignore[method-assign]
     assert plan.proposals(lane, prompt) == {}
-    text = table(engine(tiny_model()))
-    assert "a drafted token" not in text
+    assert "a drafted token" not in table(engine(tiny_model()))
 
 
 def test_longer_passes_over_a_mixture_touch_more_of_its_experts() -> None:

@@ -14,8 +14,9 @@ QUESTIONS = [Question((f"question {name}",), None, name) for name in (11, 12, "a
 
 
 def test_prompts_and_turns_with_their_categories_are_read(tmp_path: Path) -> None:
-    rows = [{"prompt": "one", "category": "a"}, {"turns": ["two", "three"], "question_id": 7}]
-    path = write_prompts(tmp_path / "p.jsonl", rows)
+    path = write_prompts(
+        tmp_path / "p.jsonl", [{"prompt": "one", "category": "a"}, {"turns": ["two", "three"], "question_id": 7}]
+    )
     assert read_questions(path) == [Question(("one",), "a", None, 1), Question(("two", "three"), None, 7, 2)]
 
 

@@ -25,7 +25,8 @@ from app.screen.live import Track, frame
 from app.screen.palette import Look
 from app.screen.view import Canvas
 from app.settings.table import Settings
-from sampling.events import Event, Finished, Prefill, Step
+from sampling.events import Finished, Prefill, Step
+from tests.support.refusals import refused
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, write_prompts
 from utils.errors import UsageError, UserError
@@ -42,8 +43,9 @@ def session(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     folder = tmp_path_factory.mktemp("session")
     file = folder / "a session.jsonl"
     lines = (HOSTILE, "/continue", "/set temperature=0.9 gamma=auto compare=spec,ar", "three")
-    catalogue = catalogue_of(folder, {"tiny": pair})
-    return file, run_lines(catalogue, *lines, settings={**OPTIONS, "max_new_tokens": 14, "record": str(file)})
+    return file, run_lines(
+        catalogue_of(folder, {"tiny": pair}), *lines, settings={**OPTIONS, "max_new_tokens": 14, "record": str(file)}
+    )
 
 
 def drawn(thing: Any, look: Look) -> str:
@@ -80,12 +82,10 @@ def test_every_frame_is_the_live_one_at_every_event(session: tuple[Path, Ran]) -
             look = LOOKS[number % len(LOOKS)]
             one, other = (drawn(frame(tracks, look, Settings(debug=True)), look) for tracks in (live, again))
             assert one == other
-        assert [track.events for track in again] == [[*map(logged, track.events)] for track in answered.tracks]
-
-
-def logged(event: Event) -> Event:
-    """What a log keeps of an event without --log-top."""
-    return replace(event, positions=()) if isinstance(event, Step) else event
+        assert [track.events for track in again] == [  # without --log-top a log keeps no positions
+            [replace(event, positions=()) if isinstance(event, Step) else event for event in track.events]
+            for track in answered.tracks
+        ]
 
 
 def test_a_lossy_lane_says_so_live_and_when_its_log_is_replayed(
@@ -104,8 +104,7 @@ def test_a_lossy_lane_says_so_live_and_when_its_log_is_replayed(
         assert "identical" not in shown
         assert "same distribution" not in shown
     assert main(["replay", str(file), "--view", "trace"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "lossy: a draft x is accepted if p(x) > min(0.09, 0.3 exp(-H))" in told
+    assert "lossy: a draft x is accepted if p(x) > min(0.09, 0.3 exp(-H))" in " ".join(capsys.readouterr().out.split())
 
 
 def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> None:
@@ -136,8 +135,7 @@ def test_a_recording_holds_what_a_recorded_target_needs(session: tuple[Path, Ran
     file, ran = session
     lines = [json.loads(line) for line in file.read_text(encoding="ascii").splitlines()]
     assert (lines[0]["vocab_size"], lines[0]["end_id"], lines[0]["target"]) == (300, 2, "target")
-    held = [line for line in lines if "prompt_ids" in line and "answer_ids" in line]
-    first, second, third = held
+    first, second, third = [line for line in lines if "prompt_ids" in line and "answer_ids" in line]
     turn = ran.state.chat.turns[0]
     assert tuple(first["prompt_ids"]) == turn.prompt
     assert tuple(first["answer_ids"] + second["answer_ids"]) == turn.answer
@@ -253,9 +251,8 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
     )
     assert replayed(tmp_path, capsys)[2] == f"error: cannot read {tmp_path}: Is a directory\n"
     assert replayed(session[0], capsys, "--answer", "4")[2] == "error: there is no answer 4: the session log has 3\n"
-    assert main(["replay"]) == 2
-    assert main(["replay", str(session[0]), "--speed", "-1"]) == 2
-    assert main(["replay", str(session[0]), "--gamma", "3"]) == 2
+    for words in ([], [str(session[0]), "--speed", "-1"], [str(session[0]), "--gamma", "3"]):
+        assert main(["replay", *words]) == 2
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -266,9 +263,9 @@ def test_a_damaged_file_is_shown_or_refused_in_one_line(
     lines = session[0].read_text().splitlines()[:40]
     number = data.draw(st.integers(1, len(lines)))
     told = json.loads(lines[number - 1])
-    name = data.draw(st.sampled_from(sorted(told)))
-    values = [None, -1, 3, 1 << 60, 1e308, math.inf, "x", [], [3], [[0, [1], 0, ""]], {}, True]
-    told[name] = data.draw(st.sampled_from(values))
+    told[data.draw(st.sampled_from(sorted(told)))] = data.draw(
+        st.sampled_from([None, -1, 3, 1 << 60, 1e308, math.inf, "x", [], [3], [[0, [1], 0, ""]], {}, True])
+    )
     lines[number - 1] = json.dumps(told)
     file = tmp_path / "damaged.jsonl"
     file.write_text("\n".join(lines) + "\n")
@@ -312,12 +309,9 @@ def test_what_is_no_recording_is_left_alone(pair: TinyPair, tmp_path: Path, caps
     other, newer = tmp_path / "notes.txt", tmp_path / "newer.jsonl"
     other.write_text("dear diary\n")
     newer.write_text('{"kind":"recording","version":7,"program":"p 2"}\n')
-    assert main(["run", "one", *flags(pair, other)]) == 2
-    assert main(["run", "one", *flags(pair, newer)]) == 2
-    assert main(["run", "one", *flags(pair, tmp_path)]) == 2
-    assert main(["run", "one", *flags(pair, tmp_path / "no" / "a.jsonl")]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
+    for log in (other, newer, tmp_path, tmp_path / "no" / "a.jsonl"):
+        assert main(["run", "one", *flags(pair, log)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
         f"error: cannot log to {other}: it is no session log (the file is unchanged, name another)",
         f"error: cannot log to {newer}: it was written in format 7 by p 2, this program reads 1 "
         "(the file is unchanged, name another)",
@@ -331,8 +325,7 @@ def test_what_is_no_recording_is_left_alone(pair: TinyPair, tmp_path: Path, caps
 
 def test_two_runs_do_not_record_to_one_file(tmp_path: Path) -> None:
     first = SessionLogWriter(tmp_path / "a.jsonl")
-    with pytest.raises(UsageError, match="another run is writing to it"):
-        opened(tmp_path / "a.jsonl")
+    refused(opened, tmp_path / "a.jsonl", kind=UsageError, match="another run is writing to it")
     first.close()
     opened(tmp_path / "a.jsonl").close()
 
@@ -340,20 +333,17 @@ def test_two_runs_do_not_record_to_one_file(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_once_and_decoding_goes_on(pair: TinyPair, tmp_path: Path) -> None:
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
-    folder = catalogue_of(tmp_path, {"tiny": pair})
-    ran = run_lines(folder, "one", "two", settings={"record": str(link)})
+    ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "one", "two", settings={"record": str(link)})
     assert len(ran.state.answers) == 2
     why = f"cannot write {link}: No space left on device (its content is kept)"
-    told = f"the session log stopped, {why}; decoding continues"
-    assert " ".join(ran.text.split()).count(told) == 1
+    assert " ".join(ran.text.split()).count(f"the session log stopped, {why}; decoding continues") == 1
 
 
-def test_the_console_starts_and_ends_a_recording(pair: TinyPair, tmp_path: Path) -> None:
-    folder = catalogue_of(tmp_path, {"tiny": pair})
+def test_the_console_starts_and_ends_a_recording(catalogue: Path, tmp_path: Path) -> None:
     one, two, other = tmp_path / "one.jsonl", tmp_path / "two.jsonl", tmp_path / "other.txt"
     other.write_text("x")
     ran = run_lines(
-        folder,
+        catalogue,
         "a",
         f"/set record={one}",
         "b",
@@ -383,8 +373,7 @@ def test_texts_are_said_again_as_they_were_heard(asked: list[list[int]]) -> None
         assert heard(ids) == decode(ids)
         said.learn(heard.taken())
     assert [said(ids) for ids in asked] == [decode(ids) for ids in asked]
-    with pytest.raises(ValueError, match="is not there"):
-        said([9])
+    refused(said, [9], kind=ValueError, match="is not there")
 
 
 @pytest.mark.parametrize("key", ["drawn_drafts", "law_drafts"])

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from app.command_line.main import main
 from app.replay.player import BASE_SETTINGS, PAGE, RECORDED, STEPS, chosen, slowness, steps_of, walk
-from app.replay.session_log import LoggedAnswer
 from app.screen.live import Track
 from app.screen.view import Canvas
 from app.settings.table import Settings
-from utils.errors import UserError
+from tests.support.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -77,22 +76,13 @@ def test_plain_decoding_is_shown_at_ten_tokens_a_second_unless_slow_is_set() -> 
 
 def shown(number: int) -> list[list[Track]]:
     """The recorded answers of a step when all has happened."""
-    answers = steps_of(Settings())[number - 1]
-    return [over(answer) for answer in answers]
-
-
-def over(answer: LoggedAnswer) -> list[Track]:
-    tracks = answer.tracks()
-    for index, event in answer.events:
-        tracks[index].feed(event)
-    return tracks
+    return [answer.over() for answer in steps_of(Settings())[number - 1]]
 
 
 @pytest.mark.parametrize("number", range(1, 7))
 def test_every_step_ends_in_a_table_with_plain_decoding(number: int) -> None:
     step, where, answers = STEPS[number - 1], place(80), shown(number)
-    untraced = replace(step, traced=False)
-    assert walk([(number, untraced)], lambda _: answers, where)
+    assert walk([(number, replace(step, traced=False))], lambda _: answers, where)
     told = where.out.file.getvalue().split("\n")  # type: ignore[attr-defined]
     head = next(row for row, line in enumerate(told) if "plain tok/s" in line)
     assert told[head].split()[:4] == [step.varied or "lane", "plain", "tok/s", "tok/s"]
@@ -126,8 +116,7 @@ def test_a_step_decodes_the_same_whatever_the_user_has_chosen() -> None:
 
 
 def test_a_log_of_something_else_is_no_recording() -> None:
-    with pytest.raises(UserError, match="is no recorded demo"):
-        steps_of(Settings(), ROOT / "docs/examples/session.jsonl")
+    refused(steps_of, Settings(), ROOT / "docs/examples/session.jsonl", match="is no recorded demo")
 
 
 def test_the_recorded_demo_imports_no_torch() -> None:

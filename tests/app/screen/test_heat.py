@@ -9,7 +9,7 @@ from rich.console import Console
 from app.screen.inspection import Candidates, SaidToken
 from app.screen.palette import Look
 from app.screen.plots import Heat, perplexity
-from utils.errors import UserError
+from tests.support.refusals import refused
 
 
 def said(number: int, text: str, p: float | None = None, entropy: float | None = None) -> SaidToken:
@@ -51,8 +51,7 @@ def test_tokens_that_were_not_recorded_are_left_out_and_counted() -> None:
     tokens = [*TOKENS, said(5, " and on")]
     assert shown(tokens, "p", Look(100, color=False))[1].startswith("perplexity 6.77 over 4 tokens")
     assert shown(tokens, "p", Look(100, color=False))[1].endswith("1 not recorded")
-    with pytest.raises(UserError, match="were not recorded"):
-        Heat([said(5, " and on")], "p", Look())
+    refused(Heat, [said(5, " and on")], "p", Look(), match="were not recorded")
 
 
 def test_the_perplexity_of_equal_chances_is_their_number() -> None:

@@ -96,10 +96,8 @@ def test_a_draw_is_told_as_the_race_that_it_was() -> None:
 
 
 def test_a_coin_that_accepted_is_told() -> None:
-    river = tokens()[1]
-    assert decided(river, Look(80)) == ["coin .25 < chance .75 (q after the settings was not kept): accepted"]
-    bare = replace(ROUND, positions=())
-    assert decided(tokens("ratio", OPENING, bare)[1], Look(80)) == [
+    assert decided(tokens()[1], Look(80)) == ["coin .25 < chance .75 (q after the settings was not kept): accepted"]
+    assert decided(tokens("ratio", OPENING, replace(ROUND, positions=()))[1], Look(80)) == [
         "coin .25 < chance .75 (p and q after the settings were not kept): accepted"
     ]
 
@@ -124,8 +122,7 @@ def test_a_coin_that_accepted_is_told() -> None:
 def test_a_coins_chance_is_the_quotient_that_is_shown(
     chance: float, coin: float, p: float, q: float, line: str
 ) -> None:
-    trials = (Trial(0, chance, coin, p, q), ROUND.trials[1])
-    drafted = replace(ROUND, trials=trials, positions=())
+    drafted = replace(ROUND, trials=(Trial(0, chance, coin, p, q), ROUND.trials[1]), positions=())
     assert decided(tokens("ratio", OPENING, drafted)[1], Look(80)) == [line]
 
 
@@ -163,8 +160,9 @@ def test_a_forced_token_says_so_and_what_it_replaced() -> None:
 
 
 def test_what_was_not_recorded_is_missing_and_never_guessed() -> None:
-    bare = [replace(step, positions=(), trials=(), odds=()) for step in (OPENING, ROUND)]
-    content = Inspection(tokens("ratio", *bare), 1)
+    content = Inspection(
+        tokens("ratio", *[replace(step, positions=(), trials=(), odds=()) for step in (OPENING, ROUND)]), 1
+    )
     panel = text(content.panel(Look(80, None, False)))
     assert panel[-1] == "alternatives were not kept (files keep them with --log-top 5)"
     assert not any("entropy" in line or "coin" in line for line in panel)

@@ -22,8 +22,7 @@ from sampling.gamma.controller import Controller, best
 from sampling.stats.theory import expected_speedup
 from tests.support.pacing import PLAIN, World, make_step, rising
 from tests.support.refusals import refused
-from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import tiny_pair
+from tests.support.scripted import run_lines
 
 TARGET, DRAFTER = object(), object()
 
@@ -111,8 +110,7 @@ def test_gamma_auto_is_told_by_what_was_drafted_not_by_what_it_allowed() -> None
     for step in allowed:
         pace.budget([0])
         pace.observe([step])
-    drawn = gamma_bars([both("auto", allowed, pace)], LOOKS["60"])
-    assert drawn.remarks[-1].endswith("at gamma auto(2.0)")
+    assert gamma_bars([both("auto", allowed, pace)], LOOKS["60"]).remarks[-1].endswith("at gamma auto(2.0)")
 
 
 def test_a_disturbed_timing_has_no_speed_up() -> None:
@@ -125,8 +123,7 @@ def test_a_disturbed_timing_has_no_speed_up() -> None:
 def test_gamma_of_the_settings_may_be_the_one_that_auto_takes() -> None:
     useless = both(1, rounds(1, [0] * 40))
     assert [bar.note for bar in gamma_bars([useless], LOOKS["60"]).bars][:2] == ["auto", "this one"]
-    cheap = both(16, rounds(16, [16] * 40, c=0.001))
-    assert gamma_bars([cheap], LOOKS["60"]).bars[16].note == "this one, and auto"
+    assert gamma_bars([both(16, rounds(16, [16] * 40, c=0.001))], LOOKS["60"]).bars[16].note == "this one, and auto"
 
 
 def test_rounds_of_earlier_answers_count_and_those_of_other_drafters_do_not() -> None:
@@ -210,12 +207,10 @@ def test_marked_bars_stand_out_in_colour_and_guessed_ones_are_faint() -> None:
     assert guessed[1].style == look.style("faint")
 
 
-def test_the_command_in_a_console(tmp_path: Path) -> None:
-    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+def test_the_command_in_a_console(catalogue: Path) -> None:
     lines = ("/plot gamma", "/plot", "one", "/plot gamma", "/plot nothing")
     ran = run_lines(catalogue, *lines, width=60, settings={"max_new_tokens": 40, "gamma": 4})
     assert ran.text.count("error: no answer yet") == 1
     assert "error: /plot must be gamma, ranks or time, got ''" in ran.after("/plot")
-    told = " ".join(ran.after("/plot nothing").split())
-    assert told == "error: /plot must be gamma, ranks or time, got 'nothing'"
+    assert " ".join(ran.after("/plot nothing").split()) == "error: /plot must be gamma, ranks or time, got 'nothing'"
     assert ran.after("/plot gamma").startswith("spec: expected speed-up by gamma\n   0  1.00x  ")

@@ -8,8 +8,6 @@ from rich.console import Console
 from app.screen.spans import answer_text, rendered
 from app.settings.table import Settings
 
-CODE = "So:\n\n```python\ndef f(n):\n    return n\n```\n\n1. **one**\n2. two"
-
 
 def drawn(text: str, *, render: bool = True, width: int = 40) -> str:
     file = io.StringIO()
@@ -20,7 +18,10 @@ def drawn(text: str, *, render: bool = True, width: int = 40) -> str:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (CODE, "So:\n\n\n def f(n):\n     return n\n\n\n 1 one\n 2 two"),
+        (
+            "So:\n\n```python\ndef f(n):\n    return n\n```\n\n1. **one**\n2. two",
+            "So:\n\n\n def f(n):\n     return n\n\n\n 1 one\n 2 two",
+        ),
         ("**Name**: Ann\n**Age**: 7", "Name: Ann\nAge: 7"),
     ],
 )

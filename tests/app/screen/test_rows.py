@@ -14,10 +14,6 @@ texts = st.text(
 roles = st.sampled_from(["accepted", "rejected", "discarded", "target", "plain"])
 
 
-def lines_of(text: str, width: int) -> list[str]:
-    return ["".join(part for part, _ in line) for line in wrap([(text, "plain")], width)]
-
-
 @pytest.mark.parametrize(
     ("text", "width", "lines"),
     [
@@ -42,7 +38,7 @@ def lines_of(text: str, width: int) -> list[str]:
     ],
 )
 def test_wrapping(text: str, width: int, lines: list[str]) -> None:
-    assert lines_of(text, width) == lines
+    assert ["".join(part for part, _ in line) for line in wrap([(text, "plain")], width)] == lines
 
 
 def test_a_style_goes_on_over_the_end_of_a_line() -> None:

@@ -17,11 +17,11 @@ from app.screen.live import sampled, tokens_of
 from app.screen.palette import Look
 from app.screen.samples import Branch, SampleTree, tree_of
 from app.settings.table import Settings
+from tests.support.refusals import refused
 from tests.support.screen import Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.scripted_server import Reply, ScriptedServer, chunk, usage
 from tests.support.tiny import TinyPair
-from utils.errors import UserError
 
 SETTINGS = Settings(temperature=0.3, max_new_tokens=5)
 
@@ -100,29 +100,29 @@ def test_samples_stand_on_the_page_as_a_tree(pair: TinyPair, tmp_path: Path) -> 
     shown = ran.after("/samples 9")
     for text in ((tmp_path / "chat.html").read_text(), (tmp_path / "again.html").read_text()):
         tree = text.partition('class="branches"')[2].partition("</section>")[0]
-        counts = re.findall(r"<b>(\d+)</b>", tree)
-        assert sorted(counts) == sorted(re.findall(r"(\d+)/9 ", shown))
+        assert sorted(re.findall(r"<b>(\d+)</b>", tree)) == sorted(re.findall(r"(\d+)/9 ", shown))
         assert tree.count("<details open>") == tree.count("</details>") > 0
 
 
-def test_run_writes_the_tree_or_json(pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    catalogue = str(catalogue_of(tmp_path, {"tiny": pair}))
-    words = ["run", "one", "--samples", "4", "--models", catalogue, "--max-new-tokens", "5"]
+def test_run_writes_the_tree_or_json(catalogue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "one", "--samples", "4", "--models", str(catalogue), "--max-new-tokens", "5"]
     assert main([*words, "--temperature", "0.7"]) == 0
     assert re.search(r"\d/4 ", capsys.readouterr().out)
     assert main([*words, "--temperature", "0.7", "--json", "--log", str(tmp_path / "log.jsonl")]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [len(result["ids"]) for result in data["results"]] == [5] * 4
-    logged = [answer.text(answer.over()) for answer in read_log(tmp_path / "log.jsonl").answers]
-    assert logged == [result["text"] for result in data["results"]]
+    assert [answer.text(answer.over()) for answer in read_log(tmp_path / "log.jsonl").answers] == [
+        result["text"] for result in data["results"]
+    ]
     assert math.isclose(sum(branch["count"] for branch in data["tree"]), 4)
     assert main(words) == 2
     assert "error: at temperature 0 all answers are the same (--temperature 0.8" in capsys.readouterr().err
 
 
 def test_samples_need_a_model_here_and_a_message(engine: PairEngine, pair: TinyPair, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="all answers are the same"):
-        sampled(engine, Settings(), [5], 2, engine.tokenizer.decode, lambda: False)
+    refused(
+        sampled, engine, Settings(), [5], 2, engine.tokenizer.decode, lambda: False, match="all answers are the same"
+    )
     ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "/samples 3", "one", "/samples 1", "/samples 3")
     assert [line[:24] for line in ran.errors] == [
         "error: no message yet",
@@ -205,14 +205,10 @@ def test_enter_takes_a_branch_as_the_answer(pair: TinyPair, tmp_path: Path) -> N
     environ = {"XDG_STATE_HOME": str(tmp_path), "SPEC_MAX_NEW_TOKENS": "6"}
     opened = Terminal(*flags, str(tmp_path / "log.jsonl"), columns=80, rows=24, environ=environ, warm=True)
     opened.wait("›", 30)
-    opened.enter("one")
-    opened.wait(lambda: "TTFT" in opened.raw and opened.at_prompt, 120)
-    opened.enter("/samples 5")
-    opened.wait("Enter takes it as the answer")
-    opened.type("\x1b[B\r")
-    opened.wait(lambda: opened.raw.count("TTFT") > 1 and opened.at_prompt)
-    opened.enter("/inspect")
-    opened.wait("token 1/6")
+    opened.enter("one", until=lambda: "TTFT" in opened.raw and opened.at_prompt, seconds=120)
+    opened.enter("/samples 5", until="Enter takes it as the answer")
+    opened.type("\x1b[B\r", until=lambda: opened.raw.count("TTFT") > 1 and opened.at_prompt)
+    opened.enter("/inspect", until="token 1/6")
     opened.type("q")
     opened.enter("/exit")
     assert opened.end() == 0

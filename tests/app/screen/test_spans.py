@@ -29,9 +29,9 @@ def tiny() -> object:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    specials = ["<stop>", "<start>"]
-    trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, special_tokens=specials)
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<stop>", "<start>"]
+    )
     tokenizer.train_from_iterator(CORPUS * 4, trainer)
     return tokenizer
 
@@ -87,8 +87,7 @@ def test_each_kind_of_token_becomes_a_span_in_reading_order() -> None:
 
 def test_plain_decoding_is_one_plain_span() -> None:
     ids = encode(CORPUS[0])
-    spanner = fed(*(step([], 0, token) for token in ids), end(), drafting=False)
-    assert spanner.spans == [Span(CORPUS[0], "plain")]
+    assert fed(*(step([], 0, token) for token in ids), end(), drafting=False).spans == [Span(CORPUS[0], "plain")]
 
 
 def test_sources_keep_their_spans_apart() -> None:
@@ -160,8 +159,7 @@ def check_exact(data: st.DataObject, ids: list[int], size: int, with_decode: Dec
     spanner.feed(end())
     assert committed_text(spanner.spans) == with_decode(ids)
     assert committed_text(spanner.spans).startswith(before)
-    neighbours = zip(spanner.spans, spanner.spans[1:], strict=False)
-    assert all((a.kind, a.source) != (b.kind, b.source) for a, b in neighbours)
+    assert all((a.kind, a.source) != (b.kind, b.source) for a, b in zip(spanner.spans, spanner.spans[1:], strict=False))
     assert all(span.text for span in spanner.spans)
 
 
@@ -169,8 +167,7 @@ def check_exact(data: st.DataObject, ids: list[int], size: int, with_decode: Dec
 @given(st.data())
 def test_committed_spans_are_exactly_the_decoded_answer_for_any_ids(data: st.DataObject) -> None:
     size = tiny().get_vocab_size()  # type: ignore[attr-defined]
-    ids = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=60))
-    check_exact(data, ids, size, decode)
+    check_exact(data, data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=60)), size, decode)
 
 
 @settings(max_examples=80, deadline=None)
@@ -202,10 +199,10 @@ def test_a_tokenizer_that_strips_the_first_space_and_falls_back_to_bytes_is_read
             text, run = text + words[token], b""
         return text[: len(text) - len(words[0])].removeprefix(" ")
 
-    tokens = st.integers(0, 5) | st.integers(0, 255).map(lambda byte: byte + 6)
-    ids = data.draw(st.lists(tokens, min_size=1, max_size=40))
-    spanner = fed(*rounds(data, ids, 262), end(), with_decode=sentence)
-    assert committed_text(spanner.spans) == sentence(ids)
+    ids = data.draw(
+        st.lists(st.integers(0, 5) | st.integers(0, 255).map(lambda byte: byte + 6), min_size=1, max_size=40)
+    )
+    assert committed_text(fed(*rounds(data, ids, 262), end(), with_decode=sentence).spans) == sentence(ids)
 
 
 @pytest.fixture(scope="module")
@@ -228,8 +225,7 @@ def test_the_words_that_another_text_has_not_are_marked_and_nothing_else_changes
         Span("runs to", "target"),
         Span(" sea.", "bonus"),
     ]
-    marked = differing(spans, "A river runs to the sea.")
-    assert marked == (*spans[:3], Span(" sea.", "bonus"))
+    assert differing(spans, "A river runs to the sea.") == (*spans[:3], Span(" sea.", "bonus"))
     other = differing(spans, "A brook runs to sea.")
     assert other == (Span("A", "accepted", 1), Span(" river", "differs", 1), Span(" ", "accepted", 1), *spans[1:])
     assert committed_text(differing(spans, "")) == committed_text(spans)

@@ -11,7 +11,6 @@ from app.screen.rows import Row
 from app.settings.table import Settings
 from sampling.events import Finished, Odds, Step, Trial
 
-LOOK = Look(80, 24, color=False)
 WORDS = {1: "A", 2: " river", 3: " lake", 4: " runs"}
 OPENING = Step(0, 0, (), (), (), (), 1, (), (), 2.0, (), 0.0, 0.01, 0.0)
 ROUND = Step(
@@ -29,7 +28,7 @@ def stops(keys: Sequence[bytes]) -> list[list[str]]:
         shown.append(["".join(part.text for part in row).rstrip() for row in below])
 
     race = [(0, OPENING), (0, ROUND), (0, ROUND), (0, Finished(0, "length"))]
-    for _, event in in_steps(race, [track], draw, lambda: LOOK, lambda: left.pop(0)):
+    for _, event in in_steps(race, [track], draw, lambda: Look(80, 24, color=False), lambda: left.pop(0)):
         track.feed(event)
     assert track.events == [OPENING, ROUND, ROUND, Finished(0, "length")]
     return shown

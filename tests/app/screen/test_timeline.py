@@ -48,8 +48,7 @@ def test_without_level_bars_it_is_digits() -> None:
 
 
 def test_more_rounds_than_room_shows_the_last_ones() -> None:
-    rounds = [Round(0.1, 1, 4, n % 5) for n in range(200)]
-    line = text(("spec", rounds), None, Look(43))
+    line = text(("spec", [Round(0.1, 1, 4, n % 5) for n in range(200)]), None, Look(43))
     assert line == "spec accepted …" + "".join("▁▂▃▄▅"[n % 5] for n in range(194, 200)) + "  tok/s █████  peak 10"
 
 
@@ -60,8 +59,9 @@ def test_rates_are_tokens_over_seconds_in_equal_spans() -> None:
     values = rates(rounds, span)
     assert len(values) == math.ceil(total / span)
     spans = [span] * (len(values) - 1) + [total - span * (len(values) - 1)]
-    tokens = sum(value * seconds for value, seconds in zip(values, spans, strict=True))
-    assert tokens == pytest.approx(sum(each.tokens for each in rounds))
+    assert sum(value * seconds for value, seconds in zip(values, spans, strict=True)) == pytest.approx(
+        sum(each.tokens for each in rounds)
+    )
     # By hand: how far the count has come at a time, a round's tokens coming evenly within it.
     ends = [0.0]
     for each in rounds:

@@ -102,22 +102,24 @@ def test_a_round_shows_how_confident_its_drafter_was() -> None:
 
 
 def test_a_draft_shows_both_probabilities_its_chance_and_its_fate() -> None:
-    lines = shown(rule="ratio").split("\n")
-    assert ' 1  " river"            q  .95  p  .90  chance  .95  accepted' in lines
-    assert ' 2  " is"               q  .70  p  .80  chance 1.00  accepted' in lines
-    assert ' 3  " down"             q  .40  p  .10  chance  .25  rejected' in lines
-    assert ' 4  " sea"              not examined                 discarded' in lines
-    assert '    " toward"  from the target (correction), top-2 gap 0.500' in lines
-    assert "round 1  gamma 4  accepted 2/4  22.0 ms" in lines
+    assert {*shown(rule="ratio").split("\n")} >= {
+        ' 1  " river"            q  .95  p  .90  chance  .95  accepted',
+        ' 2  " is"               q  .70  p  .80  chance 1.00  accepted',
+        ' 3  " down"             q  .40  p  .10  chance  .25  rejected',
+        ' 4  " sea"              not examined                 discarded',
+        '    " toward"  from the target (correction), top-2 gap 0.500',
+        "round 1  gamma 4  accepted 2/4  22.0 ms",
+    }
 
 
 def test_the_opening_round_is_the_prefill_and_endings_are_told() -> None:
-    lines = shown().split("\n")
-    assert "prefill  22.0 ms" in lines
-    assert '    "A"  from the target (own token), top-2 gap 4.250' in lines
-    assert '    "↵"  from the target (bonus), top-2 gap 0.062' in lines
-    assert "round 3  gamma 0  nothing drafted  22.0 ms" in lines
-    assert "    ended by an accepted stop token" in lines
+    assert {*shown().split("\n")} >= {
+        "prefill  22.0 ms",
+        '    "A"  from the target (own token), top-2 gap 4.250',
+        '    "↵"  from the target (bonus), top-2 gap 0.062',
+        "round 3  gamma 0  nothing drafted  22.0 ms",
+        "    ended by an accepted stop token",
+    }
 
 
 @pytest.mark.parametrize(
@@ -225,8 +227,9 @@ def reviewed(
 # base reviews small's " is", which small made of max-gram's; small adds to it; max-gram's last two nobody reviewed.
 SMALLS = reviewed([2, 9], 1, 3, by="small")
 BASES = reviewed([2, 3], 1, 4, source=(2, 1), by="base", inner=[SMALLS])
-ALONE = reviewed([], 0, 5, by="small")
-ROUND = reviewed([2, 4, 5, 6, 7], 4, 8, source=(2, 0, 1, 2, 2), inner=[BASES, ALONE], chances=(0.9,) * 5)
+ROUND = reviewed(
+    [2, 4, 5, 6, 7], 4, 8, source=(2, 0, 1, 2, 2), inner=[BASES, reviewed([], 0, 5, by="small")], chances=(0.9,) * 5
+)
 ROUNDS = [reviewed([], 0, 1), ROUND]
 
 
@@ -287,11 +290,12 @@ def test_a_draft_has_the_probabilities_that_were_compared_and_its_coin() -> None
     odds = (Odds(0.5, 0.6), Odds(0.02, 0.06), Odds(0.3, 0.4))
     trials = (Trial(0, 0.75, 0.25, 0.6, 0.8), Trial(1, 0.17, 0.5, 0.017, 0.1))
     drafted = replace(step([2, 3, 4], 1, 5, q=(0.6, 0.06), p=(0.5, 0.02)), odds=odds, trials=trials)
-    lines = shown(steps=[STEPS[0], drafted], rule="ratio").split("\n")
-    assert "q(x), p(x) after the settings; (not examined: at temperature 1)" in lines
-    assert ' 1  " river"            q  .80  p  .60  chance  .75  coin  .25  accepted' in lines
-    assert ' 2  " is"               q  .10  p  .02  chance  .17  coin  .50  rejected' in lines
-    assert ' 3  " down"             (q  .40  p  .30)                        discarded' in lines
+    assert {*shown(steps=[STEPS[0], drafted], rule="ratio").split("\n")} >= {
+        "q(x), p(x) after the settings; (not examined: at temperature 1)",
+        ' 1  " river"            q  .80  p  .60  chance  .75  coin  .25  accepted',
+        ' 2  " is"               q  .10  p  .02  chance  .17  coin  .50  rejected',
+        ' 3  " down"             (q  .40  p  .30)                        discarded',
+    }
     narrow = shown(60, steps=[STEPS[0], drafted], rule="ratio").split("\n")
     assert any('" is"' in line and "q.10 p.02 ch.17 u.50" in line and line.endswith("rejected") for line in narrow)
     assert "not examined" not in shown(steps=[STEPS[0], replace(drafted, parents=(-1, 0, 0))], rule="ratio")

@@ -146,9 +146,7 @@ def test_stats_lines_are_those_of_the_design() -> None:
 @pytest.mark.parametrize("width", [20, 40, *WIDTHS])
 @pytest.mark.parametrize("color", [False, True])
 def test_no_figure_is_ever_cut(width: int, color: bool) -> None:
-    look = Look(width, None, color)
-    text = shown(lanes(look), color=False)
-    words = re.sub(r"[━─\s|]+", " ", text)
+    words = re.sub(r"[━─\s|]+", " ", shown(lanes(Look(width, None, color)), color=False))
     for figure in [
         "33 tok",
         "1.67 s",
@@ -196,8 +194,7 @@ def test_an_answer_that_is_not_whole_says_why(reason: str, tokens: int, limit: i
     stats = Stats(stop_reason=reason, predicted_n=tokens, predicted_ms=500, openings=1)  # type: ignore[arg-type]
     pane = pane_of("spec", SPANS, stats, state, limit=limit)  # type: ignore[arg-type]
     assert note(pane) == words
-    text = shown(Frame([pane_of("ar", (), AR, "done"), pane], Look(80, color=False)))
-    assert (f"\n{words}\n" in text) == bool(words)
+    assert (f"\n{words}\n" in shown(Frame([pane_of("ar", (), AR, "done"), pane], Look(80, color=False)))) == bool(words)
 
 
 def test_header_names_what_runs() -> None:
@@ -385,6 +382,5 @@ def test_a_forced_token_has_a_style_a_mark_and_a_word_of_its_own() -> None:
     plain = shown(Frame([pane], Look(100, color=False)))
     assert "{!a!} b" in plain
     assert "{!x!} forced" in plain
-    words = [item.pieces[0] for item in meanings(Look(100), [pane])]
-    assert ("forced", "forced") in words
+    assert ("forced", "forced") in [item.pieces[0] for item in meanings(Look(100), [pane])]
     assert not any("forced" in text for item in meanings(Look(100), [pane_of("spec")]) for text, _ in item.pieces)

@@ -14,8 +14,7 @@ from app.screen.live import Track, tokens_of
 from app.screen.why import CODE, FIRST, KINDS, NAMES, NUMBERS, OTHER, Why, kinds_of
 from app.settings.table import Settings
 from sampling.events import Call, Finished, Likely, Position, Prefill, Reason, Step, to_json
-from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import TinyPair
+from tests.support.scripted import run_lines
 from utils.remote.pieces import ServerFigures
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -222,10 +221,6 @@ def deepest(step: Any) -> int:
     return max((depth(step, node) + 1 for node in range(len(step["parents"]))), default=0)
 
 
-def two(value: float) -> str:
-    return f"{value:.2f}"
-
-
 def sentences(steps: Sequence[Any], plain: Sequence[Any], names: Sequence[str], gamma: Any) -> Iterator[str]:
     """What the paragraph must hold, in its words, of the rounds after the opening ones."""
     own, one = steps[1:], plain[1:]
@@ -242,8 +237,8 @@ def sentences(steps: Sequence[Any], plain: Sequence[Any], names: Sequence[str], 
     rounds = len(own) * token_ms
     parts = (whole, spent(own, "verify"), spent(own, "draft"), spent(own, "sample", "overhead"))
     yield f"a round brought {tokens / len(own):.2f} tokens and took as long as {parts[0] / rounds:.2f}"
-    yield "plain ones ({} for its pass, {} for drafts, {} for the rest).".format(
-        *(two(part / rounds) for part in parts[1:])
+    yield "plain ones ({:.2f} for its pass, {:.2f} for drafts, {:.2f} for the rest).".format(
+        *(part / rounds for part in parts[1:])
     )
     drafted, accepted = sum(len(step["drafted"]) for step in own), sum(len(step["path"]) for step in own)
     yield f"{accepted} of {drafted} drafts were accepted"
@@ -409,8 +404,7 @@ def test_temperature_0_is_judged_by_the_recorded_ranks() -> None:
 # -- the command ---------------------------------------------------------------------------------------
 
 
-def test_the_command_explains_the_last_answer_also_of_a_loaded_chat(pair: TinyPair, tmp_path: Path) -> None:
-    catalogue = catalogue_of(tmp_path, {"tiny": pair})
+def test_the_command_explains_the_last_answer_also_of_a_loaded_chat(catalogue: Path, tmp_path: Path) -> None:
     files = (f"/save {tmp_path}/chat.json", f"/load {tmp_path}/chat.json", "/why")
     ran = run_lines(catalogue, "/why", "one", "/why", *files, settings={"max_new_tokens": 30, "gamma": 3}, width=2000)
     assert ran.state.latest is not None

@@ -139,8 +139,7 @@ def test_minus_zero_is_shown_as_zero() -> None:
 
 def test_the_constructor_refuses_too_and_the_record_is_frozen() -> None:
     refused(Settings, gamma=99, match="gamma must be a whole number from 1 to 64 or auto, got 99", kind=UsageError)
-    with pytest.raises(UsageError, match="unknown setting 'gama'"):
-        Settings(gama=4)  # type: ignore[call-arg]
+    refused(Settings, gama=4, kind=UsageError, match="unknown setting 'gama'")  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="frozen"):
         Settings().gamma = 5  # type: ignore[misc]
 
@@ -160,10 +159,11 @@ def test_each_layer_goes_over_the_one_below() -> None:
 
 
 def test_another_pair_brings_its_defaults_below_flags_and_set() -> None:
-    layers = Layers.of({"gamma": 2, "top_k": 20, "temperature": 0.2}, {}, {"top_k": "9"}).with_console_changes(
-        temperature="1"
+    other = (
+        Layers.of({"gamma": 2, "top_k": 20, "temperature": 0.2}, {}, {"top_k": "9"})
+        .with_console_changes(temperature="1")
+        .resolve({"gamma": 7, "top_k": 70, "temperature": 0.7})
     )
-    other = layers.resolve({"gamma": 7, "top_k": 70, "temperature": 0.7})
     assert (other.settings.gamma, other.settings.top_k, other.settings.temperature) == (7, 9, 1.0)
     assert other.resolve({}).settings.gamma == 4
     assert other.without_console_changes().settings.temperature == 0.7
@@ -209,13 +209,15 @@ def test_model_options_come_from_environment_and_flags() -> None:
 
 
 def test_a_nearly_named_variable_is_told_and_a_foreign_one_is_not() -> None:
-    environ = {"SPEC_GAMA": "3", "SPEC_FILE": "x", "SPEC_GAMMA": "3", "OTHER_GAMA": "1"}
-    assert misspelt_variables(environ) == ["SPEC_GAMA is not a setting (did you mean SPEC_GAMMA?)"]
+    assert misspelt_variables({"SPEC_GAMA": "3", "SPEC_FILE": "x", "SPEC_GAMMA": "3", "OTHER_GAMA": "1"}) == [
+        "SPEC_GAMA is not a setting (did you mean SPEC_GAMMA?)"
+    ]
     assert misspelt_variables({"SPEC_CACHE_DIR": "x", "SPEC_KERNELS": "torch"}) == []
     meant = {"LENGTH": "MAX_NEW_TOKENS", "LOG": "RECORD", "CACHEDIR": "CACHE_DIR", "KERNEL": "KERNELS", "TOPP": "TOP_P"}
     for word, name in meant.items():
-        line = f"SPEC_{word} is not a setting (did you mean SPEC_{name}?)"
-        assert misspelt_variables({f"SPEC_{word}": "3"}) == [line]
+        assert misspelt_variables({f"SPEC_{word}": "3"}) == [
+            f"SPEC_{word} is not a setting (did you mean SPEC_{name}?)"
+        ]
 
 
 OFF = {
@@ -328,11 +330,11 @@ def test_a_refused_value_says_what_is_allowed_and_what_holds(name: str, value: A
 
 def test_flags_and_variables_set_them() -> None:
     words = ["run", "hi", "--cascade", "glide,maxgram", "--k-matrix", "[[2,6],[0,6]]", "--lenience", "2"]
-    request = read_request([*words, "--compare", "ar,cascade,chain"], {"SPEC_LENIENCE": "3"})
-    settings = layers_of(request).settings
+    settings = layers_of(read_request([*words, "--compare", "ar,cascade,chain"], {"SPEC_LENIENCE": "3"})).settings
     assert (settings.cascade, settings.k_matrix, settings.lenience) == (("glide", "maxgram"), ((2, 6), (0, 6)), 2.0)
-    environ = {"SPEC_CASCADE": "plain,maxgram", "SPEC_K_MATRIX": "[[1,2],[0,3]]", "SPEC_LENIENCE": "4"}
-    found = Layers.of(environ=environ).settings
+    found = Layers.of(
+        environ={"SPEC_CASCADE": "plain,maxgram", "SPEC_K_MATRIX": "[[1,2],[0,3]]", "SPEC_LENIENCE": "4"}
+    ).settings
     assert (found.cascade, found.k_matrix, found.lenience) == (("plain", "maxgram"), ((1, 2), (0, 3)), 4.0)
     refused(
         Layers.of,
@@ -412,18 +414,21 @@ def test_a_console_sets_them_one_after_the_other() -> None:
 
 
 def test_tab_goes_through_the_list_and_offers_published_matrices() -> None:
-    words = ["model", "plain", "glide", "feature", "eagle", "tables", "ngram", "maxgram"]
-    assert offered("/set cascade=") == [f"/set cascade={word}" for word in words]
-    assert offered("/set cascade=glide,m") == ["/set cascade=glide,model", "/set cascade=glide,maxgram"]
-    assert offered("/set cascade=model,p") == ["/set cascade=model,plain"]
-    assert offered("/set k_matrix=[[13") == ["/set k_matrix=[[13,10],[0,10]]"]
-    assert offered("/drafter c") == ["/drafter cascade", "/drafter chain"]
-    assert offered("/compare match,match+g") == ["/compare match,match+glide"]
+    words = ("model", "plain", "glide", "feature", "eagle", "tables", "ngram", "maxgram")
+    expected = {
+        "/set cascade=": [f"/set cascade={word}" for word in words],
+        "/set cascade=glide,m": ["/set cascade=glide,model", "/set cascade=glide,maxgram"],
+        "/set cascade=model,p": ["/set cascade=model,plain"],
+        "/set k_matrix=[[13": ["/set k_matrix=[[13,10],[0,10]]"],
+        "/drafter c": ["/drafter cascade", "/drafter chain"],
+        "/compare match,match+g": ["/compare match,match+glide"],
+    }
+    assert {line: offered(line) for line in expected} == expected
 
 
 def test_tab_knows_the_models_of_the_pairs_cascade() -> None:
     from app.console.slash_commands import completions
 
-    console = ScriptedConsole(cascade="llama-160m,maxgram")
-    line = "/set cascade=l"
-    assert [found.text for found in completions(line, console)] == ["cascade=llama-160m"]
+    assert [found.text for found in completions("/set cascade=l", ScriptedConsole(cascade="llama-160m,maxgram"))] == [
+        "cascade=llama-160m"
+    ]

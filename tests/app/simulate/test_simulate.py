@@ -147,8 +147,7 @@ def test_the_screen_fits_and_says_what_it_rests_on(
         assert max(map(len, text.splitlines())) <= width
         assert "no speeds: the time of target passes is unknown" in " ".join(text.split())
         assert "ngram counts 1 id a token: the recording has no more" in " ".join(text.split())
-        rows = [line.split() for line in text.splitlines() if line.startswith("maxgram")]
-        assert rows[1][1:3] == ["2", "1.667"]
+        assert [line.split() for line in text.splitlines() if line.startswith("maxgram")][1][1:3] == ["2", "1.667"]
     assert main(["simulate", str(file), "--methods", "maxgram", "--t-verify", "0.1", "--t-draft", "0", "--quiet"]) == 0
     assert "as given, by tokens: 1: 100" in " ".join(capsys.readouterr().out.split())
 
@@ -156,7 +155,6 @@ def test_the_screen_fits_and_says_what_it_rests_on(
 # -- recorded here ----------------------------------------------------------------------------------
 
 PROMPTS = [{"prompt": "one two one two", "category": "a"}, {"turns": ["abc abc", "and then"], "category": "b"}]
-LENGTH = ["--max-new-tokens", "32", "--quiet"]
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +166,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def record(pair: TinyPair, prompts: Path) -> Callable[..., int]:
     def run(out: Path, *more: str) -> int:
         words = ["--target", str(pair.target), "--device", "cpu", "--prompts", str(prompts)]
-        return main(["record", *words, "--out", str(out), *LENGTH, *more])
+        return main(["record", *words, "--out", str(out), "--max-new-tokens", "32", "--quiet", *more])
 
     return run
 
@@ -269,8 +267,7 @@ def test_nothing_recorded_is_no_success(
 ) -> None:
     prompts = write_prompts(tmp_path / "long.jsonl", [{"prompt": "x" * 4000}])
     assert record(tmp_path / "r.jsonl", "--prompts", str(prompts)) == 1
-    error = capsys.readouterr().err
-    assert "error: nothing was recorded: none of the 1 prompts fits into the context\n" in error
+    assert "error: nothing was recorded: none of the 1 prompts fits into the context\n" in capsys.readouterr().err
 
 
 # -- what cannot draft for a recording --------------------------------------------------------------

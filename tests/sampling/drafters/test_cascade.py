@@ -28,14 +28,12 @@ from tests.support.reference import greedy_answer
 from tests.support.refusals import refused
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_student, make_target
-from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import PEAK, TableLM, ToyLM, ToySession, chain_lm
+from tests.support.toys import PEAK, PointDrafter, TableLM, ToyLM, ToySession, chain_lm
 from utils.logits_processors import make_processor
 
 V = 8
 VOCAB = 64
 WRONG = 63
-K = [[5, 14, 10], [0, 1, 10], [0, 0, 10]]
 Log = list[tuple[str, int, int]]
 
 
@@ -125,8 +123,9 @@ def proposed(drafter: ChainDrafter, rows: Rows, k: list[int], sampling: Sampler 
 @pytest.mark.parametrize("context", [4, 5])
 def test_a_reviewer_whose_context_is_too_short_is_passed_over(context: int) -> None:
     """The prompt fills it, or leaves it: the drafter behind it goes on alone."""
-    drafter = cascade_of([ModelDrafter(base(context=context)), own_points()], [[3, 4], [0, 2]])
-    draft = proposed(drafter, [[1, 2, 3, 4, 5]], [20])
+    draft = proposed(
+        cascade_of([ModelDrafter(base(context=context)), own_points()], [[3, 4], [0, 2]]), [[1, 2, 3, 4, 5]], [20]
+    )
     assert draft.tokens == [[6, 7, 0, 1, 2, 3, 4, 5]]  # two at a time until 3 + 4 are there
     assert draft.calls == ()
 
@@ -259,7 +258,7 @@ def partly() -> tuple[Log, list[Step]]:
     """The calls and the rounds after the opening one."""
     log: Log = []
     models = [ModelDrafter(Listening(name, log, errs)) for name, errs in (("base", {11}), ("small", {29}))]
-    drafter = cascade_of([*models, MaxGram(log, {5, 11, 17})], K)
+    drafter = cascade_of([*models, MaxGram(log, {5, 11, 17})], [[5, 14, 10], [0, 1, 10], [0, 0, 10]])
     assert drafter.traits.names == SOURCES
     events = decode(Listening("target", log, set()), [[0]], drafter, sampler(), length=30, gamma=drafter.traits.most)
     assert emitted(events)[0] == list(range(1, 31))

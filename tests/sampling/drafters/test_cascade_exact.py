@@ -5,13 +5,11 @@ Passing the reviewer's own law up, or the right one a position late, is seen by 
 
 import pytest
 
-from sampling.sampler import KeyedSampler
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.cascades import LENIENCES, MAKERS, drafter, shifted, unmended, with_review
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import crossed, enumeration_error, sample_counts, tiers
+from tests.support.runs import crossed, enumeration_error, sample_counts, sampler, tiers
 from tests.support.toys import TableLM
-from utils.logits_processors import make_processor
 
 CAUGHT, FAIL_BELOW = 1e-3, 1e-6
 LENIENT = [name for name in MAKERS if not name.startswith("chain of m") and name != "chain"]
@@ -83,11 +81,10 @@ SAMPLERS = {
 def counted(name: str, lenience: float, case: str, samples: int) -> float:
     options, law = SAMPLERS[case]
     target = TableLM(V, seed=21, sharpness=1.2)
-    processor = make_processor(law.temperature, law.top_k, law.top_p, law.min_p)
     found = sample_counts(
         target,
         lambda: drafter(name, lenience, V),
-        lambda seed: KeyedSampler(processor, seed=5000 + seed, **options),
+        lambda seed: sampler(law.temperature, 5000 + seed, law.top_p, law.top_k, law.min_p, **options),
         prompt=START,
         samples=samples,
         batch=2_500,

@@ -22,10 +22,9 @@ from sampling.types import Budget, Draft, FixedPace, Limits, Rows
 from sampling.verify.rules import Review
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
-from tests.support.runs import answers, crossed, decode, drafting, emitted, greedy, sample_counts, steps, tiers
+from tests.support.runs import answers, crossed, decode, drafting, emitted, greedy, sample_counts, sampler, steps, tiers
 from tests.support.students import PrefixLM, close, fed, make_drafter, make_student, make_target, text
-from tests.support.toy_drafters import PointDrafter
-from utils.logits_processors import make_processor
+from tests.support.toys import PointDrafter
 
 V = 8
 EXACT, FAIL_BELOW = 1e-9, 1e-6
@@ -131,9 +130,9 @@ def test_the_next_turns_of_a_chat_reuse_the_caches(case: str) -> None:
     "sampler",
     [
         greedy(),
-        KeyedSampler(make_processor(1.0), 1),
-        KeyedSampler(make_processor(1.0), 1, coupling="gumbel"),
-        KeyedSampler(make_processor(1.0), 1, draft_sampling="greedy"),
+        sampler(1.0, 1),
+        sampler(1.0, 1, coupling="gumbel"),
+        sampler(1.0, 1, draft_sampling="greedy"),
     ],
     ids=["greedy", "rejection", "gumbel", "greedy drafts"],
 )
@@ -165,7 +164,7 @@ def test_laws_that_are_passed_up_cover_all_ids() -> None:
         session = lm.open(rows)
         session.score([row[:-1] for row in rows], Draft.empty(1))
         drafter.start(rows, session, session)
-        draft = drafter.propose(rows, Budget([6]), drafting(KeyedSampler(make_processor(1.0), seed), rows))
+        draft = drafter.propose(rows, Budget([6]), drafting(sampler(1.0, seed), rows))
         assert draft.probs is not None
         assert draft.probs.shape == (1, draft.width, V)
         assert torch.allclose(draft.probs.sum(dim=-1), torch.tensor(1.0), atol=1e-5)
@@ -184,8 +183,9 @@ def test_glide_over_point_masses_emits_the_targets_law_to_the_last_digit(drafts:
     """V = 4, two of them likely, one outside the student's list; three tokens behind the opening one."""
     target, law = make_target(4, seed=3, dtype=torch.float64), NaiveLaw(top_k=2)
     lm, oracle = CausalLM(target), PrefixLM(target)
-    own = make_drafter(make_student("glide", target, short=[0, 1, 3]))
-    drafter = cascade_of([own, points(4)], [[1, 1], [0, 1]], lenience)
+    drafter = cascade_of(
+        [make_drafter(make_student("glide", target, short=[0, 1, 3])), points(4)], [[1, 1], [0, 1]], lenience
+    )
     prompt = [0, 1, 0, greedy_answer(oracle, [0, 1, 0], 1)[0]]
 
     def run(sampler: BranchingSampler) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ def counted(case: str, way: str, lenience: float, samples: int, law: NaiveLaw | 
     found = sample_counts(
         CausalLM(target),  # type: ignore[arg-type]
         lambda: cascade(case, target, lenience),
-        lambda seed: KeyedSampler(make_processor(1.0), seed=7000 + seed, **SAMPLERS[way]),
+        lambda seed: sampler(1.0, seed=7000 + seed, **SAMPLERS[way]),
         prompt=[3, 1, 3, 1],
         samples=samples,
         batch=2_500,

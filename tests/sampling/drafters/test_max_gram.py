@@ -6,12 +6,10 @@ from hypothesis import strategies as st
 
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.sampling.drafters.tables.test_lookup import tables_of
-from tests.support.runs import answers, decode, sampler, steps
+from tests.support.runs import answers, decode, greedy, sampler, steps
 from tests.support.toys import ALONE, TableLM, chain_lm
-from utils.logits_processors import make_processor
 
 MAXGRAM, BIGRAM = 0, 1  # places among the names of the drafter's traits
 
@@ -55,9 +53,8 @@ def test_nothing_is_matched_before_something_is_generated() -> None:
 def test_a_short_copy_is_gone_on_with_once() -> None:
     """9 | 1 2 1 2 1: the match 1 2 1 is followed by 2 1, and that is the end. With them, 1 2 1 2 1 is followed by
     2 1; a third time is not tried."""
-    assert drafted([9], [1, 2, 1, 2, 1], 6) == [2, 1, 2, 1]
-    assert drafted([9], [1, 2, 1, 2, 1], 3) == [2, 1, 2]
-    assert drafted([9], [1, 2, 1, 2, 1], 2) == [2, 1]
+    for want in (6, 3, 2):
+        assert drafted([9], [1, 2, 1, 2, 1], want) == [2, 1, 2, 1][:want]
 
 
 def test_a_copy_longer_than_what_is_remembered_leaves_no_trace() -> None:
@@ -73,8 +70,7 @@ def test_a_copy_longer_than_what_is_remembered_leaves_no_trace() -> None:
 
 
 def test_bigrams_fill_the_rest_and_an_id_that_none_knows_ends_the_chain() -> None:
-    tables = tables_of([2, 30, 31], [31, 32])
-    drafter = MaxGramDrafter(tables)
+    drafter = MaxGramDrafter(tables_of([2, 30, 31], [31, 32]))
     assert drafter.traits.names == ("maxgram", "bigram")
     drafter.start([[1, 2], [1, 2], [1, 2]], ALONE, ALONE)
     copied, tail = [(2, MAXGRAM), (1, MAXGRAM)] * 2, [(2, BIGRAM)]
@@ -129,21 +125,17 @@ def behind_longest(prompt: list[int], own: list[int]) -> list[int]:
 
 
 TOKEN = st.integers(0, 2)
-BIGRAMS = st.dictionaries(TOKEN, TOKEN, max_size=2)
 MOVES = st.lists(st.tuples(st.integers(0, 8), st.lists(TOKEN, max_size=5), st.integers(0, 12)), min_size=1, max_size=6)
 
 
-def with_bigrams(bigrams: dict[int, int]) -> MaxGramDrafter:
-    return MaxGramDrafter(tables_of(*[list(pair) for pair in bigrams.items()]) if bigrams else None)
-
-
 @settings(max_examples=300, deadline=None)
-@given(prompt=st.lists(TOKEN, min_size=1, max_size=10), moves=MOVES, bigrams=BIGRAMS)
+@given(prompt=st.lists(TOKEN, min_size=1, max_size=10), moves=MOVES, bigrams=st.dictionaries(TOKEN, TOKEN, max_size=2))
 def test_rows_that_grow_and_go_back_are_drafted_as_the_rules_say(
     prompt: list[int], moves: list[tuple[int, list[int], int]], bigrams: dict[int, int]
 ) -> None:
     """A cascade shows speculative rows: each time some tokens are taken back and others added."""
-    drafter, generated = with_bigrams(bigrams), list[int]()
+    drafter = MaxGramDrafter(tables_of(*[list(pair) for pair in bigrams.items()]) if bigrams else None)
+    generated: list[int] = []
     drafter.start([prompt], ALONE, ALONE)
     for back, more, want in moves:
         generated = generated[: max(0, len(generated) - back)] + more
@@ -169,9 +161,9 @@ def test_the_text_is_plain_decodings(temperature: float) -> None:
     accepted = 0
     for prompt in ([1, 2, 3], [5], [0, 1] * 4):
         for gamma in (1, 4, 12):
-            sampler = KeyedSampler(make_processor(temperature), seed=gamma)
-            alone = answers(lm, [prompt], None, KeyedSampler(make_processor(temperature), seed=gamma), length=30)
-            run = decode(lm, [prompt], drafter, sampler, length=30, gamma=gamma)
+            drawing = sampler(temperature, seed=gamma)
+            alone = answers(lm, [prompt], None, sampler(temperature, seed=gamma), length=30)
+            run = decode(lm, [prompt], drafter, drawing, length=30, gamma=gamma)
             assert [token for step in steps(run) for token in step.emitted] == alone[0]
             accepted += sum(len(step.path) for step in steps(run))
     assert accepted > 50
@@ -180,8 +172,7 @@ def test_the_text_is_plain_decodings(temperature: float) -> None:
 def test_a_repeating_text_is_copied_and_saves_the_targets_passes() -> None:
     """3 4 5 6 again and again: once it has begun anew the copies are right. By hand, gamma 4, prompt 9:
     opening 3; nothing matches 3, 4, 5, 6 | 3 → 4 5 6 3 and then 4 | 5 6 3 4 and 5 | 6 3 4 5 and 6 | 3 4 5 6 …"""
-    lm = chain_lm(10, [9], [3, 4, 5, 6] * 10)
-    run = steps(decode(lm, [[9]], MaxGramDrafter(), KeyedSampler(make_processor(0.0)), length=40, gamma=4))
+    run = steps(decode(chain_lm(10, [9], [3, 4, 5, 6] * 10), [[9]], MaxGramDrafter(), greedy(), length=40, gamma=4))
     assert [len(step.drafted) for step in run] == [0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4]
     assert all(len(step.path) == len(step.drafted) for step in run)
     assert {source for step in run for source in step.source} == {MAXGRAM}

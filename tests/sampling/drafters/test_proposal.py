@@ -134,8 +134,9 @@ def test_a_node_must_be_worth_its_place_in_the_pass() -> None:
 
 
 def test_a_later_source_counts_for_what_the_others_leave() -> None:
-    made = Proposer([Told({(): [(1, 0.5), (2, 0.1)]}), Told({(): [(3, 0.4), (1, 0.3)]})], tree=True)
-    draft = proposed(made, [ROW], 1, max_nodes=4)
+    draft = proposed(
+        Proposer([Told({(): [(1, 0.5), (2, 0.1)]}), Told({(): [(3, 0.4), (1, 0.3)]})], tree=True), [ROW], 1, max_nodes=4
+    )
     assert draft.tokens == [[1, 3, 2]]
     assert draft.promised == pytest.approx(0.5 + 0.5 * 0.4 + 0.5 * 0.6 * 0.1)
 
@@ -185,8 +186,7 @@ def test_where_nothing_was_said_the_models_likeliest_are_offered() -> None:
 
 def test_it_is_not_asked_where_what_was_said_is_sure_nor_below() -> None:
     lm = thinking(1.0)
-    made = beside(lm, {(): [(5, 0.9)], (5,): []})
-    draft = proposed(made, [ROW], 3)
+    draft = proposed(beside(lm, {(): [(5, 0.9)], (5,): []}), [ROW], 3)
     assert draft.tokens == [[5]]
     assert draft.calls == ()
     assert lm.passes == 0
@@ -275,8 +275,7 @@ def test_the_price_of_a_pass_is_lost_to_every_row(price: float, depth: int) -> N
         ],
         name="trained",
     )
-    made = Proposer([ModelSource(lm)], learn=True)
-    draft = proposed(made, [[1, 2], [0, 2]], 2, 2, opportunity_cost=price)
+    draft = proposed(Proposer([ModelSource(lm)], learn=True), [[1, 2], [0, 2]], 2, 2, opportunity_cost=price)
     assert draft.calls[0].passes == draft.width == depth
 
 

@@ -13,11 +13,10 @@ from sampling.drafters.registry import DRAFTERS, MEMBERS, REVIEWERS, ROWS
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Limits
+from tests.support.runs import sampler
 from tests.support.tiny import tiny_model
 from utils.catalogue.heads import HEAD_KINDS
-from utils.logits_processors import make_processor
 
 ROOT = Path(__file__).parents[3]
 PAGES = [page for page in map(ROOT.joinpath, ("README.md", "docs/drafters.md", "docs/reference.md")) if page.exists()]
@@ -44,7 +43,7 @@ def test_the_drafter_of_the_recipe_drafts() -> None:
     exec(code, names)
     lm, limits = CausalLM(tiny_model(0)), Limits(20, frozenset(), 512)
     events = [
-        list(generate(lm, [[1, 2, 3], [4]], drafter, KeyedSampler(make_processor(0.8), 3), limits))
+        list(generate(lm, [[1, 2, 3], [4]], drafter, sampler(0.8, 3), limits))
         for drafter in (names["build"](None, None), NoDrafter())
     ]
     drafted, plain = ([step for step in found if isinstance(step, Step)] for found in events)

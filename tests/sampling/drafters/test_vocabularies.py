@@ -31,18 +31,28 @@ from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecLM
 from sampling.recorded import RecordedLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Drafter, KVCache, Rule
 from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.sampling.models.test_encoder_decoder import t5
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import answers, crossed, decode, emitted, enumeration_error, sample_counts, steps, tiers
+from tests.support.runs import (
+    answers,
+    crossed,
+    decode,
+    emitted,
+    enumeration_error,
+    greedy,
+    sample_counts,
+    sampler,
+    steps,
+    tiers,
+)
 from tests.support.students import PrefixLM, make_student, make_target
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
-from utils.logits_processors import MultinomialProcessor, make_processor
+from utils.logits_processors import MultinomialProcessor
 
 V = 8
 SIZES = (6, 10)
@@ -58,8 +68,9 @@ class Table:
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self.vocab_size = vocab_size
-        noise = torch.Generator().manual_seed(seed)
-        self.rows = 1.5 * torch.randn((vocab_size, vocab_size), generator=noise, dtype=torch.float64)
+        self.rows = 1.5 * torch.randn(
+            (vocab_size, vocab_size), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
 
     def new_cache(self, rows: int) -> SlotCache:
         return SlotCache(self.layers)
@@ -131,8 +142,7 @@ class Cut(TableTarget):
 
 
 def test_a_cut_law_is_found() -> None:
-    lm = Cut(Table(V, 1))
-    assert enumeration_error(lm, lambda: TABLED["model"](6), prompt=[3, 5], gamma=2, length=2) > 0.01
+    assert enumeration_error(Cut(Table(V, 1)), lambda: TABLED["model"](6), prompt=[3, 5], gamma=2, length=2) > 0.01
 
 
 # -- the library's calls ----------------------------------------------------------------------------
@@ -214,11 +224,10 @@ def test_every_kind_says_what_plain_decoding_says(kind: str, size: int) -> None:
     """Greedy and with shared noise, one row and several; ids that one of the two lacks are never drafted."""
     lm, drafter = CausalLM(LARGE), KINDS[kind](size)
     prompts = [[1, 7, 3], [6, 7]]
-    for processor, options in ((make_processor(0.0), {}), (make_processor(1.5), {"coupling": "gumbel"})):
-        sampler = KeyedSampler(processor, seed=3, **options)
+    for drawing in (greedy(), sampler(1.5, 3, coupling="gumbel")):
         for rows in (prompts[:1], prompts):
-            events = decode(lm, rows, drafter, sampler, length=20)
-            plain = answers(lm, rows, NoDrafter(), sampler, length=20)
+            events = decode(lm, rows, drafter, drawing, length=20)
+            plain = answers(lm, rows, NoDrafter(), drawing, length=20)
             assert emitted(events, len(rows)) == plain
             drafted = {token for row in range(len(rows)) for step in steps(events, row) for token in step.drafted}
             assert drafted
@@ -231,7 +240,7 @@ def test_every_kind_keeps_the_law(kind: str, size: int, monkeypatch: pytest.Monk
     counts = sample_counts(
         CausalLM(LARGE),  # type: ignore[arg-type]
         lambda: KINDS[kind](size),
-        lambda seed: KeyedSampler(make_processor(1.0), seed=500 + seed),
+        lambda seed: sampler(1.0, seed=500 + seed),
         prompt=PROMPT,
         samples=5_000,
         batch=2_500,
@@ -244,10 +253,9 @@ def test_every_kind_keeps_the_law(kind: str, size: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("size", SIZES)
 def test_encoders_read_what_only_the_target_knows(size: int) -> None:
     lm, drafter = EncDecLM(t5(1, V)), ModelDrafter(EncDecLM(t5(2, size), "drafter"))
-    for processor, options in ((make_processor(0.0), {}), (make_processor(1.5), {"coupling": "gumbel"})):
-        sampler = KeyedSampler(processor, seed=3, **options)
+    for drawing in (greedy(), sampler(1.5, 3, coupling="gumbel")):
         prompts = [[1, 7, 3, 6], [6, 7]]
-        assert answers(lm, prompts, drafter, sampler, length=20) == answers(lm, prompts, None, sampler, length=20)
+        assert answers(lm, prompts, drafter, drawing, length=20) == answers(lm, prompts, None, drawing, length=20)
 
 
 def test_drafters_without_a_model_know_the_targets_ids_too() -> None:
@@ -260,8 +268,7 @@ def test_drafters_without_a_model_know_the_targets_ids_too() -> None:
         chain_of([MaxGramDrafter(wide), ModelDrafter(model(6))], [2, 2]),
     ]
     for drafter in ways:
-        sampler = KeyedSampler(make_processor(1.2), seed=4)
-        assert len(answers(lm, [PROMPT], drafter, sampler, length=30)[0]) == 30
+        assert len(answers(lm, [PROMPT], drafter, sampler(1.2, seed=4), length=30)[0]) == 30
 
 
 def test_a_recording_has_ids_that_its_drafter_lacks() -> None:
@@ -294,8 +301,7 @@ def test_ids_without_a_token_are_never_said_with_or_without_a_drafter(tmp_path: 
         for temperature in (0.0, 2.0):
             chosen = Settings(temperature=temperature, coupling="gumbel", max_new_tokens=60)
             for lane in ("ar", "spec"):
-                events = engine.lane(lane, chosen).run([5, 299, 7])
-                ids = emitted(events)[0]
+                ids = emitted(engine.lane(lane, chosen).run([5, 299, 7]))[0]
                 assert said.setdefault(temperature, ids) == ids
     assert all(0 <= token < 300 for ids in said.values() for token in ids)
     bare = autoregressive_generate([5, 299, 7], pair.target.model, max_gen_len=60, end_tokens_id=[])

@@ -19,16 +19,13 @@ from sampling.gamma.controller import (
 )
 from sampling.gamma.costs import Costs
 from sampling.loop import generate
-from sampling.sampler import KeyedSampler
 from sampling.stats.theory import expected_speedup
 from sampling.types import Budget, Drafter, Limits
 from tests.support.branching import BranchingSampler, distance, enumerate_runs, softmax
 from tests.support.pacing import PLAIN, World, flat, make_step, packed, simulate, unpacked
 from tests.support.reference import exact_law
-from tests.support.runs import answers, crossed, emitted, steps
-from tests.support.toy_drafters import LawDrafter, PointDrafter
-from tests.support.toys import TableLM
-from utils.logits_processors import make_processor
+from tests.support.runs import answers, crossed, emitted, greedy, sampler, steps
+from tests.support.toys import LawDrafter, PointDrafter, TableLM
 
 KNOWN = dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)  # a measured flat table: no first looks
 
@@ -46,8 +43,9 @@ def test_the_best_gamma_of_known_estimates(alpha: float, gamma: int, speed: floa
 
 @pytest.mark.parametrize("v", [flat, packed, unpacked])
 def test_goodput_is_the_expected_speed_up(v: Callable[[int], float]) -> None:
-    rates = goodput([0.7] * 8, 0.1, [v(n) for n in range(1, 10)])
-    assert rates == pytest.approx([expected_speedup(0.7, gamma, 0.1, v(gamma + 1)) for gamma in range(9)])
+    assert goodput([0.7] * 8, 0.1, [v(n) for n in range(1, 10)]) == pytest.approx(
+        [expected_speedup(0.7, gamma, 0.1, v(gamma + 1)) for gamma in range(9)]
+    )
 
 
 def test_no_draft_where_none_pays_and_the_smaller_of_equals() -> None:
@@ -58,8 +56,7 @@ def test_no_draft_where_none_pays_and_the_smaller_of_equals() -> None:
 
 def test_silence_costs_no_width() -> None:
     often = goodput([0.3] * 4, 0.0, [unpacked(n) for n in range(1, 6)])
-    rarely = goodput([0.3] * 4, 0.0, [unpacked(n) for n in range(1, 6)], drafted=[0.3, 0.3, 0.3, 0.3])
-    assert often[4] < 1 < rarely[4]
+    assert often[4] < 1 < goodput([0.3] * 4, 0.0, [unpacked(n) for n in range(1, 6)], drafted=[0.3, 0.3, 0.3, 0.3])[4]
 
 
 # -- learning -------------------------------------------------------------------------------------
@@ -130,8 +127,7 @@ class Planted(Controller):
         return found
 
     def observe(self, steps: list[Step], promised: float = 0.0) -> None:
-        widths = [len(step.drafted) for step in steps]
-        planted = zip(steps, widths, strict=True)
+        planted = zip(steps, [len(step.drafted) for step in steps], strict=True)
         super().observe([replace(step, draft_s=0.05 * n, verify_s=1 + 0.03 * n) for step, n in planted], promised)
 
 
@@ -155,10 +151,10 @@ def test_auto_gives_plain_decodings_text(temperature: float, rows: int, make: st
         "wrong": lambda: PointDrafter(6, lambda row: 5),
     }
     for seed in range(3):
-        sampler = lambda: KeyedSampler(make_processor(temperature, 0, 1.0, 0.0), seed, coupling="gumbel")  # noqa: B023, E731
+        drawing = lambda: sampler(temperature, seed, coupling="gumbel")  # noqa: B023, E731
         pace = Planted()
-        assert run_with(pace, lm, makers[make](), sampler(), 90, rows) == answers(
-            lm, prompt, None, sampler(), length=90
+        assert run_with(pace, lm, makers[make](), drawing(), 90, rows) == answers(
+            lm, prompt, None, drawing(), length=90
         )
         assert len(set(pace.asked)) > 1
 
@@ -200,8 +196,6 @@ def test_the_length_limit_is_not_taken_for_silence() -> None:
     """Near its end a row is asked for less; the pace is told what was asked."""
     lm = TableLM(4, seed=1, sharpness=9.0)
     pace = Planted(costs=Costs(c=0.01, table=KNOWN))
-    events = list(
-        generate(lm, [[0, 1]], ModelDrafter(lm), KeyedSampler(make_processor(0, 0, 1, 0)), Limits(9), pace=pace)
-    )
+    events = list(generate(lm, [[0, 1]], ModelDrafter(lm), greedy(), Limits(9), pace=pace))
     assert len(steps(events)[1].drafted) < steps(events)[1].gamma
     assert min(pace.acceptance.alphas) >= 0.85

@@ -44,8 +44,7 @@ def rates_after(disturb: Callable[[Disturbed], None], costs: Costs, before: int 
         pace, world = Controller(costs=deepcopy(costs)), Disturbed(0.7, 0.08, packed, slow=0.0, seed=seed)
         simulate(pace, world, before) if before else None
         disturb(world)
-        run = simulate(pace, world, 400)
-        taken += [rates[gamma] for gamma in run.gammas[24:]]
+        taken += [rates[gamma] for gamma in simulate(pace, world, 400).gammas[24:]]
     return fmean(taken), max(rates)
 
 
@@ -84,8 +83,7 @@ def test_a_drafter_that_stops_paying_is_dropped_within_32_rounds_and_taken_back_
         assert sum(dropped.gammas[32:]) <= len(dropped.gammas[32:]) / RETRY + 1
         assert not pace.pays
         world.alpha = 0.9
-        again = simulate(pace, world, 600)
-        assert next(index for index, gamma in enumerate(again.gammas) if gamma > 1) < 64 + 16
+        assert next(index for index, gamma in enumerate(simulate(pace, world, 600).gammas) if gamma > 1) < 64 + 16
 
 
 @pytest.mark.parametrize(("alpha", "c", "v"), [(0.0, 0.4, packed), (0.2, 0.4, packed), (0.0, 0.05, unpacked)])
@@ -116,8 +114,7 @@ def test_a_card_says_how_far_drafts_may_go_before_the_first_answer() -> None:
 def test_nothing_between_all_and_none_is_ever_asked_for(
     v: Callable[[int], float], c: float, alpha: float, most: int
 ) -> None:
-    run = simulate(Controller(most=most, whole=True), World(alpha, c, v), 300)
-    assert set(run.gammas) == {0, most}
+    assert set(simulate(Controller(most=most, whole=True), World(alpha, c, v), 300).gammas) == {0, most}
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 0.6, 0.8, 0.9])

@@ -104,8 +104,7 @@ def test_answers_that_are_never_drafted_for_well_cost_3_passes_once() -> None:
     pace, cost = Controller(), 0.0
     for answer in range(12):
         pace.begin()
-        run = simulate(pace, World(0.0, 0.1, packed, noise=0.0, slow=0.0, seed=answer), 64)
-        cost += run.cost
+        cost += simulate(pace, World(0.0, 0.1, packed, noise=0.0, slow=0.0, seed=answer), 64).cost
         assert cost <= bound(64 * (answer + 1), ALLOWANCE + 0.13), answer
     assert cost < 1.02 * 12 * 64
 

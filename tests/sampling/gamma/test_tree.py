@@ -46,8 +46,9 @@ def grown(
         nodes = worthwhile(told, budget.costs)
         path = tuple(rank for rank in range(nodes) if noise.random() < chances[rank])
         above = {node: parent for parent, node in pairwise(path)}  # each accepted one stands below the one before
-        parents = tuple(above.get(node, -1) for node in range(nodes))
-        step = tree_step(budget.max_depth[0], parents, path, 0.002, v(nodes + 1))
+        step = tree_step(
+            budget.max_depth[0], tuple(above.get(node, -1) for node in range(nodes)), path, 0.002, v(nodes + 1)
+        )
         pace.observe([step], sum(told[:nodes]))
         sizes.append(nodes)
     return pace, sizes

@@ -16,12 +16,10 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Session
 from tests.support.refusals import refused
-from tests.support.runs import after, answers, crossed, emitted, sampler
-from tests.support.toy_drafters import PointDrafter
-from utils.logits_processors import make_processor
+from tests.support.runs import after, answers, crossed, emitted, greedy, sampler
+from tests.support.toys import PointDrafter
 
 V = 40
 WINDOW = 24
@@ -239,11 +237,10 @@ def audit_when_complete(session: Session, model: Any, rows: Rows) -> None:
 def test_a_batch_says_what_its_rows_say_alone(name: str) -> None:
     model = model_of(name)
     lm, prompts = CausalLM(model), [text(40, 2), text(41, 13), text(42, 7), text(43, 1)]
-    greedy = KeyedSampler(make_processor(0.0))
-    alone = [answers(lm, [prompt], None, greedy, length=14, stop={4})[0] for prompt in prompts]
+    alone = [answers(lm, [prompt], None, greedy(), length=14, stop={4})[0] for prompt in prompts]
     for drafting in DRAFTING:
         for gamma in (1, 4, 7):
-            found = answers(lm, prompts, drafters(model)[drafting], greedy, length=14, gamma=gamma, stop={4})
+            found = answers(lm, prompts, drafters(model)[drafting], greedy(), length=14, gamma=gamma, stop={4})
             assert found == alone, (drafting, gamma)
 
 
@@ -266,8 +263,7 @@ def test_absent_nodes_in_a_batch(name: str) -> None:
     model = model_of(name)
     rows, drafted = [text(60, 4), text(61, 9), text(62, 6)], [[3, 4, 5], [6], []]
     session = CausalLM(model).open(rows)
-    logits = session.score(rows, Draft.of(drafted))
-    for row, chain, found in zip(rows, drafted, logits, strict=True):
+    for row, chain, found in zip(rows, drafted, session.score(rows, Draft.of(drafted)), strict=True):
         for depth in range(len(chain) + 1):
             assert torch.allclose(found[depth], uncached(model, row + chain[:depth]), atol=CLOSE)
     session.commit([[0, 1], [0], []])
@@ -312,16 +308,13 @@ def test_hidden_states_of_committed_tokens(name: str) -> None:
     expected = model(input_ids=torch.tensor([[*row, 3, 4]]), output_hidden_states=True).hidden_states[-1]
     assert states.shape == expected.shape == (1, 8, 32)
     assert torch.allclose(states, expected, atol=CLOSE)
-    twin = session.fork()
-    assert torch.allclose(twin.hidden(), expected, atol=CLOSE)
+    assert torch.allclose(session.fork().hidden(), expected, atol=CLOSE)
     session.rollback([row[:4]])
     assert torch.allclose(session.hidden(), expected[:, :4], atol=CLOSE)
 
 
 def test_hidden_states_must_be_asked_for() -> None:
-    session = CausalLM(model_of("llama")).open([[3]])
-    with pytest.raises(ValueError, match="hidden"):
-        session.hidden()
+    refused(CausalLM(model_of("llama")).open([[3]]).hidden, kind=ValueError, match="hidden")
 
 
 # -- opening --------------------------------------------------------------------------------------
@@ -333,8 +326,7 @@ def test_prompts_that_cannot_be_read(prompt: Rows, named: str) -> None:
 
 
 def test_a_cut_vocabulary_cuts_the_logits() -> None:
-    session = CausalLM(model_of("llama"), vocab_size=30).open([[3, 4]])
-    assert session.score([[3, 4]], Draft.empty(1)).shape == (1, 1, 30)
+    assert CausalLM(model_of("llama"), vocab_size=30).open([[3, 4]]).score([[3, 4]], Draft.empty(1)).shape == (1, 1, 30)
 
 
 @pytest.mark.parametrize("name", ["mistral, window", "gemma2, window"])
@@ -345,6 +337,5 @@ def test_ragged_rows_of_a_windowed_model_are_right_or_refused(name: str) -> None
     session = CausalLM(model).open(rows)
     session.score(rows, Draft.empty(2))
     audit(session, model, rows)
-    longer = [text(80, 5) + text(82, 9), text(81, 12) + text(83, WINDOW)]
-    refused(session.score, longer, Draft.empty(2), match="window")
+    refused(session.score, [text(80, 5) + text(82, 9), text(81, 12) + text(83, WINDOW)], Draft.empty(2), match="window")
     audit(session, model, rows)

@@ -27,18 +27,15 @@ from sampling.events import Prefill
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecLM, EncDecSession
 from sampling.recorded import RecordedLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Rows
 from tests.support.reference import chi_square_p, exact_law, greedy_answer
 from tests.support.refusals import refused
-from tests.support.runs import answers, crossed, decode, emitted, sample_counts, steps
+from tests.support.runs import answers, crossed, decode, emitted, greedy, sample_counts, sampler, steps
 from tests.support.tiny import tiny_model
-from utils.logits_processors import make_processor
 
 V, END = 12, 1
 FAIL_BELOW = 1e-6
 PROMPTS: Rows = [[5, 6, 7, 5, 6, END], [9, 8, END], [4] * 20 + [END]]
-NOTHING = Draft.empty(1)
 
 
 def t5(seed: int = 0, vocab: int = V, scale: float = 0.7, like: Any = None, noise: float = 0.0, **more: Any) -> Any:
@@ -92,9 +89,9 @@ class Oracle:
         self.model, self.prompt = model, prompt
 
     def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
-        source = torch.tensor([self.prompt] * len(contexts))
         out: Tensor = self.model(
-            input_ids=source, decoder_input_ids=torch.tensor([list(row) for row in contexts])
+            input_ids=torch.tensor([self.prompt] * len(contexts)),
+            decoder_input_ids=torch.tensor([list(row) for row in contexts]),
         ).logits
         return out[:, -1]
 
@@ -119,10 +116,6 @@ def target() -> Any:
 @pytest.fixture(scope="module")
 def small(target: Any) -> Any:
     return t5(7, like=target, noise=0.05)
-
-
-def greedy(**options: Any) -> KeyedSampler:
-    return KeyedSampler(make_processor(0.0), **options)
 
 
 def drafters(small: Any) -> dict[str, Callable[[], Drafter]]:
@@ -283,9 +276,9 @@ def test_drafters_are_accepted_and_draft_from_the_prompt(target: Any, small: Any
 def test_gumbel_text_is_that_of_plain_decoding(target: Any, small: Any, name: str) -> None:
     lm = EncDecLM(target)
     for seed in range(3):
-        sampler = KeyedSampler(make_processor(1.0), seed, coupling="gumbel")
-        plain = answers(lm, PROMPTS, None, sampler, length=12, stop=[END])
-        assert answers(lm, PROMPTS, drafters(small)[name](), sampler, length=12, stop=[END]) == plain
+        drawing = sampler(1.0, seed, coupling="gumbel")
+        plain = answers(lm, PROMPTS, None, drawing, length=12, stop=[END])
+        assert answers(lm, PROMPTS, drafters(small)[name](), drawing, length=12, stop=[END]) == plain
 
 
 def test_every_row_of_a_batch_says_what_it_says_alone(target: Any, small: Any) -> None:
@@ -308,7 +301,7 @@ def test_sampled_text_has_the_targets_law(target: Any, small: Any, name: str) ->
     found = sample_counts(
         EncDecLM(target),  # type: ignore[arg-type]
         make,
-        lambda seed: KeyedSampler(make_processor(1.3), 900 + seed),
+        lambda seed: sampler(1.3, 900 + seed),
         prompt=prompt,
         samples=1_500,
         batch=500,

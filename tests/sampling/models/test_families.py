@@ -12,12 +12,11 @@ import transformers
 
 from sampling.models.fused import FusedNetwork, supports
 from sampling.types import DraftTree
-from tests.support.quantized import keep_code, put_weights
+from tests.support.quantized import keep_code, needs_kernels, put_weights
 from utils.families import FAMILIES
-from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 

@@ -107,8 +107,7 @@ def test_a_cache_that_grows_or_is_copied_records_again(dense: Any) -> None:
     for end in range(248, 250):
         close(ours.score([row[:end]], Draft.empty(1)), theirs.score([row[:end]], Draft.empty(1)), 1e-9)
     before = recorder.recorded
-    twin = ours.fork()
-    close(twin.score([row], Draft.empty(1)), theirs.score([row], Draft.empty(1)), 1e-9)
+    close(ours.fork().score([row], Draft.empty(1)), theirs.score([row], Draft.empty(1)), 1e-9)
     assert recorder.recorded == before + 1
     close(ours.score([row], Draft.empty(1)), theirs.score([row], Draft.empty(1)), 1e-9)
     close(ours.score([[*row, 1, 2]], Draft.empty(1)), theirs.score([[*row, 1, 2]], Draft.empty(1)), 1e-9)

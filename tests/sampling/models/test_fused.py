@@ -18,12 +18,13 @@ from sampling.models.cache import Buffer, additive, places
 from sampling.models.fused import CACHE_DTYPES, FusedNetwork, supports
 from sampling.models.network import TransformersNetwork
 from sampling.types import DraftTree
-from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
+from tests.support.quantized import SHAPES, dense_copy, keep_code, needs_kernels, quantized_model
+from tests.support.refusals import refused
 from tests.support.runs import crossed
-from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set, why_not
+from utils.kernels.build import INSTRUCTION_SETS, features, instruction_set
 from utils.kernels.quantized_linear import narrow_activations
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 
@@ -254,10 +255,8 @@ def test_what_cannot_be_said_to_a_kernel_is_refused(model: Any) -> None:
     network = FusedNetwork(model)
     with pytest.raises(IndexError):
         feed(network, network.new_cache(1), [VOCAB])
-    with pytest.raises(ValueError, match="no compiled pass"):
-        FusedNetwork(dense_copy(model))
-    with pytest.raises(ValueError, match="empty"):
-        network.new_cache(1).layer(0)
+    refused(FusedNetwork, dense_copy(model), kind=ValueError, match="no compiled pass")
+    refused(network.new_cache(1).layer, 0, kind=ValueError, match="empty")
 
 
 def test_a_text_that_spoils_the_numbers_spoils_itself_alone(model: Any) -> None:

@@ -12,10 +12,9 @@ from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedCache, FusedNetwork
 from sampling.types import Draft
 from tests.sampling.models.test_fused import VOCAB, tokens
-from tests.support.quantized import keep_code, quantized_model
-from utils.kernels.build import instruction_set, why_not
+from tests.support.quantized import keep_code, needs_kernels, quantized_model
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 
@@ -71,8 +70,7 @@ def test_prompts_of_a_batch_are_read_without_padding(model: Any, monkeypatch: An
 
     monkeypatch.setattr(FusedNetwork, "forward", counted)
     rows = [tokens(20, 1), tokens(300, 2), tokens(20, 3), tokens(5, 4)]
-    session = CausalLM(network).open(rows)
-    found = session.score(rows, Draft.empty(4))
+    found = CausalLM(network).open(rows).score(rows, Draft.empty(4))
     assert sorted(fed) == [(1, 5), (1, 300), (2, 20)]
     for row, text in enumerate(rows):
         assert torch.equal(found[row], CausalLM(network).open([text]).score([text], Draft.empty(1))[0])
@@ -120,8 +118,7 @@ def test_whatever_a_session_went_through_its_logits_are_those_of_a_fresh_one(
                 session.select(torch.tensor(stay))
                 rows = [rows[row] for row in stay]
             case 2:
-                twin = session.fork()
-                session = chance.choice((session, twin))
+                session = chance.choice((session, session.fork()))
 
 
 @pytest.mark.parametrize("order", [(1, 0, -1), (-1, 1), (1, -1, 0)])

@@ -13,7 +13,7 @@ from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Limits
-from utils.errors import UserError
+from tests.support.refusals import refused
 from utils.logits_processors import GreedyProcessor
 
 LIMIT, NEW = 300, 10  # a prompt of more than 256 tokens is read in pieces
@@ -71,8 +71,7 @@ def test_text_is_transformers_with_and_without_drafts_on_both_sides_of_the_limit
     expected = naive(model_of(kind), prompt, kind)
     model, drafter = model_of(kind), model_of(kind)
     assert autoregressive_generate(prompt, model, max_gen_len=NEW, end_tokens_id=[]) == expected
-    drafted = speculative_generate(prompt, drafter, model, gamma=4, max_gen_len=NEW, end_tokens_id=[])
-    assert drafted[0] == expected
+    assert speculative_generate(prompt, drafter, model, gamma=4, max_gen_len=NEW, end_tokens_id=[])[0] == expected
     other = speculative_generate(prompt, model_of(kind, seed=2), model, gamma=4, max_gen_len=NEW, end_tokens_id=[])
     assert other[0] == expected
     tables = ngram_assisted_speculative_generate(prompt, None, model, gamma=6, max_gen_len=NEW, end_tokens_id=[])
@@ -128,5 +127,6 @@ def test_a_rotary_part_of_another_make_stays_within_its_first_table(other: str) 
     lm = CausalLM(model)
     assert lm.context == LIMIT
     assert torch.allclose(lm.open([PROMPT[:9]]).score([PROMPT[:9]], Draft.empty(1))[0], expected[0, -1:], atol=1e-5)
-    with pytest.raises(UserError, match="the context holds 300"):
-        autoregressive_generate(PROMPT[:LIMIT], model, max_gen_len=5, end_tokens_id=[])
+    refused(
+        autoregressive_generate, PROMPT[:LIMIT], model, max_gen_len=5, end_tokens_id=[], match="the context holds 300"
+    )

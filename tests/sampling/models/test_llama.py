@@ -47,7 +47,6 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 
 def llama_of(**changes: Any) -> LlamaForCausalLM:
@@ -63,7 +62,7 @@ MODELS: dict[str, Any] = {
     "biases": lambda: llama_of(attention_bias=True, mlp_bias=True),
     "llama3 rope": lambda: llama_of(rope_parameters=LLAMA3),
     "yarn rope": lambda: llama_of(rope_parameters=YARN),
-    "linear rope": lambda: llama_of(rope_parameters=LINEAR),
+    "linear rope": lambda: llama_of(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
 }
@@ -182,16 +181,13 @@ def additive(seen: Tensor, lowest: float) -> Tensor:
     return torch.zeros(seen.shape).masked_fill_(~seen, lowest)[:, None]
 
 
-SEVEN = [row % 7 for row in range(20)]
-
-
 @pytest.mark.parametrize("lowest", [float("-inf"), torch.finfo(torch.float32).min])
 @pytest.mark.parametrize(
     ("name", "pads", "pieces"),
     [
         ("llama", [0, 2, 5], [6]),
         ("llama", [0, 2, 5], [20, 6]),
-        *((name, SEVEN, [10, 1, 1, 1, 1]) for name in ("llama", "one kv head", "no groups")),
+        *((name, [row % 7 for row in range(20)], [10, 1, 1, 1, 1]) for name in ("llama", "one kv head", "no groups")),
     ],
 )
 def test_ragged_rows_equal_each_row_alone(name: str, pads: list[int], pieces: list[int], lowest: float) -> None:
@@ -217,8 +213,9 @@ def test_each_branch_of_a_tree_equals_its_path_alone() -> None:
         seen[0, node, [12 + member for member in path]] = True
     cache = network.new_cache(1)
     network.forward(prompt, places(1, 12), None, cache, 1)
-    depths = torch.tensor([[11 + len(path) for path in paths]])
-    logits, _ = network.forward(nodes, depths, additive(seen, float("-inf")), cache, 5)
+    logits, _ = network.forward(
+        nodes, torch.tensor([[11 + len(path) for path in paths]]), additive(seen, float("-inf")), cache, 5
+    )
     for node, path in enumerate(paths):
         alone = torch.cat((prompt, nodes[:, path]), dim=1)
         close(logits[0, node], expected(oracle, alone)[0][0, -1])

@@ -11,7 +11,7 @@ from sampling.models.encoder_decoder import lm_of
 from sampling.models.network import TransformersNetwork
 from sampling.models.probe import small, twin
 from tests.support.architectures import architecture, differing
-from utils.errors import UserError
+from tests.support.refusals import refused
 
 REFUSED = {
     "openai-gpt": {},  # keeps no cache
@@ -35,9 +35,7 @@ RIGHT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_architecture_that_is_wrong_in_pieces_is_refused_in_one_line(name: str) -> None:
     model = architecture(name, **REFUSED[name])
-    line = rf"^{type(model).__name__} (is not supported: |keeps a state )[^\n]+$"
-    with pytest.raises(UserError, match=line):
-        lm_of(model)
+    refused(lm_of, model, match=rf"^{type(model).__name__} (is not supported: |keeps a state)[^\n]+$")
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -72,10 +70,7 @@ def kinds(config: Any) -> list[set[str]]:
     return [set(getattr(config, name, None) or []) for name in ("layer_types", "mlp_layer_types")]
 
 
-LARGE = ["mistral", "gemma3_text", "deepseek_v3", "falcon"]
-
-
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "deepseek_v3", "falcon"])
 def test_a_twin_has_every_kind_of_layer_and_few_parameters(name: str) -> None:
     model = large(name)
     config = small(model.config)

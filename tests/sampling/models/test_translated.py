@@ -48,8 +48,9 @@ def byte_level(size: int = 300) -> PreTrainedTokenizerFast:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = ["<|im_end|>", "<|im_start|>"]
-    train = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    train = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, special_tokens=["<|im_end|>", "<|im_start|>"], show_progress=False
+    )
     inner.train_from_iterator([STORY] * 4, train)
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", chat_template=CHAT)
 
@@ -144,8 +145,7 @@ def test_a_text_is_cut_as_its_own_tokenizer_cuts_it() -> None:
 
 
 def test_special_tokens_map_by_name_or_role() -> None:
-    same = Translation.of(BYTES["bytes"], BYTES["bytes"], (1000, 1000))
-    assert same.mates == {0: 0, 1: 1}
+    assert Translation.of(BYTES["bytes"], BYTES["bytes"], (1000, 1000)).mates == {0: 0, 1: 1}
     assert between("bytes", "pieces").mates == {0: 2}  # what ends a text ends it in either
     assert between("pieces", "bytes").mates == {2: 0}
     told = Spelling(between("bytes", "pieces")).of([1, *BYTES["bytes"].ids(b"cat"), 0])
@@ -168,8 +168,7 @@ def drafter_of(kind: str) -> Drafter:
     if kind == "text":
         return Proposer([Respelled(lm)], least=0.0)
     if kind == "cascade":
-        small = ModelDrafter(CausalLM(Table(SIZE, 3), "small"))
-        return cascade_of([small, ModelDrafter(lm)], [[1, 1], [0, 1]])
+        return cascade_of([ModelDrafter(CausalLM(Table(SIZE, 3), "small")), ModelDrafter(lm)], [[1, 1], [0, 1]])
     return ModelDrafter(lm, rule=Rule.BLOCK if kind == "block" else Rule.DRAWN)
 
 
@@ -288,8 +287,7 @@ def test_a_model_of_other_tokens_reviews_nothing() -> None:
 
 def test_nothing_shared_is_refused(pair: Path, tmp_path: Path) -> None:
     strange = Tokenizer(models.WordLevel({f"☃{place}" * 9: place for place in range(287)}, unk_token="☃0" * 9))
-    made = tiny_model(0, vocab_size=287)
-    made.save_pretrained(tmp_path / "strange")
+    tiny_model(0, vocab_size=287).save_pretrained(tmp_path / "strange")
     PreTrainedTokenizerFast(tokenizer_object=strange).save_pretrained(tmp_path / "strange")
     specs = [spec_from_argument(str(folder)) for folder in (pair / "target", tmp_path / "strange")]
     refused(

@@ -27,13 +27,11 @@ from sampling.loop import generate
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.llama import LlamaNetwork
 from sampling.models.network import TransformersNetwork
-from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits
 from tests.sampling.models.test_cache_audit import V, build
-from tests.support.runs import answers, crossed, decode, steps
+from tests.support.refusals import refused
+from tests.support.runs import answers, crossed, decode, greedy, sampler, steps
 from tests.support.students import fed, make_student, make_target
-from utils.errors import UserError
-from utils.logits_processors import make_processor
 
 CLOSE = 1e-4  # of the largest value; a wrong cache is off by 0.1
 NOTHING = Draft.empty(1)
@@ -66,8 +64,7 @@ def test_a_refused_tree_leaves_a_session_that_goes_on(name: str) -> None:
     lm = CausalLM(TransformersNetwork(CASES[name][0]()))
     session, row = lm.open([[3, 4, 5]]), [3, 4, 5]
     wanted = session.score([row], Draft.empty(1))
-    with pytest.raises(UserError, match=f"^{name} .*{CASES[name][1]}[^\n]*$"):
-        session.score([row], Draft.of([[6, 7]], parents=[-1, -1]))
+    refused(session.score, [row], Draft.of([[6, 7]], parents=[-1, -1]), match=f"^{name} .*{CASES[name][1]}[^\n]*$")
     torch.testing.assert_close(session.score([row], Draft.empty(1)), wanted)
 
 
@@ -112,9 +109,9 @@ def test_every_drafter_drafts_chains(name: str, way: str) -> None:
     assert not lm.network.takes_trees
     drafter = grown(way, model)
     for mode, (temperature, options) in MODES.items():
-        sampler = KeyedSampler(make_processor(temperature), seed=5, **options)
-        plain = answers(lm, [START], None, sampler, length=30)[0]
-        run = steps(decode(lm, [START], drafter, sampler, length=30, gamma=5))
+        drawing = sampler(temperature, seed=5, **options)
+        plain = answers(lm, [START], None, drawing, length=30)[0]
+        run = steps(decode(lm, [START], drafter, drawing, length=30, gamma=5))
         said = [token for step in run for token in step.emitted]
         assert len(said) == 30
         assert said == plain, mode
@@ -126,7 +123,7 @@ def test_every_drafter_drafts_chains(name: str, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_drafters_grow_trees_for_a_target_that_takes_them(way: str) -> None:
     model = build("qwen2", torch.float32)
-    sampler = KeyedSampler(make_processor(0.0))
+    sampler = greedy()
     run = steps(decode(CausalLM(model), [START], grown(way, model), sampler, length=30, gamma=5))
     assert any(step.parents != tuple(range(-1, len(step.drafted) - 1)) for step in run)
 
@@ -134,7 +131,7 @@ def test_the_same_drafters_grow_trees_for_a_target_that_takes_them(way: str) -> 
 def test_batches_of_a_target_that_takes_no_trees_get_chains_within_the_window() -> None:
     model = build("mistral, window", torch.float32)
     lm, rows = CausalLM(model), [[3, 4, 5], [6, 7, 6, 7]]
-    sampler = KeyedSampler(make_processor(0.0))
+    sampler = greedy()
     for way in WAYS:
         plain = answers(lm, rows, None, sampler, length=10)
         assert answers(lm, rows, grown(way, model), sampler, length=10) == plain
@@ -205,9 +202,9 @@ def test_after_every_round_and_in_the_next_turns_caches_hold_what_a_new_pass_wou
         begun = least = len(row) - 3
         session = lm.open([row], previous=session, hidden=True)
         assert session.held()[0] >= begun or not turn, "the cache of the turn before was thrown away"
-        sampler = KeyedSampler(make_processor(temperature), seed=turn)
+        drawing = sampler(temperature, seed=turn)
         limits = Limits(LENGTH)
-        for event in generate(lm, [list(row)], drafter, sampler, limits, pace=FixedPace(3), session=session):
+        for event in generate(lm, [list(row)], drafter, drawing, limits, pace=FixedPace(3), session=session):
             if not isinstance(event, Step):
                 continue
             least = len(row) if event.drafted else least  # what it read to draft

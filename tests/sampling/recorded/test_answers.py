@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sampling.recorded import PEAK, RecordedLM, read_answers
 from sampling.types import Draft
 from tests.support.refusals import refused
-from utils.errors import UserError
 
 SAMPLE = """tensor([[  518, 799, 596, 18873,  1265,   322,  1510,   372,  1283,   304,   596,
          7875, 29991, 2]])
@@ -116,8 +115,7 @@ def test_values_that_begin_with_their_prompts_are_split_behind_them(tmp_path: Pa
     assert map_of(tmp_path, told, arch="causal") == ("prompt first", split, None, 1)
     whole = [((1, 5, 6), (1, 5, 6, 7)), ((1, 5), (1, 5, 8, 9)), ((1, 7), (1, 7))]
     assert map_of(tmp_path, told, prompt_tokens=0) == ("answers alone", whole, None, 0)
-    lm = RecordedLM.read(written(tmp_path, json.dumps(told)), end_id=2)
-    assert lm.answers == {(1, 5, 6): [7], (1, 5): [8, 9]}
+    assert RecordedLM.read(written(tmp_path, json.dumps(told)), end_id=2).answers == {(1, 5, 6): [7], (1, 5): [8, 9]}
 
 
 @pytest.mark.parametrize(
@@ -183,8 +181,7 @@ def test_json_lines_say_themselves_of_what_kind_they_are(tmp_path: Path) -> None
         (causal, "seq2seq", "no start_id, arch must be causal"),
         (seq2seq, "causal", "start_id 0, arch must be seq2seq"),
     ):
-        with pytest.raises(UserError, match=rf"^.*recording: its header has {why}$"):
-            read_answers(written(tmp_path, text), arch=arch)  # type: ignore[arg-type]
+        refused(read_answers, written(tmp_path, text), arch=arch, match=rf"^.*recording: its header has {why}$")  # type: ignore[arg-type]
 
 
 HEADER = {"vocab_size": 50, "end_id": 2, "stop_ids": [2, 7], "pass_seconds": {"1": 0.5, "4": 0.6}, "tokenizer": "abc"}

@@ -134,8 +134,7 @@ def test_a_tree_is_scored_by_depth() -> None:
     session = recorded().open([[1, 2]])
     answer = recorded().answer([1, 2])
     tree = Draft.of([[1, 2, 3]], parents=[-1, -1, 0])
-    said = session.score([[1, 2]], tree).argmax(dim=-1)[0].tolist()
-    assert said == [answer[0], answer[1], answer[1], answer[2]]
+    assert session.score([[1, 2]], tree).argmax(dim=-1)[0].tolist() == [answer[0], answer[1], answer[1], answer[2]]
 
 
 def test_what_a_recording_does_not_have_is_refused_by_name() -> None:

@@ -84,8 +84,7 @@ def test_the_figures_of_any_stream_fit_together(events: list[Event]) -> None:
     assert sum(stats.accepted_at) == stats.draft_n_accepted
     assert sum(stats.examined_at) == stats.draft_n_accepted + stats.draft_n_rejected
     assert all(later <= earlier for earlier, later in zip(stats.examined_at, stats.examined_at[1:], strict=False))
-    parts = stats.draft_ms + stats.verify_ms + stats.sample_ms + stats.overhead_ms
-    assert stats.predicted_ms == pytest.approx(parts)
+    assert stats.predicted_ms == pytest.approx(stats.draft_ms + stats.verify_ms + stats.sample_ms + stats.overhead_ms)
     assert stats.predicted_ms == pytest.approx(1000 * sum(event.seconds for event in rounds))
     assert len(stats.top2_gaps) == stats.predicted_n
 
@@ -93,8 +92,7 @@ def test_the_figures_of_any_stream_fit_together(events: list[Event]) -> None:
 @given(streams())
 @settings(max_examples=150, deadline=None)
 def test_no_figure_is_ever_nan_and_all_are_json(events: list[Event]) -> None:
-    data = measure(events).to_json()
-    text = json.dumps(data, allow_nan=False)
+    text = json.dumps(measure(events).to_json(), allow_nan=False)
     assert tuple(json.loads(text)) == KEYS
 
 
@@ -164,8 +162,9 @@ def cascade_round() -> Step:
     below = (review("small", 4, 1, source=2), review("small", 2, 0, source=2))
     reviews = (review("base", 3, 2, inner=below, source=1), review("base", 0, 0), review("small", 5, 1, source=2))
     calls = (Call("base", 2, 0.008), Call("small", 3, 0.012), Call("target", 1, 0.1))
-    sources = (1, 2, 0, 0, 2, 1, 2, 2, 2)
-    return replace(step(9, 7, draft_s=0.03, verify_s=0.1), source=sources, calls=calls, inner=reviews)
+    return replace(
+        step(9, 7, draft_s=0.03, verify_s=0.1), source=(1, 2, 0, 0, 2, 1, 2, 2, 2), calls=calls, inner=reviews
+    )
 
 
 def test_reviews_of_every_level_are_counted() -> None:
@@ -300,15 +299,20 @@ def test_several_answers_are_never_faster_than_each_of_them(given: list[tuple[in
     assert min(each) * (1 - 1e-9) <= (speedup_over(pairs) or 0.0) <= max(each) * (1 + 1e-9)
 
 
-def test_a_speed_up_beyond_the_tokens_of_a_pass_means_a_disturbed_timing() -> None:
-    plain = timed(40, 40, 80)
-    assert disturbed(plain, timed(40, 20, 38, wide=1.0)) is True  # 2.1 times as fast with 2 tokens a pass
-    assert disturbed(plain, timed(40, 20, 40, wide=1.0)) is False
-    assert disturbed(plain, timed(40, 20, 38, wide=0.9)) is False  # its wide passes are shorter, v < 1: it may well be
-    assert disturbed(plain, timed(40, 20, 38, least=0.8, wide=0.9)) is True  # they are not: plain ones were disturbed
-    assert disturbed(plain, timed(40, 40, 70)) is True  # nothing drafted, and faster all the same
-    assert disturbed(plain, timed(40, 20, 38, least=None)) is False  # nobody timed its passes
-    assert disturbed(plain, replace(timed(40, 40, 20), calls={"drafter": 40})) is False  # another model
+@pytest.mark.parametrize(
+    ("drafted", "expected"),
+    [
+        (timed(40, 20, 38, wide=1.0), True),  # 2.1 times as fast with 2 tokens a pass
+        (timed(40, 20, 40, wide=1.0), False),
+        (timed(40, 20, 38, wide=0.9), False),  # its wide passes are shorter, v < 1: it may well be
+        (timed(40, 20, 38, least=0.8, wide=0.9), True),  # they are not: plain ones were disturbed
+        (timed(40, 40, 70), True),  # nothing drafted, and faster all the same
+        (timed(40, 20, 38, least=None), False),  # nobody timed its passes
+        (replace(timed(40, 40, 20), calls={"drafter": 40}), False),  # another model
+    ],
+)
+def test_a_speed_up_beyond_the_tokens_of_a_pass_means_a_disturbed_timing(drafted: Stats, expected: bool) -> None:
+    assert disturbed(timed(40, 40, 80), drafted) is expected
 
 
 def test_no_speed_up_is_expected_of_trees_by_the_formula_of_chains() -> None:

@@ -13,13 +13,10 @@ import torch
 
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.sampler import KeyedSampler
 from sampling.types import Drafter
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import sample_counts, tiers
-from tests.support.toy_drafters import LawDrafter
-from tests.support.toys import TableLM
-from utils.logits_processors import make_processor
+from tests.support.runs import sample_counts, sampler, tiers
+from tests.support.toys import LawDrafter, TableLM
 
 FAIL_BELOW = 1e-6
 V = 8
@@ -34,8 +31,7 @@ def target() -> TableLM:
 def drafter_lm() -> TableLM:
     """A drafter that is often right: the target's table with noise on it."""
     lm = target()
-    noise = torch.randn(lm.table.shape, generator=torch.Generator().manual_seed(22))
-    lm.table = lm.table + 0.8 * noise
+    lm.table = lm.table + 0.8 * torch.randn(lm.table.shape, generator=torch.Generator().manual_seed(22))
     return lm
 
 
@@ -60,10 +56,12 @@ CASES: dict[str, Case] = {  # drafter, sampler options, law
 
 def counts_of(case: Case, samples: int, **options: Any) -> Counter[tuple[int, ...]]:
     make_drafter, sampling, law = case
-    processor = make_processor(**{"temperature": 1.0, **law})
     settings = {"prompt": PROMPT, "samples": samples, "length": LENGTH, "gamma": 3, **options}
     return sample_counts(
-        target(), make_drafter, lambda seed: KeyedSampler(processor, seed=1000 + seed, **sampling), **settings
+        target(),
+        make_drafter,
+        lambda seed: sampler(seed=1000 + seed, **{"temperature": 1.0, **law, **sampling}),
+        **settings,
     )
 
 
@@ -97,7 +95,7 @@ def test_the_statistic_sees_a_law_that_is_a_little_off(samples: int, temperature
     counts = sample_counts(
         target(),
         NoDrafter,
-        lambda seed: KeyedSampler(make_processor(1.0), seed=seed),
+        lambda seed: sampler(1.0, seed=seed),
         prompt=PROMPT,
         samples=samples,
         length=3,

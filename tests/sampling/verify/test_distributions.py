@@ -14,7 +14,6 @@ from utils.errors import LogitsError
 from utils.logits_processors import LogitsProcessor
 
 V, NODES = 11, 5
-PARENTS = [-1, 0, 0, -1, 3]
 ROWS: Rows = [[1, 2, 3, 2], [4, 5, 4]]
 
 
@@ -31,7 +30,7 @@ class Counting(KeyedSampler):
 def case(seed: int = 0) -> tuple[Tensor, Draft]:
     source = torch.Generator().manual_seed(seed)
     tokens = [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
-    return torch.randn(2, NODES + 1, V, generator=source), Draft.of(tokens, parents=PARENTS)
+    return torch.randn(2, NODES + 1, V, generator=source), Draft.of(tokens, parents=[-1, 0, 0, -1, 3])
 
 
 def processors() -> list[LogitsProcessor]:
@@ -66,8 +65,7 @@ def drafts(draw: st.DrawFn) -> Draft:
 @settings(max_examples=150, deadline=None)
 @given(drafts(), st.integers(0, 1000), st.sampled_from([0.0, 0.7]))
 def test_one_row_is_judged_as_it_is_in_a_batch(draft: Draft, seed: int, temperature: float) -> None:
-    count = draft.width
-    logits = torch.randn(1, count + 1, 4, generator=torch.Generator().manual_seed(seed))
+    logits = torch.randn(1, draft.width + 1, 4, generator=torch.Generator().manual_seed(seed))
     twice, key = Draft([*draft.trees] * 2), [(3, 7)]
     alone = verify(logits, draft, [[1]], key, KeyedSampler(LogitsProcessor(temperature), seed), Rule.POINT)
     both = KeyedSampler(LogitsProcessor(temperature), seed)

@@ -18,8 +18,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.types import Drafter
 from tests.support.reference import NaiveLaw
 from tests.support.runs import crossed, enumeration_error
-from tests.support.toy_drafters import FixedLawDrafter, LawDrafter, MixedDrafter, PointDrafter
-from tests.support.toys import TableLM, ToyLM
+from tests.support.toys import FixedLawDrafter, LawDrafter, MixedDrafter, PointDrafter, TableLM, ToyLM
 
 EXACT = 1e-9
 PROMPT = [0, 1, 0]
@@ -61,8 +60,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_drafter_emits_the_targets_law(name: str, drafts: str) -> None:
-    error = enumeration_error(sure_start(3, 1), MAKERS[name], prompt=PROMPT, length=4, gamma=2, drafts=drafts)
-    assert error < EXACT
+    assert enumeration_error(sure_start(3, 1), MAKERS[name], prompt=PROMPT, length=4, gamma=2, drafts=drafts) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -153,8 +151,7 @@ def test_the_enumeration_takes_every_branch() -> None:
     from tests.support.branching import BranchingSampler, enumerate_runs
 
     def run(sampler: BranchingSampler) -> tuple[int, ...]:
-        law = torch.tensor([[0.25, 0.0, 0.75]], dtype=torch.float64)
-        first = int(sampler.draw(law, torch.tensor([[0, 0]])))
+        first = int(sampler.draw(torch.tensor([[0.25, 0.0, 0.75]], dtype=torch.float64), torch.tensor([[0, 0]])))
         coin = (
             bool(sampler.coin(torch.tensor([0.1], dtype=torch.float64), torch.tensor([[0, 0, 0, 0]])))
             if first
@@ -162,5 +159,4 @@ def test_the_enumeration_takes_every_branch() -> None:
         )
         return first, int(coin)
 
-    found = enumerate_runs(run)
-    assert found == {(0, 1): 0.25, (2, 1): pytest.approx(0.075), (2, 0): pytest.approx(0.675)}
+    assert enumerate_runs(run) == {(0, 1): 0.25, (2, 1): pytest.approx(0.075), (2, 0): pytest.approx(0.675)}

@@ -36,10 +36,9 @@ from tests.support.mutants import (
     UnfilteredResidual,
 )
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import answers, enumeration_error, sample_counts
-from tests.support.toy_drafters import LawDrafter, PointDrafter
-from tests.support.toys import TableLM, ToyLM, chain_lm
-from utils.logits_processors import make_processor
+from tests.support.refusals import refused
+from tests.support.runs import answers, enumeration_error, greedy, sample_counts, sampler
+from tests.support.toys import LawDrafter, PointDrafter, TableLM, ToyLM, chain_lm
 
 CAUGHT = 1e-3  # the enumeration must be off by far more than rounding
 HOPELESS = 1e-6
@@ -140,12 +139,11 @@ def far_drafter() -> TableLM:
 
 
 def counted_p(make: Callable[[KeyedSampler], Drafter], law: NaiveLaw, samples: int) -> float:
-    processor = make_processor(law.temperature, law.top_k, law.top_p, law.min_p)
     total = sum_counts = None
     for seed in range(samples // 1_000):
-        sampler = KeyedSampler(processor, seed=seed)
+        drawing = sampler(law.temperature, seed, law.top_p, law.top_k, law.min_p)
         options = {"prompt": START, "samples": 1_000, "batch": 1_000, "length": 4, "gamma": 2}
-        total = sample_counts(toy_target(), lambda s=sampler: make(s), lambda _, s=sampler: s, **options)
+        total = sample_counts(toy_target(), lambda s=drawing: make(s), lambda _, s=drawing: s, **options)
         sum_counts = total if sum_counts is None else sum_counts + total
     assert sum_counts is not None
     return chi_square_p(sum_counts, exact_law(toy_target(), START, law, 3))
@@ -211,25 +209,25 @@ def test_u_equal_to_the_probability_must_not_accept() -> None:
 
 
 def test_the_real_coin_never_accepts_probability_zero_and_always_one() -> None:
-    sampler = KeyedSampler(make_processor(1.0), seed=5)
+    drawing = sampler(1.0, seed=5)
     for row in range(50):
         keys = torch.tensor([[row, position, 0, 0] for position in range(2000)])
-        assert not sampler.coin(torch.zeros(2000), keys).any()
-        assert sampler.coin(torch.ones(2000), keys).all()
+        assert not drawing.coin(torch.zeros(2000), keys).any()
+        assert drawing.coin(torch.ones(2000), keys).all()
 
 
 def test_the_drafter_proposing_outside_its_own_law_is_an_error() -> None:
     """0/0 is an error, not "refused"."""
     logits = torch.tensor([[[0.0, -torch.inf, 0.0], [0.0, 0.0, 0.0]]])
     draft = Draft.of([[1]], torch.tensor([[[1.0, 0.0, 0.0]]], dtype=torch.float64))
-    with pytest.raises(ValueError, match="0/0"):
-        real_verify(logits, draft, [[0]], [(0, 1)], KeyedSampler(make_processor(1.0)), Rule.DRAWN)
+    refused(real_verify, logits, draft, [[0]], [(0, 1)], sampler(1.0), Rule.DRAWN, kind=ValueError, match="0/0")
 
 
 def test_nan_logits_are_an_error() -> None:
     logits = torch.tensor([[[0.0, float("nan"), 0.0]]])
-    with pytest.raises(ValueError, match="NaN"):
-        real_verify(logits, Draft.empty(1), [[0]], [(0, 1)], KeyedSampler(make_processor(1.0)), Rule.POINT)
+    refused(
+        real_verify, logits, Draft.empty(1), [[0]], [(0, 1)], sampler(1.0), Rule.POINT, kind=ValueError, match="NaN"
+    )
 
 
 class RatiosAtZero(NaiveVerify):
@@ -253,10 +251,10 @@ def test_greedy_by_softmax_ratios_changes_the_answer(monkeypatch: pytest.MonkeyP
         return int(target.logits([row])[0].topk(2).indices[1])
 
     def answer(seed: int) -> list[int]:
-        sampler = KeyedSampler(make_processor(0.0), seed=seed)
-        return answers(target, [[1, 2]], PointDrafter(8, second_best), sampler, **options)[0]
+        drawing = sampler(0.0, seed=seed)
+        return answers(target, [[1, 2]], PointDrafter(8, second_best), drawing, **options)[0]
 
-    plain = answers(target, [[1, 2]], None, KeyedSampler(make_processor(0.0)), **options)[0]
+    plain = answers(target, [[1, 2]], None, greedy(), **options)[0]
     assert [answer(seed) for seed in range(5)] == [plain] * 5
     monkeypatch.setattr(sampling.loop, "verify", RatiosAtZero())
     assert all(answer(seed) != plain for seed in range(5))
@@ -265,7 +263,5 @@ def test_greedy_by_softmax_ratios_changes_the_answer(monkeypatch: pytest.MonkeyP
 def test_a_scripted_target_exposes_an_overwritten_correction() -> None:
     """The always-wrong drafter against a scripted chain: every round emits exactly the target's token."""
     script = [4, 5, 6, 7, 1, 2]
-    target = chain_lm(8, [0], script)
-    wrong = PointDrafter(8, lambda row: 3)
-    found = answers(target, [[0]], wrong, KeyedSampler(make_processor(0.0)), length=6, gamma=4)
+    found = answers(chain_lm(8, [0], script), [[0]], PointDrafter(8, lambda row: 3), greedy(), length=6, gamma=4)
     assert found == [script]

@@ -13,8 +13,7 @@ from sampling.models.causal import CausalLM
 from sampling.types import Drafter, Rule
 from tests.support.runs import decode, sampler, steps
 from tests.support.tiny import TinyPair, tiny_pair
-from tests.support.toy_drafters import PointDrafter, TreeDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import PointDrafter, TableLM, TreeDrafter
 
 PROMPT = [5, 9, 40, 41, 60, 7]
 
@@ -126,11 +125,10 @@ def test_a_refused_sibling_is_taken_off_before_the_next_is_compared() -> None:
 
 
 def test_a_draw_is_the_largest_of_log_probability_and_noise() -> None:
-    target = TableLM(12, 1, name="target")
-    rounds = steps(decode(target, [[1, 2]], None, sampler(1.0, 4), length=20, alternatives=12))
-    for step in rounds:
-        likely = max(step.positions[0].target, key=lambda one: math.log(one.processed) + one.noise)
-        assert likely.token == step.token
+    for step in steps(
+        decode(TableLM(12, 1, name="target"), [[1, 2]], None, sampler(1.0, 4), length=20, alternatives=12)
+    ):
+        assert max(step.positions[0].target, key=lambda one: math.log(one.processed) + one.noise).token == step.token
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -25,8 +25,7 @@ from tests.support.reference import NaiveLaw, chi_square_p, exact_law, same_or_t
 from tests.support.runs import answers, crossed, enumeration_error, sample_counts
 from tests.support.students import KINDS, PrefixLM, make_drafter, make_student, make_target
 from tests.support.tiny import noisy_copy, tiny_model
-from tests.support.toy_drafters import LawDrafter, MixedDrafter, PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import LawDrafter, MixedDrafter, PointDrafter, TableLM
 from utils.logits_processors import make_processor
 
 CAUGHT, FAIL_BELOW = 1e-3, 1e-6
@@ -205,8 +204,7 @@ def test_the_default_model_says_what_transformers_says(default_pair: Any, refere
     stop = default_pair.stop_ids
     references = [transformers_greedy(reference_model, prompt, 14, stop, **theirs(rules)) for prompt in prompts]
     for drafter in (NoDrafter(), LookupDrafter(), NgramDrafter(lm.vocab_size)):
-        sampler = KeyedSampler(make_processor(0.0, **rules))
-        found = answers(lm, prompts, drafter, sampler, length=14, gamma=4, stop=stop)
+        found = answers(lm, prompts, drafter, KeyedSampler(make_processor(0.0, **rules)), length=14, gamma=4, stop=stop)
         told += [same_or_tied(ids, reference) for ids, reference in zip(found, references, strict=True)]
     assert "different" not in told
     assert told.count("same") >= 5

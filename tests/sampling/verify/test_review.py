@@ -44,8 +44,7 @@ M = [[0.5, 0.3, 0.2], [0.25, 0.25, 0.5]]  # the reviewer's law before and behind
 
 
 def reviewed(fixed: Any, draft: Draft, lenience: float, laws: list[list[float]] = M) -> Review:
-    logits = torch.tensor([laws], dtype=torch.float64).log()
-    return review(logits, draft, [[0]], [(0, 1)], fixed, lenience)
+    return review(torch.tensor([laws], dtype=torch.float64).log(), draft, [[0]], [(0, 1)], fixed, lenience)
 
 
 def law_at(found: Review, depth: int) -> list[float]:
@@ -126,13 +125,11 @@ def test_greedy_drafts_pass_as_far_as_the_lenience_goes(
             return probs.argmax(dim=-1)
 
     sampling = Best(make_processor(temperature), draft_sampling="greedy")
-    draft = Draft([DraftTree.of([1], draft_prob=None if raw is None else [raw])])
-    found = reviewed(sampling, draft, lenience)
+    found = reviewed(sampling, Draft([DraftTree.of([1], draft_prob=None if raw is None else [raw])]), lenience)
     assert found.probs is None
     assert found.verdict.path == [[0] if passes else []]
     assert found.verdict.token == [2 if passes else 0]
-    best = reviewed(sampling, Draft([DraftTree.of([0], draft_prob=[1.0])]), lenience)
-    assert best.verdict.path == [[0]]
+    assert reviewed(sampling, Draft([DraftTree.of([0], draft_prob=[1.0])]), lenience).verdict.path == [[0]]
 
 
 def test_an_absent_draft_never_passes() -> None:

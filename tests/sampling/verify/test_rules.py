@@ -25,19 +25,16 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.translated import TranslatedLM, Translation
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
 from sampling.verify.distributions import one_hot
 from sampling.verify.rules import verify
 from tests.sampling.verify.test_enumeration import EXACT
 from tests.support.reference import NaiveLaw
 from tests.support.refusals import refused
-from tests.support.runs import answers, crossed, enumeration_error
+from tests.support.runs import answers, crossed, enumeration_error, sampler
 from tests.support.students import make_student, make_target
-from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import PointDrafter, TableLM
 from utils.errors import UsageError
-from utils.logits_processors import make_processor
 
 V = 8
 MODES: dict[str, tuple[float, dict[str, Any]]] = {
@@ -177,8 +174,8 @@ def test_what_is_drafted_is_what_the_rule_says(name: str, mode: str, monkeypatch
         watched = Watched(make(target))
         assert isinstance(watched.inner, kind)
         assert watched.inner.traits.rule is rule
-        sampler = KeyedSampler(make_processor(temperature), 5, **options)
-        assert answers(CausalLM(target), prompts, watched, sampler, length=16, gamma=4)  # type: ignore[arg-type]
+        drawing = sampler(temperature, 5, **options)
+        assert answers(CausalLM(target), prompts, watched, drawing, length=16, gamma=4)  # type: ignore[arg-type]
         drawn = rule is not Rule.POINT and mode == "drawn"
         assert set(used) == {rule if drawn else Rule.POINT}
         used.clear()
@@ -326,19 +323,17 @@ def test_a_drafter_that_calls_its_draws_point_masses_is_exact_all_the_same() -> 
 def test_blocks_of_a_tree_are_an_error() -> None:
     class Twins(ModelDrafter):
         def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-            law = torch.full((1, 2, V), 1 / V)
-            return Draft.of([[1, 2]], law, parents=[-1, -1])
+            return Draft.of([[1, 2]], torch.full((1, 2, V), 1 / V), parents=[-1, -1])
 
     events = generate(
         TableLM(V, 1, dtype=torch.float32),
         [[1]],
         Twins(TableLM(V, 3), rule=Rule.BLOCK),
-        KeyedSampler(make_processor(1.0)),
+        sampler(1.0),
         Limits(8),
         pace=FixedPace(2),
     )
-    with pytest.raises(ValueError, match="block verification judges chains; the draft is a tree"):
-        list(events)
+    refused(list, events, kind=ValueError, match="block verification judges chains; the draft is a tree")
 
 
 def test_a_law_of_one_token_is_all_on_it() -> None:

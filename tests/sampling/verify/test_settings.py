@@ -29,8 +29,7 @@ from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import answers, decode, enumeration_error, sample_counts, steps
 from tests.support.students import make_drafter, make_student, make_target, text
 from tests.support.tiny import noisy_copy
-from tests.support.toy_drafters import TreeDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import TableLM, TreeDrafter
 from utils.logits_processors import LogitsProcessor
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -165,8 +164,6 @@ def test_greedy_text_is_plain_decodings_under_any_settings(
 
 # -- drafters see a bias ------------------------------------------------------------------------------
 
-BIAS = {1: 4.0, 3: -math.inf}
-
 
 def itself(name: str) -> Drafter:
     guess = TableLM(9, seed=3)
@@ -187,7 +184,7 @@ def itself(name: str) -> Drafter:
     ],
 )
 def test_a_target_that_drafts_for_itself_accepts_every_draft(name: str, temperature: float, coupling: Any) -> None:
-    sampler = KeyedSampler(LogitsProcessor(temperature, logit_bias=BIAS), 5, coupling=coupling)
+    sampler = KeyedSampler(LogitsProcessor(temperature, logit_bias={1: 4.0, 3: -math.inf}), 5, coupling=coupling)
     rounds = steps(decode(TableLM(9, seed=3), [[0, 1]], itself(name), sampler, length=24, gamma=4))
     accepted = [len(step.path) for step in rounds[1:-1]]
     assert min(accepted) >= 2

@@ -19,7 +19,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Drafter
 from tests.support.refusals import refused
-from tests.support.runs import answers, crossed
+from tests.support.runs import answers, crossed, sampler
 from tests.support.students import make_target
 from tests.support.toys import TableLM, ToyLM
 from utils.logits_processors import (
@@ -30,7 +30,6 @@ from utils.logits_processors import (
     NucleusProcessor,
     TopKNucleusProcessor,
     TopKProcessor,
-    make_processor,
 )
 
 COLD = (0.0, 1e-46, 1e-45, 1e-40, 1.17e-38)
@@ -116,8 +115,7 @@ def test_cold_text_is_greedy_text_and_hot_text_is_said(coupling: Any, way: str) 
     make: Any = WAYS[way]
 
     def said(temperature: float, drafter: Drafter | None) -> list[int]:
-        sampler = KeyedSampler(make_processor(temperature), seed=9, coupling=coupling)
-        return answers(table, [PROMPT], drafter, sampler, length=24)[0]
+        return answers(table, [PROMPT], drafter, sampler(temperature, seed=9, coupling=coupling), length=24)[0]
 
     greedy = said(0.0, None)
     for temperature in COLD:
@@ -146,9 +144,6 @@ def test_the_calls_take_every_temperature() -> None:
 # -- logits that are no numbers -----------------------------------------------------------------------
 
 
-BAD = ([0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [-math.inf] * 3)
-
-
-@pytest.mark.parametrize("row", BAD)
+@pytest.mark.parametrize("row", [[0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [-math.inf] * 3])
 def test_a_beam_search_says_the_same(row: list[float]) -> None:
     refused(beam_search_generate, PROMPT, ToyLM(3, lambda prefix: row), max_gen_len=4, match="NaN")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,17 +13,14 @@ from torch import Tensor
 
 import sampling.verify.distributions
 import sampling.verify.rules
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, DraftTree, Rows, Rule, Sampler
 from sampling.verify.distributions import prefixes_of
 from sampling.verify.rules import Examined, Keys, verify
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import crossed, decode, enumeration_error, sample_counts, steps
-from tests.support.toy_drafters import LawDrafter, TreeDrafter
-from tests.support.toys import TableLM
-from utils.logits_processors import make_processor
+from tests.support.runs import crossed, decode, enumeration_error, sample_counts, sampler, steps
+from tests.support.toys import LawDrafter, TableLM, TreeDrafter
 
 CAUGHT = 1e-3
 HOPELESS = 1e-6
@@ -122,11 +120,11 @@ def random_draft(seed: int, rows: int, count: int, vocab: int, laws: bool) -> tu
 @settings(max_examples=60, deadline=None)
 def test_a_tree_that_is_a_chain_has_the_chains_verdict(seed: int, laws: bool, temperature: float) -> None:
     logits, draft, rows, keys = random_draft(seed, 5, 4, 6, laws and temperature > 0)
-    sampler = lambda: KeyedSampler(make_processor(temperature, 0, 1.0, 0.0), seed)  # noqa: E731
+    drawing = lambda: sampler(temperature, seed)  # noqa: E731
     rule = Rule.POINT if draft.probs is None else Rule.DRAWN
-    chain = verify(logits, draft, rows, keys, sampler(), rule)
+    chain = verify(logits, draft, rows, keys, drawing(), rule)
     trees = [DraftTree.of(tokens, list(range(-1, len(tokens) - 1))) for tokens in draft.tokens]
-    tree = verify(logits, replace(draft, trees=trees), rows, keys, sampler(), rule)
+    tree = verify(logits, replace(draft, trees=trees), rows, keys, drawing(), rule)
     assert (chain.path, chain.token) == (tree.path, tree.token)
     assert torch.equal(chain.distributions.all(), tree.distributions.all())
 
@@ -147,8 +145,8 @@ def test_a_drafter_that_calls_its_chains_trees_decodes_as_it_does_with_chains(dr
     for seed in range(5):
         runs = []
         for kind in (LawDrafter, Treelike):
-            sampler = KeyedSampler(make_processor(0.9, 0, 0.95, 0.0), seed, draft_sampling=drafts)
-            events = decode(target, prompts, kind(drafter, least_top=0.2), sampler, length=25, gamma=4)
+            drawing = sampler(0.9, seed, draft_sampling=drafts, top_p=0.95)
+            events = decode(target, prompts, kind(drafter, least_top=0.2), drawing, length=25, gamma=4)
             runs.append([(one.drafted, one.path, one.token) for row in (0, 1) for one in steps(events, row)])
         assert runs[0] == runs[1]
         accepted += sum(len(path) for _, path, _ in runs[0])
@@ -173,9 +171,7 @@ def test_children_depths_and_prefixes_by_hand() -> None:
 def test_blocks_are_exact(gamma: int, early: float) -> None:
     law = NaiveLaw(top_k=2) if gamma == 3 else NaiveLaw()
     make = lambda: LawDrafter(DRAFTER, least_top=early, rule=Rule.BLOCK)  # noqa: E731
-    target = sure_start(3, 1)
-    error = enumeration_error(target, make, prompt=PROMPT, length=gamma + 2, gamma=gamma, law=law)
-    assert error < EXACT
+    assert enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=gamma + 2, gamma=gamma, law=law) < EXACT
 
 
 def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +187,7 @@ def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(sampling.verify.rules, "carried", judged_wrongly)
     make = lambda: LawDrafter(DRAFTER, rule=Rule.BLOCK)  # noqa: E731
-    error = enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2)
-    assert error > CAUGHT
+    assert enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2) > CAUGHT
 
 
 def counted(near: float, count: int, rule: Rule) -> Tensor:
@@ -203,8 +198,8 @@ def counted(near: float, count: int, rule: Rule) -> Tensor:
     noise = torch.Generator().manual_seed(6)
     tokens = torch.multinomial(law.reshape(-1, 8), 1, generator=noise).reshape(law.shape[:2]).tolist()
     draft = Draft.of([row[: len(old)] for row, old in zip(tokens, draft.tokens, strict=True)], law)
-    sampler = KeyedSampler(make_processor(1.0, 0, 1.0, 0.0), 3)
-    return torch.tensor(list(map(len, verify(logits, draft, rows, keys, sampler, rule).path)))
+    drawing = sampler(1.0, 3)
+    return torch.tensor(list(map(len, verify(logits, draft, rows, keys, drawing, rule).path)))
 
 
 @pytest.mark.parametrize(("near", "count"), crossed([0.0, 0.5, 0.9], [2, 4]))
@@ -222,13 +217,10 @@ def test_a_block_of_one_and_a_block_of_the_targets_own_drafts_are_judged_as_toke
 
 @pytest.mark.parametrize("way", ["block", "tree"])
 def test_chi_square_through_the_real_noise(way: str) -> None:
-    target, drafter, processor = TableLM(8, seed=21), TableLM(8, seed=22), make_processor(1.0, 0, 1.0, 0.0)
-
-    def sampler(seed: int) -> KeyedSampler:
-        return KeyedSampler(processor, seed)
+    target, drafter = TableLM(8, seed=21), TableLM(8, seed=22)
 
     def make() -> LawDrafter:
         return LawDrafter(drafter, rule=Rule.BLOCK) if way == "block" else TreeDrafter(drafter, (2, 2))
 
-    counts = sample_counts(target, make, sampler, prompt=[0, 1], length=3, gamma=2, samples=4_000)
+    counts = sample_counts(target, make, partial(sampler, 1.0), prompt=[0, 1], length=3, gamma=2, samples=4_000)
     assert chi_square_p(counts, exact_law(target, [0, 1], softmax, 3)) > HOPELESS

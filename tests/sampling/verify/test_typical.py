@@ -19,8 +19,7 @@ from tests.sampling.verify.test_negative_controls import CAUGHT
 from tests.support.branching import RowSampler, distance, enumerate_rows, softmax
 from tests.support.reference import NaiveLaw, exact_law
 from tests.support.runs import answers, greedy, sampler
-from tests.support.toy_drafters import LawDrafter, PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import LawDrafter, PointDrafter, TableLM
 
 TARGET = TableLM(3, seed=2, sharpness=3.0)
 DRAFTER = TableLM(3, seed=7)
@@ -99,8 +98,7 @@ def test_the_first_child_that_is_likely_enough_is_accepted_whatever_the_target_w
     draft = Draft.of([[0, 1, 2]], parents=[-1, -1, -1])
     verdict = verify(logits, draft, [[5]], [(0, 1)], greedy(), Rule.TYPICAL)
     assert (verdict.path, verdict.token) == ([[1]], [2])
-    exact = verify(logits, draft, [[5]], [(0, 1)], greedy(), Rule.POINT)
-    assert exact.path == [[2]]
+    assert verify(logits, draft, [[5]], [(0, 1)], greedy(), Rule.POINT).path == [[2]]
     refused = verify(logits, Draft.of([[0]]), [[5]], [(0, 1)], greedy(), Rule.TYPICAL)
     assert (refused.path, refused.token) == ([[]], [2])
 

@@ -96,15 +96,14 @@ def test_its_readers_compute_what_was_trained(kind: str, tmp_path: Path) -> None
         config = json.loads((tmp_path / "config.json").read_text())
         config["speculators_config"]["verifier"]["name_or_path"] = str(tmp_path / "target")
         (tmp_path / "config.json").write_text(json.dumps(config))
-        theirs = speculators.block(speculators.read(tmp_path), features, ids, anchor, 3)
-        close(theirs[-3:], trained, 1e-4)
+        close(speculators.block(speculators.read(tmp_path), features, ids, anchor, 3)[-3:], trained, 1e-4)
 
 
 @pytest.mark.parametrize("length", [2, 5])
 def test_a_text_of_any_length_has_blocks(length: int) -> None:
     target = large()
-    shape = shape_for(target, "dflash", short_list=len(SHORT), intermediate_size=32, drafts=3)
-    head = new_draft_head(shape, target, SHORT, seed=1)
-    ids = torch.tensor([text(1, length, V)])
-    states = head.blocks(ids, torch.zeros(1, length, 3 * 24), torch.arange(length))
+    head = new_draft_head(
+        shape_for(target, "dflash", short_list=len(SHORT), intermediate_size=32, drafts=3), target, SHORT, seed=1
+    )
+    states = head.blocks(torch.tensor([text(1, length, V)]), torch.zeros(1, length, 3 * 24), torch.arange(length))
     assert states.shape == (1, length, 4, 24)

@@ -11,7 +11,6 @@ from tests.support.students import KINDS, make_student, make_target, text
 from training.draft_heads.build import continued
 
 CPU = torch.device("cpu")
-SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 
 
 def inputs(kind: str, target: Any, layers: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -27,7 +26,7 @@ def inputs(kind: str, target: Any, layers: list[int]) -> tuple[torch.Tensor, dic
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "eagle"])  # published ones are not trained here
 def test_it_computes_the_same_and_can_learn(kind: str) -> None:
     target = make_target()
-    old = make_student(kind, target, short=SHORT, num_hidden_layers=2)
+    old = make_student(kind, target, short=[1, 2, 3, 8, 13, 21, 34, 39], num_hidden_layers=2)
     ids, more = inputs(kind, target, old.target_layers(3))
     before = old.states(ids, **more)[0]
     new = continued(old, replace(old.config, block_size=3, window=9), CPU)

@@ -40,8 +40,9 @@ def large(layers: int = 8) -> Any:
 
 
 def new(target: Any, short: list[int] | None = SHORT) -> DraftHead:
-    shape = shape_for(target, "eagle", short_list=len(short or ()), intermediate_size=32)
-    return new_draft_head(shape, target, short or [], seed=1)
+    return new_draft_head(
+        shape_for(target, "eagle", short_list=len(short or ()), intermediate_size=32), target, short or [], seed=1
+    )
 
 
 def streamed(target: Any, texts: list[Passage] = TEXTS) -> StreamedExamples:
@@ -159,11 +160,9 @@ def test_the_last_layers_output_is_numbered_where_the_layers_are_known(
 ) -> None:
     """Without that number the head stays in this program's own format, and is read back all the same."""
     target = large()
-    shape = replace(new(target).config, reads=(2, 5, -1))
-    head = rounded(new_draft_head(shape, target, SHORT, seed=1))
+    head = rounded(new_draft_head(replace(new(target).config, reads=(2, 5, -1)), target, SHORT, seed=1))
     save_student(tmp_path, head, about)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config.get("eagle_aux_hidden_state_layer_ids") == stored
+    assert json.loads((tmp_path / "config.json").read_text()).get("eagle_aux_hidden_state_layer_ids") == stored
     read = load_student(tmp_path, target)
     assert read.config.reads == (2, 5, -1)
     assert torch.equal(read.model.fc.weight, head.model.fc.weight)

@@ -53,8 +53,7 @@ def test_students_that_read_the_same_layers_take_the_same_files(network: Countin
 
 def test_other_texts_and_other_prompts_have_files_of_their_own(network: Counting, tmp_path: Path) -> None:
     made = extract(network, FACTS, TEXTS, [], tmp_path, quietly)
-    shorter = [Passage(one.ids, 2) for one in TEXTS]
-    assert not set(extract(network, FACTS, shorter, [], tmp_path, quietly)) & set(made)
+    assert not set(extract(network, FACTS, [Passage(one.ids, 2) for one in TEXTS], [], tmp_path, quietly)) & set(made)
     more = extract(network, FACTS, [*TEXTS[:SHARD], Passage(tuple(text(99, 8)))], [], tmp_path, quietly)
     assert more[0] == made[0]  # the first shard's texts are the same
     assert more[1] != made[1]
@@ -62,15 +61,13 @@ def test_other_texts_and_other_prompts_have_files_of_their_own(network: Counting
 
 def test_another_target_has_files_of_its_own(network: Counting, tmp_path: Path) -> None:
     made = extract(network, FACTS, TEXTS, [], tmp_path, quietly)
-    other = extract(network, {**FACTS, "weights": "b"}, TEXTS, [], tmp_path, quietly)
-    assert not set(other) & set(made)
+    assert not set(extract(network, {**FACTS, "weights": "b"}, TEXTS, [], tmp_path, quietly)) & set(made)
     assert extract(network, dict(reversed(FACTS.items())), TEXTS, [], tmp_path, quietly) == made
 
 
 def test_a_layer_is_the_same_from_a_file_of_several(network: Counting, tmp_path: Path) -> None:
     several = extract(network, FACTS, TEXTS, [1, 2], tmp_path / "several", quietly)
-    alone = extract(network, FACTS, TEXTS, [2], tmp_path / "alone", quietly)
-    for one, other in zip(several, alone, strict=True):
+    for one, other in zip(several, extract(network, FACTS, TEXTS, [2], tmp_path / "alone", quietly), strict=True):
         for ours, theirs in zip(load_shard(one), load_shard(other), strict=True):
             assert torch.equal(ours.hidden, theirs.hidden)
             assert all(torch.equal(*pair) for pair in zip(ours.kv[2], theirs.kv[2], strict=True))

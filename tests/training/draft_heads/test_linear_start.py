@@ -18,11 +18,11 @@ def test_a_target_that_is_such_a_map_is_foreseen_without_training() -> None:
         ids = torch.randint(40, (20,), generator=noise)
         hidden = torch.randn(20, width, generator=noise)
         for at in range(4, 20):
-            token = trunk.embed_norm(trunk.embed_tokens(ids[at]))
-            hidden[at] = of_token @ token + of_state @ trunk.feature_norm(hidden[at - 1])
+            hidden[at] = of_token @ trunk.embed_norm(trunk.embed_tokens(ids[at])) + of_state @ trunk.feature_norm(
+                hidden[at - 1]
+            )
         examples.append(Example(ids, 5, hidden, {}))
     start_linear(head, StoredExamples(examples[:-1]), ridge=1e-3)
     ids, hidden = examples[-1].ids[None], examples[-1].hidden[None]
-    x = head.states(ids, hidden)[0]
-    agree = head.lm_head(x).argmax(dim=-1) == head.lm_head(hidden).argmax(dim=-1)
+    agree = head.lm_head(head.states(ids, hidden)[0]).argmax(dim=-1) == head.lm_head(hidden).argmax(dim=-1)
     assert agree[0, 4:].float().mean() > 0.9

@@ -20,21 +20,18 @@ from app.screen.output import load_engine
 from app.settings.table import Settings
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import MAGIC, StaticTables
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.support.refusals import refused
-from tests.support.runs import sampler
+from tests.support.runs import greedy, sampler
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from tests.support.toys import ALONE
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
 from utils.errors import UserError
 from utils.loading.fit import fingerprint
-from utils.logits_processors import make_processor
 from utils.progress import never
 
 CORPUS = [Passage([1, 2, 3, 4, 5, 1, 2, 3, 9]), Passage([7, 7, 8, 6], start=3)]
 
-SAMPLER = KeyedSampler(make_processor(0.0))
 # behind 1: 2 three times, 3 twice, 4 once; behind 0 1: 2 three times, 3 once
 FORKS = [Passage([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 3, 5, 1, 3, 6, 1, 4])]
 
@@ -221,11 +218,6 @@ def test_the_shipped_tables_fit_the_default_target(default_pair: Any) -> None:
 # -- several next tokens of a context --------------------------------------------------------------
 
 
-def opened(folder: Path, choices: int, corpus: list[Passage] = FORKS, max_mb: float = 1.0) -> StaticTables:
-    build(corpus, folder / "t.bin", vocab_size=64, fingerprint=None, source="", choices=choices, max_mb=max_mb, max_n=3)
-    return StaticTables.open(folder / "t.bin")
-
-
 @given(ids=st.lists(st.integers(0, 5), min_size=3, max_size=80), most=st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:
@@ -248,8 +240,8 @@ def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:
 
 
 def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None:
-    drafter = LookupDrafter(opened(tmp_path, 3), matches=False, tree=True, least=0.01)
+    build(FORKS, tmp_path / "t.bin", vocab_size=64, fingerprint=None, source="", choices=3, max_mb=1.0, max_n=3)
+    drafter = LookupDrafter(StaticTables.open(tmp_path / "t.bin"), matches=False, tree=True, least=0.01)
     drafter.start([[9, 1]], ALONE, ALONE)
-    draft = drafter.propose([[9, 1]], Budget([8]), SAMPLER)
-    (tree,) = draft.trees
+    (tree,) = drafter.propose([[9, 1]], Budget([8]), greedy()).trees
     assert tree.path_tokens(tree.children[0]) == [2, 3, 4]

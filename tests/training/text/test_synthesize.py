@@ -13,15 +13,14 @@ from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedNetwork
 from sampling.models.network import TransformersNetwork, network_of
-from sampling.sampler import KeyedSampler
 from sampling.types import Limits
 from tests.support.quantized import quantized_model
 from tests.support.refusals import refused
+from tests.support.runs import greedy
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from training.text.dialogues import Ask, Chat, GivenPrompts, OwnChats
 from training.text.synthesize import TextWriter, draw, passages, write_self, written
 from utils.kernels.quantized_linear import pack
-from utils.logits_processors import make_processor
 
 STOP = frozenset([2])
 PROMPTS = [["hello there"], ["one", "two and three"], ["a"]]
@@ -77,9 +76,10 @@ def test_greedy_answers_are_those_of_the_decode_loop(model: Any, tokenizer: Any)
     assert len(lines) == 4  # one of the prompts has two turns
     for line in lines:
         prompt = line["ids"][: line["start"]]
-        events = generate(CausalLM(model), [prompt], NoDrafter(), KeyedSampler(make_processor(0.0)), Limits(12, STOP))
-        expected = [token for event in events if isinstance(event, Step) for token in event.emitted]
-        assert line["ids"][line["start"] :] == expected
+        events = generate(CausalLM(model), [prompt], NoDrafter(), greedy(), Limits(12, STOP))
+        assert line["ids"][line["start"] :] == [
+            token for event in events if isinstance(event, Step) for token in event.emitted
+        ]
 
 
 @pytest.mark.parametrize("how", ["transformers", "packed", "bfloat16"])

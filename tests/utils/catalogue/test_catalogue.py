@@ -129,8 +129,7 @@ def test_relative_folders_start_at_the_catalogue(write):
 
 
 def test_trained_drafters_are_folders_beside_the_catalogue_chosen_by_their_kind(write):
-    text = GOOD.replace("drafter: none", "drafter: glide\n    students: {glide: w/g, plain: ~/p}")
-    file = write(text)
+    file = write(GOOD.replace("drafter: none", "drafter: glide\n    students: {glide: w/g, plain: ~/p}"))
     pair = catalogue_in(file).pair("b")
     assert pair.drafter == "glide"
     assert pair.students == {"glide": str(file.parent / "w/g"), "plain": str(Path("~/p").expanduser())}
@@ -265,11 +264,17 @@ def test_a_mistake_is_one_line_with_file_line_and_suggestion(write, change, expe
     assert refusal(write(GOOD.replace(right, wrong.replace(" / ", "\n    ")))) == expected.strip()
 
 
-def test_a_file_without_content_says_so(write):
-    assert refusal(write("")) == ":1: the file is empty: a catalogue needs `pairs`"
-    assert refusal(write("# nothing\n")) == ":1: the file is empty: a catalogue needs `pairs`"
-    assert refusal(write("- 1\n")) == ":1: a catalogue is a mapping with `pairs`, got [1]"
-    assert refusal(write("pairs: {}\n")) == ":1: `pairs` must map names to pairs, got {}"
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "the file is empty: a catalogue needs `pairs`"),
+        ("# nothing\n", "the file is empty: a catalogue needs `pairs`"),
+        ("- 1\n", "a catalogue is a mapping with `pairs`, got [1]"),
+        ("pairs: {}\n", "`pairs` must map names to pairs, got {}"),
+    ],
+)
+def test_a_file_without_content_says_so(write, text, told):
+    assert refusal(write(text)) == f":1: {told}"
 
 
 _NOT_ALLOWED = "is a character that YAML does not allow"

@@ -176,8 +176,7 @@ def test_gemma_3_stretches_the_layers_that_look_at_everything(tmp_path: Path) ->
     plain = {"rope_type": "default", "rope_theta": 10000.0}
     stretched = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     model = random_model("gemma3", rope_parameters={"full_attention": stretched, "sliding_attention": plain})
-    said = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
-    loaded = converted(tmp_path, "gemma3", model, metadata=said)
+    loaded = converted(tmp_path, "gemma3", model, metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 8.0})
     assert apart(loaded, model) < 2e-5 < apart(random_model("gemma3"), model)
     assert loaded.config.rope_parameters == model.config.rope_parameters
 
@@ -302,8 +301,7 @@ def test_the_compiled_pass_turns_by_the_same_frequencies(stretch: str, tmp_path:
     assert rope_of(model).attention_scaling == rope_of(loaded).attention_scaling
     network, positions = FusedNetwork(model, torch.float32), torch.arange(IDS.shape[1])[None]
     logits = network.forward(IDS, positions, None, network.new_cache(1), IDS.shape[1])[0]
-    base = loaded.config.rope_parameters["rope_theta"]
-    plain = {"rope_type": "default", "rope_theta": base}
+    plain = {"rope_type": "default", "rope_theta": loaded.config.rope_parameters["rope_theta"]}
     unstretched = type(loaded)(transformers.AutoConfig.from_pretrained(str(folder), rope_parameters=plain)).eval()
     unstretched.load_state_dict(loaded.state_dict())
     with torch.no_grad():
@@ -349,6 +347,5 @@ def test_every_end_that_a_family_has_ends_an_answer_and_its_template_is_its_own(
 
 
 def test_ends_that_the_metadata_names_count_whatever_they_are_called(tmp_path: Path) -> None:
-    model = random_model("mistral")
-    file = write_gguf(tmp_path / "model.gguf", "mistral", model, roles={"eot": 7, "eom": 9})
+    file = write_gguf(tmp_path / "model.gguf", "mistral", random_model("mistral"), roles={"eot": 7, "eom": 9})
     assert end_ids(read_header(file)) == [1, 7, 9]

@@ -16,6 +16,7 @@ from tokenizers import pre_tokenizers
 from transformers import LlamaTokenizer
 
 from app.chat.conversation import Conversation
+from tests.support.quantized import closed
 from tests.support.refusals import refused
 from utils.catalogue.templates import end_ids as template_ends
 from utils.gguf.header import read_header
@@ -91,11 +92,7 @@ class File(NamedTuple):
                 add(f"tokenizer.ggml.{key}", value)
         if self.template is not None:
             writer.add_chat_template(self.template)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        return closed(writer, path)
 
     def load(self, folder: Path) -> Any:
         """The tokenizer of the file, after its way through a converted folder."""
@@ -237,12 +234,12 @@ def test_a_later_prompt_has_the_ids_of_its_text(
     legacy: bool | None, chat: bool, end: tuple[int, ...], tmp_path: Path
 ) -> None:
     """With transformers' own tokenizer of a folder, and with a file's."""
-    file = File("llama", BEGUN)
-    tokenizer = file.load(tmp_path)
+    tokenizer = File("llama", BEGUN).load(tmp_path)
     if legacy is not None:
         stored = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["model"]
-        merges = [tuple(pair) for pair in stored["merges"]]
-        tokenizer = LlamaTokenizer(vocab=stored["vocab"], merges=merges, legacy=legacy)
+        tokenizer = LlamaTokenizer(
+            vocab=stored["vocab"], merges=[tuple(pair) for pair in stored["merges"]], legacy=legacy
+        )
     tokenizer.chat_template = LINES
     talk = Conversation(tokenizer, frozenset([2]), 999, chat=chat)
     plan, answer = talk.plan("a"), tokenizer("ab", add_special_tokens=False)["input_ids"]
@@ -268,8 +265,7 @@ def of_llama_cpp(file: Path, texts: list[str]) -> tuple[list[list[int]], list[in
     for text in map(str.encode, texts):
         ids = (cpp.llama_token * 999)()
         rows.append(list(ids[: cpp.llama_tokenize(vocabulary, text, len(text), ids, len(ids), True, True)]))
-    size = cpp.llama_vocab_n_tokens(vocabulary)
-    ends = [token for token in range(size) if cpp.llama_vocab_is_eog(vocabulary, token)]
+    ends = [token for token in range(cpp.llama_vocab_n_tokens(vocabulary)) if cpp.llama_vocab_is_eog(vocabulary, token)]
     begins = cpp.llama_vocab_get_add_bos(vocabulary)
     cpp.llama_model_free(model)
     cpp.llama_log_set(cpp.llama_log_callback(), None)

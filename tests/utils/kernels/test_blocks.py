@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from tests.support.quantized import keep_code
+from tests.support.quantized import keep_code, needs_kernels
 from utils.kernels.bindings import COLUMNS, FLOATS, TYPES
-from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import FILE_BLOCKS, PackedWeight, pack_rows
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 
@@ -22,8 +21,9 @@ def bytes_of(kind: str, rows: int, width: int, seed: int = 0) -> np.ndarray:
     """Random blocks of a type: any byte is a valid code, scales are small numbers."""
     rng = np.random.default_rng(seed)
     if kind in FLOATS:
-        values = rng.normal(0, 0.3, (rows, width)).astype(np.float32)
-        return quants.quantize(values, gguf.GGMLQuantizationType[kind]).view(np.uint8)
+        return quants.quantize(
+            rng.normal(0, 0.3, (rows, width)).astype(np.float32), gguf.GGMLQuantizationType[kind]
+        ).view(np.uint8)
     numbers, size = FILE_BLOCKS[kind]
     data = rng.integers(0, 256, (rows, width // numbers, size), dtype=np.uint8)
     for place in _HALVES.get(kind, (0,)):

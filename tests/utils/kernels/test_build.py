@@ -146,8 +146,9 @@ print(type(network_of(model)).__name__, at_hand())
 
 def said(program: str, **environment: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "SPEC_KERNELS"} | environment
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    return run.stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
+    ).stdout.strip()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other names for it")

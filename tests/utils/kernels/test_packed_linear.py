@@ -8,22 +8,17 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.support.quantized import keep_code
+from tests.support.quantized import keep_code, needs_kernels
 from utils.kernels import quantized_linear
-from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, pack, unpacked_copy
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
+pytestmark = needs_kernels
 keep_code()
 
 
 def linear(out: int, into: int, *, bias: bool = True, seed: int = 0) -> nn.Linear:
     torch.manual_seed(seed)
     return nn.Linear(into, out, bias=bias)
-
-
-def packed_of(plain: nn.Linear) -> QuantizedLinear:
-    return QuantizedLinear(PackedWeight.floats(plain.weight), plain.bias)
 
 
 def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
@@ -44,7 +39,7 @@ def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
 @pytest.mark.parametrize(("out", "into"), [(1, 1), (3, 5), (48, 31), (576, 192), (200, 576)])
 def test_packed_products_equal_plain_ones_for_every_number_of_tokens(out: int, into: int, bias: bool) -> None:
     plain = linear(out, into, bias=bias)
-    packed = packed_of(plain)
+    packed = QuantizedLinear(PackedWeight.floats(plain.weight), plain.bias)
     for tokens in (*range(1, 18), 256):
         x = torch.randn(tokens, into)
         with torch.no_grad():

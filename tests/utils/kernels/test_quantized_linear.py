@@ -11,13 +11,12 @@ import torch
 import transformers
 from gguf import quants
 
-from tests.support.quantized import keep_code
+from tests.support.quantized import keep_code, needs_kernels
 from tests.utils.kernels.test_blocks import bytes_of
 from utils.kernels.bindings import FLOATS, GROUP, TYPES
-from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import KINDS, PackedWeight, QuantizedEmbedding, QuantizedLinear, quantize
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 
 
 keep_code()

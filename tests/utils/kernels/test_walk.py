@@ -12,11 +12,10 @@ from sampling.types import Draft, Rule, Verdict
 from sampling.verify import distributions
 from sampling.verify.round_metrics import facts_on
 from sampling.verify.rules import verify
-from tests.support.quantized import keep_code
-from utils.kernels.build import instruction_set, why_not
+from tests.support.quantized import keep_code, needs_kernels
 from utils.logits_processors import LogitsProcessor
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 

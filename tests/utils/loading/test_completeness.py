@@ -30,7 +30,6 @@ from utils.loading.gguf import gguf_digest, write_folder
 from utils.loading.loaded import LoadOptions
 from utils.loading.packed_gguf import config_in, packed_entry, packed_model
 
-IDS = torch.tensor([[1, 70, 80, 90, 100, 20, 7]])
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 272, "rms_norm_eps": 1e-3}
 SIZES |= {"max_position_embeddings": 512, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
@@ -51,7 +50,7 @@ def random_model(family: str) -> Any:
 
 def logits_of(model: Any) -> Tensor:
     with torch.no_grad():
-        return model(IDS).logits.float()
+        return model(torch.tensor([[1, 70, 80, 90, 100, 20, 7]])).logits.float()
 
 
 @dataclass
@@ -134,8 +133,7 @@ def convert(file: Path, folder: Path, *, weights: bool, report: Callable[[float]
 def converted_logits(file: Path, folder: Path) -> Tensor:
     """The logits of the file's float32 conversion, made in this process."""
     convert(file, folder, weights=True)
-    spec = spec_from_argument(str(folder))
-    return logits_of(load_model(spec, folder, LoadOptions(), "cpu", "none").model)
+    return logits_of(load_model(spec_from_argument(str(folder)), folder, LoadOptions(), "cpu", "none").model)
 
 
 def packed_logits(file: Path, folder: Path) -> Tensor:
@@ -225,10 +223,9 @@ def test_a_gguf_file_that_says_less_is_the_same_model_or_refused(change: str, tm
 def test_an_id_beyond_the_vocabulary_of_a_gguf_file_is_named(role: str, tmp_path: Path) -> None:
     contents = contents_of(random_model("llama"), "llama")
     contents.metadata[f"tokenizer.ggml.{role}_token_id"] = (272, gguf.GGUFValueType.UINT32)
-    file = contents.write(tmp_path / "m.gguf")
     refused(
         convert,
-        file,
+        contents.write(tmp_path / "m.gguf"),
         tmp_path / "m",
         weights=False,
         match=f"^m.gguf has 272 tokens, and tokenizer.ggml.{role}_token_id is 272$",
@@ -264,8 +261,7 @@ def test_a_gguf_file_whose_numbers_are_text_is_refused(key: str, tmp_path: Path)
     held = path.read_bytes()
     padded = len(b"general.source.url") - len(key)
     new = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IQ", 8, 1 + padded) + b"x" * (1 + padded)
-    old = struct.pack("<Q", 18) + b"general.source.url" + struct.pack("<IQ", 8, 1) + b"x"
-    path.write_bytes(held.replace(old, new))
+    path.write_bytes(held.replace(struct.pack("<Q", 18) + b"general.source.url" + struct.pack("<IQ", 8, 1) + b"x", new))
     refused(read_header, path, match=f"m.gguf is damaged: {key} is 'x+'$")
 
 
@@ -281,8 +277,7 @@ def split(contents: Contents, folder: Path, count: int = 3) -> list[Path]:
         said["split.tensors.count"] = (len(names), types.INT32)
         metadata = {**(contents.metadata if number == 0 else {}), **said}
         held = {name: contents.tensors[name] for name in names[number * each : (number + 1) * each]}
-        file = folder / f"m-{number + 1:05}-of-{count:05}.gguf"
-        parts.append(Contents(metadata, held, contents.kind).write(file))
+        parts.append(Contents(metadata, held, contents.kind).write(folder / f"m-{number + 1:05}-of-{count:05}.gguf"))
     return parts
 
 
@@ -300,8 +295,7 @@ def test_a_split_file_is_loaded_whole_from_any_of_its_parts(family: str, kind: s
 
 
 def test_parts_of_a_split_file_are_all_there_or_it_is_refused(tmp_path: Path) -> None:
-    contents = contents_of(random_model("llama"), "llama")
-    first, second, third = split(contents, tmp_path)
+    first, second, third = split(contents_of(random_model("llama"), "llama"), tmp_path)
     held = second.read_bytes()
     second.unlink()
     for part in (first, third):

@@ -53,8 +53,9 @@ def test_names_that_a_converter_gives_to_padding_are_no_tokens():
     ],
 )
 def test_the_same_tokens_fit_and_the_first_differing_id_is_named_with_both_tokens(ours, theirs, differ):
-    problems = check_fit(model("big", 4), model("small", 4), (tokenizer(*ours), tokenizer(*theirs)))
-    assert problems == [f"the vocabularies of big and small differ: {each}" for each in differ]
+    assert check_fit(model("big", 4), model("small", 4), (tokenizer(*ours), tokenizer(*theirs))) == [
+        f"the vocabularies of big and small differ: {each}" for each in differ
+    ]
 
 
 def test_a_token_that_the_drafter_has_no_row_for_fits():
@@ -62,8 +63,9 @@ def test_a_token_that_the_drafter_has_no_row_for_fits():
     more, less = tokenizer("a", "b", "<pad>"), tokenizer("a", "b")
     assert check_fit(model("big", 3), model("small", 2), (more, less)) == []
     assert check_fit(model("big", 3), model("small", 2), (more, more)) == []
-    problems = check_fit(model("big", 2), model("small", 3), (less, more))
-    assert problems == ["token '<pad>' (id 2) lies outside the vocabulary both models have (big 2, small 3)"]
+    assert check_fit(model("big", 2), model("small", 3), (less, more)) == [
+        "token '<pad>' (id 2) lies outside the vocabulary both models have (big 2, small 3)"
+    ]
 
 
 def test_a_drafter_without_tokenizer_is_trusted_only_if_the_sizes_agree():
@@ -80,8 +82,9 @@ def test_a_drafter_without_tokenizer_is_trusted_only_if_the_sizes_agree():
 
 def test_a_shorter_context_of_the_drafter_is_named_and_a_longer_one_is_not():
     ours = tokenizer("a")
-    notes = fit_notes(model("big", 1, 8192), model("small", 1, 2048), (ours, ours))
-    assert notes == ["small has a context of 2048 tokens, big 8192: the pair runs with 2048"]
+    assert fit_notes(model("big", 1, 8192), model("small", 1, 2048), (ours, ours)) == [
+        "small has a context of 2048 tokens, big 8192: the pair runs with 2048"
+    ]
     assert fit_notes(model("big", 1, 100), model("small", 1, 200), (ours, ours)) == []
 
 
@@ -96,8 +99,9 @@ def test_loading_takes_a_drafter_that_speaks_another_vocabulary_and_says_so(tmp_
     strange = tiny_tokenizer()
     strange.add_tokens(["<other>"])
     target = save(tmp_path / "target", tokens=tiny_tokenizer())
-    drafter = save(tmp_path / "drafter", tokens=strange)
-    pair = load_pair(PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu"))
+    pair = load_pair(
+        PairSpec(name="x", target=target, drafter=save(tmp_path / "drafter", tokens=strange)), LoadOptions(device="cpu")
+    )
     assert pair.drafter is not None
     assert pair.drafter.vocabulary is not None
     assert pair.notes[0].startswith("target runs in torch: no compiled pass computes llama as configured: heads")

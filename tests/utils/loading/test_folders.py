@@ -266,8 +266,7 @@ def test_a_head_beside_an_embedding_that_is_said_to_be_it_is_used_and_said(quant
     head = torch.randn(stored["model.embed_tokens.weight"].shape, generator=torch.Generator().manual_seed(1))
     save_file({**stored, "lm_head.weight": head}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    spec = spec_from_argument(str(tmp_path))
-    loaded = load_model(spec, tmp_path, LoadOptions(), "cpu", quantization)
+    loaded = load_model(spec_from_argument(str(tmp_path)), tmp_path, LoadOptions(), "cpu", quantization)
     with torch.no_grad():
         model.lm_head.weight = torch.nn.Parameter(head)
     assert torch.allclose(logits_of(loaded.model), logits_of(model), atol=1e-3)
@@ -294,13 +293,13 @@ def plain_folder(folder: Path) -> Path:
 
 
 def test_t5_without_its_shared_embedding_has_those_of_its_file(tmp_path: Path) -> None:
-    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    T5ForConditionalGeneration(
+        T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    ).save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     shared = stored.pop("shared.weight")
     names = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
     save_file({**stored, **{name: shared.clone() for name in names}}, tmp_path / "model.safetensors")
-    spec = spec_from_argument(str(tmp_path))
-    model = load_model(spec, tmp_path, LoadOptions(), "cpu", "none").model
+    model = load_model(spec_from_argument(str(tmp_path)), tmp_path, LoadOptions(), "cpu", "none").model
     assert all(torch.equal(part.weight, shared) for part in (model.shared, model.encoder.embed_tokens))
     assert torch.equal(model.decoder.embed_tokens.weight, shared)

@@ -68,8 +68,9 @@ def test_the_chat_template_survives_with_its_default_system_prompt(default_pair)
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-    system = [{"role": "system", "content": "Be brief."}, *user]
-    text = default_pair.tokenizer.apply_chat_template(system, tokenize=False)
+    text = default_pair.tokenizer.apply_chat_template(
+        [{"role": "system", "content": "Be brief."}, *user], tokenize=False
+    )
     assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
 
 
@@ -92,8 +93,9 @@ def test_float32_models_on_the_cpu_are_packed_and_their_memory_counts_it(tiny):
     assert bool(layers) == (instruction_set() is not None)
     plain = tiny_model()
     assert loaded.parameters == sum(p.numel() for p in plain.parameters())
-    buffers = sum(b.numel() * b.element_size() for b in plain.buffers())
-    assert loaded.bytes == pytest.approx(4 * loaded.parameters + buffers, abs=1024)
+    assert loaded.bytes == pytest.approx(
+        4 * loaded.parameters + sum(b.numel() * b.element_size() for b in plain.buffers()), abs=1024
+    )
 
 
 SHAPE = {"vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}

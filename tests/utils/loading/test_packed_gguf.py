@@ -16,12 +16,12 @@ from app.lanes.pairing import catalogue_in
 from sampling.api import autoregressive_generate, ngram_assisted_speculative_generate, speculative_generate
 from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedNetwork, supports
-from tests.support.quantized import keep_code, quantised
+from tests.support.quantized import add_tensor, closed, keep_code, needs_kernels
+from tests.support.refusals import refused
 from utils.catalogue.specs import spec_from_argument
 from utils.families import UnfitError
 from utils.gguf.header import module_name
 from utils.kernels import quantized_linear
-from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, quantize, unpacked_copy
 from utils.loading.build import load_model
 from utils.loading.cache import cache_folder
@@ -38,7 +38,7 @@ from utils.loading.packed_gguf import (
 )
 from utils.loading.sources import model_folder
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 keep_code()
 
 CATALOGUE = Path(__file__).parents[3] / "models.yaml"
@@ -46,8 +46,7 @@ CATALOGUE = Path(__file__).parents[3] / "models.yaml"
 
 def loaded(quantization: str) -> LoadedModel:
     spec, options = catalogue_in(CATALOGUE).pair("smollm2").target, LoadOptions(device="cpu")
-    folder = model_folder(spec, options)
-    return load_model(spec, folder, options, "cpu", quantization)
+    return load_model(spec, model_folder(spec, options), options, "cpu", quantization)
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +97,7 @@ def small_parts(tmp_path: Path, **changes: Any) -> tuple[FileConfig, dict[str, P
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 11, "vocab_size": 60, "head_dim": 32}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, **changes)
     config.save_pretrained(str(tmp_path))
-    dense = transformers.LlamaForCausalLM(config)
-    shuffled = sorted(dense.named_parameters(), key=lambda one: one[0], reverse=True)
+    shuffled = sorted(transformers.LlamaForCausalLM(config).named_parameters(), key=lambda one: one[0], reverse=True)
     weights = {
         name.removesuffix(".weight"): PackedWeight.rounded(part, "q8") for name, part in shuffled if part.ndim == 2
     }
@@ -111,8 +109,9 @@ def small_parts(tmp_path: Path, **changes: Any) -> tuple[FileConfig, dict[str, P
 def test_layers_stand_in_order_whatever_the_files_order(tmp_path: Path) -> None:
     config, weights, vectors = small_parts(tmp_path)
     model: Any = PackedModel(config, FileConfig(), tmp_path, weights, vectors)
-    found = [layer.self_attn.q_proj.packed for layer in model.model.layers]
-    assert found == [weights[f"model.layers.{layer}.self_attn.q_proj"] for layer in range(11)]
+    assert [layer.self_attn.q_proj.packed for layer in model.model.layers] == [
+        weights[f"model.layers.{layer}.self_attn.q_proj"] for layer in range(11)
+    ]
     assert "whole" not in vars(model)  # transformers' model was not needed
     network, ids = FusedNetwork(model), torch.tensor([[5, 7, 9]])
     logits = network.forward(ids, torch.arange(3)[None], None, network.new_cache(1), 3)[0]
@@ -121,8 +120,9 @@ def test_layers_stand_in_order_whatever_the_files_order(tmp_path: Path) -> None:
 
 
 def test_stretched_positions_are_those_of_transformers(tmp_path: Path) -> None:
-    stretched = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
-    config, weights, vectors = small_parts(tmp_path, rope_parameters=stretched)
+    config, weights, vectors = small_parts(
+        tmp_path, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    )
     model: Any = PackedModel(config, FileConfig(), tmp_path, weights, vectors)
     plain = 1.0 / 1e4 ** (torch.arange(0, 32, 2).float() / 32)
     assert torch.allclose(model.model.rotary_emb.inv_freq, plain / 4)
@@ -167,20 +167,10 @@ def written(path: Path, kinds: dict[str, str], architecture: str = "llama") -> P
     writer.add_head_count(2)
     writer.add_head_count_kv(2)
     rng = np.random.default_rng(0)
-    shapes = {"token_embd": (48, 64), "blk.0.attn_q": (64, 64), "blk.0.attn_output": (64, 64)}
-    for name, shape in shapes.items():
-        kind = kinds.get(name, "Q8_0")
-        values = rng.normal(size=shape).astype(np.float32)
-        if kind == "F32":
-            writer.add_tensor(f"{name}.weight", values)
-        else:
-            writer.add_tensor(f"{name}.weight", quantised(values, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+    for name, shape in {"token_embd": (48, 64), "blk.0.attn_q": (64, 64), "blk.0.attn_output": (64, 64)}.items():
+        add_tensor(writer, f"{name}.weight", rng.normal(size=shape).astype(np.float32), kinds.get(name, "Q8_0"))
     writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return closed(writer, path)
 
 
 def entry_of(path: Path, digest: str) -> Any:
@@ -201,8 +191,7 @@ def test_a_file_with_a_type_that_no_kernel_knows_is_left_to_float32(
         ("type", {"blk.0.attn_q": "MXFP4"}, "llama", "no kernel for MXFP4, the type of blk.0.attn_q.weight"),
         ("kind", {}, "gemma", "no compiled pass computes gemma"),
     ]:
-        with pytest.raises(UnfitError, match=why):
-            entry_of(written(tmp_path / f"{name}.gguf", kinds, family), name[0] * 64)
+        refused(entry_of, written(tmp_path / f"{name}.gguf", kinds, family), name[0] * 64, kind=UnfitError, match=why)
     assert not list((tmp_path / "packed").glob("*.partial-*"))
 
 
@@ -215,10 +204,14 @@ def test_an_unfit_file_is_refused_by_its_header_alone(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gguf, "GGUFReader", never_done)
     monkeypatch.setattr(quantized_linear, "pack_rows", never_done)
-    with pytest.raises(UnfitError, match="no kernel for MXFP4"):
-        entry_of(written(tmp_path / "late.gguf", {"blk.0.attn_output": "MXFP4"}), "a" * 64)
-    with pytest.raises(AssertionError, match="for nothing"):
-        entry_of(written(tmp_path / "good.gguf", {}), "b" * 64)
+    refused(
+        entry_of,
+        written(tmp_path / "late.gguf", {"blk.0.attn_output": "MXFP4"}),
+        "a" * 64,
+        kind=UnfitError,
+        match="no kernel for MXFP4",
+    )
+    refused(entry_of, written(tmp_path / "good.gguf", {}), "b" * 64, kind=AssertionError, match="for nothing")
 
 
 @pytest.mark.parametrize(
@@ -242,15 +235,15 @@ def test_an_unfit_file_is_refused_by_its_header_alone(tmp_path: Path, monkeypatc
 )
 def test_only_what_the_compiled_pass_takes_stays_packed(family: str, changes: dict[str, Any], fits: bool) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 1, "vocab_size": 60}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = getattr(transformers, f"{family}Config")(**sizes | heads | changes)
+    config = getattr(transformers, f"{family}Config")(
+        **sizes | {"num_attention_heads": 4, "num_key_value_heads": 2} | changes
+    )
     model = getattr(transformers, f"{family}ForCausalLM")(config).float()
     quantize(model, "q8", tables=True)
     assert supports(model) == fits
     spec = spec_from_argument("no.gguf")
     if not fits:  # its file is not even looked for
-        with pytest.raises(UnfitError, match=r"no compiled pass computes|one table"):
-            entry_for(spec, config, LoadOptions())
+        refused(entry_for, spec, config, LoadOptions(), kind=UnfitError, match=r"no compiled pass computes|one table")
 
 
 def test_names_that_have_no_place_are_unfit() -> None:
@@ -258,5 +251,4 @@ def test_names_that_have_no_place_are_unfit() -> None:
     assert module_name("blk.3.attn_q.bias") == ("model.layers.3.self_attn.q_proj", "bias")
     assert module_name("blk.0.ffn_norm.weight", "gemma2") == ("model.layers.0.pre_feedforward_layernorm", "weight")
     for name in ("blk.0.ffn_gate.0.weight", "token_types.weight", "output.scale"):
-        with pytest.raises(UnfitError):
-            module_name(name)
+        refused(module_name, name, kind=UnfitError)

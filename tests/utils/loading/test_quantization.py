@@ -23,8 +23,9 @@ CATALOGUE = Path(__file__).parents[3] / "models.yaml"
 
 
 def answer(pair, tokens: int) -> str:
-    user = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = pair.tokenizer.apply_chat_template(user, add_generation_prompt=True, return_tensors="pt")
+    ids = pair.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_tensors="pt"
+    )
     out = pair.target.model.generate(**ids, max_new_tokens=tokens, do_sample=False)
     return pair.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
 

@@ -56,8 +56,7 @@ def test_the_logits_are_those_of_transformers_own_loop(engine: PairEngine) -> No
         held.score([row[:-1]], Draft.empty(1))
         session = lm.open([row], previous=session, target=held)
         for wanted in drafted(gemma(), lm.model, row[:length], 4):
-            found = session.score([row], Draft.empty(1))[0, 0]
-            close(found, wanted, 1e-4)
+            close(session.score([row], Draft.empty(1))[0, 0], wanted, 1e-4)
             row = [*row, int(wanted.argmax())]
 
 

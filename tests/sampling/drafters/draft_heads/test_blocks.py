@@ -18,7 +18,6 @@ from sampling.drafters.draft_model import CONFIDENT, ModelDrafter, source_of
 from sampling.drafters.proposal import Proposer
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.sampling.drafters.draft_heads.test_exact import (
     EXACT,
@@ -32,22 +31,20 @@ from tests.sampling.drafters.draft_heads.test_exact import (
 from tests.support.blocks import AFTER, CASES, V, loaded, naive, published, reference, target_of, written
 from tests.support.reference import NaiveLaw
 from tests.support.refusals import refused
-from tests.support.runs import answers, crossed, decode, drafting, emitted, greedy, tiers
+from tests.support.runs import answers, crossed, decode, drafting, emitted, greedy, sampler, tiers
 from tests.support.students import BLOCKS, close, fed, make_drafter, make_student, make_target, text
 from utils.catalogue.catalogue import head_kind
-from utils.logits_processors import make_processor
-
-FAMILIES = ("Llama", "Qwen3")
 
 
-@pytest.mark.parametrize(("name", "family"), crossed(CASES, FAMILIES))
+@pytest.mark.parametrize(("name", "family"), crossed(CASES, ("Llama", "Qwen3")))
 def test_a_block_has_the_logits_of_the_reference(name: str, family: str, tmp_path: Path) -> None:
     target, row = target_of(family), text(1, 12, V)
     lm, network = loaded(tmp_path, name, target), CausalLM(target).network
     session: Any = None
     for length, wanted in reference(name, family).items():  # again behind more tokens, on the cache that was kept
-        held = fed(network, [row[:length]], [length - 1], hidden=lm.reads_hidden)
-        session = lm.open([row[:length]], previous=session, target=held)
+        session = lm.open(
+            [row[:length]], previous=session, target=fed(network, [row[:length]], [length - 1], hidden=lm.reads_hidden)
+        )
         session.draft_block([row[:length]], lm.block)
         for depth, numbers in enumerate(wanted):
             close(session.logits_after([0], [[row[length - 1], *AFTER[:depth]]])[0][::4], numbers, 1e-4)
@@ -105,11 +102,11 @@ def test_a_tree_is_the_likeliest_paths(name: str, tmp_path: Path) -> None:
     target, row = target_of("Llama"), text(2, 9, V)
     lm = loaded(tmp_path, name, target)
     held = fed(target, [row], [8], hidden=lm.reads_hidden)
-    sampler = KeyedSampler(make_processor(0.9), 3)  # under it as many tokens are offered as the tree has nodes
+    drawing = sampler(0.9, 3)  # under it as many tokens are offered as the tree has nodes
     for nodes in (1, 6, 14):
         drafter: Any = Proposer([source_of(lm)], tree=True, nodes=nodes, least=0.0)
         drafter.start([row], held, held)
-        draft = drafter.propose([row], Budget([lm.block]), drafting(sampler, [row]))
+        draft = drafter.propose([row], Budget([lm.block]), drafting(drawing, [row]))
         parents, paths = draft.trees[0].parents, list[list[int]]()
         for token, parent in zip(draft.tokens[0], parents, strict=True):
             paths.append([token] if parent < 0 else [*paths[parent], token])
@@ -126,7 +123,7 @@ def test_a_draft_ends_where_its_head_expects_it_to_be_refused(tmp_path: Path, mo
     for seed in range(12):
         drafter: Any = ModelDrafter(lm)
         drafter.start([row], held, held)
-        draft = drafter.propose([row], Budget([lm.block]), drafting(KeyedSampler(make_processor(1.5), seed), [row]))
+        draft = drafter.propose([row], Budget([lm.block]), drafting(sampler(1.5, seed), [row]))
         tokens, session = [row[-1], *draft.tokens[0]], drafter.sessions[0]
         told = [session.confidence([0], [tokens[: depth + 1]])[0] for depth in range(min(len(tokens), lm.block))]
         assert draft.calls[0].confidence == pytest.approx(told)
@@ -142,12 +139,12 @@ def test_text_is_plain_decodings_in_chains_and_trees(name: str, tmp_path: Path) 
     target = target_of("Qwen3")
     plain, lm = CausalLM(target), loaded(tmp_path, name, target)
     prompts = [text(5, 9, V), text(6, 3, V), [7]]
-    for sampler in (greedy, lambda: KeyedSampler(make_processor(0.8), 3, coupling="gumbel")):
-        alone = answers(plain, prompts, None, sampler(), length=10)
-        assert answers(plain, prompts, ModelDrafter(lm), sampler(), length=10) == alone
+    for drawing in (greedy, lambda: sampler(0.8, 3, coupling="gumbel")):
+        alone = answers(plain, prompts, None, drawing(), length=10)
+        assert answers(plain, prompts, ModelDrafter(lm), drawing(), length=10) == alone
     for drafter in (Proposer([source_of(lm)], tree=True), LookupDrafter(model=source_of(lm), tree=True)):
-        alone = answers(plain, prompts[:1], None, KeyedSampler(make_processor(0.9), 1), length=10)
-        assert answers(plain, prompts[:1], drafter, KeyedSampler(make_processor(0.9), 1), length=10) == alone
+        alone = answers(plain, prompts[:1], None, sampler(0.9, 1), length=10)
+        assert answers(plain, prompts[:1], drafter, sampler(0.9, 1), length=10) == alone
 
 
 # -- what is said ---------------------------------------------------------------------------------------
@@ -235,8 +232,9 @@ def warped(model: Any, folder: Path, target: Any, row: list[int], drafts: int) -
     h = torch.cat([h, h[-1:].expand(drafts - 1, -1)])
     parts = torch.load(folder / "warp_model.bin")
     term = h @ parts["target_proj.weight"].T + parts.get("target_proj.bias", 0)
-    embedded = model.get_input_embeddings()(torch.tensor([[*row, *[7] * (drafts - 1)]])) + 0.5 * term
-    return model(inputs_embeds=embedded).logits[0, -drafts:]
+    return model(
+        inputs_embeds=model.get_input_embeddings()(torch.tensor([[*row, *[7] * (drafts - 1)]])) + 0.5 * term
+    ).logits[0, -drafts:]
 
 
 @pytest.mark.parametrize(("family", "bias"), [("Llama", True), ("Qwen3", False)])

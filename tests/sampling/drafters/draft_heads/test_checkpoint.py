@@ -91,8 +91,7 @@ def test_matrices_in_four_bits_come_back_as_they_were_rounded(tmp_path: Path) ->
     target = make_target(hidden_size=64)
     student = rounded(make_student("feature", target, short=SHORT, **WIDE))
     whole = save_student(tmp_path / "16", student)
-    size = save_student(tmp_path / "4", student, {"bits": 4})
-    assert size < 0.4 * whole
+    assert save_student(tmp_path / "4", student, {"bits": 4}) < 0.4 * whole
     loaded = load_student(tmp_path / "4", target)
     for name, value in student.state_dict().items():
         four = PackedWeight.rounded(value, "q4").dense() if value.dim() == 2 else value
@@ -101,8 +100,9 @@ def test_matrices_in_four_bits_come_back_as_they_were_rounded(tmp_path: Path) ->
 
 def test_a_packed_targets_rows_are_the_heads_own(tmp_path: Path) -> None:
     target = make_target(hidden_size=64)
-    student = make_student("feature", target, short=SHORT, **WIDE, shared_embedding=True, shared_head=True)
-    save_student(tmp_path, student)
+    save_student(
+        tmp_path, make_student("feature", target, short=SHORT, **WIDE, shared_embedding=True, shared_head=True)
+    )
     put_weights(target, {"lm_head": PackedWeight.rounded(target.lm_head.weight, "q8")})
     assert torch.equal(load_student(tmp_path, target).lm_head.weight, target.lm_head.weight[SHORT])
 

@@ -11,12 +11,11 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.models.cache import Buffer, RowStates
 from sampling.models.causal import CausalLM
 from sampling.types import Draft
-from tests.support.quantized import keep_code
+from tests.support.quantized import keep_code, needs_kernels
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
-from utils.kernels.build import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 NOTHING, NEAR = Draft.empty(1), 5e-3  # keys and values lie in 16 bits

@@ -11,14 +11,11 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Sampler
-from tests.support.runs import decode, steps
+from tests.support.runs import decode, sampler, steps
 from tests.support.students import STATES, close, fed, make_drafter, make_student, make_target, spread_logits, text
-from utils.logits_processors import make_processor
 
 NOTHING = Draft.empty(1)
-SAMPLER = KeyedSampler(make_processor(0.9), seed=3)
 
 
 class Watched(FeatureDrafter):
@@ -51,7 +48,7 @@ def test_every_round_reads_the_new_tokens_with_their_true_states_in_one_pass(lay
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), text(1, 12, 8)
     drafter = Watched(make_student("feature", target, num_hidden_layers=layers, seed=2), target)
-    run = steps(decode(lm, [prompt], drafter, SAMPLER, length=60, gamma=3))[1:]
+    run = steps(decode(lm, [prompt], drafter, sampler(0.9, seed=3), length=60, gamma=3))[1:]
     assert {0, 1, 2, 3} <= {len(step.path) for step in run if len(step.drafted) == 3}
     before: int | None = None
     for step, widths in zip(run, drafter.rounds, strict=False):

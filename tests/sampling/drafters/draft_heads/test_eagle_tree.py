@@ -11,7 +11,6 @@ from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession
 from sampling.drafters.draft_model import ModelDrafter, ModelSource
 from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Sampler
 from tests.sampling.drafters.draft_heads.test_exact import (
     EXACT,
@@ -23,10 +22,9 @@ from tests.sampling.drafters.draft_heads.test_exact import (
     same_rounds,
 )
 from tests.support.reference import NaiveLaw
-from tests.support.runs import answers, decode, drafting, emitted, steps
+from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import fed, make_student, make_target, text
 from tests.support.toys import ToyLM, ToySession, parents_of
-from utils.logits_processors import make_processor
 
 NOTHING = Draft.empty(1)
 SAMPLER = drafting(greedy(), [[0]])
@@ -247,11 +245,10 @@ def test_sampled_text_is_plain_decodings_with_the_same_seed() -> None:
     drafter, session, prompt = growing(student, 7), None, [1, 2, 3, 4]
     for seed in range(5):
         session = lm.open([prompt], previous=session, hidden=True)
-        sampler = lambda: KeyedSampler(make_processor(0.9, 0, 0.95, 0.0), seed)  # noqa: B023, E731
-        run = decode(lm, [prompt], drafter, sampler(), length=14, gamma=3, session=session)
-        assert emitted(run) == answers(lm, [prompt], None, sampler(), length=14)
-        fresh = growing(student, 7)
-        same_rounds(run, decode(lm, [prompt], fresh, sampler(), length=14, gamma=3))
+        drawing = lambda: sampler(0.9, seed, top_p=0.95)  # noqa: B023, E731
+        run = decode(lm, [prompt], drafter, drawing(), length=14, gamma=3, session=session)
+        assert emitted(run) == answers(lm, [prompt], None, drawing(), length=14)
+        same_rounds(run, decode(lm, [prompt], growing(student, 7), drawing(), length=14, gamma=3))
         prompt = [*prompt, *emitted(run)[0], 5, seed]
 
 
@@ -273,8 +270,7 @@ def test_limits_are_kept() -> None:
     target = make_target(8, seed=10)
     lm, student = CausalLM(target), tree_lm(target, max_position_embeddings=20)
     for prompt, nodes, gamma in ((text(4, 12, 8), 5, 4), (text(5, 3, 8), 11, 2), (text(6, 30, 8), 4, 3)):
-        drafter = growing(student, nodes)
-        run = steps(decode(lm, [prompt], drafter, greedy(), length=12, gamma=gamma))
+        run = steps(decode(lm, [prompt], growing(student, nodes), greedy(), length=12, gamma=gamma))
         assert [token for step in run for token in step.emitted] == answers(lm, [prompt], None, greedy(), length=12)[0]
         length = len(prompt)
         for step in run:

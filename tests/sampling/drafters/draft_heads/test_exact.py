@@ -21,13 +21,11 @@ from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Finished
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Limits, Rows, Sampler
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
-from tests.support.runs import after, answers, crossed, decode, emitted, greedy, sample_counts, steps, tiers
+from tests.support.runs import after, answers, crossed, decode, emitted, greedy, sample_counts, sampler, steps, tiers
 from tests.support.students import KINDS, STATES, PrefixLM, make_drafter, make_student, make_target, text
-from utils.logits_processors import make_processor
 
 EXACT, FAIL_BELOW = 1e-9, 1e-6
 PROMPT = [0, 1, 0]
@@ -134,11 +132,10 @@ def counted(kind: str, case: str, samples: int, law: NaiveLaw | None = None, mak
     options, shape = COUNTED[case]
     target = make_target(V, seed=4)
     student = None if kind in MASKED else make_student(kind, target, short=[0, 1, 2, 4, 5, 7], seed=6)
-    processor = make_processor(**{"temperature": 1.0, **shape})
     found = sample_counts(
         CausalLM(target),  # type: ignore[arg-type]
         lambda: make(make_drafter(student) if student else MASKED[kind](V)),
-        lambda seed: KeyedSampler(processor, seed=3000 + seed, **options),
+        lambda seed: sampler(seed=3000 + seed, **{"temperature": 1.0, **shape, **options}),
         prompt=[3, 1, 3, 1],
         samples=samples,
         batch=min(samples, 2_500),
@@ -165,20 +162,17 @@ def test_the_count_sees_a_wrong_law() -> None:
 PROMPTS = [text(31, 9, 8), [5, 6, 7] * 7, [4], [0, 0, 0, 0, 0, 0, 1]]
 
 
-def tokens_of(lm: CausalLM, prompt: list[int], drafter: Any, **options: Any) -> list[int]:
-    return answers(lm, [prompt], drafter, greedy(), **options)[0]
-
-
 @pytest.mark.parametrize(("kind", "shape"), crossed(KINDS, ["one layer", "two layers"]))
 def test_greedy_text_is_plain_decodings_for_every_gamma(kind: str, shape: str) -> None:
     target = make_target(8, seed=10)
     lm = CausalLM(target)
     layers = 2 if shape == "two layers" else 1
-    seed = (3 if kind == "eagle" else 4) - layers
-    student = make_student(kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=seed, num_hidden_layers=layers)
+    student = make_student(
+        kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=(3 if kind == "eagle" else 4) - layers, num_hidden_layers=layers
+    )
     accepted = refused = 0
     for prompt in PROMPTS[:2] if layers == 1 else PROMPTS[2:]:
-        alone = tokens_of(lm, prompt, None, length=14)
+        alone = answers(lm, [prompt], None, greedy(), length=14)[0]
         drafter = make_drafter(student)
         for gamma in range(1, 9):
             run = decode(lm, [prompt], drafter, greedy(), length=14, gamma=gamma)
@@ -201,8 +195,7 @@ def test_the_next_turns_of_a_chat_reuse_the_caches(kind: str) -> None:
         running = session.fork() if turn == 2 else session
         held = [helper.rollback([prompt])[0] for helper in drafter.sessions]
         found = decode(lm, [prompt], drafter, greedy(), length=12, gamma=3, session=running)
-        fresh = decode(lm, [prompt], make_drafter(student), greedy(), length=12, gamma=3)
-        same_rounds(found, fresh)
+        same_rounds(found, decode(lm, [prompt], make_drafter(student), greedy(), length=12, gamma=3))
         assert not held or held[0] >= len(prompt) - 8, "the cache of the turn before was thrown away"
         prompt = [*prompt, *emitted(found)[0], 5, turn]
 
@@ -290,7 +283,5 @@ def test_padded_vocabularies_are_cut_alike(kind: str) -> None:
         "eagle": lambda: FeatureDrafter(student, vocab_size=6),
     }[kind]()
     for options in ({}, {"coupling": "gumbel"}):
-        sampler = KeyedSampler(make_processor(1.5), seed=3, **options)
-        run = steps(decode(lm, [[1, 2, 3]], drafter, sampler, length=40, gamma=4))
-        drafted = {token for step in run for token in step.drafted}
-        assert drafted == {0, 2, 3, 5}
+        run = steps(decode(lm, [[1, 2, 3]], drafter, sampler(1.5, seed=3, **options), length=40, gamma=4))
+        assert {token for step in run for token in step.drafted} == {0, 2, 3, 5}

@@ -23,7 +23,6 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.mtp import MtpLM, load_layer
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Draft
 from tests.sampling.drafters.draft_heads import test_published as eagle
 from tests.sampling.drafters.draft_heads.test_exact import EXACT, OffByOne, enumerated, itself
@@ -33,13 +32,12 @@ from tests.support.gguf_heads import write_assistant, write_head, write_layer
 from tests.support.quantized import keep_code, quantised
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.refusals import refused
-from tests.support.runs import answers, decode, greedy
+from tests.support.runs import answers, decode, greedy, sampler
 from tests.support.students import PrefixLM, close, fed, make_target, text
 from utils.catalogue.catalogue import head_kind
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from utils.loading.build import admit_readers
 from utils.loading.gguf import write_folder
-from utils.logits_processors import make_processor
 
 ENTERS = blocks.ENTERS
 EAGLES = {
@@ -86,10 +84,6 @@ def in_both(name: str, folder: Path, **more: Any) -> tuple[Path, Path]:
     return there, made
 
 
-def target_of(name: str) -> Any:
-    return eagle.large() if name in EAGLES else blocks.target_of("Qwen3")
-
-
 def lm_of(head: DraftHead) -> Any:
     return (FeatureLM if head.config.kind == "eagle" else BlockLM)(head)
 
@@ -104,7 +98,7 @@ def drafted(plain: CausalLM, prompts: list[list[int]], head: DraftHead) -> list[
 def test_a_file_is_the_head_that_it_was_made_from(name: str, tmp_path: Path) -> None:
     """Every weight, the shape, the layers read and the turned positions; and drafts and text."""
     folder, made = in_both(name, tmp_path)
-    target = target_of(name)
+    target = eagle.large() if name in EAGLES else blocks.target_of("Qwen3")
     theirs, own = load_student(folder, target), load_student(made, target)
     assert head_kind(made) == head_kind(folder) == own.config.kind
     same: dict[str, Any] = {"rope": {}}
@@ -167,8 +161,7 @@ def test_the_matrices_of_a_file_keep_their_bits(name: str, bits: str, tmp_path: 
     logits = []
     for head in (own, theirs):
         lm = lm_of(head)
-        held = fed(target, [row], [11], hidden=lm.reads_hidden)
-        session: Any = lm.open([row], target=held)
+        session: Any = lm.open([row], target=fed(target, [row], [11], hidden=lm.reads_hidden))
         if name == "EAGLE-3":
             logits.append(session.score([row], Draft.empty(1))[0, 0])
         else:
@@ -209,8 +202,7 @@ def test_the_emitted_law_is_the_targets_to_the_last_digit(name: str, tmp_path: P
     """And a head that passes up another law than the one drawn from is seen."""
     head = small(name, tmp_path)
     for mutant, least, most in ((itself, 0.0, EXACT), (OffByOne, 1e-4, 1.0)):
-        make = partial(_instead, mutant, head)
-        assert least <= enumerated("dflash", make, "law", NaiveLaw(top_k=2), length=3) < most
+        assert least <= enumerated("dflash", partial(_instead, mutant, head), "law", NaiveLaw(top_k=2), length=3) < most
 
 
 def _instead(mutant: Any, head: DraftHead, _: ModelDrafter) -> ModelDrafter:
@@ -226,8 +218,8 @@ def test_sampled_text_has_the_targets_law(name: str, tmp_path: Path) -> None:
     file, *_ = of_bits(name, "Q4_0", tmp_path, 8)
     lm, prompt, found = lm_of(load_student(made_of(file), target)), text(3, 5, 8), Counter[tuple[int, ...]]()
     for seed in range(300):
-        sampler = KeyedSampler(make_processor(1.0, top_k=2), seed)
-        said = answers(CausalLM(target), [prompt], ModelDrafter(lm), sampler, length=4, gamma=2)[0]
+        drawing = sampler(1.0, seed, top_k=2)
+        said = answers(CausalLM(target), [prompt], ModelDrafter(lm), drawing, length=4, gamma=2)[0]
         found[tuple(said[:3])] += 1
     assert chi_square_p(found, exact_law(PrefixLM(target), prompt, NaiveLaw(top_k=2), 3)) > 1e-6
     wrong = exact_law(PrefixLM(target), prompt, NaiveLaw(temperature=9.0, top_k=2), 3)

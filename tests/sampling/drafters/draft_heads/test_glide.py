@@ -14,17 +14,14 @@ from sampling.drafters.draft_heads.glide import GlideLM, GlideSession
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Sampler
 from tests.sampling.drafters.draft_heads.test_checkpoint import WEIGHTS, published
-from tests.support.runs import decode, steps
+from tests.support.refusals import refused
+from tests.support.runs import decode, sampler, steps
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from tests.support.tiny import tiny_model, tiny_tokenizer
-from utils.errors import UserError
-from utils.logits_processors import make_processor
 
 NOTHING = Draft.empty(1)
-SAMPLER = KeyedSampler(make_processor(0.9), seed=3)
 
 
 class Watched(ModelDrafter):
@@ -60,17 +57,15 @@ def test_every_round_starts_from_fully_informed_states(layers: int) -> None:
     """Several layers feed accepted drafts again, and once only; one layer never does."""
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), text(1, 12, 8)
-    student = make_student("glide", target, num_hidden_layers=layers, seed=2)
-    drafter = Watched(student, target)
-    run = steps(decode(lm, [prompt], drafter, SAMPLER, length=60, gamma=3))[1:]
+    drafter = Watched(make_student("glide", target, num_hidden_layers=layers, seed=2), target)
+    run = steps(decode(lm, [prompt], drafter, sampler(0.9, seed=3), length=60, gamma=3))[1:]
     deep = [len(step.path) for step in run if len(step.drafted) == 3]
     assert {0, 1, 3} <= set(deep), "the run met too few kinds of rounds"
     before: int | None = None
     for step, widths in zip(run, drafter.rounds, strict=False):
         if before is not None:
             kept = before - 1 if layers == 1 and before == 3 else before  # the last draft of all was never fed
-            again = 1 + (kept if layers > 1 else before - kept)
-            assert widths == [again, 1, 1][: len(widths)]
+            assert widths == [1 + (kept if layers > 1 else before - kept), 1, 1][: len(widths)]
         before = len(step.path) if len(step.drafted) == 3 else None
 
 
@@ -80,8 +75,7 @@ def test_a_session_beside_another_target_is_not_taken_over() -> None:
     session = lm.open([ids], target=fed(target, [ids], [5]))
     session.score([ids], NOTHING)
     assert isinstance(session, GlideSession)
-    fresh = lm.open([ids], previous=session, target=fed(other, [ids], [5]))
-    assert fresh is not session
+    assert lm.open([ids], previous=session, target=fed(other, [ids], [5])) is not session
     assert lm.open([ids, ids], previous=session, target=fed(target, [ids, ids], [5, 5])) is not session
     again = CausalLM(session.target.network).open([ids])  # the same target in another session
     again.score([ids[:-1]], NOTHING)
@@ -137,10 +131,12 @@ def test_a_loaded_module_a_folder_and_a_hub_id_draft_alike(tmp_path: Path, monke
 
 
 def test_a_module_that_is_no_glide_drafter_is_named() -> None:
-    with pytest.raises(
-        UserError, match=r"^LlamaForCausalLM is no GLIDE drafter: it has no model\.layers\.0\.cross_attn"
-    ):
-        Engine(MODEL, tiny_tokenizer()).enable_spec_dec(MODEL, use_glide_drafter=True)
+    refused(
+        Engine(MODEL, tiny_tokenizer()).enable_spec_dec,
+        MODEL,
+        use_glide_drafter=True,
+        match=r"^LlamaForCausalLM is no GLIDE drafter: it has no model\.layers\.0\.cross_attn",
+    )
 
 
 @pytest.mark.parametrize("published_offset", [False, True])

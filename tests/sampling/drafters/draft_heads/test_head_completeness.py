@@ -19,8 +19,6 @@ from tests.support import blocks
 from tests.support.students import KINDS, make_student, make_target
 from utils.errors import UserError
 
-SHORT = [0, 2, 3, 5, 8, 13, 21, 34]
-
 
 def changes(values: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(what is done, to which, all values then)."""
@@ -56,7 +54,7 @@ def same(head: DraftHead | str, other: DraftHead | str) -> bool:
 def test_a_head_of_ours_is_the_same_or_refused(kind: str, tmp_path: Path) -> None:
     target = make_target()
     more: Any = {"reads": (-1, 0, 1)} if kind == "eagle" else {}  # no published format has the last state's number
-    save_student(tmp_path, make_student(kind, target, short=SHORT, **more), {"tokenizer": "abc"})
+    save_student(tmp_path, make_student(kind, target, short=[0, 2, 3, 5, 8, 13, 21, 34], **more), {"tokenizer": "abc"})
     tensors, config = load_file(tmp_path / WEIGHTS), json.loads((tmp_path / CONFIG).read_text())
     untouched, refused = loaded(tmp_path, target), set()
     plain = {name: value for name, value in config.items() if name not in ("crc32", "bytes")}
@@ -140,6 +138,7 @@ def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
     name = next(name for name in tensors if name.endswith("weight"))
     (folder / WEIGHTS).rename(folder / "a.safetensors")
     save_file({name: tensors[name] + 1}, folder / "b.safetensors")
-    index = {"weight_map": {**dict.fromkeys(tensors, "a.safetensors"), name: "b.safetensors"}}
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    (folder / f"{WEIGHTS}.index.json").write_text(
+        json.dumps({"weight_map": {**dict.fromkeys(tensors, "a.safetensors"), name: "b.safetensors"}})
+    )
     assert f"{name} is in two parts" in str(loaded(folder, large()))

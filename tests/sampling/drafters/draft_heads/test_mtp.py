@@ -14,18 +14,16 @@ from sampling.drafters.draft_heads.mtp import MtpLM, naming
 from sampling.drafters.draft_model import ModelDrafter, source_of
 from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Draft
 from tests.support import speculators
 from tests.support.architectures import END, PROMPTS, generated
 from tests.support.mtp import SHIPPING, drafted, folder_of, loaded, shipped, target_of, tensors, with_tensors
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.refusals import refused
-from tests.support.runs import answers, crossed, decode, emitted, greedy
+from tests.support.runs import answers, crossed, decode, emitted, greedy, sampler
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.students import PrefixLM, close
 from tests.support.tiny import TinyPair, noisy_copy
-from utils.logits_processors import make_processor
 
 QUICK = ("qwen3_5_text", "deepseek_v3")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHIPPING]
@@ -91,13 +89,11 @@ def test_rows_beside_each_other_and_trees_say_what_each_row_says_alone() -> None
 def test_sampled_text_of_a_hybrid_has_its_law(drafts: str) -> None:
     target = CausalLM(target_of("qwen3_5_text"))
     lm: Any = MtpLM(target) if drafts == "mtp" else CausalLM(noisy_copy(target_of("qwen3_5_text"), 0.03), "drafter")
-    processor, found = make_processor(1.0, top_k=2), Counter[tuple[int, ...]]()
+    found: Counter[tuple[int, ...]] = Counter()
     for seed in range(240):
-        sampler = KeyedSampler(processor, seed)
-        said = answers(target, [PROMPTS[0]], ModelDrafter(lm), sampler, length=4, gamma=2)[0]
+        said = answers(target, [PROMPTS[0]], ModelDrafter(lm), sampler(1.0, seed, top_k=2), length=4, gamma=2)[0]
         found[tuple(said[:3])] += 1
-    law = exact_law(PrefixLM(target_of("qwen3_5_text")), PROMPTS[0], NaiveLaw(top_k=2), 3)
-    assert chi_square_p(found, law) > 1e-6
+    assert chi_square_p(found, exact_law(PrefixLM(target_of("qwen3_5_text")), PROMPTS[0], NaiveLaw(top_k=2), 3)) > 1e-6
     wrong = exact_law(PrefixLM(target_of("qwen3_5_text")), PROMPTS[0], NaiveLaw(temperature=9.0, top_k=2), 3)
     assert chi_square_p(found, wrong) < 1e-6, "so many samples see another law"
 

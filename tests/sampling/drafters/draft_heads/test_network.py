@@ -114,8 +114,7 @@ def beside(student: DraftHead, target: Any, ids: list[int], valid: int) -> Tenso
 
 
 def target_kv(target: Any, ids: list[int], layer: int) -> tuple[Tensor, Tensor]:
-    session = fed(target, [ids], [len(ids)])
-    return session.kv(layer)[:2]
+    return fed(target, [ids], [len(ids)]).kv(layer)[:2]
 
 
 @DTYPES
@@ -211,8 +210,9 @@ def test_a_feature_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dt
     for length in (*([1] if shape in EAGLE else []), 2, 3, 4, 7, 8, 15, 16):
         target_session.score([ids[: max(1, length - 1)]], NOTHING)
         for step in range(4) if length > 1 else (0,):
-            got = session.score([ids[: length + step]], NOTHING)[0, 0]
-            close(got, wanted[step][length - 1 + step], precision(dtype))
+            close(
+                session.score([ids[: length + step]], NOTHING)[0, 0], wanted[step][length - 1 + step], precision(dtype)
+            )
 
 
 def test_ragged_rows_of_a_feature_student_equal_each_row_alone() -> None:
@@ -249,8 +249,7 @@ def test_a_feature_student_reviews_nothing_and_needs_states() -> None:
     lm, ids = FeatureLM(student, "feature"), text(20, 6)
     assert not lm.reviews
     refused(lm.open, [ids], target=fed(target, [ids], [5]), match="hidden=True")
-    with pytest.raises(ValueError, match="target"):
-        CausalLM(StudentNetwork(student)).open([ids]).score([ids], NOTHING)
+    refused(CausalLM(StudentNetwork(student)).open([ids]).score, [ids], NOTHING, kind=ValueError, match="target")
 
 
 # -- weights --------------------------------------------------------------------------------------
@@ -269,8 +268,7 @@ def test_sixteen_bits_go_unpacked() -> None:
 def test_a_student_of_another_kind_is_refused(kind: str) -> None:
     target, student = some(kind, "one layer")
     refused(GlideLM, student, 3, match=kind)
-    glide = GlideLM(make_student("glide", target), 3)
-    refused(glide.open, [[1]], match="target")
+    refused(GlideLM(make_student("glide", target), 3).open, [[1]], match="target")
 
 
 @pytest.mark.parametrize("kind", ["plain", "glide"])

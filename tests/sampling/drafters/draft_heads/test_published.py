@@ -21,14 +21,12 @@ from sampling.drafters.draft_heads.published import translated
 from sampling.drafters.draft_model import ModelSource
 from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
-from sampling.sampler import KeyedSampler
 from sampling.types import Draft
 from tests.support import speculators
 from tests.support.refusals import refused
-from tests.support.runs import answers, greedy
+from tests.support.runs import answers, greedy, sampler
 from tests.support.students import close, fed, make_drafter, make_target, text
 from utils.catalogue.catalogue import head_kind
-from utils.logits_processors import make_processor
 
 V, G, HEAD, NOTHING = 40, 24, 8, Draft.empty(1)
 SHORT = [0, 2, 3, 5, 8, 13, 21, 34, 39]
@@ -335,8 +333,7 @@ def test_a_head_of_any_configuration_has_the_logits_of_the_reference_or_one_line
     spare = {"embed_tokens.weight", "t2d"} | (set() if case.short else {"lm_head.weight"})  # the target's serve
     gone = random.Random(seed).choice([name for name in tensors if name not in spare])
     rest = {name: tensor for name, tensor in tensors.items() if name != gone}
-    line = refused(load_student, written(tmp_path / "less", config, rest, case), target)
-    assert "\n" not in line
+    assert "\n" not in refused(load_student, written(tmp_path / "less", config, rest, case), target)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -364,14 +361,13 @@ def test_text_is_plain_decodings_in_chains_and_trees(name: str, tmp_path: Path) 
     target = large()
     student, lm = loaded(tmp_path, name, target), CausalLM(target)
     prompts = [text(5, 9, V), text(6, 3, V)]
-    for sampler in (greedy, lambda: KeyedSampler(make_processor(0.8), 3, coupling="gumbel")):
-        alone = answers(lm, prompts, None, sampler(), length=10)
-        assert answers(lm, prompts, make_drafter(student), sampler(), length=10) == alone
+    for drawing in (greedy, lambda: sampler(0.8, 3, coupling="gumbel")):
+        alone = answers(lm, prompts, None, drawing(), length=10)
+        assert answers(lm, prompts, make_drafter(student), drawing(), length=10) == alone
     tree = Proposer([ModelSource(FeatureLM(student, "eagle"))], tree=True)
     for seed in range(2):
         tree_text, plain = (
-            answers(lm, prompts[:1], drafter, KeyedSampler(make_processor(0.9), seed), length=10)
-            for drafter in (tree, None)
+            answers(lm, prompts[:1], drafter, sampler(0.9, seed), length=10) for drafter in (tree, None)
         )
         assert tree_text == plain
 
@@ -436,8 +432,7 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], told: str, tmp_path
         part[name] = value
         if value is None:
             del part[name]
-    place = written(tmp_path / "head", config, tensors, case)
-    refused(load_student, place, large(), match=told)
+    refused(load_student, written(tmp_path / "head", config, tensors, case), large(), match=told)
 
 
 def test_a_head_for_another_target_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -15,15 +15,14 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, DraftTree, Rule, Verdict
 from sampling.verify import distributions
 from sampling.verify.rules import verify
-from tests.support.quantized import keep_code
+from tests.support.quantized import keep_code, needs_kernels
 from tests.support.runs import drafting, sampler
 from tests.support.toys import ALONE
 from training.tables.build import Passage, arrays_of, count_levels
 from utils.kernels.bindings import load
-from utils.kernels.build import instruction_set, why_not
 from utils.logits_processors import LogitsProcessor
 
-pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+pytestmark = needs_kernels
 
 keep_code()
 
@@ -91,8 +90,7 @@ def test_a_compiled_walk_accepts_what_single_steps_accept(seed: int, temperature
     for at_hand in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(distributions, "at_hand", lambda at_hand=at_hand: at_hand)
-            draft = Draft.of(tokens, parents=parents)
-            verdicts.append(verify(logits, draft, [[1]] * rows, keys, sampling, Rule.POINT))
+            verdicts.append(verify(logits, Draft.of(tokens, parents=parents), [[1]] * rows, keys, sampling, Rule.POINT))
     quick, slow = verdicts
     assert (quick.path, quick.token) == (slow.path, slow.token)
 

@@ -69,8 +69,7 @@ def test_the_longest_known_context_wins_and_unknown_ones_back_off() -> None:
 
 
 def test_a_tie_goes_to_what_follows_the_shorter_context_more_often() -> None:
-    tables = tables_of([1, 2, 3], [1, 2, 4], [7, 2, 4])
-    assert next(tables.entries([1, 2]))[1] == 4
+    assert next(tables_of([1, 2, 3], [1, 2, 4], [7, 2, 4]).entries([1, 2]))[1] == 4
 
 
 def test_confidence_rises_with_sightings_and_falls_with_dissent() -> None:
@@ -121,8 +120,7 @@ def test_a_tree_of_matches_by_hand() -> None:
     """1 2 was followed by 3 (.42), then matches grow longer: 9 (.5), 7 (.7), 2 and 5 (.85 each). Of each of these
     .85 is hoped for, .0554 in all. 2 alone was last followed by 5: .17 of the .58 left at the root, .0986.
     """
-    row = [1, 2, 3, 9, 7, 2, 5, 1, 2]
-    draft = proposed(drafter := LookupDrafter(tree=True, least=0.05), [row], 6)
+    draft = proposed(drafter := LookupDrafter(tree=True, least=0.05), [[1, 2, 3, 9, 7, 2, 5, 1, 2]], 6)
     assert named(drafter, draft) == [(token, "match") for token in (3, 9, 7, 5, 2, 5)]
     assert parents_of(draft) == [-1, 0, 1, -1, 2, 4]
     assert CHANCE == (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
@@ -200,18 +198,10 @@ def test_steps_tell_who_proposed_what_in_every_row() -> None:
 # -- what is recalled ------------------------------------------------------------------------------
 
 
-def verdict(path: list[int], laws: torch.Tensor) -> Verdict:
-    return Verdict([path], [0], Given(laws[None]), laws[None].log())
-
-
-def recalled(known: Recalled, *tail: int) -> list[tuple[int, float]]:
-    return known.offers(Node(0, [*tail]))
-
-
 def test_a_law_that_leaves_no_choice_is_not_kept() -> None:
-    known = Recalled()
-    known.learn([7], likeliest_tokens(verdict([], torch.eye(6)[:1]), [-1]))
-    assert recalled(known, 7) == []
+    known, laws = Recalled(), torch.eye(6)[None, :1]
+    known.learn([7], likeliest_tokens(Verdict([[]], [0], Given(laws), laws.log()), [-1]))
+    assert known.offers(Node(0, [7])) == []
 
 
 def accepted(make: Callable[[], Drafter], model: TableLM) -> tuple[int, int]:
@@ -261,8 +251,7 @@ def test_logits_and_noise_together_say_what_is_drawn(temperature: float) -> None
 def test_it_is_centred_and_grows_with_the_temperature() -> None:
     many = sampler(0.8).shared_noise(0, 5, range(20_000))
     assert abs(sum(many) / len(many)) < 0.02
-    spread = stats.tstd(many)
-    assert abs(spread - 0.8 * math.pi / math.sqrt(6)) < 0.02
+    assert abs(stats.tstd(many) - 0.8 * math.pi / math.sqrt(6)) < 0.02
     assert sampler(1.6).shared_noise(0, 5, [7]) == [2 * sampler(0.8).shared_noise(0, 5, [7])[0]]
     assert sampler(0.0).shared_noise(0, 5, [7, 8]) == [0.0, 0.0]
 

@@ -31,8 +31,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_exact_law_is_the_targets(name: str, drafts: str) -> None:
-    error = enumeration_error(sure_start(3, 1), MAKERS[name], prompt=PROMPT, length=4, gamma=2, drafts=drafts)
-    assert error < EXACT
+    assert enumeration_error(sure_start(3, 1), MAKERS[name], prompt=PROMPT, length=4, gamma=2, drafts=drafts) < EXACT
 
 
 @pytest.mark.parametrize("law", [NaiveLaw(temperature=0), NaiveLaw(top_k=2), NaiveLaw(temperature=1.7, top_p=0.8)])
@@ -85,5 +84,4 @@ def test_the_first_two_tokens_have_the_targets_law() -> None:
     seen = joint * rounds >= 5
     observed, wanted = counts.flatten()[seen], joint[seen] * rounds
     rest = torch.tensor([rounds - float(observed.sum()), rounds - float(wanted.sum())])
-    result = stats.chisquare([*observed.tolist(), float(rest[0])], [*wanted.tolist(), float(rest[1])])
-    assert result.pvalue > 1e-4
+    assert stats.chisquare([*observed.tolist(), float(rest[0])], [*wanted.tolist(), float(rest[1])]).pvalue > 1e-4

@@ -19,8 +19,6 @@ from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, crossed, decode, emitted, enumeration_error, sampler, steps
 from tests.support.toys import ALONE, TableLM
 
-ANSWERS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), max_size=12)
-
 
 def index_of(*said: list[int], room: int = suffix.ROOM) -> SuffixIndex:
     index = SuffixIndex(room)
@@ -42,7 +40,10 @@ def counted(said: list[list[int]], tail: list[int]) -> dict[int, float]:
     return {}
 
 
-@given(said=ANSWERS, tail=st.lists(st.integers(0, 3), max_size=20))
+@given(
+    said=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), max_size=12),
+    tail=st.lists(st.integers(0, 3), max_size=20),
+)
 @settings(max_examples=150, deadline=None)
 def test_it_counts_what_followed_the_longest_known_context(said: list[list[int]], tail: list[int]) -> None:
     for end in [tail, *(answer[:-1] for answer in said)]:
@@ -93,8 +94,9 @@ def test_who_says_more_of_a_token_keeps_it() -> None:
     tables = tables_of([1, 2, 30])
     for tree in (False, True):
         assert drafted(LookupDrafter(tables, finished=index_of([1, 2, 30]), tree=tree), [1, 2], 1) == [(30, "tables")]
-        often = LookupDrafter(tables, finished=index_of(*[[0, 1, 2, 31]] * 40), tree=tree)
-        assert drafted(often, [0, 1, 2], 1) == [(31, "suffix")]
+        assert drafted(LookupDrafter(tables, finished=index_of(*[[0, 1, 2, 31]] * 40), tree=tree), [0, 1, 2], 1) == [
+            (31, "suffix")
+        ]
 
 
 V = 6
@@ -127,8 +129,9 @@ def test_the_text_is_plain_decodings_with_that_seed(name: str, temperature: floa
 def test_the_law_is_the_targets(name: str) -> None:
     said = index_of([2, 0, 1, 1, 2, 0, 1, 0], [1, 0, 2, 1])
     make = lambda: MADE[name](said)  # noqa: E731
-    target = TableLM(3, seed=1)
-    error = enumeration_error(target, make, prompt=[*PROMPT, 2, 0], length=4, gamma=3, law=NaiveLaw(top_k=2))
+    error = enumeration_error(
+        TableLM(3, seed=1), make, prompt=[*PROMPT, 2, 0], length=4, gamma=3, law=NaiveLaw(top_k=2)
+    )
     assert error < EXACT
 
 
