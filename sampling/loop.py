@@ -250,6 +250,8 @@ class _Run:
         wanted = Budget([0] * len(self.rows)) if self.opening else self.controller.budget(self.ids)
         room = list(map(self._room, self.rows, self.ends))
         forced = room if self.sampler.constraint is not None and not self.opening else None
+        if forced is None and max(wanted.max_depth) <= min(room):  # nearly every round
+            return wanted, wanted
         return wanted, replace(wanted, max_depth=list(map(min, wanted.max_depth, room)), depth_with_forced=forced)
 
     def _room(self, row: list[int], end: int) -> int:

@@ -154,7 +154,9 @@ def test_a_cache_that_is_emptied_does_no_harm_to_a_loaded_model(target: LoadedMo
     model = packed_model(target.model.config, entry, tmp_path, "the model")
     os.truncate(entry / "weights.bin", 0)
     prompt = list(range(1000, 1040))
-    ours, theirs = (autoregressive_generate(prompt, FusedNetwork(each), max_gen_len=8) for each in (model, target.model))
+    ours, theirs = (
+        autoregressive_generate(prompt, FusedNetwork(each), max_gen_len=8) for each in (model, target.model)
+    )
     assert ours == theirs
 
 
