@@ -50,6 +50,15 @@ class ModelSource(Source):
         self.lm, self.name, self.draws, self.width = lm, lm.name, draws, width
         self.session: Session | None = None
         self.ids: list[int] = []
+        self.columns: dict[int, Column] = {}  # of this round by depth, but for those forced in all rows
+        self._depths: list[int] = []  # tokens to draft
+        self._reaches: list[int] = []  # levels, with tokens that a constraint forces
+        self._base: Rows = []  # the rows, cut at the model's context
+        self._active: Rows = []  # the same with the path of the last pass
+        self._expanded: dict[Node | None, int] = {}  # index of each expanded node in the next two lists
+        self._expanded_tokens: list[int] = []
+        self._expanded_parents: list[int] = []
+        self._passes, self._seconds = 0, 0.0
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -72,19 +81,16 @@ class ModelSource(Source):
         return [max(0, min(depth, self.lm.context - len(row), depth if n is None else n)) for depth, row, n in limits]
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        # Tokens to draft, and levels, with tokens that a constraint forces.
         self._depths = self._reaches = self.fitting(rows, depths)
         if (constraint := sampler.constraint) is not None:
             self._reaches = self.fitting(rows, [self.lm.context] * len(rows))
         self._constraint, self._unchanged = constraint, constraint is None and not sampler.biases
-        self._passes, self._seconds = 0, 0.0
-        self.columns = dict[int, Column]()  # by depth, but for those forced in all rows
-        self._expanded = dict[Node | None, int]()  # index of each expanded node in the next two lists
-        self._expanded_tokens, self._expanded_parents = list[int](), list[int]()
+        self._passes, self._seconds, self.columns = 0, 0.0, {}
+        self._expanded, self._expanded_tokens, self._expanded_parents = {}, [], []
         self._count, self._biased = FEW if sampler.greedy else MANY, sampler.biased
         most = self.lm.context
-        self._base = [row if len(row) <= most else row[:most] for row in rows]  # cut at the model's context
-        self._active = [*self._base]  # the same with the path of the last pass
+        self._base = [row if len(row) <= most else row[:most] for row in rows]
+        self._active = [*self._base]
         if self.session is not None:
             self._score, self._short = scoring(self.session, whole=self.draws and sampler.needs_prefixes)
             if self.draws:

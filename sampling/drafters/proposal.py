@@ -313,9 +313,15 @@ class Proposer(Drafter):
             shared_noise=shared_noise,
             tree=tree,
         )
+        self._takes_trees = True
+        self._leads: Rows = []
+        self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
         self._drafted: list[list[Node]] = []  # nodes of the last draft, by row
+        self._calls: list[ModelCall] = []  # of this round
         self._offered: list[tuple[Node, list[Candidate]]] = []  # after each node that was examined in this round
         self._model_worth = ModelWorth(self._ratios, learn, alone=not self.lookups)
+        self._noise: Noise | None = None
+        self._banned: frozenset[int] = frozenset()  # ids that the target never draws
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -327,8 +333,7 @@ class Proposer(Drafter):
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         self._leads, self._takes_trees = lead(prompt, target), target.takes_trees
-        self._ids = list(range(len(prompt)))  # the caller's numbers of the rows, which key the noise
-        self._drafted = []
+        self._ids, self._drafted = list(range(len(prompt))), []
         begun = prepended(self._leads, first_rows(prompt, target))
         for source in self.sources:
             if source is self.model and self.traits.reads_one_row and len(prompt) > 1:
@@ -350,8 +355,7 @@ class Proposer(Drafter):
         wide = self.traits.tree and len(rows) == 1 and self._takes_trees
         for source in self.sources:
             source.follow(rows, texts, budget.max_depth, sampler)
-        self._noise: Noise | None = None
-        self._calls, self._offered, self._banned = list[ModelCall](), [], sampler.banned
+        self._noise, self._calls, self._offered, self._banned = None, [], [], sampler.banned
         if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
             row, length = self._ids[0], len(rows[0])
             self._noise = lambda depth, ids: sampler.shared_noise(row, length + depth, ids)

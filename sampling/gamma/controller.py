@@ -219,7 +219,9 @@ class Controller:
         left = self.left + MARGIN
         if self.whole:  # one may cost more than the account holds: it is allowed while the account is positive
             return wanted if left > 0 else 0
-        return bisect(range(1, wanted + 1), left, key=self._loss)  # the loss never falls with the nodes
+        if self._loss(wanted) <= left:
+            return wanted
+        return bisect(range(1, wanted), left, key=self._loss)  # the loss never falls with the nodes
 
     def _tokens_paid_for(self, drafted: int) -> int:
         """Return how many of the drafted tokens cost c; a best-first tree costs c once."""
@@ -229,12 +231,15 @@ class Controller:
 
     def observe(self, steps: list[Step], promised: float = 0.0) -> None:
         """Learn from a round: the Step of each row, and the tokens that a best-first tree promised."""
-        allowed, drafted = max(step.gamma for step in steps), max(len(step.drafted) for step in steps)
-        draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
-        sample_s = sum(step.sample_s + step.overhead_s for step in steps)  # longer in rounds with drafts
-        own = [step.calls[:-1] for step in steps]  # of the drafter's model: the last is the target's
-        passes = max(sum(call.passes for call in calls) for calls in own)
-        model_s = sum(call.seconds for calls in own for call in calls)
+        allowed = drafted = 0
+        draft_s = verify_s = sample_s = model_s = 0.0
+        passes = 0  # of the drafter's model
+        for step in steps:
+            allowed, drafted = max(allowed, step.gamma), max(drafted, len(step.drafted))
+            draft_s, verify_s = draft_s + step.draft_s, verify_s + step.verify_s
+            sample_s += step.sample_s + step.overhead_s  # longer in rounds with drafts
+            own = step.calls[:-1]  # the last is the target's
+            passes, model_s = max(passes, sum(call.passes for call in own)), model_s + sum(call.seconds for call in own)
         slowest, ran_model = self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model

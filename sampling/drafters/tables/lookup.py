@@ -98,6 +98,7 @@ class Tables(Source):
 
     def __init__(self, tables: StaticTables, name: str = "tables", longest: int = 1 << 30) -> None:
         self.name, self.tables, self.reach = name, tables, max(1, min(longest, tables.max_n))
+        self.known = tables
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         self.known = self.tables.below(target.vocab_size)
@@ -240,6 +241,7 @@ class LookupDrafter(Proposer):
             model,
         ]
         super().__init__([source for source in sources if source is not None], least=least, **proposer)
+        self._compiled: CompiledLookUps | None = None
         self._others = [(index, source) for index, source in self.lookups if not isinstance(source, Matches | Tables)]
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
