@@ -359,7 +359,8 @@ class _AddText(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *TEXTS.read(values)))
+        texts = FIELDS[self.dest].read(values, label=option_string or "")
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *texts))
 
 
 def _add(section: argparse._ArgumentGroup, known: Field, shown: bool = True, **more: Any) -> None:

@@ -133,6 +133,7 @@ USAGE_ERRORS = [
     (["--gamma", "Auto"], "error: --gamma must be a whole number from 1 to 64 or auto, got 'Auto'"),
     (["--top-p", "1.5"], "error: --top-p must be above 0 and at most 1, got 1.5"),
     (["--temperature", "-1"], "error: --temperature must be from 0 to 5, got -1"),
+    (["--stop", '["",""]'], """error: --stop must be a text, or several as a JSON list: ["a","b"], got '["",""]'"""),
     (["--temperature=nan"], "error: --temperature must be a number from 0 to 5, got 'nan'"),
     (["--gamma"], "error: --gamma needs a value: a whole number from 1 to 64 or auto"),
     (["--no-chat=x"], "error: --no-chat takes no value, got 'x'"),
