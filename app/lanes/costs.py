@@ -76,7 +76,7 @@ def terms_of(lane: Lane, engine: PairEngine) -> Terms:
 
 
 def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, SwiModel]:
-    """Return the model behind each of these names in `Stats.calls`; drafters without a model are left out."""
+    """Return the models by these names in `Stats.calls`; drafters without a model are left out."""
     loaded = engine.loaded
     known = {TARGET: loaded.target, "drafter": loaded.drafter, **loaded.cascade_models}
     models: dict[str, SwiModel] = {}

@@ -1,4 +1,4 @@
-"""Chooses the pair to load: a pair of the catalogue, with the models that the options name in place of its own.
+"""Chooses the pair to load: a pair of the catalogue, some of whose models the options may replace.
 
 Reads no model and imports no torch before :func:`load`.
 """

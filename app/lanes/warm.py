@@ -116,7 +116,7 @@ def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, W
 
 
 def timed(turns: dict[Key, WarmPass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
-    """Return the seconds of each pass: all in turn, `repeats` times, but after BUDGET seconds no more than three."""
+    """Return the seconds of each pass: all in turn, `repeats` times, or for BUDGET seconds and at least three times."""
     laps: dict[Key, list[float]] = {key: [] for key in turns}
     begun = time.monotonic()
     for run in turns.values():
