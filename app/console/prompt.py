@@ -312,9 +312,8 @@ class PromptReader:
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """A context in which Ctrl-C is a key like any other: from before the event loop is made until it is closed an
-        exception would leave a broken loop, whose traceback comes later. The prompt gets a Ctrl-C that comes before it
-        is shown."""
+        """A context around the event loop in which Ctrl-C is a key: an exception would leave a broken loop, whose
+        traceback comes later. The prompt gets a Ctrl-C that comes before it is shown."""
         app, self._pressed = self.session.app, False
 
         def pressed(*_: object) -> None:
@@ -370,8 +369,7 @@ class PromptReader:
         return self._one_message(keys)
 
     def _one_message(self, keys: list[KeyPress]) -> list[KeyPress]:
-        """Return the keys that came before the prompt was shown. They replace a text that the console put into the
-        line.
+        """Return keys that came before the prompt was shown; they replace a text that the console put into the line.
 
         Several lines count as one paste and wait for Enter. But if all end in Enter, and one is a command or no message
         was sent yet, they count as typed.

@@ -219,8 +219,7 @@ def values_of(name: str) -> ValueOffers:
 
 
 def can_run(state: ConsoleState, word: str) -> bool:
-    """Return whether the loaded pair has the parts that a lane or drafter of this name needs; True if none is
-    loaded."""
+    """Return whether the loaded pair has the parts that this lane or drafter needs; True if none is loaded."""
     engine = state.pairs.engine
     row = "model" if word == "draft" else word
     return engine is None or row not in ROWS or has_parts(engine.loaded.spec, row, state.settings.cascade)

@@ -161,8 +161,7 @@ class Pairs:
         return self.spec.name if self.spec else "no pair"
 
     def collect(self) -> PairEngine | None:
-        """Return the first pair's engine once, when it has become ready, else None. An error of loading is raised, as a
-        UserError, once."""
+        """Return the first pair's engine once, when it is ready, else None; UserError once if loading failed."""
         job = self.job
         if job is None or not job.engine.done():
             return None
@@ -177,8 +176,7 @@ class Pairs:
         return self.engine
 
     def switch(self, label: str, work: Work, console: Console, stop: Interrupts, *, live: bool) -> PairEngine:
-        """Load in the foreground and return the engine, which is not in use yet. UserError if that fails or Ctrl-C
-        cancels it."""
+        """Load and return another engine while the user waits. UserError if that fails or Ctrl-C cancels it."""
         if self.job is not None:
             self.job.cancelled.set()
             self.job, self.spec = None, None
@@ -263,8 +261,7 @@ class ConsoleState(Surface):
             self._say_if_plain()
 
     def _ask(self, settings: Settings, engine: PairEngine | None) -> None:
-        """Raise UserError if lanes that were chosen now, or that could run before, cannot run with these models and
-        settings."""
+        """Raise UserError if lanes chosen now, or that ran before, cannot run with these models and settings."""
         before, loaded = self.settings, self.pairs.engine
         if engine is None or _runs(engine, settings):
             return
@@ -302,8 +299,7 @@ class ConsoleState(Surface):
     # -- the pair -----------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Redraw the status line, and switch to a pair that is ready if the prompt waits. The loading thread calls
-        this."""
+        """Redraw the status line; if the prompt waits, switch to a ready pair. The loading thread calls this."""
         if self.reading:
             self.collect()
         self.refresh()

@@ -82,8 +82,7 @@ class Comparison:
 
 
 def near_tie(precision: str) -> float:
-    """Return the logit gap under which rounding may let two tokens change places; 0 if no gap is measured for
-    `precision`."""
+    """Return the logit gap under which rounding may let two tokens change places; 0 if none is measured."""
     return ROUNDING.get(precision, (0.0, 0.0))[1]
 
 
@@ -160,8 +159,7 @@ class Variant:
 
 
 def order(variants: Sequence[Variant], turn: int) -> list[Variant]:
-    """Return the order in which repetition `turn` times the variants: rotated by one for every two repetitions, and
-    reversed in the second of the two."""
+    """Return the variants in the order of repetition `turn`: every two rotate it by one, the second is reversed."""
     start = (turn // 2) % len(variants)
     rotated = [*variants[start:], *variants[:start]]
     return rotated[::-1] if turn % 2 else rotated

@@ -44,8 +44,8 @@ Origin = Literal["accepted", "correction", "bonus", "own token", "forced", "a se
 
 
 class Candidates(NamedTuple):
-    """A token that was considered at a position: the target's figures and the drafter's, None where not recorded.
-    `p`, `q`: at temperature 1; `processed`, `q_processed`: after the settings."""
+    """A token considered at a position, with the target's and the drafter's figures, None where not recorded: `p`, `q`
+    at temperature 1, `processed`, `q_processed` after the settings."""
 
     token: int
     text: str
@@ -61,8 +61,8 @@ class Candidates(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A draft that was examined at a position and rejected; where known, its chance of acceptance, the number of its
-    coin, and p and q after the settings."""
+    """A draft that was rejected at a position; where known with its chance, its coin's number, and p and q after the
+    settings."""
 
     token: int
     text: str
@@ -205,9 +205,8 @@ def forced_hint(text: str, number: int, look: Look) -> str:
 class Inspection:
     """A viewer's content: the text with a cursor on one token, and a panel about it.
 
-    `before`: text that is shown, but to which the cursor cannot go. `forces`: Enter on an alternative ends the viewer
-    with a :class:`Force`. `settings`: those of the answer; `shape`: those of a what-if for this token, None without
-    one.
+    `before`: text that the cursor cannot reach. `forces`: Enter on an alternative ends the viewer with a
+    :class:`Force`. `settings`: the answer's; `shape`: those of a what-if for this token, None without one.
     """
 
     def __init__(
@@ -238,8 +237,7 @@ class Inspection:
 
     @property
     def shown(self) -> list[Candidates]:
-        """The alternatives that are listed: the five likeliest of target and of drafter, and those that were examined;
-        in a what-if all."""
+        """The listed alternatives: the five likeliest of target and drafter, and examined ones; in a what-if all."""
         return [choice for choice in self.token.choices if self.shape or choice.fate or min(_order(choice)) <= LISTED]
 
     # -- keys ---------------------------------------------------------------------------------
@@ -484,8 +482,7 @@ def fixed_by(settings: Settings) -> str:
 
 
 class Supposed:
-    """A token under the settings of a what-if. `p`: the bounds of p by token; `q`: the same of q, for drawn drafts;
-    `problem` says why there are none."""
+    """A token in a what-if: the bounds of `p` by token, and of `q` for drawn drafts; `problem`: why there are none."""
 
     def __init__(self, token: SaidToken, shape: Shape, settings: Settings) -> None:
         self.token, self.shape, self.p, self.q = token, shape, dict[int, Bounds](), dict[int, Bounds]()
@@ -547,8 +544,7 @@ def _span(bounds: Bounds) -> str:
 
 
 def _drawn(token: SaidToken, look: Look) -> str:
-    """Return the two tokens with the largest log p + noise, the first of which is drawn (Gumbel-max); "" if that was
-    not recorded, or nothing was drawn."""
+    """Return the two largest log p + noise, the first of which is drawn (Gumbel-max); "" if not recorded or drawn."""
     scores = sorted(
         (
             (math.log(choice.processed) + choice.noise, choice.text)

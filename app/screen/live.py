@@ -85,8 +85,7 @@ class Track:
         self._progress = ""
 
     def feed(self, event: Event) -> None:
-        """Add an event of this lane. Figures and text are worked out when they are read: many events at once cost
-        less."""
+        """Add an event. Figures and text are updated when they are read, since many events at once cost less."""
         self.events.append(event)
         match event:
             case Prefill(done=done, total=total):
@@ -147,8 +146,7 @@ class Track:
         )
 
     def pane_as(self, settings: Settings, plain: Answer | None = None) -> PaneData:
-        """Return the same with the thinking as these settings show it; in a lossy lane the words that differ from
-        `plain` are marked."""
+        """Return the same with the thinking as set, and in a lossy lane the differences from `plain` marked."""
         spans: Sequence[Span] = self.spanner.spans
         if plain is not None and not plain.interrupted and rule_of(self.lane) == "typical":
             spans = differing(spans, plain.text)
@@ -247,8 +245,7 @@ def frame(
     notes: bool = True,
     can_continue: bool = True,
 ) -> Frame:
-    """Return the lanes as they stand. With the `answers` of all lanes it compares them, and a lossy lane shows the
-    words that differ."""
+    """Return the lanes as they stand; the `answers` of all lanes are compared, and differences of a lossy one shown."""
     return Frame(
         [track.pane_as(settings, plain_answer(answers)) for track in tracks],
         look,
@@ -338,7 +335,7 @@ def tokens_of(track: Track) -> list[SaidToken]:
 
 
 class LaneViews:
-    """Works out all that the views of a lane show, and draws nothing: an event that no view can show raises here."""
+    """Works out all that the views of a lane show, so that an event that cannot be shown raises here."""
 
     def __init__(self, track: Track) -> None:
         self.track = track

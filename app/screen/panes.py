@@ -138,8 +138,7 @@ class PaneData:
 
 
 def note(pane: PaneData, *, can_continue: bool = True) -> str:
-    """Return why an answer is not complete ("cut at 128 tokens, /continue"), or ""; `can_continue`: the user can type
-    /continue."""
+    """Return why an answer is incomplete ("cut at 128 tokens, /continue") or ""; `can_continue`: by /continue."""
     stats = pane.stats
     amount = plural(pane.tokens, "token" if stats is None or stats.counts_tokens else "piece")
     problem = stats.report.problem if stats is not None and stats.report is not None else ""
@@ -184,8 +183,7 @@ def _cells(stats: Stats) -> tuple[str, str, str, str]:
 
 
 def details(pane: PaneData, look: Look, first: str = "  ") -> list[Chunk]:
-    """Return the acceptance figures of a lane's drafts, the size of its beam search, or a server's report, as chunks;
-    empty if it has none of them."""
+    """Return the figures of a lane's drafts or beam search, or a server's report, as chunks; empty without any."""
     role = "faint" if look.fancy else "plain"
     return [chunk(text, role, first if not i else "  ") for i, text in enumerate(_outcome(pane, look))]
 
@@ -273,8 +271,7 @@ TimeLine = tuple[str, Sequence[Round]]  # a lane's name and its rounds
 
 
 def rates(rounds: Sequence[Round], span: float) -> list[float]:
-    """Return the tokens a second in each span of `span` seconds, the last of which may be shorter; the tokens of a
-    round are spread evenly over its time."""
+    """Return the tokens a second in each `span` of seconds; a round's tokens are spread evenly over its time."""
     total = sum(each.seconds for each in rounds)
     tokens = [0.0] * math.ceil(total / span - 1e-9)
     start = 0.0
@@ -298,8 +295,7 @@ def bars_key(look: Look) -> str:
 
 
 def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row]:
-    """Return the row of a drafting lane's rounds, with its rates and those of plain decoding; no row if there is no
-    room or no round."""
+    """Return the row of a drafting lane's rounds, with its and plain decoding's rates; none without room or rounds."""
     name, rounds = drafting
     head = f"{name} accepted "
     speeds = _speeds(rounds, plain, look)
@@ -371,8 +367,7 @@ def _marked(text: str, role: str, marks: tuple[str, str], look: Look) -> list[Pi
 def pieces_of(
     spans: Sequence[Span], look: Look, *, show_discarded: bool = False, names: Sequence[str] = ()
 ) -> list[Piece]:
-    """Return spans as pieces: styled by kind, or without colour marked; accepted text also by its source if a lane has
-    several `names`."""
+    """Return spans as pieces, styled (without colour: marked) by kind; accepted text of several `names` by source."""
     pieces: list[Piece] = []
     tinted, letter = len(names) > 1, letters(names)
     for span in spans:

@@ -29,8 +29,7 @@ Row = list[Segment]
 
 
 def wrap(pieces: Sequence[Piece], width: int, ascii_only: bool = False) -> list[Line]:
-    """Return screen lines of at most `width` (≥ 2) columns, at least one. Lines that a line break has ended are cached
-    from call to call."""
+    """Return one or more screen lines of at most `width` (≥ 2) columns. Lines that a line break ended are cached."""
     shown = [(visible(part, ascii_only).replace(_JOINER, ""), role) for part, role in pieces]
     *finished, last = Text.assemble(*shown).split("\n", allow_blank=True)
     wrapped = [part for line in finished for part in _wrapped_once(_line_of(line), width)]
@@ -138,7 +137,7 @@ def fit(text: str, width: int, look: Look) -> str:
 
 
 def split_height(needs: Sequence[int], height: int) -> list[int]:
-    """Return how `height` rows are split: each part gets at most its `needs`, and the others share what it leaves.
+    """Return how `height` rows are split: each part gets at most its `needs`, and the others share the rest.
 
     If there are fewer rows than parts, the last parts get one each.
     """

@@ -249,8 +249,7 @@ def size_in(environ: Mapping[str, str], name: str = "COLUMNS") -> int | None:
 
 
 def make_console(settings: Settings, **where: Any) -> Console:
-    """Return a console on the screen, or on another file; --color outranks NO_COLOR and FORCE_COLOR, which rich reads.
-    `where`: arguments of :class:`Screen`."""
+    """Return a console on the screen or another file; --color outranks NO_COLOR and FORCE_COLOR, which rich reads."""
     return Screen(
         color_system={"always": "256", "never": None}.get(settings.color, "auto"),
         no_color={"always": False, "never": True}.get(settings.color),
@@ -259,10 +258,10 @@ def make_console(settings: Settings, **where: Any) -> Console:
 
 
 def page(console: Console, content: RenderableType) -> bool:
-    """Show content that is higher than the screen through the user's pager. Return False, with nothing shown, if it is
-    not higher or there is no pager.
+    """Show content higher than the screen in the user's pager. Return False, with nothing shown, if it fits or there is
+    no pager.
 
-    The options for `less`: it ends by itself if all fits, keeps colours, and leaves the text on the screen.
+    `less` ends by itself if all fits, keeps colours, and leaves the text on the screen.
     """
     with console.capture() as capture:
         console.print(content)
@@ -284,8 +283,7 @@ Action = Callable[[], Any]  # a key's action; if it returns anything but None, t
 
 
 class Content(Protocol):
-    """Content of the viewer. `keys`: the action of each key, by its name in prompt_toolkit. `help`: the keys in words,
-    shown below the rows."""
+    """A viewer's content. `keys`: actions by prompt_toolkit's names of keys. `help`: the keys in words, shown below."""
 
     help: str
 

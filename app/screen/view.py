@@ -139,8 +139,7 @@ def gamma_text(settings: Settings, drafted: float | None) -> str:
 
 
 def toolbar(pair: str, settings: Settings, loading: str, used: int, context: int, drafted: float | None = None) -> str:
-    """Return the prompt's bottom line: pair, progress of loading, settings and context, the most important first;
-    `drafted`: tokens that `gamma auto` drafts a round."""
+    """Return the prompt's bottom line, the most important part first; `drafted`: tokens a round of `gamma auto`."""
     parts = [
         f"{pair}: {loading}" if loading else pair,
         f"gamma {gamma_text(settings, drafted)}",
@@ -264,8 +263,8 @@ class Summary(Drawn):
         return [(pane.label, pane.rounds) for pane in self.panes if pane.rounds and (pane.drafting or pane.names)]
 
     def _compared(self) -> list[Row]:
-        """Return a line for each comparison. The last one is followed, with colour, by the acceptance of the only lane
-        that drafts, without colour by the legend."""
+        """Return a line for each comparison; after the last the acceptance of the only drafting lane, or without colour
+        the legend."""
         times, more = self.look.glyph("times"), []
         if self.look.color:
             more = details(self.explained[0], self.look) if len(self.explained) == 1 else []
@@ -320,8 +319,7 @@ class Frame(Drawn):
         return self.body.within(None if height is None else height - len(under)) + under
 
     def _excess(self, blocks: list[Section], height: int) -> int:
-        """Return by how many rows these sections are too high. The lanes' figures are left out only if the texts would
-        have less than two rows each."""
+        """Return the rows too many. The lanes' figures go only if the texts would have less than two rows each."""
         figures_only = all(block.rank == 0 for block in blocks)
         texts = min(2 * len(self.body.groups), sum(self.body.needs)) if figures_only else self.body.least
         return sum(len(block.rows) for block in blocks) + texts - height
