@@ -1,8 +1,8 @@
 """The journal of `bench --out F.json`: F.json.partial, JSON lines that are only ever appended, one an answer.
 
-A killed run loses no answer and can be resumed. The first line describes the run (:func:`about`: known before a model
-is loaded, but for the machine); a `part` line begins each time the run is started. An answer replaces an earlier one to
-the same slot. A line without its newline was cut by a kill and is dropped; any other line that cannot be read is an
+A killed run loses no answer and can be resumed. The first line describes the run (:func:`about`), by facts known before
+a model is loaded; each start of the run adds a `part` line with its machine. An answer replaces an earlier one in the
+same slot. A last line without a newline was cut by a kill and is dropped; any other line that cannot be read is an
 error. Knows answers and their slots, no models and no figures.
 """
 
@@ -28,15 +28,22 @@ from utils.files import append, drop_half_line, first_difference, stream_of
 from utils.objects import Json
 from utils.visible import to_stderr
 
-_ELSEWHERE = (  # entered under another key, or without influence on the figures
+_ELSEWHERE = (  # flags that `about` has under another key, or that do not change the figures
     *("prompts", "ids", "limit", "turns", "methods"),
     *("out", "report", "source", "check_identity"),
 )
-_MODELS_ELSEWHERE = (  # entered by the pair's own names or by the machine, or without influence on the figures
+_MODELS_ELSEWHERE = (  # options that the pair's entries or the machine have, or that do not change the figures
     *("pair", "models", "target", "drafter", "device", "dtype", "quantization"),
     *("trust_remote_code", "offline"),
 )
-_SAME = ("device", "gpu", "dtype", "quantization", "threads", "processes")  # of the machine: what speeds depend on
+_SAME = (
+    "device",
+    "gpu",
+    "dtype",
+    "quantization",
+    "threads",
+    "processes",
+)  # of a machine; all starts must have the same
 VERSION = 3
 
 
@@ -50,7 +57,7 @@ class Slot(NamedTuple):
 
 
 def about(settings: Settings, options: ModelOptions, args: Namespace, questions: Sequence[Question]) -> Json:
-    """Return all that identifies a run, known before a model is loaded, as plain JSON values."""
+    """Return the facts that identify a run, as plain JSON values; all are known before a model is loaded."""
     spec = choose_pair(options)
     facts = {
         "pair": spec.name,
@@ -90,7 +97,7 @@ class _Line(BaseModel, extra="forbid"):
 def open_journal(
     settings: Settings, options: ModelOptions, args: Namespace, questions: Sequence[Question]
 ) -> "Journal | None":
-    """Open the journal beside --out, with the answers of an earlier run of this command; None where none is kept."""
+    """Open the journal beside --out, with the answers of an earlier run of this command; None if none can be kept."""
     if args.out is None:
         return None
     if stream_of(args.out) is not None:
@@ -155,7 +162,8 @@ class Journal:
             self.known[Slot(line.question, line.turn, line.repeat, Variant(line.method, line.gamma))] = line.answer
 
     def drop_broken_rounds(self, variants: Collection[Variant]) -> None:
-        """Forget the answers of a prompt's rounds that lack a variant: answers that are compared are timed together."""
+        """Drop the answers to a prompt in a repeat in which a variant is missing: compared answers must be timed
+        together."""
         rounds = Counter(slot[:3] for slot in self.known if slot.variant in variants)
         self.known = {slot: answer for slot, answer in self.known.items() if rounds[slot[:3]] >= len(variants)}
 
@@ -190,7 +198,7 @@ class Journal:
         self._write({"part": dict(machine)})
 
     def add(self, slot: Slot, answer: Answer) -> None:
-        """Enter an answer; from here on it outlives this process."""
+        """Write an answer to the file, where it outlives this process."""
         question, turn, repeat, variant = slot
         self._write({"question": question, "turn": turn, "repeat": repeat, **vars(variant), "answer": asdict(answer)})
 
@@ -199,7 +207,7 @@ class Journal:
         append(self._file, json.dumps(row).encode() + b"\n", self.path)
 
     def close(self, *, done: bool = False) -> None:
-        """Leave the journal for the next run of the same command, or remove it if all is `done`."""
+        """Close the journal and keep it for the next run of the same command, or remove it if the run is `done`."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,8 +1,8 @@
-"""The plots of a benchmark's report: the table of figures that each shows, and the drawing made of that table, as SVG:
-one look for every picture, colours that colour-blind eyes tell apart, text as text.
+"""The plots of a benchmark's report: each has the table of figures that it shows and a drawing of that table as SVG, in
+one style, in colours that are distinct for colour-blind eyes, with text kept as text.
 
-A plot for which the run measured nothing names the run that would fill it. matplotlib is imported with the first
-drawing; no window and no global figure. Knows checked figures, no HTML.
+A plot for which the run measured nothing names a run that would. matplotlib is imported with the first drawing; it
+opens no window and uses no global figure. Knows checked figures, no HTML.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_WIDTH, _ROW, _MOST = 9.5, 0.2, 60.0  # inches: of a plot, of a line of it, of the highest plot
+_WIDTH, _ROW, _MOST = 9.5, 0.2, 60.0  # inches: a plot's width, the height of a line in it, a plot's largest height
 # Okabe and Ito's palette (2008) without its yellow, which is lost on white:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = "osD^vP*X<>ph"
@@ -44,14 +44,15 @@ _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # a name with dollar signs is no formula
 }
-_SILENT = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no description, so the same figures give the same text
+_SILENT = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no metadata, so that equal figures give equal files
 
 ALL = "all prompts"
 
 
 @dataclass(frozen=True)
 class Plot:
-    """`rows` are a name and a figure for each of `head`. Without `drawing` there is only `missing`."""
+    """One plot. `rows`: a name, and a figure for each column of `head`. `missing`: what the run did not measure for
+    it, and the run that would; then there may be no `drawing`."""
 
     title: str
     about: str
@@ -88,7 +89,7 @@ def colours(count: int) -> list[str]:
 def svg(draw: Callable[[Figure], None], height: float, name: str = "plot") -> str:
     """Return the drawing of `draw` on a white figure of this height in inches, as an <svg> element.
 
-    Its ids begin with `name`, so that several may stand in one page. UserError where matplotlib is not installed.
+    Its ids begin with `name`, so that a page can hold several. UserError if matplotlib is not installed.
     """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it writes to stderr about its font cache
     try:
@@ -98,7 +99,7 @@ def svg(draw: Callable[[Figure], None], height: float, name: str = "plot") -> st
         raise UserError("a plot needs matplotlib: pip install -r requirements.txt") from None
     written, style = io.StringIO(), cast(Any, {**_STYLE, "svg.hashsalt": name})
     with warnings.catch_warnings(), rc_context(style):
-        warnings.simplefilter("ignore")  # glyphs that its own font lacks: the reader's may have them
+        warnings.simplefilter("ignore")  # matplotlib's font may lack glyphs that the reader's font has
         figure = Figure(figsize=(_WIDTH, min(height, _MOST)), layout="constrained")
         draw(figure)
         figure.savefig(written, format="svg", metadata=_SILENT)
@@ -113,7 +114,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None:
-    """Give each name a line, from the top; `words` name the axis to the right."""
+    """Give each name a line, from the top; `words`: the label of the horizontal axis."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(words)
@@ -223,14 +224,14 @@ def _gammas(every: Sequence[SummaryRow]) -> Plot:
         for axes, (method, rows) in zip(grid, swept.items(), strict=False):
             _panel(axes, rows, every)
             axes.set_title(named(method))
-        grid[0].set_ylim(bottom=0)  # all panels share it, and it keeps the top that the drawn ones need
+        grid[0].set_ylim(bottom=0)  # for all panels, which share the axis; its top fits the highest of them
 
     head = ("measured", "least", "most", "expected")
     return Plot(title, about, head, table, svg(draw, 3.1 * -(-len(swept) // 3), "gamma"))
 
 
 def _ends(row: SummaryRow) -> tuple[float, float]:
-    """Return the least and the most of the repeats."""
+    """Return the smallest and the largest speed-up of the repeats."""
     each = row.speedup_per_repeat or [row.speedup or 0.0]
     return min(each), max(each)
 

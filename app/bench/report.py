@@ -1,8 +1,8 @@
 """The tables of `bench` on the screen, and its report: one HTML page without scripts, with every table and plot of a
 `bench --out` file.
 
-The file is read and checked here. The page (app/bench/report.html) is filled by jinja2, which escapes every text; it
-loads nothing. Columns and cells are those of the rows' own table (app/bench/summary.py). Knows figures, no models.
+The file is read and checked here. jinja2 fills the page (app/bench/report.html) and escapes every text; the page loads
+no other file. Columns and cells come from the table of columns in app/bench/summary.py. Knows figures, no models.
 """
 
 import json
@@ -36,7 +36,7 @@ from utils.visible import to_stderr, visible
 
 
 def show_tables(summary: Sequence[SummaryFields], settings: Settings, console: Console) -> None:
-    """Print the table of methods; the speed-ups over `ar`, in all and by category; how texts differ."""
+    """Print the table of methods, how texts differ, and the speed-ups over `ar`, overall and by category."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     print_table(
         console,
@@ -64,7 +64,7 @@ def show_tables(summary: Sequence[SummaryFields], settings: Settings, console: C
 
 
 def _figures(rows: Sequence[SummaryFields], view: str, settings: Settings, console: Console) -> Table:
-    """Return the columns of a table, as many as fit."""
+    """Return the table called `view`, with as many columns as fit."""
     columns = shown(view)
     heads = {key: column.head(view) for key, column in columns.items()}
     cells = [
@@ -90,13 +90,13 @@ def _differences(summary: Sequence[SummaryFields]) -> list[str]:
 
 
 def disturbances(summary: Sequence[SummaryFields]) -> list[str]:
-    """Return a line for each row of which repeats with a disturbed timing are left out."""
+    """Return a line for each row that leaves out repeats, because their timing was disturbed."""
     rows = ((variant_name(row), row["disturbed"], row["disturbed"] + len(row["speedup_per_repeat"])) for row in summary)
     return [f"{name}: {DISTURBED} of {count} of {whole} repeats" for name, count, whole in rows if count]
 
 
 def by_servers(summary: Sequence[SummaryFields]) -> list[str]:
-    """Return a line for each server that says what became of the server's drafts."""
+    """Return a line with a server's figures of its drafts, for each server that reports them."""
     texts = {variant_name(row): reported_line(ServerFigures(**row["reported"])) for row in summary}
     return [f"{name}, {text}" for name, text in texts.items() if text]
 
@@ -105,7 +105,7 @@ def by_servers(summary: Sequence[SummaryFields]) -> list[str]:
 
 
 def calls_cell(row: SummaryFields) -> str:
-    """Return the calls a target pass of every model but the target."""
+    """Return, for every model but the target, its calls per pass of the target."""
     return ", ".join(f"{model} {calls or 0:.2f}" for model, calls in row["calls_per_pass"].items() if model != TARGET)
 
 
@@ -138,14 +138,14 @@ SWI = "standardised walltime improvement: the speed-up if calls of models cost w
 
 
 class Run(BaseModel, frozen=True, extra="allow"):
-    """A whole file; further keys are facts, which are shown as they are."""
+    """A whole file of bench --out; keys other than these are facts, which the page shows as they are."""
 
     __pydantic_extra__: dict[str, JsonValue]
 
     summary: Annotated[list[SummaryRow], Field(min_length=1)]
     machine: dict[str, JsonValue] = {}
     settings: dict[str, JsonValue] = {}
-    prompts: list[JsonValue] = []  # read, not shown
+    prompts: list[JsonValue] = []  # not on the page
     complete: bool = True
     skipped: list[str] = []
 
@@ -167,7 +167,7 @@ def read_run(path: Path) -> Run:
 
 
 class Cell(NamedTuple):
-    """A figure as it is read, the summary's own number, and its name there."""
+    """A cell: the text that the page shows, the number in the summary, and its key there."""
 
     text: str
     value: JsonValue = None
@@ -183,12 +183,12 @@ def report_of(source: Path, settings: Settings, args: Namespace) -> int:
 
 
 def write_report(data: Json, path: Path) -> None:
-    """Write the page of what `bench` has just measured."""
+    """Write the page of the results that `bench` has just measured."""
     write_text(path, page(Run.model_validate_json(json.dumps(data)), ""))
 
 
 def page(run: Run, name: str) -> str:
-    """Return the page as text; `name` is that of the file it is made from."""
+    """Return the page as text; `name`: that of the file from which it is made, "" for a run that has just ended."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     prompts, answers = (max(getattr(row, key) for row in run.summary) for key in ("prompts", "answers"))
     figures = [row.model_dump() for row in run.summary]
@@ -228,7 +228,7 @@ def page(run: Run, name: str) -> str:
 
 
 def _sentence(summary: Sequence[SummaryRow]) -> str:
-    """Name the fastest method that gives the target's text, beside plain decoding; "" for none."""
+    """Return a sentence that names the fastest method that gives the target's text, and its speed-up; "" for none."""
     rates = (
         (row.predicted_per_second.mean, row)
         for row in summary

@@ -1,16 +1,16 @@
 """`bench`: many prompts under several methods and gammas, timed fairly; the page of an earlier run; or
-`--check-identity`: is the output really unchanged?
+`--check-identity`, which checks that drafting does not change the output.
 
 Every answer starts without a cache and without n-grams of an earlier one; the order of the methods rotates and reverses
-from round to round; a warm-up is not counted. An interrupt keeps what was measured, and with --out the same command
+from repeat to repeat; a warm-up is not counted. An interrupt keeps the answers so far, and with --out the same command
 resumes the run (app/bench/journal.py). Later turns of a chat continue from the reference's answer, so that all methods
 read the same prompts. Knows how to run lanes, not how figures are computed (app/bench/summary.py).
 
 The check of identity compares every lane's ids with plain decoding's and, at temperature 0, with those of transformers'
-own `generate` over the same weights, loaded a second time and left as they are. The rule: equal, or first different
-where the target's two best logits lie closer than 0.001 (float32 cannot tell them apart), at most 1 prompt in 50. Over
-packed weights: equal to plain decoding without exception, and where transformers computes with the same weights in
-float32 different only below 0.01, at most 3 prompts in 50.
+own `generate` over the same weights, which are loaded a second time in float32. The ids must be equal; but in at most 1
+prompt of 50 they may first differ where the target's two best logits are closer than 0.001, which float32 cannot
+distinguish. In the compiled pass, ids must equal plain decoding's without exception, and may differ from transformers'
+where these logits are closer than 0.01, in at most 3 prompts of 50.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int
         return bench.show()
 
 
-WARM_UP = 16  # tokens
+WARM_UP = 16  # tokens of each variant's first answer, which is not counted
 
 
 class Bench:
@@ -109,7 +109,7 @@ class Bench:
         self.questions, self.interrupt, self.journal, self.recorder = questions, interrupt, journal, recorder
         self.items: list[PromptItem] = []
         self.skipped: list[str] = []
-        self.interrupted, self.problem = False, ""  # of a server's answer that broke off
+        self.interrupted, self.problem = False, ""  # `problem`: why a server's answer broke off
         # A variant without gamma must not inherit `auto` from the settings: it takes the first fixed gamma.
         self._fixed = next((gamma for gamma in args.gammas if gamma != "auto"), None)
         self.variants = variants_of(engine, settings, args)
@@ -122,7 +122,7 @@ class Bench:
         return sum(len(row) for item in self.items for row in item.answers)
 
     def lane(self, variant: Variant, **changes: Any) -> Lane:
-        """Return a lane that remembers nothing of earlier answers."""
+        """Return a lane without anything kept from earlier answers."""
         self.engine.forget()
         gamma = self._fixed if variant.gamma is None else variant.gamma
         if gamma is not None:
@@ -146,7 +146,8 @@ class Bench:
         text: str | None = None,
         **changes: Any,
     ) -> Answer:
-        """Decode one answer of a lane, without a cache; it is recorded if the prompt's text is `text`."""
+        """Decode one answer of a lane, without a cache. `text`: the prompt's text for the session log; None: not
+        logged."""
         lane = self.lane(variant, **changes)
         record, answer_log = record_of(lane, self.engine), None
         if text is not None and self.recorder is not None:
@@ -187,7 +188,7 @@ class Bench:
                     if not self._measure(item, bar):
                         self.interrupted = True
                         return
-                    # Every method has answered it: earlier answers may be looked up now.
+                    # Every method has answered this prompt, so drafters may look its answer up from now on.
                     self.engine.drafters.answers.add(item.ids, item.answers[-1][self.reference].ids)
                 bar.total = (bar.total or 0) - left * each
 
@@ -198,7 +199,7 @@ class Bench:
         for prompt in islice(fitting_prompts(self.engine, self.questions, self.settings), 1):
             for variant in self.variants:
                 self.answer(variant, prompt, first, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
-        bar.unpause()  # the time so far belongs to no answer
+        bar.unpause()  # the warm-up does not count for the bar's rate
 
     def _measure(self, item: PromptItem, bar: Bar) -> bool:
         """Run all repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
@@ -213,7 +214,7 @@ class Bench:
         return True
 
     def _answer(self, variant: Variant, item: PromptItem, repeat: int, bar: Bar) -> Answer:
-        """Return the journal's answer, or else decode it and enter it there."""
+        """Return the journal's answer, or decode one and add it to the journal."""
         slot = Slot(item.number, item.turn, repeat, variant)
         known = broadcast(None if self.journal is None else self.journal.answer(slot, len(item.ids)))
         if known is not None:
@@ -229,7 +230,7 @@ class Bench:
     # -- results ------------------------------------------------------------------------------
 
     def facts(self) -> Json:
-        """Return what was measured, on which machine, when."""
+        """Return the facts of the run: models, machine, settings, flags, and whether it is complete."""
         loaded, args = self.engine.loaded, self.args
         return {
             "pair": loaded.spec.name,
@@ -268,7 +269,7 @@ class Bench:
         return 1 if self.problem else INTERRUPTED if self.interrupted else 0
 
     def _write(self, summary: list[Json]) -> None:
-        """Write the whole file of --out and remove the journal when all is in it; then write the page of --report."""
+        """Write the file of --out, remove the journal if the run is complete, and write the page of --report."""
         if self.args.out is None and self.args.report is None:
             return
         data = {
@@ -324,8 +325,8 @@ Reference = Callable[[list[int], Settings, Callable[[], bool]], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token at which an answer differs from the one it must equal. `gap`: of the target's two best logits
-    there; below `tie` the two may change places."""
+    """The first position (from 0) where an answer differs from the one that it must equal. `gap`: between the target's
+    two best logits there; below `tie` the two may change places."""
 
     prompt: int
     label: str
@@ -348,8 +349,8 @@ class Difference:
 
 @dataclass
 class BenchReport:
-    """All differences so far. `lanes` counts methods × gammas, plain decoding included if it was compared;
-    `tolerated` prompts in 50 may meet a near tie."""
+    """All differences so far. `lanes`: the number of methods × gammas, plus plain decoding if it was compared with
+    transformers; `tolerated`: prompts in 50 that may differ at a near tie."""
 
     lanes: int
     tokens: int
@@ -359,7 +360,7 @@ class BenchReport:
 
     @property
     def passed(self) -> bool:
-        """Whether all differences are near ties, in few prompts of 50 (as many, where there are fewer)."""
+        """Whether all differences are near ties, in at most `tolerated` of every 50 prompts (also of fewer than 50)."""
         prompts = {difference.prompt for difference in self.differences}
         allowed = max(1, self.prompts // 50) * self.tolerated
         return all(difference.near_tie for difference in self.differences) and len(prompts) <= allowed
@@ -374,9 +375,10 @@ _IN_TRANSFORMERS = "temperature", "top_k", "top_p", "min_p", "repetition_penalty
 
 
 def check_identity(bench: Bench, options: ModelOptions) -> int:
-    """Compare the first turn of every question; print each difference and a summary; return 1 if the rule is broken.
+    """Compare the first turn of every question; print each difference and a summary; return 1 if the check fails.
 
-    Raises UsageError where the rule cannot hold: other number formats than float32, or nothing to compare.
+    Raises UsageError if equality cannot be expected (neither float32 nor the compiled pass), or nothing is to be
+    compared.
     """
     greedy, settings = bench.settings.temperature == 0, bench.settings
     variants = comparable(bench, greedy)
@@ -423,7 +425,7 @@ def comparable(bench: Bench, greedy: bool) -> list[Variant]:
 def compare(
     bench: Bench, number: int, prompt: list[int], variants: Sequence[Variant], reference: Reference | None
 ) -> list[Difference] | None:
-    """Return all differences of one prompt; None when interrupted."""
+    """Return all differences of one prompt; None after an interrupt."""
 
     def answered(variant: Variant) -> Answer:
         return run_lane(bench.lane(variant), prompt, bench.decode, interrupt=bench.interrupt)
@@ -468,7 +470,7 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
     model.generation_config = GenerationConfig(
         eos_token_id=stop or None, pad_token_id=stop[0] if stop else 0, decoder_start_token_id=engine.start_id
     )
-    surplus = list(range(engine.target.vocab_size, model.config.get_text_config().vocab_size))  # stand for no token
+    surplus = list(range(engine.target.vocab_size, model.config.get_text_config().vocab_size))  # ids without a token
 
     begin: list[int] = getattr(engine.target, "begin", [])
     decoder = {"decoder_input_ids": torch.tensor([begin], device=model.device)} if engine.encodes else {}

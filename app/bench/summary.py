@@ -1,12 +1,13 @@
-"""A benchmark's answers → one summary row per method and gamma, and the tokens that lie in repeating loops.
+"""Summarises a benchmark's answers in one row per method and gamma.
 
-:class:`SummaryRow` is the one table of columns. The row of a column holds how its figure is computed, which values a
-file may hold, how it is written and its head in each table; the file of --out, the screen (app/bench/report.py) and the
-report (app/bench/report.py) follow from it.
+:class:`SummaryRow` is the one table of columns. Each of its fields says how the figure is computed, which values a file
+may hold, how the figure is written, and the column's head in each table; the file of --out, the tables on the screen
+and the report (app/bench/report.py) follow from it.
 
-A rate is Σ tokens / Σ seconds over all prompts of a repeat, a speed-up the time that `ar` takes for a method's tokens
-over the method's own, over the same prompts: with equal texts that is Σ time_ar / Σ time_method. Over repeats: mean and
-spread (standard deviation) of rates, median of speed-ups; a repeat whose timing was disturbed has no speed-up.
+A rate is Σ tokens / Σ seconds over all prompts of a repeat. A speed-up is the time that `ar` takes for as many tokens
+as the method's, over the method's time, over the same prompts: with equal texts Σ time_ar / Σ time_method. Over repeats
+a row has mean and spread (standard deviation) of rates, and the median of speed-ups; a repeat whose timing was
+disturbed has no speed-up.
 
 Knows no texts of answers, no models and no screen.
 """
@@ -56,7 +57,7 @@ class PromptItem:
 
     @property
     def prompt(self) -> str:
-        """The message as the question has it."""
+        """The user's message of this turn."""
         return self.question.turns[self.turn]
 
 
@@ -85,7 +86,7 @@ def reference_of(variants: Sequence[Variant]) -> Variant:
 
 @dataclass(frozen=True)
 class Timed:
-    """The answers of one variant; they are compared with those of `reference`, if it is `ar`."""
+    """The answers of one variant, which are compared with those of `reference` if that is `ar`."""
 
     items: Sequence[PromptItem]
     variant: Variant
@@ -105,7 +106,7 @@ class Timed:
 
     @cached_property
     def both(self) -> list[tuple[Answer, Answer]]:
-        """(ar's answer, the variant's answer) of every round that has both."""
+        """(ar's answer, the variant's answer) of every prompt and repeat that has both."""
         return [
             (row[self.plain], row[self.variant])
             for item in self.items
@@ -115,22 +116,22 @@ class Timed:
 
     @cached_property
     def beside(self) -> Stats:
-        """The figures of `ar` where both answered."""
+        """The figures of `ar` over the answers in `both`."""
         return merge(plain.stats for plain, _ in self.both)
 
     @property
     def compared(self) -> list[tuple[Answer, Answer]]:
-        """The pairs of `both` that are not the same answer."""
+        """The pairs of `both`; none if the variant is `ar` itself."""
         return [] if self.variant == self.plain else self.both
 
     @cached_property
     def agreeing(self) -> list[bool]:
-        """Whether each answer that must be ar's is."""
+        """For each answer that must equal ar's, whether it does."""
         return [same for pair in self.compared if (same := agrees(*pair)) is not None]
 
     @property
     def drafting(self) -> bool:
-        """Whether it drafts, so that its passes have a cost beside those of one token."""
+        """Whether the variant drafts, so that c and v are defined."""
         return isinstance(self.variant.gamma, int) or self.total.draft_n > 0
 
     @property
@@ -145,13 +146,13 @@ class Timed:
         return _known(stats.predicted_per_second for stats in merged)
 
     def speedups(self, base: Variant | None) -> list[float]:
-        """Return the speed-up over `base` of each repeat, over the prompts that both answered; not of disturbed
-        repeats."""
+        """Return the speed-up over `base` of each repeat whose timing was not disturbed, over the prompts that both
+        answered."""
         return _known(speedup_over(pairs) for pairs in self._pairs(base) if not _disturbed(pairs))
 
     @property
     def disturbed(self) -> int:
-        """The number of repeats whose timing beside ar was disturbed."""
+        """The number of repeats whose timing, compared with ar's, was disturbed."""
         return sum(map(_disturbed, self._pairs(self.plain)))
 
     def _pairs(self, base: Variant | None) -> list[list[tuple[Stats, Stats]]]:
@@ -190,13 +191,13 @@ def _rounded(value: Any) -> Any:
 
 
 def _of_server(timed: Timed) -> dict[str, int]:
-    """Return a server's counts over the answers, those of its drafts too."""
+    """Return the counts that a server reported over the answers, such as those of its drafts."""
     counts = timed.total.report._asdict() if timed.total.report else {}
     return {name: count for name, count in counts.items() if isinstance(count, int)}
 
 
 def _mean_gamma(timed: Timed) -> float | None:
-    """Return the gamma; under auto the tokens drafted a round, of a tree all its nodes."""
+    """Return the gamma; under auto the mean number of tokens drafted a round (of trees: nodes)."""
     gamma, total = timed.variant.gamma, timed.total
     if gamma == "auto":
         return ratio(total.draft_n, total.target_passes)
@@ -270,7 +271,7 @@ def _speedup_cell(row: SummaryFields) -> str:
 
 
 def _differs_cell(row: SummaryFields) -> str:
-    """Return of how many answers the text differs from ar's, and how: 1/6 tie."""
+    """Return how many answers differ from ar's, and how: "1/6 tie"."""
     if row["differs"] is None and not row["may_differ"]:
         return "-"
     rightly = f"{row['other_draws'] + row['other_texts']}/{row['may_differ']}"
@@ -283,10 +284,10 @@ def _differs_cell(row: SummaryFields) -> str:
 
 @dataclass(frozen=True)
 class BenchColumn:
-    """How a figure is computed and written (by a format, or by a function of the row), and its heads.
+    """How a figure is computed, how it is written (by a format, or by a function of the row), and its column's heads.
 
-    A table in which it has no head does not show it; the report shows the columns of the table of methods, and more.
-    A narrow console leaves out the columns that have a number in `leaves`, the lowest first.
+    A table does not show a column without a head in it; the report shows the columns of the table of methods, and more.
+    On a narrow console the columns with a number in `leaves` are left out, the lowest number first.
     """
 
     figure: Callable[[Timed], Any]
@@ -297,7 +298,7 @@ class BenchColumn:
     leaves: int = 0
 
     def head(self, view: str) -> str:
-        """Return its head in a table (methods, speedups, report); "" where the table leaves it out."""
+        """Return its head in a table (methods, speedups, report); "" if the table does not have the column."""
         return getattr(self, view) or (self.methods if view == "report" else "")
 
     def cell(self, row: SummaryFields, key: str) -> str:
@@ -321,7 +322,7 @@ class Category(BaseModel, frozen=True):
 
 
 class Reviewed(BaseModel, frozen=True):
-    """Drafts that a reviewer of a cascade saw and passed."""
+    """The drafts that a reviewer of a cascade examined and accepted."""
 
     accepted: Count
     examined: Count
@@ -334,29 +335,30 @@ AmountsByName = dict[str, Amount | None]
 class SummaryRow(BaseModel, frozen=True):
     """One row of `summary`, of a method at a gamma.
 
-    A column's default holds for a file from before the column; one with rows of several temperatures is refused.
+    A column's default stands for it in a file that is older than the column. Files whose rows have a temperature are
+    refused.
     """
 
     method: str
     gamma: Gamma = None
     temperature: None = None
     mean_gamma: Annotated[AmountValue, BenchColumn(_mean_gamma)] = None
-    prompts: Annotated[Count, BenchColumn(lambda of: of.prompts)] = 0
-    answers: Annotated[Count, BenchColumn(lambda of: len(of.answers))] = 0
-    predicted_n: Annotated[Count, BenchColumn(lambda of: of.total.predicted_n)] = 0
+    prompts: Annotated[Count, BenchColumn(lambda timed: timed.prompts)] = 0
+    answers: Annotated[Count, BenchColumn(lambda timed: len(timed.answers))] = 0
+    predicted_n: Annotated[Count, BenchColumn(lambda timed: timed.total.predicted_n)] = 0
     predicted_per_second: Annotated[Rate, BenchColumn(_rate, _rate_cell, methods="tok/s")] = Rate()
     speedup: Annotated[
-        AmountValue, BenchColumn(lambda of: of.speedup, _speedup_cell, methods="speed-up", speedups="median")
+        AmountValue, BenchColumn(lambda timed: timed.speedup, _speedup_cell, methods="speed-up", speedups="median")
     ] = None
-    disturbed: Annotated[Count, BenchColumn(lambda of: of.disturbed)] = 0
+    disturbed: Annotated[Count, BenchColumn(lambda timed: timed.disturbed)] = 0
     speedup_per_repeat: Annotated[
         list[Amount],
-        BenchColumn(lambda of: of.speedups(of.plain), _range_cell, speedups="range", report="range", leaves=2),
+        BenchColumn(lambda timed: timed.speedups(timed.plain), _range_cell, speedups="range", report="range", leaves=2),
     ] = []
     expected_speedup: Annotated[
         AmountValue,
         BenchColumn(
-            lambda of: expected(of.total, of.beside, of.variant.gamma),
+            lambda timed: expected(timed.total, timed.beside, timed.variant.gamma),
             TIMES,
             speedups="expected",
             report="expected",
@@ -364,21 +366,24 @@ class SummaryRow(BaseModel, frozen=True):
         ),
     ] = None
     tokens_per_pass: Annotated[
-        AmountValue, BenchColumn(lambda of: of.total.tokens_per_pass, "{:.2f}", methods="tok/pass", leaves=6)
+        AmountValue, BenchColumn(lambda timed: timed.total.tokens_per_pass, "{:.2f}", methods="tok/pass", leaves=6)
     ] = None
     acceptance_rate: Annotated[
-        AmountValue, BenchColumn(lambda of: of.total.acceptance_rate, "{:.0%}", methods="accepted", leaves=5)
+        AmountValue, BenchColumn(lambda timed: timed.total.acceptance_rate, "{:.0%}", methods="accepted", leaves=5)
     ] = None
-    alpha: Annotated[AmountValue, BenchColumn(lambda of: of.total.alpha, "{:.2f}", methods="alpha", leaves=4)] = None
+    alpha: Annotated[
+        AmountValue,
+        BenchColumn(lambda timed: timed.total.alpha, "{:.2f}", methods="alpha", leaves=4),
+    ] = None
     alpha_per_position: Annotated[
-        list[Amount | None], Field(max_length=10_000), BenchColumn(lambda of: of.total.alpha_per_position)
+        list[Amount | None], Field(max_length=10_000), BenchColumn(lambda timed: timed.total.alpha_per_position)
     ] = []
-    draft_histogram: Annotated[list[Count], BenchColumn(lambda of: list(of.total.draft_histogram))] = []
-    acceptance_histogram: Annotated[list[Count], BenchColumn(lambda of: list(of.total.acceptance_histogram))] = []
+    draft_histogram: Annotated[list[Count], BenchColumn(lambda timed: list(timed.total.draft_histogram))] = []
+    acceptance_histogram: Annotated[list[Count], BenchColumn(lambda timed: list(timed.total.acceptance_histogram))] = []
     c: Annotated[
         AmountValue,
         BenchColumn(
-            lambda of: cost_ratio(of.total, of.beside) if of.drafting else None,
+            lambda timed: cost_ratio(timed.total, timed.beside) if timed.drafting else None,
             "{:.3f}",
             methods="c",
             leaves=2,
@@ -387,13 +392,16 @@ class SummaryRow(BaseModel, frozen=True):
     v: Annotated[
         AmountValue,
         BenchColumn(
-            lambda of: verify_ratio(of.total, of.beside) if of.drafting else None, "{:.2f}", methods="v", leaves=1
+            lambda timed: verify_ratio(timed.total, timed.beside) if timed.drafting else None,
+            "{:.2f}",
+            methods="v",
+            leaves=1,
         ),
     ] = None
     ttft_ms: Annotated[
         AmountValue,
         BenchColumn(
-            lambda of: _mean(_known(answer.stats.ttft_ms for answer in of.answers)),
+            lambda timed: _mean(_known(answer.stats.ttft_ms for answer in timed.answers)),
             "{:.0f} ms",
             methods="TTFT",
             leaves=3,
@@ -402,32 +410,40 @@ class SummaryRow(BaseModel, frozen=True):
     prompt_per_second: Annotated[
         AmountValue,
         BenchColumn(
-            lambda of: ratio(1000.0 * of.total.prompt_n, of.total.prompt_ms), "{:.0f}", methods="prompt/s", leaves=3
+            lambda timed: ratio(1000.0 * timed.total.prompt_n, timed.total.prompt_ms),
+            "{:.0f}",
+            methods="prompt/s",
+            leaves=3,
         ),
     ] = None
-    compared: Annotated[Count, BenchColumn(lambda of: len(of.agreeing))] = 0
+    compared: Annotated[Count, BenchColumn(lambda timed: len(timed.agreeing))] = 0
     differs: Annotated[
         Count | None,
-        BenchColumn(lambda of: of.agreeing.count(False) if of.agreeing else None, _differs_cell, methods="differs"),
+        BenchColumn(
+            lambda timed: timed.agreeing.count(False) if timed.agreeing else None, _differs_cell, methods="differs"
+        ),
     ] = None
-    near_ties: Annotated[Count, BenchColumn(lambda of: of.parted("near tie"))] = 0
-    beyond_ties: Annotated[Count, BenchColumn(lambda of: of.parted("beyond"))] = 0
-    other_draws: Annotated[Count, BenchColumn(lambda of: of.parted("other draw"))] = 0
-    other_texts: Annotated[Count, BenchColumn(lambda of: of.parted("other text"))] = 0
-    may_differ: Annotated[Count, BenchColumn(lambda of: len(of.compared) - len(of.agreeing))] = 0
+    near_ties: Annotated[Count, BenchColumn(lambda timed: timed.parted("near tie"))] = 0
+    beyond_ties: Annotated[Count, BenchColumn(lambda timed: timed.parted("beyond"))] = 0
+    other_draws: Annotated[Count, BenchColumn(lambda timed: timed.parted("other draw"))] = 0
+    other_texts: Annotated[Count, BenchColumn(lambda timed: timed.parted("other text"))] = 0
+    may_differ: Annotated[Count, BenchColumn(lambda timed: len(timed.compared) - len(timed.agreeing))] = 0
     categories: Annotated[dict[str, Category], BenchColumn(_categories)] = {}
     calls_per_pass: Annotated[
         AmountsByName,
-        BenchColumn(lambda of: {name: ratio(n, of.total.target_passes) for name, n in of.total.calls.items()}),
+        BenchColumn(lambda timed: {name: ratio(n, timed.total.target_passes) for name, n in timed.total.calls.items()}),
     ] = {}
     ms_per_call: Annotated[
         AmountsByName,
-        BenchColumn(lambda of: {name: ratio(of.total.call_ms.get(name, 0.0), n) for name, n in of.total.calls.items()}),
+        BenchColumn(
+            lambda timed: {name: ratio(timed.total.call_ms.get(name, 0.0), n) for name, n in timed.total.calls.items()}
+        ),
     ] = {}
-    reviews: Annotated[dict[str, Reviewed], BenchColumn(lambda of: of.total.to_json().get("reviews", {}))] = {}
+    reviews: Annotated[dict[str, Reviewed], BenchColumn(lambda timed: timed.total.to_json().get("reviews", {}))] = {}
     reported: Annotated[AmountsByName, BenchColumn(_of_server)] = {}
     swi: Annotated[
-        AmountsByName | None, BenchColumn(lambda of: swi_of(of.total, of.answers[0].terms) if of.answers else None)
+        AmountsByName | None,
+        BenchColumn(lambda timed: swi_of(timed.total, timed.answers[0].terms) if timed.answers else None),
     ] = None
 
 
@@ -445,7 +461,7 @@ def shown(view: str) -> dict[str, BenchColumn]:
 
 
 def summarise(items: Sequence[PromptItem], variants: Sequence[Variant]) -> list[Json]:
-    """Return one row per variant, as JSON values; figures that are undefined are None."""
+    """Return one row per variant, as JSON values; undefined figures are None."""
     timed = [Timed(items, variant, reference_of(variants)) for variant in variants]
     return [
         vars(each.variant) | {key: _rounded(column.figure(each)) for key, column in COLUMNS.items()} for each in timed

@@ -1,12 +1,10 @@
 """The history of one chat, by token ids: the model's next prompt, and its answers.
 
-An answer's ids are kept as they were decoded and never tokenised again; only the *tail* that the
-chat template puts after an answer is. Where the template changes earlier answers (it strips thinking, or moves the
-system prompt into the last message), the prompt is the template's text, tokenised again.
-Every change is planned first (:class:`Plan`) and made by
-:meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it was.
-Where an encoder reads the prompt, messages stand alone: each is a prompt by itself.
-Knows no models, no sampling and no screen.
+An answer's ids are kept as they were decoded and not tokenised again; only the *tail*, the text that the chat template
+puts after an answer, is tokenised. Where the template changes earlier answers (it strips thinking, or moves the system
+prompt into the last message), the prompt is the template's text, tokenised again. An answer is planned first
+(:class:`Plan`) and entered by :meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it
+was. Where an encoder reads the prompt, each message is a prompt by itself. Knows no models, no sampling and no screen.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ from utils.ordinary_text import CUT, Markers, ids_in_parts, without
 from utils.tokenizer import first_ids
 
 Message = dict[str, str]
-CHANNEL = Thinking("<think>", "</think>", False)  # marks of ours around a channel in which a model thinks
-SEAM = 16  # tokens at a prompt's end that the next one may leave out, such as a mark that begins the thinking
+CHANNEL = Thinking("<think>", "</think>", False)  # marks that this program puts around a channel of thinking
+SEAM = 16  # tokens at a prompt's end that the next prompt may lack, such as a mark that begins the thinking
 
 
 class Template:
-    """A chat template as text: the head of a chat and the tail after an answer. `name` as in
-    utils/catalogue/templates.py. Markers in the messages are cut (utils/ordinary_text.py) unless they are `special`.
+    """A chat template, which renders the text of a chat, and the tail after an answer. `name`: a template of
+    utils/catalogue/templates.py. Control tokens in messages become text (utils/ordinary_text.py) unless `special`.
     """
 
     def __init__(self, tokenizer: HfTokenizer, name: str = AUTO, special: bool = False) -> None:
@@ -52,7 +50,8 @@ class Template:
         return other if len(markers.found(other)) < len(markers.found(text)) else text
 
     def _cut(self, system: str, messages: list[Message], edges: bool = False) -> tuple[str, list[Message]]:
-        """Return a chat with its markers cut, but for those in answers that are no special tokens: the model's own."""
+        """Return a chat with its control tokens cut. Answers keep those that are not special tokens: the model wrote
+        them."""
         if (markers := self.markers) is None:
             return system, messages
         keep = {"assistant": markers.written}
@@ -83,9 +82,10 @@ class Template:
         raise UserError(f"the chat template refuses this chat ({why}); /set chat=off goes without it")
 
     def tail(self, system: str, messages: list[Message], text: str) -> str | None:
-        """Return the text after the last message's answer when `text` is the next message; None if it is not found.
+        """Return the text between the last answer and the next one, if `text` is the next message; None if the template
+        leaves out the last answer.
 
-        `messages` ends with the user's message of that answer, whose ids are known.
+        `messages` ends with the user's message before that answer; the answer's own text is not needed.
         """
         mark, texts = "answer-0", text + system + "".join(message["content"] for message in messages)
         while mark in texts:
@@ -112,10 +112,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Plan:
-    """A turn about to be answered from `prompt`, after `keep` turns.
+    """A turn about to be answered from `prompt`, after the first `keep` turns.
 
-    `answer` are ids that the answer has already (a continuation); they are part of `prompt`, unless the decoder has
-    them by itself: then they are `begun` as well. `forced`: the user chose the last of them.
+    `answer`: the ids with which a continued answer begins. `prompt` ends with them, unless an encoder reads the prompt:
+    then they are `begun`, too, for the decoder. `forced`: the user chose the last of them.
     """
 
     user: str
@@ -157,10 +157,10 @@ class ChatSettings(NamedTuple):
 
 
 class Conversation:
-    """Turns by their ids. `stop_ids` end an answer; `context` is the most the model can read.
+    """The turns of a chat. `stop_ids` end an answer; `context`: the most tokens that the model can read.
 
     `single`: an encoder reads each message by itself, without template, system prompt and history. `special_tokens`:
-    control tokens in messages are let through, as they always are without `chat`.
+    control tokens in messages are read as such, as they always are without `chat`.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ class Conversation:
         self.stop_ids = stop_ids | end_ids(tokenizer, template)
         self.turns: list[Turn] = []
         self.cleared: list[Turn] = []  # the turns that :meth:`restore` brings back
-        self.branches: list[Turn] = []  # the last turn and those that it was branched from or into; [] without branches
-        self.retokenised = False  # another model's tokenizer has read the texts of the turns
+        self.branches: list[Turn] = []  # all versions of the last turn, if tokens were forced in it; else []
+        self.retokenised = False  # whether the answers' ids were made again, by a new model's tokenizer
 
     @property
     def templated(self) -> bool:
@@ -200,23 +200,23 @@ class Conversation:
 
     @property
     def ids(self) -> list[int]:
-        """Everything said so far, as the model has it."""
+        """The ids of the chat so far, as the model has read and written them."""
         return [*self.turns[-1].prompt, *self.turns[-1].answer] if self.turns else []
 
     # -- plans --------------------------------------------------------------------------------
 
     def plan(self, text: str) -> Plan:
-        """A new turn. Raises UserError if it does not fit the context."""
+        """Plan a new turn. Raises UserError if it does not fit the context."""
         return self._fitting(Plan(text, self._prompt(self.turns, text), keep=len(self.turns)))
 
     def plan_regen(self) -> Plan:
-        """The last message answered again; `regenerated` counts up, so that a seed can follow it."""
+        """Plan another answer to the last message; `regenerated` counts up, so that the seed can change with it."""
         last = self._last("/regen")
         return self._fitting(Plan(last.user, list(last.prompt), len(self.turns) - 1, regenerated=last.regenerated + 1))
 
     def plan_continue(self, stops: Sequence[str] = ()) -> Plan:
-        """The last answer continued from its ids; tokens at its end that begin a stop string come again, so that the
-        whole string is found."""
+        """Plan to continue the last answer from its ids, without the tokens at its end that begin a stop string: they
+        are decoded again, so that the whole string is found."""
         if (last := self._last("/continue")).reason == "eos":
             raise UserError(
                 "nothing to continue: the last answer ended by itself (cut or stopped answers can be continued)"
@@ -227,7 +227,7 @@ class Conversation:
         return self._resumed(last, answer)
 
     def plan_force(self, position: int, token: int) -> Plan:
-        """The last answer cut before its token number `position` (from 0) and continued from another token."""
+        """Plan to cut the last answer before its token number `position` (from 0) and continue with `token` there."""
         last = self._last("/inspect")
         if token in self.stop_ids:
             raise UserError("that token ends the answer: nothing can continue it")
@@ -262,7 +262,7 @@ class Conversation:
     def commit(
         self, plan: Plan, ids: list[int], reason: Reason, *, seed: int | None = None, record: Json | None = None
     ) -> Turn:
-        """Enter the answer of a plan: `ids` are the newly emitted ones."""
+        """Enter the answer of a plan; `ids`: those that were emitted, without `plan.answer`."""
         answer = (*plan.answer, *ids)
         prompt = tuple(plan.prompt if plan.begun else plan.prompt[: len(plan.prompt) - len(plan.answer)])
         before = self.turns[plan.keep] if plan.answer else None
@@ -278,7 +278,7 @@ class Conversation:
         return turn
 
     def undo(self) -> Turn | None:
-        """Take the last turn back; None if it was a branch: then the turn that it branched from is the last."""
+        """Remove and return the last turn. None if it was a branch: the turn that it branched from replaces it."""
         if (last := self._last("/undo")).origin is not None:
             self.turns[-1] = last.origin
             return None
@@ -306,8 +306,8 @@ class Conversation:
     def changed(self, models: ChatModels | None = None, **settings: str | bool) -> Conversation:
         """Return the conversation with another model, or with other :class:`ChatSettings`, also for earlier turns.
 
-        Answers keep their ids, unless another tokenizer has to read their texts. UserError where the template refuses
-        the chat. This conversation stays as it is.
+        Answers keep their ids, unless the new model has another vocabulary: then their texts are tokenised again.
+        UserError where the template refuses the chat. This conversation stays as it is.
         """
         changed = Conversation(*(models or self.models), *self.settings._replace(**settings))  # type: ignore[arg-type]
         same = changed.single == self.single and self._same_ids(changed.tokenizer)
@@ -323,7 +323,8 @@ class Conversation:
         return ids and all(turn.prompt and turn.answer and self.text(turn.answer) == turn.text for turn in turns)
 
     def loaded(self, turns: Sequence[Turn], system: str, *, same: bool) -> Conversation:
-        """Return a saved conversation to continue: by its ids if they are this tokenizer's, else from its texts."""
+        """Return a saved conversation to continue. `same`: its ids are this tokenizer's; else they are made from its
+        texts."""
         loaded = Conversation(*self.models, *self.settings._replace(system=system))
         loaded.turns, loaded.cleared = list(turns) if same else loaded._rebuilt(turns, same), self.cleared
         return loaded
@@ -331,8 +332,8 @@ class Conversation:
     # -- inside -------------------------------------------------------------------------------
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the answer's text, without the stop token that closed it and the headers of its channels; the channel
-        in which it thinks stands between marks."""
+        """Return the answer's text, without the stop token that closed it and the headers of its channels, and with
+        marks around the channel of thinking."""
         end = -1 if ids and ids[-1] in self.stop_ids else None
         texts = list[str]()
         for part, thinks, closed in self._without_headers(list(ids[:end])):
@@ -341,10 +342,10 @@ class Conversation:
         return "\n\n".join(filter(None, texts))
 
     def _without_headers(self, ids: list[int]) -> list[tuple[list[int], bool, bool]]:
-        """Return the ids in parts, one a channel, without the marks around them (`<|channel|>analysis<|message|>`); of
-        each whether it is thinking, and whether it is closed.
+        """Return each channel's ids without its header (`<|channel|>analysis<|message|>`), with whether the channel is
+        thinking, and whether it is closed.
 
-        Ids may begin inside a header: ids before an end without a beginning belong to it.
+        Ids may begin inside a header: those before a header's end without a beginning belong to the header.
         """
         begins, ends, closes = self._header_marks()
         opening = self._encode(self._fields["thinking"]["open"]) if "thinking" in self._fields and ends else []
@@ -371,8 +372,8 @@ class Conversation:
         return schema.get("fields", {}) if isinstance(schema, dict) else {}
 
     def _header_marks(self) -> tuple[set[int], set[int], set[int]]:
-        """Return the tokens that begin and end a channel's header, by the tokenizer's schema, and those that close a
-        channel; none without one."""
+        """Return the tokens that begin a channel's header, that end it, and that close a channel, by the tokenizer's
+        schema; three empty sets without a schema."""
         headers = [self._encode(open_) for entry in self._fields.values() if (open_ := entry.get("open"))]
         headers = [header for header in headers if len(header) > 1]
         if not headers:
@@ -386,7 +387,7 @@ class Conversation:
         """Return the texts of an answer by the chat template's names for them; None without a schema."""
         if not self.templated or getattr(self.tokenizer, "response_template", None) is None:
             return None
-        # The template may begin the answer.
+        # The text that the template puts before an answer may hold the header of its first channel.
         parsed = self.tokenizer.parse_response(list(ids), prefix=self.template.render("", _messages([], "")))
         return {name: text for name, text in parsed.items() if isinstance(text, str) and name != "role"}
 
@@ -405,7 +406,7 @@ class Conversation:
         return ids_in_parts(text, alone, first or alone)
 
     def _encode_after(self, last: int, text: str) -> list[int]:
-        """Return the ids of a text after the token `last`, where its first token may differ."""
+        """Return the ids of a text that follows the token `last`: its first token may differ from one at the start."""
         before = self.tokenizer.decode([last])
 
         def after_last(part: str) -> list[int]:
@@ -415,11 +416,11 @@ class Conversation:
         return self._encode(text, after_last)
 
     def _ordinary(self, text: str) -> str:
-        """Return a text that no template surrounds with its markers cut."""
+        """Return a text with its control tokens cut, for use without a template."""
         return self.template.markers.cut(text) if self.template.markers else text
 
     def markers_in(self, plan: Plan) -> list[str]:
-        """Return the different control tokens that stand in the messages of a plan and are read as text."""
+        """Return the control tokens in the messages of a plan that are read as text, each once."""
         text = "\n".join([plan.user, *(turn.user for turn in self.turns[: plan.keep])])
         return [*dict.fromkeys(self.template.markers.found(text))] if self.template.markers else []
 
@@ -436,7 +437,7 @@ class Conversation:
         return turns
 
     def _prompt(self, turns: list[Turn], text: str) -> list[int]:
-        """Return the ids of the next prompt: the turns so far, the closing of the last, the new message."""
+        """Return the ids of the next prompt: the turns so far, the template's end of the last, the new message."""
         if not turns or self.single:
             message = self.template.render(self.system, _messages([], text)) if self.templated else self._ordinary(text)
             return self._encode(message, None if self.templated else partial(first_ids, self.tokenizer))
@@ -454,7 +455,8 @@ class Conversation:
         return ids + self._encode_after(ids[-1], tail)
 
     def _continued(self, prompt: list[int], whole: str) -> list[int]:
-        """Return the ids of the text `whole`: first those of the last prompt as far as both agree, for the cache."""
+        """Return the ids of the text `whole`. They begin with those of `prompt` but for at most SEAM of its last, so
+        that the cache can be used; all are made again if the texts differ earlier."""
         plain = whole.replace(CUT, "")
         for count in range(len(prompt), max(0, len(prompt) - SEAM), -1):
             if count and plain.startswith(text := self.tokenizer.decode(prompt[:count])):
@@ -462,7 +464,7 @@ class Conversation:
         return self._encode(whole)
 
     def _sent(self, turn: Turn) -> str:
-        """Return the answer as it stands between the template's texts: with the marks of its channels."""
+        """Return the answer's text as it stands in the rendered chat: with the headers of its channels."""
         if not self._channels(turn.answer):
             return turn.text
         return str(self.tokenizer.decode(list(turn.answer[: len(turn.answer) - (turn.answer[-1] in self.stop_ids)])))
@@ -481,7 +483,7 @@ def as_text(markers: Sequence[str]) -> str:
 
 
 def _squeezed(text: str) -> str:
-    """Return a text without white space and cuts."""
+    """Return a text without white space and without the marks that cut control tokens."""
     return "".join(text.replace(CUT, "").split())
 
 

@@ -1,8 +1,8 @@
-"""A page to hand round: answers with their rounds and tokens in one HTML file that loads nothing.
+"""A page to share: answers with their rounds and tokens in one HTML file that loads no other.
 
 The texts and figures are plain HTML, readable without scripts. Rounds and tokens are JSON in the page
-(docs/replay-and-simulate.md), which the script of the template (page.html beside this file) plays and explains. All of
-the texts is shown as text; only the template's own script may run. Knows no models, no tokenizer and no torch.
+(docs/replay-and-simulate.md), which the script of the template (page.html beside this file) plays and explains. Markup
+in a text is shown, not obeyed; only the template's own script may run. Knows no models, no tokenizer and no torch.
 """
 
 import base64
@@ -49,7 +49,7 @@ CHOICES = (
     "by",
     "fate",
     "q_processed",
-)  # the text: its place in `texts`
+)  # "text" is an index into the page's `texts`
 SAMPLES = "Samples, with their number and the probability of all tokens so far"
 NOT_THERE = "the drafts and figures of this answer are not there"
 
@@ -73,7 +73,7 @@ def page(answers: Iterable[PageAnswer], title: str = "Conversation") -> str:
         "columns": {"drafts": DRAFTS, "choices": CHOICES},
         "inverse_temperatures": INVERSE_TEMPERATURES,
         "answers": [_data(answer, texts) for answer in every],
-        "texts": list(texts),  # those that the answers have named
+        "texts": list(texts),  # `_data` has filled it
     }
     template = _TEMPLATE.read_text(encoding="utf-8")
     script = template.rpartition("<script>")[2].partition("</script>")[0]
@@ -83,7 +83,7 @@ def page(answers: Iterable[PageAnswer], title: str = "Conversation") -> str:
         "body": "\n".join(_article(number, answer) for number, answer in enumerate(every, start=1)),
         "data": json.dumps(_all_shown(data), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
 def _shown(text: str) -> str:
@@ -91,7 +91,7 @@ def _shown(text: str) -> str:
 
 
 def _all_shown(data: Any) -> Any:
-    """Return JSON with all its texts made harmless."""
+    """Return the data with control characters in its texts made visible."""
     if isinstance(data, dict):
         return {name: _all_shown(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
@@ -128,7 +128,7 @@ def _article(number: int, answer: PageAnswer) -> str:
 
 
 def _branches(branches: Sequence[Branch]) -> str:
-    """A list of branches, those that part further on to be opened."""
+    """Return branches as an HTML list; a branch with children can be folded."""
     parts = []
     for branch in branches:
         text = f'<b>{branch.count}</b> <span class="faint">{probability(branch.p)}</span> {_html(branch.text)}'
@@ -138,7 +138,7 @@ def _branches(branches: Sequence[Branch]) -> str:
 
 
 def _section(track: Track, question: str) -> str:
-    """A lane: its title, its text with rejected drafts, its figures, and what the colours mean."""
+    """Return a lane as HTML: its title, its text with rejected drafts, its figures, and what the colours mean."""
     pane, names = track.pane(), track.lane.terms.sources
     more = "".join(each.before + text for each in details(pane, _LOOK) for text, _ in each.pieces)
     figures = _line(stats_lines([pane], _LOOK).rows()) + more
@@ -166,17 +166,18 @@ def _tint(names: Sequence[str], name: str) -> str:
 
 
 def _spans(track: Track) -> Iterator[str]:
-    """The text token by token (data-t: its number, data-r: its round), and rejected drafts where they were."""
+    """Yield the text token by token (data-t: its number, data-r: its round), with each round's rejected draft before
+    the target's token."""
     own = {"bonus": "bonus", "correction": "target", "own token": "target" if track.lane.terms.drafts else ""}
     said = ""
     for number, token in enumerate(tokens_of(track)):
-        place = f'data-r="{token.round}"' + (" data-own" if token.kind != "accepted" else "")
+        marks = f'data-r="{token.round}"' + (" data-own" if token.kind != "accepted" else "")
         if token.kind != "accepted" and token.refused:
             yield f'<del class="rejected" data-r="{token.round}">{_html(one_line(token.refused[0].text, _LOOK))}</del>'
         style = _tint(track.lane.terms.sources, token.by) if token.kind == "accepted" else own.get(token.kind, "")
-        yield f'<span class="{style}" data-t="{number}" {place}>{_html(token.text)}</span>'
+        yield f'<span class="{style}" data-t="{number}" {marks}>{_html(token.text)}</span>'
         said += token.text
-    if track.text.startswith(said):  # a beam search has no tokens; the end of a cut character is no token's
+    if track.text.startswith(said):  # the rest: all text of a beam search, or a character that was cut off
         yield _html(track.text[len(said) :])
 
 
@@ -215,16 +216,16 @@ def _round(traced: TracedRound, by_chance: bool) -> Json:
     step, drafts = traced.step, []
     for draft in traced.drafts:
         node, chance = draft.number - 1, draft.chance if by_chance else None
-        place = (node, step.parents[node], step.depths[node], draft.branch)
+        position = (node, step.parents[node], step.depths[node], draft.branch)
         figures = map(_short, (draft.q, draft.p, chance, draft.coin, *(draft.compared or ())))
-        drafts.append(_known([*place, draft.text, draft.source, draft.fate, *figures]))
+        drafts.append(_known([*position, draft.text, draft.source, draft.fate, *figures]))
     ms = [round(1000 * part, 4) for part in (step.draft_s, step.verify_s, step.sample_s, step.overhead_s)]
     return {"says": phases(step), "ms": ms, "drafts": drafts}
 
 
 def _token(token: SaidToken, texts: dict[str, int], rule: str) -> Json:
     drafts: list[SaidToken | Refused] = [token, *token.refused]
-    figures = {  # those that are empty, and the lane's own rule, are left out
+    figures = {  # empty ones are left out, as is a rule that is the lane's
         **{name: getattr(token, name) for name in ("token", "round", "kind", "by")},
         "rule": "" if token.rule == rule else token.rule,
         "shown": token.shown,
@@ -238,10 +239,10 @@ def _token(token: SaidToken, texts: dict[str, int], rule: str) -> Json:
 
 
 def _choice(choice: Candidates, texts: dict[str, int]) -> list[PageCell]:
-    """The columns of a choice; those at the end that are not known are left out."""
+    """Return the columns of a choice, without the unknown ones at the end."""
     row: list[PageCell] = [texts.setdefault(choice.text, len(texts)), choice.token]
     if (choice.rank or 1) > LISTED and not choice.fate:
-        choice = choice._replace(processed=None)  # only a what-if lists it
+        choice = choice._replace(processed=None)  # it is listed only in a what-if, which does not show that column
     row += [_short(getattr(choice, name)) for name in CHOICES[2:]]
     return _known(row)
 

@@ -1,8 +1,8 @@
-"""A finished answer with all that is known about it, and the files of a conversation: the text or JSON that /save
-writes and /load reads, and a picture (.svg) of the drafts as the console shows them.
+"""A finished answer with its lanes and figures, and the files of a conversation: the text or JSON that /save writes
+and /load reads, and a picture (.svg) of the drafts as the console shows them.
 
-Texts are read through `decode`, so answers are whole only with the tokenizer they were made with. A picture loads
-nothing, and all of the texts is shown as text. Knows no models.
+A lane's text is decoded from its ids, so it is read correctly only with the tokenizer that it was made with. A picture
+loads no other file, and markup in a text is shown, not obeyed. Knows no models.
 """
 
 import io
@@ -40,13 +40,13 @@ _KEYS = {
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """A finished answer with everything that is known about it. A turn's record has it among its `decodings`."""
+    """A finished answer: its settings, lanes and models. A turn's record lists it in `decodings`."""
 
     settings: Settings
     turn: Turn
     tracks: list[Track]
-    models: Mapping[str, str] = field(default_factory=dict)  # that ran, in the words of app/screen/view.py
-    earlier: tuple[SaidToken, ...] = ()  # of a part of the answer from before
+    models: Mapping[str, str] = field(default_factory=dict)  # the models that ran, as app/screen/view.py names them
+    earlier: tuple[SaidToken, ...] = ()  # tokens of the answer from before a continuation
 
     @property
     def tokens(self) -> list[SaidToken]:
@@ -65,7 +65,7 @@ class Answered:
         return [track.answer() for track in self.tracks]
 
     def to_json(self) -> Json:
-        """Return what a file keeps of it beside its turn."""
+        """Return the parts of a file's entry that the turn itself does not have."""
         return {
             "models": self.models,
             "settings": shown_settings(self.settings),
@@ -82,7 +82,7 @@ def as_json(turns: Sequence[Turn], about: Json) -> str:
 
 
 def as_text(turns: Sequence[Turn], system: str) -> str:
-    """Return the conversation as plain text, of which a terminal that shows the file obeys nothing."""
+    """Return the conversation as plain text, with control characters made visible, so that no terminal obeys them."""
     head = [f"[system]\n{system}\n"] if system else []
     return visible("\n".join([*head, *(f"[user]\n{turn.user}\n\n[assistant]\n{turn.text}\n" for turn in turns)]))
 
@@ -149,7 +149,8 @@ def read_chat(path: Path) -> SavedChat:
 
 
 def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
-    """Return each decoding of a turn's answer, continuations included; none if they were not saved with these texts."""
+    """Return each decoding of a turn's answer, continuations included; none if the turn was saved without them, or if
+    together they are not the turn's answer."""
     decodings = list[Answered]()
     try:
         before = tuple(map(int, turn.record.get("forced", ())))  # the beginning of a branch
@@ -164,7 +165,7 @@ def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
 
 
 def _read(turn: Turn, record: Json, before: tuple[int, ...], decode: Decode, forced: bool) -> Answered:
-    """Return one decoding, with all derived figures: an impossible record raises here."""
+    """Return one decoding. All derived figures are worked out, so that an impossible record raises here."""
     decoding = _Decoding.model_validate(record)
     settings = settings_of(decoding.settings)
     tracks = []
@@ -209,8 +210,8 @@ _SVG = f"""\
 
 
 def picture(turns: Iterable[tuple[Turn, Sequence[Answered]]], settings: Settings) -> str:
-    """Return the conversation as the console shows it, as an SVG picture that loads nothing: each turn with its
-    decodings, none if they were not saved; in full colour whatever the terminal can do.
+    """Return the conversation as the console shows it, as an SVG picture that loads no other file: each turn with its
+    decodings, if they were saved; in full colour, whatever the terminal's colours are.
     """
     console = Screen(
         file=io.StringIO(),

@@ -1,9 +1,9 @@
-"""The command line: the table of sub-commands, its grammar made from that and the table of settings, and errors in one
+"""The command line: the table of sub-commands, the grammar made from it and the table of settings, and errors in one
 line.
 
-A new sub-command is one row here and a module with its fields. :func:`read_request` turns words into a
-:class:`Request`; nothing is loaded, run or (but for --help and --version) printed here. Nothing that runs is imported:
-no torch.
+A new sub-command is one row here and a module with its flags. :func:`read_request` turns words into a :class:`Request`;
+nothing is loaded, run or (but for --help and --version) printed here. The modules that run a command are not imported,
+nor is torch.
 """
 
 import argparse
@@ -68,9 +68,10 @@ class SubCommand:
     """One sub-command.
 
     `run` is "module:function", called with settings, options and the command's own values (:func:`own_values`); if it
-    is empty app/command_line/main.py runs the command. `needs`: the value that must be given, and its meaning. `level`
-    chooses the common flags: all, those of the models, those of the catalogue's listing, or those of looks alone;
-    `also` adds settings or groups of them, `without` removes some.
+    is empty, app/command_line/main.py runs the command. `fields`: its own flags; `own` makes their values, if that
+    takes more than reading each. `needs`: the value that must be given, and its meaning. `level` chooses the common
+    flags: all, those of models, --models and the display's, or only the display's (_LOOKS); `also` adds settings or
+    groups of them, `without` removes some.
     """
 
     usage: str
@@ -108,7 +109,8 @@ _BENCH = by_name(
 
 
 def bench_args(given: SettingValues, _: Sequence[str] = ()) -> Namespace:
-    """Return the values or defaults; UsageError in one line. `source` is that of --from; no `methods`: of --compare."""
+    """Return the values or defaults; UsageError in one line. `source`: that of --from. Empty `methods` stand for those
+    of --compare."""
     args = arguments(_BENCH, given)
     args.source = vars(args).pop("from")
     if args.source is not None:
@@ -265,7 +267,7 @@ _MANY = ("data",)  # flags that take several values
 class Request:
     """A parsed command line. `flags` holds the text of every setting given; `prompt` "-" means stdin.
 
-    The pair for `check` is `options.pair`. `own` are the sub-command's values beside the settings.
+    The pair for `check` is `options.pair`. `own`: the values of the sub-command's own flags.
     """
 
     command: str
@@ -289,7 +291,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{surplus[1]} takes no value, got {surplus[2]}" if surplus else message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Help and version, to a stream whose errors count (argparse drops them)."""
+        """Write help or version; errors in writing are raised (argparse ignores them)."""
         (file or sys.stdout).write(message)
 
 
@@ -304,8 +306,8 @@ class _Help(argparse.Action):
 
 
 def build_parser(command: str = "chat", rare: bool = False) -> argparse.ArgumentParser:
-    """Return the parser of one sub-command; every value it yields is text, or a bool for a switch. Its help has the
-    `rare` flags if they are wanted."""
+    """Return the parser of one sub-command; every value it returns is text, or a bool for a switch. `rare`: its help
+    lists the rare flags, too."""
     known = COMMANDS[command]
     usages, about = [known.usage], known.about
     if command == "chat":
@@ -354,7 +356,7 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 class _AddText(argparse.Action):
-    """Adds a text to those of the same flag, each with its escapes read."""
+    """Adds a text, its escapes read, to those that the same flag has given before."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
@@ -364,7 +366,8 @@ class _AddText(argparse.Action):
 
 
 def _add(section: argparse._ArgumentGroup, known: Field, shown: bool = True, **more: Any) -> None:
-    """Add one setting by all its flags, of which help shows one if `shown`; of a switch the form that has an effect."""
+    """Add all flags of one setting. If `shown`, help shows one of them: of a switch the form that changes the
+    default."""
     text, flags, how = known.help.replace("%", "%%"), dict.fromkeys(known.flags), more
     if known.kind is SWITCH:
         text = f"do not {text}" if known.default else text
@@ -408,7 +411,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
 
 
 def own_values(command: str, given: SettingValues, words: Sequence[str]) -> Namespace:
-    """Return the values of a sub-command's own flags and of its word. UsageError in one line."""
+    """Return the values of a sub-command's own flags and of its positional argument. UsageError in one line."""
     known = COMMANDS[command]
     if known.needs is not None and not given.get(known.needs[0]):
         raise UsageError(f"{command} needs {known.needs[1]}")

@@ -22,25 +22,26 @@ from utils.processes import check_command, hush, is_first_process, leave_at_once
 from utils.progress import INTERRUPTED
 from utils.visible import to_stderr
 
-GRACE = 5.0  # seconds
+GRACE = 5.0  # seconds that the other processes of a run wait before they end with an error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code; raises nothing and leaves no noise for the interpreter's end.
+    """Run the program and return its exit code. Raises nothing, and leaves nothing at which the interpreter's end would
+    print errors.
 
-    One of several processes, under torchrun, ends here.
+    A process of torchrun does not return: it ends here.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
-    word = sys.stderr if is_first_process() else hush(verbose)
+    errors = sys.stderr if is_first_process() else hush(verbose)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by something plainer
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     code = 0
     try:
-        code = _guarded(arguments, verbose, word)
+        code = _guarded(arguments, verbose, errors)
         if sys.stdout is not None:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _guarded(arguments: list[str], verbose: bool, word: IO[str]) -> int:
+def _guarded(arguments: list[str], verbose: bool, errors: IO[str]) -> int:
     try:
         if sys.stdout is None:
             raise UserError("stdout is closed")
@@ -72,12 +73,12 @@ def _guarded(arguments: list[str], verbose: bool, word: IO[str]) -> int:
         trace = traceback.format_exc() if verbose else ""
         if not is_first_process():
             time.sleep(GRACE)  # the first process reports the error of all, and torchrun ends this one
-        to_stderr(f"{trace}error: {_line(error, verbose)}", stream=word)
+        to_stderr(f"{trace}error: {_line(error, verbose)}", stream=errors)
         return error.exit_code if isinstance(error, UserError) else 1
 
 
 def _line(error: Exception, verbose: bool) -> str:
-    """Return an error in one line: a user's, one of the operating system with its file, or a fault of the program."""
+    """Return an error in one line: the user's, the operating system's (with the file), or a fault of the program."""
     text = " ".join(str(error).split())
     lost = this_process().world_size > 1 and any(
         word in text.lower() for word in ("gloo", "nccl", "connection", "store")
@@ -97,7 +98,7 @@ def _line(error: Exception, verbose: bool) -> str:
 
 
 def _silence(stream: TextIO | None) -> None:
-    """Point a broken stream at nothing, so that the interpreter's last flush raises no error."""
+    """Point a broken stream at the null device, so that the interpreter's last flush raises no error."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
 
@@ -105,7 +106,8 @@ def _silence(stream: TextIO | None) -> None:
 def _run(request: Request) -> int:
     to_stderr(*(f"warning: {warning}" for warning in misspelt_variables(request.environ)))
     options, layers = request.options, layers_of(request)
-    settings = layers.settings if is_first_process() else layers.settings.changed(record="")  # one writes files
+    # Only the first process writes files.
+    settings = layers.settings if is_first_process() else layers.settings.changed(record="")
     if run := COMMANDS[request.command].run:
         module, _, name = run.partition(":")
         own = request.own if is_first_process() else Namespace(**{**vars(request.own), "out": None, "report": None})
@@ -130,9 +132,10 @@ def _run(request: Request) -> int:
 
 
 def layers_of(request: Request) -> Layers:
-    """Return all layers but /set; the flags first, so that a wrong one is reported even if the catalogue is wrong."""
+    """Return all layers but /set. Flags are read first, so that a wrong one is reported even if the catalogue is
+    wrong."""
     flags_alone = Layers.of(environ=request.environ, flags=request.flags)
-    if COMMANDS[request.command].level != "all":  # the pair's own settings do not count for it
+    if COMMANDS[request.command].level != "all":  # such a command does not use the pair's own settings
         return flags_alone
     from app.lanes.pairing import choose_pair
 

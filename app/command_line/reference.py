@@ -1,7 +1,7 @@
 """The documents' tables of drafters, sub-commands, flags, settings and slash commands, made from the program's tables.
 
-`python -m app.command_line.reference --check docs/reference.md` fails when a file is stale, `--write` mends
-it. A table stands between `<!-- table:flags -->` and `<!-- end:flags -->`.
+`python -m app.command_line.reference --check docs/reference.md` fails if the file is stale, `--write` brings it up to
+date. A table stands between `<!-- table:flags -->` and `<!-- end:flags -->`.
 """
 
 import re

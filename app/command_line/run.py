@@ -1,7 +1,7 @@
 """`run`: one prompt, one answer (or one JSON object) on standard output, everything else on standard error.
 
 The lanes of `--compare` take turns as in the console (app/lanes/race.py), so that a machine that slows down slows all
-of them down. The last lane's text is written as it is produced. Knows no decoding.
+of them down. The last lane's text is written as it is produced. Does not know how lanes decode.
 """
 
 import json
@@ -38,9 +38,9 @@ _WIDTH = 120  # columns of figures that go to no terminal
 
 
 class AnswerWriter:
-    """Writes an answer's text as its ids arrive; characters split over tokens wait until they are whole.
+    """Writes an answer's text as its ids arrive; a character that is split over tokens is written when it is complete.
 
-    On a terminal control characters of the answer are left out: a model must not move the cursor.
+    On a terminal control characters of the answer are made visible: a model must not move the cursor.
     """
 
     def __init__(self, stream: IO[str], decode: Callable[[list[int]], str]) -> None:
@@ -50,7 +50,7 @@ class AnswerWriter:
         self._safe = not stream.isatty()
 
     def feed(self, event: Event) -> None:
-        """Take an event and write the text that it added."""
+        """Write the text that an event adds."""
         if emitted := getattr(event, "emitted", ()):
             self._ids += emitted
             self._write(self._decode(self._ids).rstrip("\ufffd"))
@@ -99,11 +99,11 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
 def run_once(
     settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool, logprobs: int | None = None
 ) -> int:
-    """Answer one prompt with the lanes of `settings.compare`; return the exit code. None reads standard input.
+    """Answer one prompt (None: standard input) with the lanes of `settings.compare`; return the exit code.
 
-    Text: the last lane's on standard output, figures and comparison on standard error. JSON: one object on standard
-    output, with the `logprobs` likeliest tokens of each position. An interrupt ends all lanes. Raises UsageError for an
-    empty prompt, one longer than the context, or a lane that cannot run.
+    As text the last lane's answer goes to standard output, figures and comparison to standard error. As JSON one object
+    goes to standard output, with the `logprobs` likeliest tokens of each position. An interrupt ends all lanes. Raises
+    UsageError for an empty prompt, one longer than the context, or a lane that cannot run.
     """
     text = broadcast(given_prompt(prompt, sys.stdin) if is_first_process() else "")
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
@@ -149,7 +149,7 @@ def _decoded(
     writer: AnswerWriter | None,
     logprobs: int | None,
 ) -> list[Answer]:
-    """Run a race to its end, into the log; return the answers. The writer gets the last lane's events."""
+    """Run a race to its end and log it; return the answers. The writer gets the last lane's events."""
     engine, lanes = race.engine, race.lanes
     tracks = tracks_of(lanes, engine, plan.prompt, decode)
     records = [track.lane for track in tracks]
@@ -166,7 +166,7 @@ def _decoded(
 
 
 def _want_logprobs(lanes: list[Lane], count: int) -> None:
-    """Ask servers for the log-probabilities of their tokens. UsageError for a lane that has none."""
+    """Make the lanes of servers request the log-probabilities of their tokens. UsageError for a lane that has none."""
     for lane in lanes:
         if isinstance(lane, ServerLane):
             lane.top_logprobs = count
@@ -185,7 +185,7 @@ def _with_logprobs(track: Track, lane: Lane, engine: PairEngine, count: int) -> 
 
 
 def write_json(data: object) -> None:
-    """Write one line to standard output, in ASCII where that is no UTF-8."""
+    """Write one line to standard output, in ASCII unless its encoding is UTF-8."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig")
     sys.stdout.write(json.dumps(data, ensure_ascii=plain, allow_nan=False) + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""One answer: a plan is decoded by every lane, entered into the conversation, and printed for good.
+"""One answer: every lane decodes a plan, the last lane's answer is entered into the conversation, and all are printed.
 
 Knows neither commands nor keys. The text printed at the end stays in the scrollback.
 """
@@ -32,7 +32,8 @@ UNANSWERED = "stopped before the first token: the conversation is unchanged"
 def answer(plan: Plan, state: ConsoleState) -> bool:
     """Decode `plan` and show it; the conversation continues from the last lane.
 
-    False if it was stopped before its first token. Raises what decoding raises. The conversation is unchanged then.
+    False if it was stopped before its first token. Raises what decoding raises. In both cases the conversation is
+    unchanged.
     """
     prepared = _prepare(plan, state)
     return _commit(plan, prepared, _play(prepared, state), state)
@@ -40,7 +41,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An answer that nothing refuses any more. `log` is its part of the session log."""
+    """An answer after validation, ready to be decoded. `log`: its part of the session log."""
 
     settings: Settings
     tracks: list[Track]
@@ -49,7 +50,7 @@ class Prepared:
 
 
 def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
-    """Ask for all that may be refused, in this order: the pair, its lanes, the log. Takes the target's session."""
+    """Do all that may raise an error before decoding: make the lanes, take the target's session, open the log."""
     engine, chat, settings = state.engine(), state.conversation(), _seeded(state.settings, plan)
     lanes = engine.lanes(settings)
     if plan.answer and any(lane.served for lane in lanes):
@@ -62,7 +63,7 @@ def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
     tracks = tracks_of(lanes, engine, plan.prompt, decode, plan.answer, chat.thinking, plan.forced)
     if plan.regenerated and not plan.answer:
         state.hint(f"seed {settings.seed}" if settings.temperature else "temperature 0: the same answer again")
-    # /inspect lists five alternatives of each position, a what-if all.
+    # A what-if needs ENOUGH alternatives of each position.
     race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ENOUGH, plan.messages)
     records = [track.lane for track in tracks]
     log = None if state.log is None else state.log.open_answer(engine, records, plan, settings, decode)
@@ -70,7 +71,7 @@ def _prepare(plan: Plan, state: ConsoleState) -> Prepared:
 
 
 def _play(prepared: Prepared, state: ConsoleState) -> list[Pause]:
-    """Run the race to its end, on a terminal as the settings show it; return the pauses of one in steps."""
+    """Run the race to its end, and on a terminal show it as the settings say; return the pauses of a race in steps."""
     settings, tracks, pauses = prepared.settings, prepared.tracks, list[Pause]()
     live = state.live and not settings.quiet
     if live and (settings.times_slower > 1 or settings.steps):
@@ -88,7 +89,8 @@ def _play(prepared: Prepared, state: ConsoleState) -> list[Pause]:
 
 
 def _commit(plan: Plan, prepared: Prepared, pauses: list[Pause], state: ConsoleState) -> bool:
-    """End the log, keep the session, enter the answer and show it; False, with nothing entered, without a token."""
+    """End the log, keep the session, enter the answer and show it. Return False, with nothing entered, if the answer
+    has no token."""
     engine, last, settings = state.engine(), prepared.tracks[-1], prepared.settings
     ids = engine.own_ids(last.meter.ids)
     seen = settings.suffix != "off" and engine.drafters.answers.share(plan.prompt, ids) > SEEN
@@ -108,12 +110,12 @@ def _commit(plan: Plan, prepared: Prepared, pauses: list[Pause], state: ConsoleS
 def _enter(
     plan: Plan, tracks: list[Track], ids: list[int], settings: Settings, state: ConsoleState, record: Json
 ) -> None:
-    """Enter an answer, of which `ids` are new, into the conversation with what files keep of it (`record`); show it."""
+    """Enter an answer, whose new ids are `ids`, into the conversation and show it. `record`: what files keep of it."""
     engine, chat = state.engine(), state.conversation()
     before = chat.turns[plan.keep].record if plan.answer else {}
     forced = list(plan.answer) if plan.forced else before.get("forced")
     record |= {} if forced is None else {"forced": forced}
-    engine.drafters.answers.add(plan.prompt, ids)  # no lane of this turn has read it
+    engine.drafters.answers.add(plan.prompt, ids)  # only now, after the lanes of this turn have ended
     turn = chat.commit(plan, ids, tracks[-1].reason, seed=settings.seed, record=record)
     state.latest = Answered(settings, turn, tracks, models_of(engine), kept_tokens(plan, state.latest))
     turn.record["decodings"] = [*([] if plan.forced else before.get("decodings", ())), state.latest]
@@ -137,7 +139,7 @@ def take_sample(plan: Plan, track: Track, tree: Sequence[Branch], state: Console
 
 
 def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:
-    """Return the tokens that a continued answer has already, with the one that the user forced; () if unknown."""
+    """Return the tokens with which a continued answer begins, a forced one included; () if they are unknown."""
     count, tokens = len(plan.answer) - plan.forced, latest.tokens if latest is not None and plan.answer else []
     if len(tokens) < len(plan.answer) or [token.token for token in tokens[:count]] != list(plan.answer[:count]):
         return ()
@@ -146,6 +148,7 @@ def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:
 
 
 def _seeded(settings: Settings, plan: Plan) -> Settings:
-    """Return the settings with this answer's seed: a continuation keeps it, another answer takes the next one."""
+    """Return the settings with this answer's seed: a continuation keeps the answer's, a new answer to the same message
+    takes the next one."""
     seed = settings.seed + plan.regenerated if plan.seed is None else plan.seed
     return settings.changed(seed=seed % (2**63 - 1))

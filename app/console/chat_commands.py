@@ -1,7 +1,7 @@
-"""The commands that use the loaded pair and what was said: models, conversation, files, figures, single tokens;
-and the words of /info and /stats.
+"""The commands that use the loaded pair and the conversation: models, conversation, files, figures, single tokens;
+and the text of /info and /stats.
 
-Errors that a user can mend are raised as UserError and shown by whoever dispatched the command. No torch.
+Errors that a user can correct are raised as UserError; the caller that dispatched the command shows them. No torch.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def drafter(state: ConsoleState, name: str) -> None:
 def _switch(
     state: ConsoleState, label: str, work: Work, *, spec: PairSpec | None = None, layers: Layers | None = None
 ) -> None:
-    """Load and take over; whatever goes wrong, the old pair and its settings stay."""
+    """Load a pair and switch to it; after any error the old pair and its settings stay."""
     pairs = state.pairs
     engine = pairs.switch(label, work, state.out, state.stop, live=state.live)
     try:
@@ -92,12 +92,12 @@ def info(state: ConsoleState, _: object) -> None:
 
 
 def pair_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
-    """The pairs of the catalogue."""
+    """Complete a name: the pairs of the catalogue."""
     return [(name, "") for name in state.pair_names()]
 
 
 def drafters(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
-    """The drafters with a name of their own that the loaded pair can run, then folders."""
+    """Complete a drafter: the words that the loaded pair can run, then folders."""
     words = ((word, ROWS[word].help) for word in DRAFTERS if can_run(state, word))
     return [*words, *(files(())(state, so_far) if so_far else ())]
 
@@ -160,7 +160,7 @@ def history(state: ConsoleState, _: object) -> None:
 
 
 def _chat(state: ConsoleState) -> Group:
-    """Every message and its answer, as they were shown."""
+    """Return every message and its answer, as they were shown."""
     marks = state.conversation().thinking
     look, parts = state.look, list[RenderableType]()
     for turn in state.said().turns:
@@ -169,14 +169,14 @@ def _chat(state: ConsoleState) -> Group:
 
 
 def last_thinking(state: ConsoleState) -> RenderableType:
-    """The last answer with its thinking as it is shown now; nothing if it has none."""
+    """Return the last answer with its thinking as the settings show it; "" if it has none."""
     marks, turns = (None, []) if state.chat is None else (state.chat.thinking, state.chat.turns)
     thinks = marks is not None and turns and thoughts(turns[-1].text, marks, state.settings.thinking)
     return answer_text(turns[-1].text, state.settings, live=state.live, marks=marks) if thinks else ""
 
 
 def plain_text(state: ConsoleState) -> str:
-    """The last answer as it is, where answers are no longer drawn."""
+    """Return the last answer's plain text if `render` is off, else ""."""
     turns = [] if state.chat is None or state.settings.render else state.chat.turns
     return turns[-1].text if turns else ""
 
@@ -215,13 +215,13 @@ def _page(state: ConsoleState, ending: str) -> str:
             answers.append(PageAnswer(question, turn.text, answered.models, answered.settings, answered.tracks))
             question = ""
         answers += [] if decodings else [PageAnswer(question, turn.text)]
-        with suppress(ValueError):  # of a file that /save has not written
+        with suppress(ValueError):  # samples in a loaded file that /save did not write
             answers[-1] = answers[-1]._replace(samples=BRANCHES.validate_python(turn.record.get("samples", ())))
     return page(answers)
 
 
 def saved(state: ConsoleState) -> str:
-    """The conversation as /load reads it."""
+    """Return the conversation as JSON, which /load reads."""
     chat, spec = state.said(), state.pairs.spec
     about = {
         "pair": state.pairs.name,
@@ -233,7 +233,7 @@ def saved(state: ConsoleState) -> str:
 
 
 def _tokenizer(state: ConsoleState) -> str:
-    """What tells apart tokenizers whose ids mean different tokens, and how their prompts are read."""
+    """Return a mark that differs if ids mean other tokens, or if an encoder reads the prompts."""
     from utils.loading.fit import fingerprint
 
     assert state.chat is not None
@@ -241,24 +241,22 @@ def _tokenizer(state: ConsoleState) -> str:
 
 
 def load(state: ConsoleState, path: Path) -> None:
-    found = read_chat(path)
+    file = read_chat(path)
     engine, chat = state.engine(), state.conversation()
-    same = found.tokenizer in (None, _tokenizer(state)) and chat.reads(found.turns, engine.target.vocab_size)
+    same = file.tokenizer in (None, _tokenizer(state)) and chat.reads(file.turns, engine.target.vocab_size)
     before = len(chat.turns)
     layers = (
-        state.layers
-        if found.system == state.settings.system
-        else state.layers.with_console_changes(system=found.system)
+        state.layers if file.system == state.settings.system else state.layers.with_console_changes(system=file.system)
     )
-    state.chat = chat = chat.loaded(found.turns, found.system, same=same)
+    state.chat = chat = chat.loaded(file.turns, file.system, same=same)
     state.layers = layers
     for turn in chat.turns:
         engine.drafters.answers.add(turn.prompt, turn.answer)
     state.latest = next(reversed(answered_of(chat.turns[-1], chat.text)), None) if same else None
     state.page(_chat(state))
     instead = f" in place of {before} before" if before else ""
-    said = f", system = {found.system}" if found.system else ""
-    state.say(f"loaded {plural(len(found.turns), 'turn')} from {path}{instead}{said}")
+    said = f", system = {file.system}" if file.system else ""
+    state.say(f"loaded {plural(len(file.turns), 'turn')} from {path}{instead}{said}")
     if not same:
         state.hint("made with another tokenizer: the conversation continues from its texts, without figures and traces")
     elif state.latest is None:
@@ -271,7 +269,7 @@ def load(state: ConsoleState, path: Path) -> None:
 
 
 def last_answer(state: ConsoleState) -> Answered:
-    """The answer to look back at. UserError if there is none."""
+    """Return the answer that /stats, /trace and the like are about. UserError if there is none."""
     if state.latest is not None:
         return state.latest
     loaded = state.chat is not None and state.chat.turns
@@ -293,7 +291,7 @@ def why(state: ConsoleState, _: object) -> None:
 
 
 def trace(state: ConsoleState, number: int | None) -> None:
-    """All rounds, or the picture of one of them: on a terminal `n` and `p` go on from there."""
+    """Show all rounds, or the picture of one of them, from which keys go to others on a terminal."""
     track = explained_track(last_answer(state).tracks)
     if number is None:
         return state.say(rounds_of(track, state.look.sized()))
@@ -304,7 +302,7 @@ def trace(state: ConsoleState, number: int | None) -> None:
 
 
 def plot(state: ConsoleState, which: str) -> None:
-    from app.screen import plots  # these import torch
+    from app.screen import plots  # imports torch
 
     tracks, look = last_answer(state).tracks, state.look.sized()
     if which == "gamma" and not state.answers:
@@ -315,7 +313,7 @@ def plot(state: ConsoleState, which: str) -> None:
 
 
 def heat(state: ConsoleState, by: str) -> None:
-    """Show the last answer coloured; off: as it was printed."""
+    """Show the last answer tinted by `by`; "off" shows it as it was printed."""
     from app.screen.plots import Heat
 
     if by == "off":
@@ -336,14 +334,14 @@ def inspect(state: ConsoleState, number: int | None) -> None:
     content = Inspection(tokens, (number or 1) - 1, before=answered.before, forces=forces, settings=answered.settings)
     if state.live and isinstance(wanted := view(content, lambda: state.look), Force):
         return force(state, wanted)
-    look = state.look.sized()  # after a view it may have another size
+    look = state.look.sized()  # the size may have changed during the view
     return state.say(Lines(content.panel(look) if state.live or number is not None else content.listed(look), look))
 
 
 def force(state: ConsoleState, wanted: Force) -> None:
-    """Cut the last answer and go on from the token that is wanted there."""
+    """Cut the last answer and continue from the token that the user wants there."""
     chat = state.said()
-    begun = len(chat.turns[-1].answer) - len(last_answer(state).tokens)  # tokens that nothing is known of
+    begun = len(chat.turns[-1].answer) - len(last_answer(state).tokens)  # first tokens, whose rounds are not recorded
     plan = chat.plan_force(begun + wanted.position, wanted.token)
     state.hint(forced_hint(chat.text(list(plan.answer)), wanted.position + 1, state.look))
     if not answer(plan, state):
@@ -366,7 +364,7 @@ def samples(state: ConsoleState, count: int) -> None:
 
 
 def branches(state: ConsoleState, number: int | None) -> None:
-    """List the branches of the last answer, or go on with one of them."""
+    """List the branches of the last answer, or continue with one of them."""
     chat = state.said()
     if not chat.branches:
         raise UserError("the last answer has no branches: /inspect, then Enter on another token, makes one")
@@ -378,7 +376,7 @@ def branches(state: ConsoleState, number: int | None) -> None:
         cut = ""
         if turn.origin is not None:
             position = difference(turn.answer, turn.origin.answer, prefix=True) or 0
-            origin = next((i for i, one in enumerate(chat.branches, start=1) if one is turn.origin), None)
+            origin = next((i for i, other in enumerate(chat.branches, start=1) if other is turn.origin), None)
             cut = f"from {origin or '-'} at token {position + 1}: "
         now = "*" if turn is chat.turns[-1] else " "
         state.say(fit(f"{now}{at}  {cut}{one_line(turn.text, look)}", look.width, look))
@@ -447,7 +445,7 @@ def _times(stats: Stats) -> str:
 
 
 def session_stats(answers: Sequence[Answered], look: Look) -> RenderableType:
-    """Return every lane over the answers of this run, those of each pair and drafter by themselves."""
+    """Return the figures of every lane over the answers of this run, separately for each pair and drafter."""
     every = list({tuple(answered.models.values()): answered.models for answered in answers}.values())
     parts: list[RenderableType] = []
     for models in every:
@@ -458,7 +456,8 @@ def session_stats(answers: Sequence[Answered], look: Look) -> RenderableType:
 
 
 def _lanes_of(answers: Sequence[Answered], look: Look) -> list[RenderableType]:
-    """The lanes of answers by the same models. A speed-up is that over the answers which both lanes gave."""
+    """Return the figures of the lanes of answers by the same models. A speed-up is over the answers that have both
+    lanes."""
     rows = [{answer.method: answer for answer in answered.answers} for answered in answers]
     lanes = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(chain(*rows))}
     merged = {name: merge(answer.stats for answer in lane) for name, lane in lanes.items()}
@@ -473,7 +472,7 @@ def _lanes_of(answers: Sequence[Answered], look: Look) -> list[RenderableType]:
 
 
 def _over_both(both: Sequence[tuple[Stats, Stats]]) -> str:
-    """How fast a lane was beside plain decoding, over the answers of both whose timing was not disturbed."""
+    """Return a lane's speed-up over plain decoding, over the answers of both whose timing was not disturbed."""
     sound = [pair for pair in both if not disturbed(*pair)]
     ratio, left_out = speedup_over(sound), len(both) - len(sound)
     faster = f"{ratio:.2f}x the rate of plain decoding over {plural(len(sound), 'answer')} of both"
@@ -482,7 +481,7 @@ def _over_both(both: Sequence[tuple[Stats, Stats]]) -> str:
 
 
 def _shared(answers: Sequence[Answer]) -> Terms:
-    """The terms of all these answers, or none where they differ: other models under the same names."""
+    """Return the terms of these answers; empty ones if the models or sources differ between them."""
     first = answers[0].terms
-    same = all((one.terms.models, one.terms.sources) == (first.models, first.sources) for one in answers)
+    same = all((answer.terms.models, answer.terms.sources) == (first.models, first.sources) for answer in answers)
     return first if same else Terms()

@@ -1,6 +1,6 @@
 """`infer.py demo`: the guided tour with a loaded pair, or the recorded one.
 
-The steps are data (app/replay/player.py); each is answered by itself. Knows no decoding and no drawing.
+The steps are data (app/replay/player.py); each answer has a separate conversation. Knows no decoding and no drawing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WARM_UP = 8  # tokens
 
 
 def run_demo(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Play the tour, of the pair or as it was recorded; return the exit code."""
+    """Play the tour with the loaded pair, or the recorded one; return the exit code."""
     steps = chosen(args.step)
     if play_recorded(settings, steps) if args.recorded else _live(settings, options, steps):
         return 0
@@ -82,7 +82,7 @@ class Tour:
         return self.state.settings
 
     def _answer(self, step: PlayedStep, changes: Mapping[str, object]) -> list[Sequence[Track]]:
-        """Return the lanes of an answer; none where Ctrl-C came before its first token."""
+        """Return the lanes of an answer; none if Ctrl-C came before its first token."""
         state, settings = self.state, self._set(changes)
         self.engine.lanes(settings)  # missing parts are reported before the question
         state.session, state.chat = None, conversation(self.engine, settings)
@@ -94,8 +94,8 @@ class Tour:
         return [state.answers[-1].tracks] if answer(plan, state) else []
 
     def _warm_up(self, step: PlayedStep) -> None:
-        """Run a first answer, not shown, because it pays for first-touch memory. The plain decoding after it sets how
-        much the tour is slowed.
+        """Decode a first answer, which is not shown, since first passes are slow. The rate of plain decoding after it
+        sets how much the tour is slowed.
         """
         for compare in (step.plays[0].get("compare", BASE_SETTINGS["compare"]), "ar"):
             settings = self._set({**step.plays[0], "compare": compare, "max_new_tokens": _WARM_UP})

@@ -1,7 +1,8 @@
-"""Where lines come from: a prompt with history, keys, completion and a status line, or plain lines without a terminal.
+"""The console's prompt, which reads lines on a terminal: with history, keys, completion and a status line.
 
-A message holds no escape sequences, whether they were pasted or quoted. What Tab offers is given as a function; keys
-not named here are those of prompt_toolkit's Emacs mode (Ctrl-R, Up, Ctrl-X Ctrl-E). Knows no commands and no models.
+A message holds no escape sequences, whether they were pasted or quoted. The caller gives the function that completes;
+keys not named here are those of prompt_toolkit's Emacs mode (Ctrl-R, Up, Ctrl-X Ctrl-E). Knows no commands and no
+models.
 """
 
 import asyncio
@@ -51,12 +52,12 @@ _SEQUENCE = re.compile(
 _JOINER = "\u200d"  # of emoji
 _NO_TEXT = re.compile("[\udc80-\udcff]")  # bytes that are no UTF-8
 
-TabOffers = Callable[[str], Iterable[Completion]]  # the line up to the cursor → what Tab offers
+TabOffers = Callable[[str], Iterable[Completion]]  # the line up to the cursor → its completions
 
 _LINE_ENDS, _NEW_LINE = (Keys.ControlM, Keys.ControlJ), KeyPress(Keys.ControlJ, "\n")
 
-QUICK_FAILURE_S = 1.0  # a prompt that fails sooner than this
-MAX_QUICK_FAILURES = 10  # one after the other; then it is not tried again
+QUICK_FAILURE_S = 1.0  # seconds within which a failure of the prompt counts as quick
+MAX_QUICK_FAILURES = 10  # quick failures in a row after which the error is raised
 
 
 def without_escapes(text: str) -> str:
@@ -65,7 +66,7 @@ def without_escapes(text: str) -> str:
 
 
 class CommandCompleter(Completer):
-    """Completes an empty line, and one that begins with one "/"; messages are left alone."""
+    """Completes an empty line, and a line that begins with a single "/"; messages are not completed."""
 
     def __init__(self, offer: TabOffers) -> None:
         self._offer = offer
@@ -78,20 +79,20 @@ class CommandCompleter(Completer):
 
 
 def complete(buffer: Buffer) -> None:
-    """Take the only completion or what all have in common, else walk through the menu.
+    """Insert the only completion, or the text that all share; else open the menu or go on in it.
 
-    At once, not after a completion that may still be running: a Tab typed quickly counts as well.
+    Completions are worked out at once, not in the background, so that a Tab typed quickly counts as well.
     """
     if buffer.complete_state:
         buffer.complete_next()
         return
     document = buffer.document
-    found = list(buffer.completer.get_completions(document, CompleteEvent(completion_requested=True)))
-    if len(found) == 1:
-        buffer.apply_completion(found[0])
-    elif common := get_common_complete_suffix(document, found):
+    completions = list(buffer.completer.get_completions(document, CompleteEvent(completion_requested=True)))
+    if len(completions) == 1:
+        buffer.apply_completion(completions[0])
+    elif common := get_common_complete_suffix(document, completions):
         buffer.insert_text(common)
-    elif found:
+    elif completions:
         buffer.start_completion()
 
 
@@ -110,8 +111,8 @@ class SplitJoinedEmoji(Processor):
 
 
 def fill_up(window: Window) -> None:
-    """Let a window show the end of a line that is higher than the window, where the cursor is in a line below it:
-    prompt_toolkit shows only whole lines above the cursor's."""
+    """Let a window show the end of a long line above the cursor's line: prompt_toolkit shows only lines that fit as a
+    whole there, and leaves rows empty."""
     scroll = window._scroll_when_linewrapping
 
     def filling(ui_content: UIContent, width: int, height: int) -> None:
@@ -137,16 +138,16 @@ def key_bindings(
     is_second_interrupt: Callable[[], bool],
     prefill: Callable[[], str] = lambda: "",
 ) -> KeyBindings:
-    """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears, F2 in an empty line looks into the last answer;
-    `hint` shows one line for a moment.
+    """Return the prompt's keys: Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears, F2 in an empty line runs
+    /inspect. `hint` shows a line until the text changes.
 
-    `is_second_interrupt` tells whether another Ctrl-C has just stopped an answer: then this one leaves. `prefill` is
-    the text that the console put into the line: typing "/" replaces it. A line that is cleared or replaced stays in the
-    history.
+    `is_second_interrupt` returns whether an earlier Ctrl-C has just stopped an answer: then this one leaves. `prefill`
+    returns the text that the console put into the line: typing "/" replaces it. A line that is cleared or replaced
+    stays in the history.
     """
     keys = KeyBindings()
 
-    @keys.add("enter", filter=~is_searching)  # there it takes what was found
+    @keys.add("enter", filter=~is_searching)  # in a search Enter takes the line that was found
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.complete_state and buffer.complete_state.current_completion:
@@ -193,20 +194,19 @@ def key_bindings(
 
 
 class HungUpError(Exception):
-    """The terminal has gone."""
+    """The terminal was closed."""
 
 
 def state_folder() -> Path:
-    """Where the console keeps what outlives it."""
+    """Return the folder of the files that outlive the console: the history and saved chats."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "speculative-console")
 
 
 class PromptReader:
-    """Where lines come from: a prompt_toolkit prompt with `status` in its bottom line.
+    """Reads lines by a prompt_toolkit prompt with `status` in its bottom line.
 
-    `ascii` and `color` choose how it looks; while `keep` holds, its lines go into a file for later runs; `note` takes
-    a line that the user should read once. `tell` shows an error of the prompt; if `is_second_interrupt()`, Ctrl-C
-    raises LeaveError.
+    `ascii` and `color` choose how it looks; while `keep()` is true, its lines go into a file for later runs; `note`
+    shows a line to the user; `tell` shows an error of the prompt. Ctrl-C raises LeaveError if `is_second_interrupt()`.
     """
 
     def __init__(
@@ -224,9 +224,9 @@ class PromptReader:
     ) -> None:
         self._status, self._hint, self._tell, self._is_second_interrupt = status, "", tell, is_second_interrupt
         self._prefill = ""  # the text that the line began with
-        self._failed = 0  # so often one after the other
+        self._failed = 0  # quick failures in a row
         self._left = False  # `leave` was called
-        self._pressed = False  # Ctrl-C came while no prompt stood
+        self._pressed = False  # Ctrl-C came while the prompt was not reading
         more = ".. " if ascii else "… "
         self.session: PromptSession[str] = PromptSession(
             "> " if ascii else "› ",
@@ -249,12 +249,12 @@ class PromptReader:
         )
         self.session.default_buffer.on_text_changed += lambda _: self._show_hint("")
         for window in self.session.layout.find_all_windows():
-            window.dont_extend_height = to_filter(True)  # the status line right below the input
+            window.dont_extend_height = to_filter(True)  # so that the status line is right below the input
             fill_up(window)
         self.session.app.renderer.cpr_not_supported_callback = None  # it prints a warning
         source = self.session.app.input
-        self._read, self._keys_were_pending = source.read_keys, False  # before the prompt stood
-        self._message_sent = False  # then keys may have come during its answer
+        self._read, self._keys_were_pending = source.read_keys, False  # whether keys came before the prompt was shown
+        self._message_sent = False  # whether such keys may have been typed during its answer
         if hasattr(source, "vt100_parser"):
             source.read_keys = self._read_keys  # type: ignore[method-assign]
 
@@ -266,10 +266,10 @@ class PromptReader:
         return text if cell_len(text) <= width else set_cell_size(text, width)
 
     def read(self, default: str = "") -> str:
-        """One message. Raises EOFError when the user leaves with Ctrl-D, HungUpError where the terminal has gone.
+        """Return one message. Raises EOFError if the user leaves with Ctrl-D, HungUpError if the terminal was closed.
 
-        Another error of the prompt is shown, and the prompt comes back with its text; one that fails at once and again
-        is raised.
+        Another error of the prompt is shown, and the prompt comes back with its text; after MAX_QUICK_FAILURES in a row
+        the error is raised.
         """
         self._hint = ""
         while True:
@@ -298,7 +298,7 @@ class PromptReader:
             select.select([source.fileno()], [], [], 0)[0]
         )
         try:
-            # Where standard output goes to a file, it must not be turned to the terminal.
+            # patch_stdout would send standard output to the terminal even if it goes to a file.
             with patch_stdout(raw=True) if sys.stdout.isatty() else nullcontext(), self._interrupts():
                 text = self.session.prompt(
                     default=default, pre_run=self._on_prompt_start, set_exception_handler=False, handle_sigint=False
@@ -308,12 +308,12 @@ class PromptReader:
             if self.session.app.input.closed and not self._left:
                 raise HungUpError from None
             raise
-        return without_escapes(text)  # a quoted key or an editor may have brought some
+        return without_escapes(text)  # a quoted key or an editor may have put some into it
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """Ctrl-C is a key like any other from before the event loop is made until it is closed: an exception in between
-        would leave a broken loop, whose traceback comes later. Before the prompt stands it is kept for it."""
+        """A context around the event loop in which Ctrl-C is a key: an exception would leave a broken loop, whose
+        traceback comes later. The prompt gets a Ctrl-C that comes before it is shown."""
         app, self._pressed = self.session.app, False
 
         def pressed(*_: object) -> None:
@@ -335,11 +335,12 @@ class PromptReader:
             raise LeaveError if self._is_second_interrupt() else KeyboardInterrupt
 
     def _on_prompt_start(self) -> None:
-        """What goes wrong in the event loop ends this prompt; otherwise a traceback would wait for Enter."""
+        """Let an error in the event loop end this prompt; otherwise a traceback would wait for Enter. Then handle a
+        Ctrl-C or a :meth:`leave` that came before."""
         asyncio.get_running_loop().set_exception_handler(
             lambda loop, context: self._end(context.get("exception") or RuntimeError(context["message"]))
         )
-        # A search that was open when the last prompt ended would take the keys, unseen.
+        # A search that was open when the last prompt ended would still get the keys.
         self.session.app.layout.focus(self.session.default_buffer)
         if self._pressed:
             self._pressed = False
@@ -348,9 +349,9 @@ class PromptReader:
             self._end(EOFError())
 
     def _read_keys(self) -> list[KeyPress]:
-        """The keys that the terminal has for the prompt, with :meth:`_one_message` for those that were there before.
+        """Return the keys that the terminal has for the prompt; those from before it was shown by :meth:`_one_message`.
 
-        Ctrl-C ends a paste whose end the terminal did not send; all other keys would be its text for ever.
+        Ctrl-C ends a paste whose end the terminal did not send; otherwise all later keys would be text of the paste.
         """
         source: Any = self.session.app.input
         keys = pressed = self._read()
@@ -368,10 +369,10 @@ class PromptReader:
         return self._one_message(keys)
 
     def _one_message(self, keys: list[KeyPress]) -> list[KeyPress]:
-        """Keys that came before the prompt stood. They do not continue a text that the console put into the line.
+        """Return keys that came before the prompt was shown; they replace a text that the console put into the line.
 
-        Several lines count as one paste and wait for Enter, unless all end in Enter and one is a command or no message
-        was sent yet: then they were typed.
+        Several lines count as one paste and wait for Enter. But if all end in Enter, and one is a command or no message
+        was sent yet, they count as typed.
         """
         lines: list[list[KeyPress]] = [[]]
         for key in keys:
@@ -394,7 +395,7 @@ class PromptReader:
             app.exit(exception=reason)
 
     def leave(self) -> None:
-        """End the reading with EOFError, now or when it begins. For a signal handler."""
+        """End the prompt with EOFError, now or when it begins. For a signal handler."""
         self._left = True
         if (loop := self.session.app.loop) is not None:
             loop.call_soon_threadsafe(self._end, EOFError())
@@ -406,12 +407,12 @@ class PromptReader:
 
 
 def is_text(key: KeyPress) -> bool:
-    """Whether the key puts text into the line."""
+    """Return whether the key puts text into the line."""
     return len(key.key) == 1 or key.key is Keys.BracketedPaste
 
 
 class _History(FileHistory):
-    """A file history that says so when a line can no longer be written."""
+    """A file history that notes when a line cannot be written."""
 
     def __init__(self, path: str, note: Callable[[str], None], keep: Callable[[], bool]) -> None:
         super().__init__(path)
@@ -427,7 +428,7 @@ class _History(FileHistory):
 
 
 def _history(note: Callable[[str], None], keep: Callable[[], bool]) -> History:
-    """The history between runs, or one for this run where it cannot, or shall not, be kept."""
+    """Return the history in a file, or one for this run alone if it cannot or must not be kept in a file."""
     path = state_folder() / "history"
     if not keep():
         return InMemoryHistory()

@@ -1,6 +1,6 @@
-"""The console: read a line, do what it says, again. The pair loads in the background.
+"""The console: reads a line, handles it, and reads the next. The pair loads in the background.
 
-Importing this imports no torch, so the prompt takes typing at once. Knows no decoding.
+Importing this imports no torch, so the prompt takes keys at once. Knows no decoding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from utils.processes import leave_at_once
 from utils.progress import INTERRUPTED
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
-HUNG_UP = 129  # as a shell tells that SIGHUP ended it
+HUNG_UP = 129  # exit code of a program that SIGHUP ended, as shells report it
 
 
 def run_console(
@@ -43,10 +43,10 @@ def run_console(
     make_reader: Callable[[ConsoleState], PromptReader] | None = None,
     out: Console | None = None,
 ) -> int:
-    """Chat until the user leaves; the exit code.
+    """Chat until the user leaves; return the exit code.
 
-    `layers` says where the settings come from (for /reset). Tests give their own loader, reader and
-    console. Raises UsageError for a wrong catalogue or an unknown pair, before anything is shown.
+    `layers`: the settings by origin (for /reset). Tests give their own loader, reader and console. Raises UsageError
+    for a wrong catalogue or an unknown pair, before anything is shown.
     """
     spec = choose_pair(options)
     console = out or make_console(settings)
@@ -76,12 +76,12 @@ def run_console(
             code, unexpected = 1, error
         code = ended(state, signals.code or code, unexpected)
     if state.pairs.leave() and out is None:
-        leave_at_once(code)  # a thread is inside a library that cannot be called off
+        leave_at_once(code)  # a loading thread is inside a library call that cannot be cancelled
     return code
 
 
 def welcome(settings: Settings) -> str:
-    """Two lines for who starts the console: what the panes show, and what to do first."""
+    """Return the two lines at the start: what the panes show, and what to do first."""
     panes = "Two panes show each answer: plainly, and with drafts."
     first = panes if settings.compare == ("ar", "spec") else f"A pane for each lane: {', '.join(settings.compare)}."
     return f"{first}\nTab: a first question. /help: the commands."
@@ -92,7 +92,7 @@ def ended(state: ConsoleState, code: int, error: Exception | None) -> int:
     if code in (0, INTERRUPTED):
         return code
     line = save_chat(state)
-    with contextlib.suppress(OSError):  # the terminal has gone
+    with contextlib.suppress(OSError):  # the terminal was closed
         if error is not None:
             tell(state, error)
         if line:
@@ -101,7 +101,7 @@ def ended(state: ConsoleState, code: int, error: Exception | None) -> int:
 
 
 def prompt_reader(state: ConsoleState) -> PromptReader:
-    """The prompt on a terminal."""
+    """Return the reader of lines on a terminal."""
 
     def offer(line: str) -> list[Completion]:
         with contextlib.suppress(UserError):
@@ -121,7 +121,7 @@ def prompt_reader(state: ConsoleState) -> PromptReader:
 
 
 def status(state: ConsoleState) -> str:
-    """The prompt's bottom line."""
+    """Return the prompt's bottom line."""
     pairs, chat = state.pairs, state.chat
     counts = chat is not None and not (pairs.engine is not None and pairs.engine.reads_text)
     used, context = (len(chat.ids), chat.context) if chat and counts else (0, 0)
@@ -151,7 +151,7 @@ def loop(state: ConsoleState, reader: PromptReader) -> int:
 
 
 def handle(state: ConsoleState, line: str) -> None:
-    """One line: a command, a message, or nothing. Whatever goes wrong is one line and the console lives on.
+    """Handle a line: a command, a message, or nothing. Any error is shown in one line, and the console continues.
 
     A message without an answer goes back into the input line.
     """
@@ -169,7 +169,7 @@ def handle(state: ConsoleState, line: str) -> None:
 
 
 def tell(state: ConsoleState, error: Exception) -> None:
-    """An error in one line; with --verbose its traceback, unless the user can mend it."""
+    """Show an error in one line; with --verbose also its traceback, unless it is a UserError."""
     state.fail(one_line(error))
     if state.settings.verbose and not isinstance(error, UserError):
         state.errors.print("".join(traceback.format_exception(error)))
@@ -179,14 +179,15 @@ def tell(state: ConsoleState, error: Exception) -> None:
 
 
 class Signals:
-    """A context in which TERM, HUP and QUIT end the console in order: with 128 + their number, after `leave()`.
+    """A context in which TERM, HUP and QUIT end the console properly: they call `leave()`, and `code` is 128 + their
+    number.
 
     Further signals change nothing. Signals ignored at the start (nohup) stay ignored.
     """
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave = leave
-        self.code = 0  # of the signal that came
+        self.code = 0  # the exit code, of the first signal
         self._before: dict[int, Handler] = {}
 
     def __enter__(self) -> Signals:
@@ -197,7 +198,7 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():  # whoever sends another one shall still read our exit code
+        for number, before in self._before.items():  # after one signal, another must not change the exit code
             signal.signal(number, signal.SIG_IGN if self.code else before)
 
     def _on_signal(self, number: int, _: object) -> None:
@@ -207,8 +208,8 @@ class Signals:
 
 
 def save_chat(state: ConsoleState) -> str:
-    """Save the conversation, if there is one to be kept, in the state folder; return a line that names the file or the
-    problem."""
+    """Save the conversation, if there is one and `keep` is on, in the state folder; return a line that names the file
+    or the problem, "" if nothing is to be saved."""
     if state.chat is None or not state.chat.turns or not state.settings.keep:
         return ""
     folder = state_folder() / "chats"

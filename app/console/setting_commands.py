@@ -1,7 +1,7 @@
-"""A slash command as a row of the table, and the commands that look at settings and change them: by name, by /set and
+"""A slash command as a row of the table, and the commands that show and change settings: one for a setting, /set and
 /reset.
 
-Touches the disk only to list the folder of a path that is being typed. They need no loaded pair. No torch.
+They need no loaded pair, and touch the disk only to list the folder of a path that is being typed. No torch.
 """
 
 import os
@@ -25,23 +25,23 @@ ValueOffers = Callable[[ConsoleState, str], Iterable[tuple[str, str]]]  # the ar
 
 
 def nothing(name: str, rest: str) -> None:
-    """No argument."""
+    """Read no argument: UsageError if there is one."""
     if rest:
         raise UsageError(f"{name} takes no argument, got {got(rest)}")
 
 
 def text(name: str, rest: str) -> str:
-    """The argument as it was typed."""
+    """Return the argument as it was typed."""
     return rest
 
 
 def unquoted(name: str, rest: str) -> str:
-    """The argument without the quotation marks around it."""
+    """Return the argument without quotation marks around it."""
     return rest[1:-1] if len(rest) > 1 and rest[0] == rest[-1] and rest[0] in "\"'" else rest
 
 
 def one(kind: SettingKind, default: Any = ...) -> Read:
-    """A value of this kind; `default` where nothing is given."""
+    """Return the reader of a value of this kind; no argument reads as `default`, if there is one."""
 
     def read(name: str, rest: str) -> Any:
         return default if default is not ... and not rest else Field(name, kind).read(rest)
@@ -50,7 +50,7 @@ def one(kind: SettingKind, default: Any = ...) -> Read:
 
 
 def file(endings: tuple[str, ...]) -> Read:
-    """A file with one of these endings."""
+    """Return the reader of a file name with one of these endings."""
 
     def read(command: str, rest: str) -> Path:
         name, allowed = unquoted(command, rest), enumerated(endings)
@@ -68,34 +68,34 @@ def file(endings: tuple[str, ...]) -> Read:
 
 
 def words(*values: str) -> ValueOffers:
-    """A fixed list of words."""
+    """Return a completion by a fixed list of words."""
     return lambda state, so_far: [(value, "") for value in values]
 
 
 def files(endings: tuple[str, ...]) -> ValueOffers:
-    """Folders and files with these endings; hidden ones only after a dot."""
+    """Return a completion by folders and files with these endings; hidden ones only after a dot."""
 
     def offer(state: ConsoleState, so_far: str) -> list[tuple[str, str]]:
         folder, name = os.path.split(so_far)
         try:
             entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
-        except (OSError, ValueError):  # ValueError: no path at all, such as one with a null in it
+        except (OSError, ValueError):  # ValueError: the text is no path, since it has a NUL
             return []
         shown = [entry for entry in entries if entry.name.startswith(".") <= name.startswith(".")]
-        found = [(os.path.join(folder, entry.name), entry.is_dir()) for entry in shown]
-        return [(f"{path}/" if is_dir else path, "") for path, is_dir in found if is_dir or path.endswith(endings)]
+        paths = [(os.path.join(folder, entry.name), entry.is_dir()) for entry in shown]
+        return [(f"{path}/" if is_dir else path, "") for path, is_dir in paths if is_dir or path.endswith(endings)]
 
     return offer
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `handler` gets the console's state and the argument as `reads` understood it.
+    """One command. `handler` gets the console's state and the argument as `reads` has read it.
 
-    It may raise UserError: that is shown, and nothing has changed.
+    It may raise UserError, which is shown, and then has changed nothing.
     """
 
-    usage: str  # the name, and what may stand after it
+    usage: str  # the name, and the arguments that it may have
     help: str
     group: str
     handler: Callable[[ConsoleState, Any], None]
@@ -130,8 +130,8 @@ def say_values(state: ConsoleState, names: Iterable[str]) -> None:
 def value(
     word: str, group: str, name: str = "", after: Callable[[ConsoleState], RenderableType] | None = None
 ) -> Command:
-    """Return the command of a setting: alone it toggles a switch or prints the value, with a value it sets it; then it
-    prints what `after` returns."""
+    """Return the command of a setting: without an argument it toggles a switch or prints the value, with one it sets
+    the value; then it prints what `after` returns."""
     known = SETTING_FIELDS[name or word]
 
     def handler(state: ConsoleState, rest: str) -> None:
@@ -201,8 +201,8 @@ def reset(state: ConsoleState, rest: str) -> None:
 
 
 def values_of(name: str) -> ValueOffers:
-    """Return the values that a setting can take; in a comma list of lanes or drafters those that are not in it yet and
-    that the loaded pair can run.
+    """Return a completion by the values of a setting; in a comma list of lanes or drafters by those that are not in it
+    yet and that the loaded pair can run.
     """
 
     def offer(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
@@ -219,14 +219,14 @@ def values_of(name: str) -> ValueOffers:
 
 
 def can_run(state: ConsoleState, word: str) -> bool:
-    """Whether the loaded pair has what a lane or drafter of this word needs; True while none is loaded."""
+    """Return whether the loaded pair has the parts that this lane or drafter needs; True if none is loaded."""
     engine = state.pairs.engine
     row = "model" if word == "draft" else word
     return engine is None or row not in ROWS or has_parts(engine.loaded.spec, row, state.settings.cascade)
 
 
 def assignments(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
-    """NAME= of every setting, then NAME=VALUE."""
+    """Complete an assignment: NAME= by every setting, then NAME=VALUE."""
     name, equals, begun = so_far.partition("=")
     if not equals or name not in SETTING_FIELDS:
         return [(f"{known.name}=", f"{known.kind.metavar}: {known.help}") for known in SETTING_FIELDS.values()]
@@ -234,5 +234,5 @@ def assignments(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
 
 
 def setting_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
-    """Every setting, with its default."""
+    """Complete the name of a setting, shown with its default."""
     return [(name, f"default {state.layers.defaults.show(name)}") for name in SETTING_FIELDS]

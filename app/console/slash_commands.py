@@ -1,4 +1,4 @@
-"""The table of the console's commands. What a typed line means, /help, completion and the README are made from it.
+"""The table of the console's commands, from which the dispatch of lines, /help, completion and the README are made.
 
 A command is one row: usage, help, group, its handler and how its argument is read. Handlers are in
 app/console/setting_commands.py and app/console/chat_commands.py. No torch.
@@ -47,7 +47,7 @@ def show_help(state: ConsoleState, name: str) -> None:
 
 
 def command_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
-    """Every command, with or without its slash."""
+    """Complete the name of a command, with or without its slash."""
     slash = "/" if so_far.startswith("/") else ""
     return [(slash + command.name.removeprefix("/"), command.help) for command in TABLE]
 
@@ -141,10 +141,10 @@ _INSTEAD = {
 
 
 def parse(line: str, commands: Mapping[str, Command]) -> tuple[Command | None, str]:
-    """Return a command and the text after it where the line starts with one "/"; None and the message otherwise.
+    """Return a command and the text after it if the line starts with a single "/"; None and the message otherwise.
 
-    A lone "exit" or "quit" leaves; "//text" is the message "/text".
-    UsageError for a first word that is no command: such a line is never sent.
+    A lone "exit" or "quit" leaves; "//text" is the message "/text". UsageError for a "/word" that is no command: such a
+    line is never sent.
     """
     line = line.strip()
     if line.lower() in ("exit", "quit"):
@@ -165,9 +165,9 @@ def parse(line: str, commands: Mapping[str, Command]) -> tuple[Command | None, s
 
 
 def dispatch(line: str, state: ConsoleState, commands: Mapping[str, Command]) -> str:
-    """Run a line: the text to send when it is a message, "" when it was blank, a command or an error.
+    """Run a line if it is a command. Return the message to send, "" if the line was blank, a command or an error.
 
-    Errors that a user can mend go to `state.fail`; nothing else is caught.
+    A UserError goes to `state.fail`; no other error is caught.
     """
     try:
         command, rest = parse(line, commands)
@@ -180,7 +180,8 @@ def dispatch(line: str, state: ConsoleState, commands: Mapping[str, Command]) ->
 
 
 def completions(line: str, state: ConsoleState) -> list[Completion]:
-    """Return completions of the line up to the cursor: in an empty chat a first question; inside a message none."""
+    """Return the completions of the line up to the cursor: of an empty line in a new chat a first question; of a
+    message none."""
     typed = line.lstrip()
     if not line and (state.chat is None or not state.chat.turns):
         return [Completion(FIRST_QUESTION, display_meta="a first question")]
@@ -214,7 +215,7 @@ _USAGE = 26
 
 
 def help_page(table: Iterable[Command]) -> str:
-    """Every command, by group."""
+    """Return every command with its help, by group."""
     lines: list[str] = []
     for command in table:
         lines += [command.group] if command.group not in lines else []
@@ -234,9 +235,9 @@ def help_names(table: Sequence[Command], width: int) -> str:
 
 
 def help_of(name: str, state: ConsoleState, commands: Mapping[str, Command]) -> str:
-    """Usage, range and present value of one command or setting; UsageError for an unknown name."""
+    """Return usage, range and present value of one command or setting; UsageError for an unknown name."""
     bare = name.removeprefix("/")
-    name = next((one.name for one in SETTING_FIELDS.values() if one.also == name), name)
+    name = next((field.name for field in SETTING_FIELDS.values() if field.also == name), name)
     command = commands.get(f"/{bare}") or SOURCE_WORDS.get(f"/{bare}")
     if command is None and name not in SETTING_FIELDS:
         names = [known.removeprefix("/") for known in commands] + list(SETTING_FIELDS)

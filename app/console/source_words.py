@@ -1,4 +1,4 @@
-"""Console words of romsto's Speculative-Decoding (docs/sources/romsto.md): they work, and no list shows them."""
+"""Console commands of romsto's Speculative-Decoding (docs/sources/romsto.md), which work, but which no list shows."""
 
 from app.console.setting_commands import Command, say_values, text, value
 from app.console.state import ConsoleState
@@ -9,7 +9,7 @@ from utils.logits_processors import ARGUMENTS, PROCESSORS
 
 _NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _JOINED = {name.replace("_", ""): name for name in PROCESSORS}  # topk, topknucleus
-# A lane that a toggle adds comes before those right of it here, so that the lane that carries the chat on stays last.
+# A lane that is switched on is inserted before those to its right here: the last lane, which carries the chat, stays.
 _TOGGLE_ORDER = ("ar", "ngram", "spec")
 _GROUP = "romsto's words"
 
@@ -33,7 +33,8 @@ def _toggle(word: str, lane: str) -> Command:
 
 
 def _processor_text(settings: Settings) -> str:
-    """The processor the settings amount to, as /processor takes it, or all four values when it has no name."""
+    """Return the processor that the settings make, as /processor takes it; the values that are not neutral if it has no
+    name."""
     on = {name for name, off in _NEUTRAL.items() if getattr(settings, name) != off}
     if "temperature" not in on:
         return "greedy"
@@ -66,7 +67,7 @@ def _processor(state: ConsoleState, rest: str) -> None:
 
 
 def _ngram_storage(state: ConsoleState, rest: str) -> None:
-    """Contexts of every length (basic) or of one only (onelevel), and n: the settings of the n-gram drafter."""
+    """Set the n-gram drafter's n, and whether it looks up contexts of every length (basic) or of one (onelevel)."""
     kind, *more = rest.split() or [""]
     if kind not in ("basic", "onelevel") or len(more) != 1:
         raise UsageError(f"/set_ngramstorage takes basic N or onelevel N, got {got(rest)}")

@@ -1,8 +1,8 @@
-"""The state of a running console: settings, pair, conversation, answers, and the ways to speak; and loading a pair in
-the background or in front of the user.
+"""The state of a running console: settings, pair, conversation, answers, and how lines are shown; and loading a pair in
+the background or while the user waits.
 
-Changes nothing half: a change that is refused leaves everything as it was, and a pair that fails to load leaves the one
-before in its place. Knows no commands and no keys; what loads is given as a function, so it imports no torch itself.
+A change that is refused leaves everything as it was, and if a pair fails to load, the one before stays. Knows no
+commands and no keys. The loader is given as a function, so this imports no torch itself.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Loader = Callable[["PairSpec", "ModelOptions", Progress], "PairEngine"]
 class Loading(threading.Thread):
     """Runs `work(progress)` in a daemon thread, at once.
 
-    `status` is what it is doing: "converting 42%", or "" in the end; `changed` is called, in that thread, whenever
-    that may have changed. `engine` is the result.
+    `status`: the stage of the work ("converting 42%"), "" at the end; `changed` is called, in that thread, whenever it
+    changes. `engine`: the result.
     """
 
     def __init__(self, work: Work, changed: Callable[[], None]) -> None:
@@ -68,15 +68,15 @@ class Loading(threading.Thread):
             self._changed()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended within `seconds`."""
+        """Wait at most `seconds`; return whether the work has ended."""
         return bool(futures.wait([self.engine], seconds).done)
 
 
 def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress) -> PairEngine:
-    """Load a pair and make it ready to decode: one pass is run, so that the first answer's figures are fair.
+    """Load a pair and warm it up, so that the first answer's figures are comparable.
 
-    Where the pair's tables or trained drafter cannot be used, n-grams of the conversation draft instead and a
-    note says why: the console is of use without them.
+    If the pair's tables or trained drafter cannot be used, the n-gram drafter replaces them and a note says why: the
+    console works without them.
     """
     progress("starting")
     from app.lanes.drafters import UnusableDrafterError
@@ -95,7 +95,7 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress) -> Pa
 
 
 def load_another_drafter(engine: PairEngine, name: str, options: ModelOptions, progress: Progress) -> PairEngine:
-    """The same target with another drafter."""
+    """Return an engine of the same target with another drafter."""
     from app.lanes.lane import PairEngine
     from utils.loading.loading import load_drafter
 
@@ -117,18 +117,18 @@ def warm(engine: PairEngine, progress: Progress) -> PairEngine:
 
 
 def watch(job: Loading, label: str, console: Console, stop: Interrupts, *, live: bool, hint: str) -> bool:
-    """Wait for a job with its progress on the last line; False if Ctrl-C ended the waiting."""
-    with InPlace(console) if live else nullcontext() as place:
+    """Wait for a job, with its progress on the last line; return False if Ctrl-C ended the waiting."""
+    with InPlace(console) if live else nullcontext() as surface:
         while not job.wait(0.1 if live else 0.02):
-            if place is not None:
-                place.draw(Text(f"{label}: {job.status}  ({hint})", style="dim", overflow="ellipsis", no_wrap=True))
+            if surface is not None:
+                surface.draw(Text(f"{label}: {job.status}  ({hint})", style="dim", overflow="ellipsis", no_wrap=True))
             if stop():
                 return False
     return True
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, in one line; an error that is no UserError says its kind."""
+    """Return an error in one line; any but a UserError or a lack of memory with its type."""
     text = " ".join(str(error).split())
     if isinstance(error, UserError):
         return text
@@ -161,7 +161,7 @@ class Pairs:
         return self.spec.name if self.spec else "no pair"
 
     def collect(self) -> PairEngine | None:
-        """The first pair's engine when it has just become ready, once; raises what loading raised, once."""
+        """Return the first pair's engine once, when it is ready, else None; UserError once if loading failed."""
         job = self.job
         if job is None or not job.engine.done():
             return None
@@ -172,11 +172,11 @@ class Pairs:
             name = self.name
             self.spec = None
             raise UserError(f"{name} could not be loaded: {one_line(error)} (/pair NAME loads another)") from error
-        self.spec = self.engine.loaded.spec  # another drafter may have taken the place of one that cannot be used
+        self.spec = self.engine.loaded.spec  # its drafter may have replaced one that cannot be used
         return self.engine
 
     def switch(self, label: str, work: Work, console: Console, stop: Interrupts, *, live: bool) -> PairEngine:
-        """Load in the foreground, to be taken over. UserError if that fails or Ctrl-C calls it off."""
+        """Load and return another engine while the user waits. UserError if that fails or Ctrl-C cancels it."""
         if self.job is not None:
             self.job.cancelled.set()
             self.job, self.spec = None, None
@@ -190,7 +190,7 @@ class Pairs:
             raise UserError(f"{one_line(error)} ({self.still()})") from error
 
     def still(self) -> str:
-        """What holds where another pair was refused."""
+        """Return in words which pair is still in use, for errors about another one."""
         return f"still {self.name}" if self.engine else "no pair is loaded: /pair NAME loads one"
 
     def leave(self) -> bool:
@@ -208,7 +208,8 @@ class NotSentError(UserError):
 
 
 class ConsoleState(Surface):
-    """Everything but the keyboard. `live`: there is a terminal to draw on; `out` and `errors` may be the same."""
+    """The console's whole state but the prompt. `live`: there is a terminal to draw on; `out` and `errors` may be the
+    same console."""
 
     def __init__(
         self, layers: Layers, options: ModelOptions, out: Console, errors: Console, loader: Loader, live: bool
@@ -216,13 +217,13 @@ class ConsoleState(Surface):
         self.layers, self.options, self.out, self.errors, self.live = layers, options, out, errors, live
         self.pairs = Pairs(options, loader, self._changed)
         self.chat: Conversation | None = None
-        self.session: Session | None = None  # the target's, with the cache of what was said
+        self.session: Session | None = None  # the target's, with the cache of the chat so far
         self.answers: list[Answered] = []  # all of this run
-        self.said_before: dict[str | None, SuffixIndex] = {}  # by tokenizer: the answers that are over
-        self.said_markers = False  # that control tokens in messages are text
-        self.latest: Answered | None = None  # the one to look back at, also one that was loaded
-        self.replaceable: set[Path] = set()  # files that /save wrote here, or whose owner was named
-        self.next_line = ""  # what the next input line begins with
+        self.said_before: dict[str | None, SuffixIndex] = {}  # by tokenizer's fingerprint: finished answers, for drafts
+        self.said_markers = False  # the user was shown that control tokens in messages are read as text
+        self.latest: Answered | None = None  # the answer that /stats, /trace … are about; it may have been loaded
+        self.replaceable: set[Path] = set()  # files that /save wrote, or refused once to replace: it may replace them
+        self.next_line = ""  # the text with which the next input line begins
         self.leaving = False
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
@@ -238,7 +239,7 @@ class ConsoleState(Surface):
         return self.layers.settings
 
     def change(self, **changes: object) -> None:
-        """Change settings, all or none; UsageError, with what still holds, when one is refused."""
+        """Change settings, all or none; UsageError, with the present value, if one is refused."""
         self.take(self.layers.with_console_changes(**changes))
 
     def take(self, layers: Layers, engine: PairEngine | None = None, spec: PairSpec | None = None) -> None:
@@ -247,7 +248,7 @@ class ConsoleState(Surface):
         Raises UserError and changes nothing if the settings do not fit the pair.
         """
         before = self.settings
-        if engine is not None:  # its drafters look at what any pair of the same tokenizer answered in this session
+        if engine is not None:  # its drafters look up answers of every pair with the same tokenizer in this session
             drafters = engine.drafters
             drafters.answers = self.said_before.setdefault(drafters.tokenizer_fingerprint, drafters.answers)
             drafters.in_session = True
@@ -260,7 +261,7 @@ class ConsoleState(Surface):
             self._say_if_plain()
 
     def _ask(self, settings: Settings, engine: PairEngine | None) -> None:
-        """UserError for lanes that were chosen now, or ran before, and cannot run with these models and settings."""
+        """Raise UserError if lanes chosen now, or that ran before, cannot run with these models and settings."""
         before, loaded = self.settings, self.pairs.engine
         if engine is None or _runs(engine, settings):
             return
@@ -269,14 +270,14 @@ class ConsoleState(Surface):
         engine.lanes(settings)
 
     def _go_on(self, layers: Layers, engine: PairEngine | None) -> None:
-        """Conversation and session log under these settings, all or nothing."""
+        """Continue conversation and session log under these settings; an error leaves both as they were."""
         settings, chat, models = layers.settings, self.chat, None
         if engine is not None:
             models = ChatModels(engine.tokenizer, engine.stop_ids, engine.context, engine.encodes)
             chat = chat or Conversation(*models, *ChatSettings.of(settings))
         if chat is not None:
             chat = chat.changed(models, **ChatSettings.of(settings)._asdict())
-        # Last of all: it makes the file.
+        # Last, since it creates the file.
         log = self.log if settings.record == self.settings.record else log_writer_of(settings)
         self.layers, self.chat = layers, chat
         if self.log is not None and self.log is not log:
@@ -288,7 +289,7 @@ class ConsoleState(Surface):
     # -- speaking -----------------------------------------------------------------------------
 
     def page(self, what: RenderableType) -> None:
-        """Say what may be longer than the screen, on a terminal through the user's pager."""
+        """Show text that may be longer than the screen, on a terminal through the user's pager."""
         if not (self.live and page(self.out, what)):
             self.say(what)
 
@@ -298,7 +299,7 @@ class ConsoleState(Surface):
     # -- the pair -----------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Called from the loading thread."""
+        """Redraw the status line; if the prompt waits, switch to a ready pair. The loading thread calls this."""
         if self.reading:
             self.collect()
         self.refresh()
@@ -309,7 +310,7 @@ class ConsoleState(Surface):
             try:
                 if (engine := self.pairs.collect()) is not None:
                     self.take(self.layers, engine)
-            except Exception as error:  # also one that nobody expects: the loading thread may be calling
+            except Exception as error:  # any kind: the loading thread may be calling, and must not end by it
                 self.fail(one_line(error))
 
     def _welcome(self, engine: PairEngine) -> None:
@@ -331,7 +332,7 @@ class ConsoleState(Surface):
         return list(catalogue(self.options).pairs)
 
     def engine(self) -> PairEngine:
-        """The loaded pair; waits for it and shows how far it is. NotSentError if there is none in the end."""
+        """Return the loaded pair, after waiting for it with its progress shown. NotSentError if none gets loaded."""
         self.collect()
         if (job := self.pairs.job) is not None:
             if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint="Ctrl-C: back to the prompt"):
@@ -342,29 +343,29 @@ class ConsoleState(Surface):
         return self.pairs.engine
 
     def say_markers(self, plan: Plan) -> None:
-        """Say once that control tokens in what was typed are read as text."""
-        if not self.said_markers and (found := self.conversation().markers_in(plan)):
+        """Tell the user once that control tokens in the messages are read as text."""
+        if not self.said_markers and (markers := self.conversation().markers_in(plan)):
             self.said_markers = True
-            self.hint(as_text(found))
+            self.hint(as_text(markers))
 
     # -- the conversation ---------------------------------------------------------------------
 
     def conversation(self) -> Conversation:
-        """The conversation with the loaded pair, be it empty; see :meth:`engine`."""
+        """Return the conversation with the loaded pair, which may be empty; waits as :meth:`engine` does."""
         self.engine()
         assert self.chat is not None
         return self.chat
 
     def said(self) -> Conversation:
-        """The conversation so far. UserError if nothing was said."""
+        """Return the conversation. UserError if it has no turn."""
         if self.chat is None or not self.chat.turns:
             raise UserError("no message yet")
         return self.chat
 
     @contextmanager
     def sending(self, text: str) -> Iterator[None]:
-        """While a message is planned and answered; without an answer, whatever the reason, it goes back into the
-        input line. One that would fill the screen, and push the reason out of sight, only stays in the history.
+        """A context in which a message is planned and answered. If there is no answer, for whatever reason, the message
+        goes back into the input line, unless it would fill the screen; then it is only in the history.
         """
         before = self.latest
         try:
@@ -374,7 +375,7 @@ class ConsoleState(Surface):
                 self.next_line = text
 
     def just_stopped(self) -> bool:
-        """Whether Ctrl-C stopped an answer so lately that another one means to leave."""
+        """Return whether Ctrl-C has just stopped an answer, so that another one leaves the console."""
         return time.monotonic() - self.stopped_at < SECOND_WITHIN
 
 

@@ -1,8 +1,9 @@
 """`distill`: text, n-gram tables and a draft head for a pair's target, with report and card; each stage alone, too.
 
-The text is written by the target or read from files; the draft head is made from the flags and the target.
-Every part can be resumed: in its folder a run of the same settings continues, a setting that differs is named. Writes
-progress to standard error and the result to standard output. Knows neither sampling nor learning (training/).
+The target writes the text, or files have it; flags and target give the shape of the draft head. Every stage can be
+resumed: a run with the same settings continues in its folder, a different setting is an error that names it. Writes
+progress to standard error and the result to standard output. Does not know how text is sampled or a head is trained
+(training/).
 """
 
 import hashlib
@@ -80,7 +81,7 @@ class Texts:
 def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
     """Record the settings of this run's stage (`names`, and those without a flag) in its folder.
 
-    A later run must agree with them: on those of the data, but for --tokens; once a checkpoint exists, on all.
+    A later run must have the same settings of the data, except --tokens; once a checkpoint exists, all of them.
     UsageError names the first that differs.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -142,7 +143,8 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
 def _make(
     engine: PairEngine, settings: Settings, options: ModelOptions, args: Namespace, interrupt: Callable[[], bool]
 ) -> str:
-    """Run stage after stage; each keeps its work in the folder. If interrupted, return words for the kept work."""
+    """Run stage after stage, each of which keeps its work in the folder. Return "", or after an interrupt a text that
+    names the kept work."""
     out, text = args.out, args.out / TEXT_FILE
     facts, date = target_facts(engine, options), datetime.now(UTC).date().isoformat()
     about: dict[str, Any] = {"target": facts["target"], "tokenizer": facts["tokenizer"], "date": date}
@@ -176,7 +178,8 @@ def _head(
     chosen: Mapping[str, str],
     interrupt: Callable[[], bool],
 ) -> str:
-    """Train the draft head and write report and card. If interrupted, return words for the kept work."""
+    """Train the draft head and write report and card. Return "", or after an interrupt a text that names the
+    kept work."""
     out, model = args.out, engine.loaded.target.model
     with load_progress(sys.stderr, quiet=settings.quiet) as progress:
         learned, held = split_texts(source, args.held, args)
@@ -239,7 +242,8 @@ def _examples(
     progress: Progress,
     interrupt: Callable[[], bool],
 ) -> list[Examples] | None:
-    """Return the examples of each part of the texts; of most kinds they are kept in `features`. None if interrupted."""
+    """Return the examples of each part of the texts; but for eagle3 heads the target's outputs are kept in `features`.
+    None if interrupted."""
     network, reads = engine.target.network, draft_head.config.reads
     if args.kind == "eagle":
         return [StreamedExamples(network, part, reads) for part in parts]
@@ -248,8 +252,8 @@ def _examples(
     if interrupt():
         return None
     examples = [example for file in shards for example in load_shard(file, reads)]
-    of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
-    return [StoredExamples([of[id(text)] for text in part]) for part in parts]
+    by_text = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
+    return [StoredExamples([by_text[id(text)] for text in part]) for part in parts]
 
 
 def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> TrainingJob:
@@ -263,7 +267,8 @@ def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> Traini
         minutes=args.minutes,
         patience=args.patience,
         precise=options.dtype == "float32",
-        **({"anchors": args.anchors, "evaluations": 5} if args.kind in BLOCK_KINDS else {}),  # costs several steps each
+        # Few evaluations: each takes as long as several steps.
+        **({"anchors": args.anchors, "evaluations": 5} if args.kind in BLOCK_KINDS else {}),
     )
 
 
@@ -271,7 +276,8 @@ def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> Traini
 
 
 def load_target(settings: Settings, options: ModelOptions, interrupt: Callable[[], bool]) -> PairEngine:
-    """Load the target alone. Here `auto` means none: text and training are the same on any processor."""
+    """Load the target alone. `--quantization auto` means none here, so that text and training are the same on any
+    processor."""
     keep_memory()
     quantization = "none" if options.quantization == "auto" else options.quantization
     return load_engine(settings, options.changed(drafter="none", quantization=quantization), interrupt)
@@ -347,7 +353,8 @@ def read(engine: PairEngine, args: Namespace, file: Path) -> Texts:
 
 
 def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[Passage], list[Passage]]:
-    """Return (to learn from, held out). No given prompt is in both, at whatever temperature it was answered."""
+    """Return (texts to learn from, texts held out). No prompt of --prompts is in both, whatever its answers'
+    temperatures."""
     learned, out = split(source.texts, held)
     if args.prompts is not None:
         prompts = {tuple(text.ids[: text.start]) for text in out}
@@ -360,7 +367,8 @@ def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[Passage
 def build_tables(
     settings: Settings, options: ModelOptions, args: Namespace, tokenizer: Any, text: Path, out: Path
 ) -> None:
-    """Build the file `out` of the passages in `text`, or in the files of --data. UserError for an unreadable file."""
+    """Build tables from the passages in `text`, or in the files of --data, into the file `out`. UserError for an
+    unreadable file."""
     begun, size = time.monotonic(), int(max(tokenizer.get_vocab().values())) + 1
 
     def encode(text: str) -> list[int]:
@@ -410,7 +418,8 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
 
 
 def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadConfig:
-    """Return the shape, with `listed` ids in its reduced vocabulary. UsageError for numbers that do not go together."""
+    """Return the draft head's shape, with `listed` ids in its short list. UsageError for numbers that do not fit
+    together."""
     model = engine.loaded.target.model
     plain = shape_for(model, args.kind)
     keys = None
@@ -447,9 +456,9 @@ def verifier_of(engine: PairEngine) -> dict[str, Any]:
 
 
 def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passage], seed: int) -> DraftHead:
-    """Return a new draft head, whose head may start as the target's; with --start a trained one to train further.
+    """Return a new draft head; with --start a trained one to train further.
 
-    UsageError if that is of another shape than the flags.
+    UsageError if that has another shape than the flags say.
     """
     model, device = engine.loaded.target.model, engine.loaded.target.device
     seen = max(len(text.ids) for text in learned)  # longer contexts cannot be learned
@@ -459,7 +468,7 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passag
             if 0 < args.short_list < engine.loaded.target.vocab_size
             else []
         )
-        # The published format knows no window.
+        # The published format has no field for a window.
         config = replace(config_for(engine, args, len(listed)), window=0 if args.published else seen)
         return new_draft_head(config, model, listed, seed).to(device)
     old = load_student(args.start, model, fingerprint(engine.tokenizer))
@@ -478,7 +487,7 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passag
     )
     changed = replace(
         old.config,
-        window=max(old.config.window, seen) if old.config.window else 0,  # 0: it has learned to use the whole text
+        window=max(old.config.window, seen) if old.config.window else 0,  # 0: no limit, it reads the whole text
         block_size=wanted.block_size,
         recency=wanted.recency,
     )
@@ -502,7 +511,8 @@ def described(folder: Path, shape: DraftHeadConfig) -> dict[str, Any]:
 
 
 def measured(engine: PairEngine, folder: Path, kind: str) -> dict[str, Any]:
-    """Measure `c`, `v` (n → cost of a pass over n tokens, in one-token passes) and `plain_ms`; empty without drafts."""
+    """Measure `c`, `v` (n → cost of a pass over n tokens, in one-token passes) and `plain_ms`; empty if nothing was
+    drafted."""
     other = PairEngine(replace(engine.loaded, drafter_word=kind, draft_head=folder))
     warm_up(other)
     costs = other.measured
@@ -517,7 +527,8 @@ def measured(engine: PairEngine, folder: Path, kind: str) -> dict[str, Any]:
 
 
 def licence_of(model: Any) -> str:
-    """Return the licence that the target's own card names, if it lies beside its weights; else where to look."""
+    """Return the licence that the target's own card names, if that lies beside its weights; else a text that refers to
+    the card."""
     file = Path(str(getattr(model, "name_or_path", "") or "."), "README.md")
     head = file.read_text(encoding="utf-8", errors="replace")[:4000] if file.is_file() else ""
     match = re.search(r"\A---\n(?:.*\n)*?license:\s*(\S+)", head)

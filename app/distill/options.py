@@ -85,8 +85,8 @@ _ONLY_FOR = {
 def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
     """Return the values given or the defaults; UsageError in one line for values that exclude each other.
 
-    `data` is ("self",) or files, `writes`: the target writes it itself; `limited`: --tokens was given; `tasks` are the
-    --kinds; `kind` is the head's of --student (HEAD_KINDS: eagle for eagle3); `command` is the command line, `words`
+    `data`: ("self",) or files; `writes`: the target writes the text itself; `limited`: --tokens was given; `tasks`: the
+    --kinds; `kind`: the kind of head for --student (HEAD_KINDS: eagle for eagle3); `command`: the command line, `words`
     its arguments.
     """
     plain = {name: value for name, value in given.items() if name != "data"}
@@ -121,7 +121,7 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
 
 
 def matters(args: Namespace, name: str) -> bool:
-    """Return whether a setting has an influence on this draft head."""
+    """Return whether a setting has an effect on this draft head."""
     if name in ("tokens", "temperatures", "kinds", "answer_tokens"):
         return bool(args.writes or (name == "tokens" and args.limited))  # else the text is there already
     return getattr(args, name, "") is not None and args.student in _ONLY_FOR.get(name, (args.student,))

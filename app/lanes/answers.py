@@ -1,7 +1,7 @@
 """One answer of one lane with its figures, its form in `run --json` and `bench --out`, and the comparison of lanes.
 
-Speed, whether texts may differ and do, the rule that accepts drafts, and how far equal texts can be promised. Works on
-figures, ids and texts; knows lanes by name, not how they decode, and nothing of terminals.
+The comparison says how fast a lane is, whether its text may differ and does, by which rule its drafts are accepted, and
+how far equal text is promised. Works on figures, ids and texts; knows lanes by name, not how they decode; no terminals.
 """
 
 import math
@@ -36,12 +36,12 @@ RULES: dict[LaneRule, str] = {
 
 OTHER_TEXT = ("draft", "beam", LOSSY)  # lanes that do not decode as the target alone does
 NEAR_TIE = 1e-3  # logit gap under which two tokens are tied in float32
-# By number format: how far the logits of passes of different width lie apart at most, and the gap under which two
-# tokens may change places, as measured on the default target (docs/notes.md, "The same token in passes of different
-# width").
+# By number format, as measured on the default target: the largest difference between a token's logits in passes of
+# different width, and the top-2 gap under which two tokens may change places
+# (docs/notes.md, "The same token in passes of different width").
 ROUNDING = {"float32": (8e-5, NEAR_TIE), "float16": (0.11, 0.1), "bfloat16": (1.2, 0.5)}
-# The gap under which kernels over packed weights and float32 over the same weights may choose differently: over 576
-# greedy tokens of the default target logits differ by up to 0.0094, gaps by up to 0.0041, and none chose differently.
+# The top-2 gap under which kernels over packed weights and float32 over the same weights may choose different tokens.
+# Over 576 greedy tokens of the default target logits differ by up to 0.0094, gaps by up to 0.0041, and no token does.
 PACKED_TIE = 1e-2
 BY_CONSTRUCTION = "identical by construction"
 
@@ -66,7 +66,7 @@ def may_differ(lane: "Lane | LaneRecord") -> bool:
 
 
 def chance(rule: LaneRule, q: float, p: float) -> float | None:
-    """Return the target's chance to accept a draft; None for a rule without chance, or without a formula."""
+    """Return the probability that a draft is accepted; None for a rule that does not draw, or that has no formula."""
     if rule == "match":
         return p
     # Theorem (Leviathan 2023): accepting x ~ q with min(1, p/q) leaves p(x) unchanged.
@@ -75,21 +75,20 @@ def chance(rule: LaneRule, q: float, p: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`text` in plain ASCII ("2.11x faster, same output") and the style it deserves."""
+    """A comparison as a line in plain ASCII ("2.11x faster, same output"), and the style to show it in."""
 
     text: str
     style: Style
 
 
 def near_tie(precision: str) -> float:
-    """Return the logit gap under which rounding may let two tokens change places; 0 if none may, or none is
-    measured."""
+    """Return the logit gap under which rounding may let two tokens change places; 0 if none is measured."""
     return ROUNDING.get(precision, (0.0, 0.0))[1]
 
 
 def promise(precision: str, invariant: bool = False) -> str:
     """Return the promise about the output. `precision`: the dtype of the target's pass, or its quantization.
-    `invariant`: the pass gives each row the same as if it were alone."""
+    `invariant`: a pass gives each token the same logits, whatever else is in the pass."""
     if invariant:
         return (
             f"the target's own, {BY_CONSTRUCTION}: the compiled pass over {precision} weights gives a token the same "
@@ -105,7 +104,7 @@ def promise(precision: str, invariant: bool = False) -> str:
 
 
 def difference(ids: Sequence[int] | str, other: Sequence[int] | str, *, prefix: bool = False) -> int | None:
-    """Return the first position (from 0) where the ids (or two texts) differ, None if they do not.
+    """Return the first position (from 0) where two lists of ids (or two texts) differ; None if they do not.
 
     With `prefix` the shorter one may end early; otherwise ending early is a difference.
     """
@@ -115,7 +114,7 @@ def difference(ids: Sequence[int] | str, other: Sequence[int] | str, *, prefix: 
 
 
 def speed_of(plain: Stats, other: Stats) -> tuple[str, Style]:
-    """Return the speed of `other` beside plain decoding, in words; "" if it is not known."""
+    """Return the speed of `other` relative to plain decoding, in words; "" if it is not known."""
     if not (ratio := speedup(plain, other)):
         return "", "plain"
     if disturbed(plain, other):
@@ -160,7 +159,7 @@ class Variant:
 
 
 def order(variants: Sequence[Variant], turn: int) -> list[Variant]:
-    """Return the variants in the order of round `turn`: rotated by one each time, reversed every other time."""
+    """Return the variants in the order of repetition `turn`: every two rotate it by one, the second is reversed."""
     start = (turn // 2) % len(variants)
     rotated = [*variants[start:], *variants[:start]]
     return rotated[::-1] if turn % 2 else rotated
@@ -174,7 +173,7 @@ class Answer:
     ids: tuple[int, ...]
     text: str
     stats: Stats
-    may_differ: bool = False  # from `ar`, rightly
+    may_differ: bool = False  # whether its text may rightly differ from that of `ar`
     terms: Terms = field(default_factory=Terms)
     logprobs: Json | None = None  # as OpenAI's chat format has them
 
@@ -189,7 +188,7 @@ class Answer:
 
     @property
     def exit_code(self) -> int:
-        """The code of a program that gave it: 1 if it broke off, 130 if it was interrupted."""
+        """The exit code of a program that gives this answer: 1 if a server broke it off, 130 if interrupted, else 0."""
         return 1 if self.problem else INTERRUPTED if self.interrupted else 0
 
     def to_json(self) -> Json:
@@ -202,14 +201,14 @@ class Answer:
         }
 
 
-UNLIKELY = -9999.0  # the log-probability of what has none, in OpenAI's API as well
+UNLIKELY = -9999.0  # stands for the log-probability of a token with p = 0, as in OpenAI's API
 
 
 def logprobs_of(steps: Iterable[Step], spelled: Callable[[int], bytes], count: int) -> Json:
     """Return `logprobs` as OpenAI's chat format has them, with the `count` likeliest tokens of each position.
 
-    They are the target's at temperature 1, before every setting but the bias, from the pass that decided the token. A
-    token that a stop string has cut has none.
+    They are the target's at temperature 1, with the bias but no other setting, from the pass that decided the token. A
+    token that a stop string has cut off has no entry. `spelled` returns a token's bytes.
     """
 
     def entry(likely: Likely) -> Json:
@@ -241,9 +240,9 @@ def run_lane(
     terms: Terms | None = None,
     messages: Sequence[ServerMessage] = (),
 ) -> Answer:
-    """Decode one prompt to its end. The lane reads the prompt itself, a server the `messages`; `show` sees every event.
+    """Decode one prompt to its end. The lane reads `prompt`, a server's lane `messages`; `show` sees every event.
 
-    `terms` go with the answer; without them it has no figures that need them.
+    `terms`: those of the returned answer; without them the answer lacks the figures that need them.
     """
     meter = Meter(prompt_n=len(prompt))
     for event in lane.run(prompt, interrupt=interrupt, messages=messages):
@@ -255,9 +254,9 @@ def run_lane(
 
 
 def agrees(plain: Answer, other: Answer) -> bool | None:
-    """Return whether `other` is the text of plain decoding; None if it may rightly differ or is not known.
+    """Return whether `other` has the ids of plain decoding; None if it may rightly differ, or if that is not known.
 
-    An interrupted answer is only known to differ: its part may be equal.
+    If an answer was interrupted, a difference in the common part gives False, an equal common part None.
     """
     if other.may_differ:
         return None
@@ -274,8 +273,9 @@ class Parting(NamedTuple):
     """The first position (from 0) where an answer differs from plain decoding's, and the target's top-2 gap there
     (None: not recorded).
 
-    `kind`: a near tie, which rounding may turn; beyond one, which is an alarm; if it may rightly differ another draw
-    of the same distribution, or another text (of another model, a search, or a lossy rule).
+    `kind`: "near tie", a gap so small that rounding may decide; "beyond", a larger gap, which is an alarm. An answer
+    that may rightly differ is an "other draw" of the same distribution, or an "other text" (of another model, a search,
+    or a lossy rule).
     """
 
     kind: PartingKind
@@ -317,10 +317,10 @@ def comparisons_of(answers: Sequence[Answer]) -> list[Comparison]:
 def compare(plain: Answer, last: Answer) -> Comparison | None:
     """Compare an answer with plain decoding's; None without two answers that have tokens.
 
-    A difference is an alarm where none may be and rounding does not explain it. A beam search looks for a better text
-    than plain decoding's, so that another text is no other draw, and a lossy lane is called lossy. If a lane was
-    stopped, the common length is compared; if a server gave an answer, whose ids are not of this tokenizer, the texts
-    are.
+    If the lane's text must equal plain decoding's, a difference is an alarm, unless the target does not run in float32
+    and the gap there is within its rounding. A beam search looks for a better text than plain decoding's, so its
+    difference is not called another draw; a lossy lane is called lossy. If a lane was stopped, the common length is
+    compared; if a server gave an answer, whose ids are not this tokenizer's, the texts are compared.
     """
     if not plain.ids or not last.ids:
         return None
@@ -354,8 +354,8 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
 
 
 def compared(answers: Sequence[Answer]) -> Json:
-    """Return `speedup` (the last lane's rate over ar's), `disturbed` (whether that timing was, `speedup` is None then)
-    and `same_output` (of every lane that must equal ar)."""
+    """Return `speedup` (the last lane's rate over ar's), `disturbed` (whether that timing was; `speedup` is then None)
+    and `same_output` (whether every lane that must equal ar does)."""
     plain, last = baseline(answers), answers[-1]
     if plain is None or len(answers) < 2:
         return {"speedup": None, "disturbed": False, "same_output": None}

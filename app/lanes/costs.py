@@ -1,8 +1,8 @@
-"""Facts of a lane that are needed to interpret its figures, and the figures of its models: calls, reviews, drafts by
-source, the standardised walltime improvement; and a lane as files keep it: without the parts that run it.
+"""The facts of a lane that are needed to interpret its figures (:class:`Terms`), and the figures of its models: calls,
+reviews, drafts by source, the standardised walltime improvement (SWI).
 
-A :class:`LaneRecord` is made when a lane begins to run; a file has the same record, and its events are read by
-:func:`event_of`. Knows lanes and pairs by their parts, not how they decode. No torch.
+A :class:`LaneRecord` is a lane without the parts that run it. It is made when a lane begins to run; files have the same
+record, and :func:`event_of` reads their events. Knows lanes and pairs by their parts, not how they decode. No torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LOOKED_UP = ("match", "suffix")  # sources that copy from earlier answers
 SEEN = 0.5  # share of an answer's tokens in earlier answers above which it counts as seen before
 
-BY = {  # the tables of a call's cost, in words, in the order of the screen
+BY = {  # the tables that say what a call costs, and their names on the screen, in its order
     MEASURED: "time",
     "model_parameters": "parameters",
     "previous_work": "previous work",
@@ -45,8 +45,9 @@ class Terms:
     """Facts of a lane that are needed to interpret its figures.
 
     `drafts`: it has a drafter. `gamma`: its number, "auto", or None if the drafter ignores gamma (or there is none).
-    `models`: the models by the names of calls. `sources`: the drafter's names. `precision` and `invariant`: the
-    target's, as :func:`app.lanes.answers.promise` takes them. `seen`: earlier answers of the session have this text.
+    `models`: the models by the names in `Stats.calls`. `sources`: the names of the drafter's sources. `precision` and
+    `invariant`: the target's, as :func:`app.lanes.answers.promise` takes them. `seen`: earlier answers of the session
+    have this text.
     """
 
     drafts: bool = False
@@ -75,7 +76,7 @@ def terms_of(lane: Lane, engine: PairEngine) -> Terms:
 
 
 def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, SwiModel]:
-    """Return the models that these names of calls stand for; drafters without a model are left out."""
+    """Return the models by these names in `Stats.calls`; drafters without a model are left out."""
     loaded = engine.loaded
     known = {TARGET: loaded.target, "drafter": loaded.drafter, **loaded.cascade_models}
     models: dict[str, SwiModel] = {}
@@ -91,9 +92,9 @@ def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, SwiModel]:
 
 
 def stored_parameters(folder: Path) -> int | None:
-    """Count the numbers of the draft head's own tensors, from the file's header; None if that cannot be read.
+    """Return the number of parameters in the draft head's file, from its header; None if that cannot be read.
 
-    Tensors shared with the target are not stored, and not counted.
+    Tensors shared with the target are not in the file, so they are not counted.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -108,7 +109,7 @@ def stored_parameters(folder: Path) -> int | None:
 
 
 def swi_of(stats: Stats, terms: Terms) -> dict[str, float | None] | None:
-    """Return the SWI by every table, None where one does not apply; None alone for a lane that does not draft."""
+    """Return the SWI by every table, None for one that does not apply. A lane that does not draft has no SWI: None."""
     return {name: rounded(value) for name, value in every_swi(stats, terms.models).items()} if terms.drafts else None
 
 
@@ -125,7 +126,7 @@ def cost_lines(stats: Stats, terms: Terms) -> list[str]:
     several = sum(drafted > 0 for drafted, _ in stats.sources) > 1
     if not terms.drafts or not (modelled or several or stats.reviews):
         return []
-    each = [f"{model} {n} of {stats.call_ms.get(model, 0.0) / n:.1f} ms" for model, n in stats.calls.items() if n]
+    calls = [f"{model} {n} of {stats.call_ms.get(model, 0.0) / n:.1f} ms" for model, n in stats.calls.items() if n]
     swi = swi_of(stats, terms) or {}
     shown = [f"{swi[name]:.2f}x by {BY[name]}" for name in applying(swi)] if modelled else []
     improvement = [
@@ -133,7 +134,7 @@ def cost_lines(stats: Stats, terms: Terms) -> list[str]:
         "(SWI takes a pass over many tokens to cost as much as one over a single token)",
     ]
     return [
-        *([f"calls: {', '.join(each)}"] if modelled else []),
+        *([f"calls: {', '.join(calls)}"] if modelled else []),
         *(f"{model} passed {kept} of {seen} draft{'s' * (seen != 1)}" for model, (kept, seen) in stats.reviews.items()),
         *([f"accepted of each source's drafts: {proposed(stats, terms.sources)}"] if several else []),
         *(improvement if shown else []),
@@ -141,8 +142,8 @@ def cost_lines(stats: Stats, terms: Terms) -> list[str]:
 
 
 def seen_before(stats: Stats, terms: Terms) -> bool:
-    """Return whether earlier answers have the text and most accepted drafts were looked up: then the figures measure
-    memory, not prediction."""
+    """Return whether earlier answers have this text and most accepted drafts were copied from them: then the figures
+    measure memory, not prediction."""
     looked_up = sum(kept for name, (_, kept) in zip(terms.sources, stats.sources, strict=False) if name in LOOKED_UP)
     return terms.seen and 2 * looked_up > stats.draft_n_accepted
 
@@ -157,15 +158,15 @@ def proposed(stats: Stats, names: Sequence[str]) -> str:
 
 
 _EVENTS: dict[str, TypeAdapter[Event]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
-_MOST = 1_000_000  # drafts of a round: the figures have a place for each
+_MOST = 1_000_000  # largest gamma in a file: the figures keep a count for each position of a draft
 
 
 @dataclass(frozen=True)
 class LaneRecord:
     """A lane without the parts that run it, as screens, figures and files know it.
 
-    `drawn_drafts` is app/lanes/lane.py's, `beams` the plan of a beam search. `settings` are those of its answer, which
-    a file has elsewhere.
+    `drawn_drafts`: that of :class:`app.lanes.lane.Lane`. `beams`: the plan of a beam search. `settings`: those of the
+    lane's answer, which a file stores with the answer.
     """
 
     name: str
@@ -201,8 +202,8 @@ def record_of(lane: Lane, engine: PairEngine) -> LaneRecord:
 
 
 def kept(event: Event, log_top: int) -> Event:
-    """Return an event as files keep it: with `log_top` alternatives at each of its positions, beside those that were
-    examined or said; for 0 without positions."""
+    """Return an event as files keep it: with `log_top` alternatives at each of its positions, besides the tokens that
+    were examined or emitted; without positions if `log_top` is 0."""
     if not isinstance(event, Step):
         return event
     needed = [{token} for token in event.emitted]

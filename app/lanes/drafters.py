@@ -39,8 +39,8 @@ DrafterKey = tuple[Any, ...]  # the word of a drafter and the settings that it d
 
 
 class PairDrafters:
-    """Makes the drafters of a loaded pair. `given_fingerprint`: that of the target's tokenizer, for a pair
-    without one.
+    """Makes the drafters of a loaded pair. `given_fingerprint`: the fingerprint of the target's tokenizer, for a pair
+    that is loaded without a tokenizer.
 
     Raises UnusableDrafterError if the pair's own tables or draft head are damaged or made for another target.
     """
@@ -62,7 +62,7 @@ class PairDrafters:
             raise UnusableDrafterError(why) from error
 
     def _prepare(self, word: str) -> None:
-        """Build the pair's drafters: a file that does not fit is an error now."""
+        """Build the pair's drafter once, so that a file that does not fit is an error now."""
         if word == "model" and self._loaded.drafter is not None:
             self.model = self._lm(self._loaded.drafter, "drafter")
         for member in self._loaded.spec.cascade_names if ROWS[word].needs == "cascade" else (word,):
@@ -97,13 +97,13 @@ class PairDrafters:
         return self.answers if {"on": True, "off": False}.get(request.settings.suffix, auto) else None
 
     def head(self, kind: str, make: Callable[[DraftHead], LM]) -> LM:
-        """Return the model that `make` built of the draft head at first; UserError names a file that cannot be used."""
-        # The dense weights go here: the decoding copy has packed ones.
+        """Return the draft head's model, which `make` builds at the first call. UserError names an unusable file."""
+        # The loaded head is not kept, so its dense weights are freed: the model that decodes has packed ones.
         return self._once(kind, lambda: make(self._load(kind)))
 
     def shipped(self, word: str, make: Callable[[CausalLM, Path | None], LM]) -> LM:
-        """Return the same for layers that ship with the target, beside it or in the drafter's file; UserError if it has
-        none that can be read."""
+        """Return the model of layers that ship with the target, beside it or in the drafter's file, which `make` builds
+        at the first call. UserError if there are none that can be read."""
         folder = self._loaded.draft_head if self._loaded.drafter_word == word else None
         return self._once(word, lambda: make(self.target, folder))
 
@@ -147,7 +147,7 @@ class PairDrafters:
                 f"k_matrix must have {rows}, got {len(matrix)}": len(matrix) != len(names),
             }
         )
-        drafters = [  # separate ones; the matrix decides how much
+        drafters = [  # new ones, which no other lane uses; the matrix decides how much each drafts
             self.build(each) if each.word in MEMBERS else of_lm(self._named(lane, each.word), each, 0.0)
             for each in (DraftRequest(name, settings) for name in names)
         ]
@@ -170,7 +170,7 @@ class PairDrafters:
     # -- for lanes ----------------------------------------------------------------------------
 
     def key(self, word: str, settings: Settings) -> DrafterKey:
-        """Return all settings that the drafter depends on: another key, another drafter."""
+        """Return the word and all settings that the drafter depends on: a changed key needs a new drafter."""
         values = {name: getattr(settings, name) for name in row_of(word).settings}
         if "gamma" in values:
             values["gamma"] = settings.gamma == "auto"
@@ -183,8 +183,8 @@ class PairDrafters:
     def make(self, word: str, settings: Settings, ratios: Ratios | None = None) -> Drafter:
         """Build a new drafter under these settings; UsageError if the pair lacks a part.
 
-        Drafts become trees where the target takes them. "auto" is the fastest way by measurement (docs/notes.md): a
-        drafter that only looks up grows trees under `gamma auto` only.
+        Drafts become trees where the target takes them. `expand auto` is the value in the drafter's row, the fastest by
+        measurement (docs/notes.md); then at a fixed gamma only "joint" grows trees.
         """
         expand = row_of(word).expand if settings.expand == "auto" else settings.expand
         trees = settings.expand != "auto" or settings.gamma == "auto" or expand == "joint"
@@ -209,13 +209,13 @@ class PairDrafters:
             head = load_student(folder, loaded.target.model, self.tokenizer_fingerprint, loaded.spec.target.id)
             if head.config.kind != kind:
                 raise UserError(f"the drafter {folder} is a {head.config.kind} drafter, not a {kind} one")
-        except UserError as error:  # a GGUF file is named as the user did
+        except UserError as error:  # name a GGUF file as the user did
             own = drafter if loaded.drafter_word == kind and isinstance(drafter, ModelSpec) else None
-            place = own.source if own else loaded.spec.students.get(kind, str(folder))
-            raise type(error)(str(error).replace(str(folder), place)) from error
+            source = own.source if own else loaded.spec.students.get(kind, str(folder))
+            raise type(error)(str(error).replace(str(folder), source)) from error
         network = self.target.network
         head.rounded = True
-        packs = network.device.type == "cpu"  # in float32, which is what can be packed
+        packs = network.device.type == "cpu"  # the head stays float32 there, since only float32 can be packed
         return head if packs else moved(head, network.device, network.dtype, loaded.target.model)
 
     def _named(self, lane: str, name: str) -> LM:
@@ -257,9 +257,10 @@ class UnusableDrafterError(UserError):
 
 
 def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any) -> DraftHead:
-    """Move the head's parameters to `device` in `dtype`; its angles stay float32, a shared embedding the target's."""
+    """Move the head's parameters to `device` in `dtype`. Its rotary angles stay float32, a shared embedding stays the
+    target's."""
     if isinstance(head.model.embed_tokens, QuantizedEmbedding) and device.type == "cpu" and dtype == torch.float32:
-        return head  # nothing to move, and the table is the target's
+        return head  # nothing to move, and the embedding is the target's
     head = cast("DraftHead", unpacked_copy(head)).to(device)
     for parameter in head.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -1,9 +1,9 @@
 """Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
 
 A :class:`Lane` is one way of answering a prompt. `ar` is the target alone, `spec` the target with the pair's drafter,
-`lossy` the same by a rule that is not exact, `draft` the drafter model alone, `beam` the target searching; the others
-are the target with the drafter of that word (sampling/drafters/registry.py). A :class:`PairEngine` keeps drafters from
-answer to answer and builds new ones when their settings change. Knows no text, no screen.
+`lossy` the same by a rule that is not exact, `draft` the drafter model alone, `beam` the target's beam search; any
+other name is the target with the drafter of that name (sampling/drafters/registry.py). A :class:`PairEngine` keeps
+drafters from answer to answer and builds new ones when their settings change. Knows no text, no screen.
 """
 
 import math
@@ -47,7 +47,7 @@ from utils.remote.server import BAN, OWN, PENALTIES, Server, ServerMessage, is_s
 if TYPE_CHECKING:
     from utils.grammar import GrammarState
 
-_UNDRAFTED: Json = {  # a round without a draft, of which nothing but its token and its time is known
+_UNDRAFTED: Json = {  # the other fields of a Step of which only the token and its time are known
     **dict.fromkeys(("drafted", "parents", "source", "path", "draft_p", "calls"), ()),
     **{"gamma": 0, "top2_gap": None, "draft_s": 0.0, "sample_s": 0.0},
 }
@@ -57,10 +57,10 @@ NOT_IN_REQUESTS = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, 
 
 @dataclass
 class Lane:
-    """One way of answering a prompt. `shares_target`: it runs on a session of the target. `form`: the state at the
-    beginning of an answer, of which `begun` are the tokens that the prompt has already."""
+    """One way of answering a prompt. `shares_target`: it runs on a session of the target. `form`: the grammar's state
+    at the beginning of an answer. `begun`: the tokens of the answer that the prompt already ends with."""
 
-    served: ClassVar = False  # a server answers: no model of this pair runs, nothing pauses it, its text is its own
+    served: ClassVar = False  # a server answers: no model of this pair runs, no pause is possible, the text may differ
 
     name: str
     lm: LM
@@ -75,7 +75,7 @@ class Lane:
     bias: Bias = field(default_factory=dict)
     form: "GrammarState | None" = None
     begun: Sequence[int] = ()
-    top_logprobs: int | None = None  # that a server gives of each token; None: none at all
+    top_logprobs: int | None = None  # alternatives that a server reports with each token; None: no log-probabilities
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Lane:
 
     @property
     def most(self) -> int | None:
-        """Tokens that a round may draft, of a drafter with a fixed number (cascade, chain); None: gamma decides."""
+        """The most tokens a round may draft, for a drafter that fixes them (cascade, chain); None: gamma decides."""
         return self.drafter.traits.most
 
     @property
@@ -100,8 +100,8 @@ class Lane:
 
     @property
     def drawn_drafts(self) -> bool:
-        """Whether its drafts may be drawn from a model's distribution: then sampled text may rightly be another draw of
-        the target's."""
+        """Whether its drafts may be drawn from a model's distribution: then sampled text may rightly be another draw
+        from the target's distribution."""
         return self.drafter.traits.rule is not Rule.POINT
 
     @property
@@ -121,8 +121,8 @@ class Lane:
     ) -> Iterator[Event]:
         """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt.
 
-        `begun`: see :meth:`PairEngine.open`; a session that is given has it already. `alternatives`: the number
-        recorded at each position, `log_top` at least. `messages`: the chat, which a server reads.
+        `begun`: see :meth:`PairEngine.open`; a given `session` has read it. `alternatives`: how many tokens are
+        recorded at each position, at least `log_top`. `messages`: the chat, which a server reads.
         """
         if session is None and self.reopen is not None:
             session = self.reopen(prompt, begun)
@@ -148,7 +148,7 @@ class Lane:
     ) -> Iterator[Event]:
         """Decode several prompts as one batch; `session` is an open one of `lm` for them.
 
-        UserError for a drafter that follows one row.
+        UserError for a drafter that can follow only one row.
         """
         if self.pace is not None:
             self.pace.begin()
@@ -170,7 +170,7 @@ class Lane:
         interrupt: Callable[[], bool] = never,
         alternatives: int = 0,
     ) -> Iterator[Event]:
-        # A server names a few tokens of each position: no entropy and no rank is made of those.
+        # A server reports only a few tokens of each position, too few to work out an entropy or a rank.
         alternatives = 0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top)
         return generate(
             self.lm,
@@ -185,7 +185,7 @@ class Lane:
         )
 
     def constraint(self) -> FormConstraint | None:
-        """Return the form of a new answer; UsageError if the part that the prompt has already breaks it."""
+        """Return the form of a new answer; UsageError if `begun`, the part that the prompt ends with, breaks it."""
         state = self.form
         for token in self.begun:
             state = None if state is None else state.after(token)
@@ -198,7 +198,7 @@ class Lane:
 
 
 class ServerLane(Lane):
-    """A server's answers. `pieces` gives their texts ids."""
+    """A server's answers. `pieces` gives each piece of their text an id."""
 
     served = True
 
@@ -321,7 +321,7 @@ class PairEngine:
         return isinstance(self.tokenizer, PieceTokenizer)
 
     def own_ids(self, ids: list[int]) -> list[int]:
-        """An answer's ids as the conversation keeps them: those of its text if a server gave it, which has others."""
+        """Return an answer's ids as the conversation keeps them: ids of a server's pieces become the tokenizer's."""
         return ids if self.reads_text or not self.pieces.has(ids) else self._encode(self.pieces.text(ids))
 
     @property
@@ -368,7 +368,7 @@ class PairEngine:
         return lane_of(self.target, own.drafter, pace=own.pace if settings.gamma == "auto" else None)
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
-        """UsageError for settings under which a server's likeliest token is not the one to say."""
+        """Raise UsageError for settings under which the next token need not be the server's likeliest."""
         wrong = [
             rule for rule in ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias") if getattr(settings, rule)
         ]
@@ -378,8 +378,8 @@ class PairEngine:
             raise UsageError(f"lane {name}: drafts for a server are verified by its likeliest tokens, without {why}")
 
     def _server_lane(self, name: str, settings: Settings) -> ServerLane:
-        """Return the lane of the pair's own server, or of the one at a URL. UsageError for a setting that
-        none has."""
+        """Return the lane of the pair's own server, or of the one at a URL. UsageError for a setting that no
+        server takes."""
         server = self.server if name == OWN else server_at(name)
         if server is None:
             raise UsageError(
@@ -397,8 +397,8 @@ class PairEngine:
         return ServerLane(name, server, settings, self.pieces, bias)
 
     def bias(self, settings: Settings, known: bool = True) -> Bias:
-        """Return the bias by ids, of the target if those are known. UsageError for an id that it lacks, and for a text
-        of several tokens unless that is banned."""
+        """Return the bias by ids. `known`: they are ids of the target's vocabulary. UsageError for an id outside it,
+        and for a text of several tokens unless the text is banned."""
         bias: dict[tuple[int, ...], float] = {}
         for token, amount in settings.logit_bias:
             ids = [token] if isinstance(token, int) else continued_ids(token, self._encode)
@@ -457,15 +457,15 @@ class PairEngine:
     ) -> Session:
         """Open a session of the target on the cache of `previous` (which must not be used again).
 
-        `hidden`: the hidden states to keep; a cache without them is read again, one with more serves either way.
-        `begun`: the part of the answer that the decoder has already, if an encoder reads the prompt.
+        `hidden`: the hidden states to keep. If `previous` lacks them, its tokens are read again; more of them do not
+        matter. `begun`: the beginning of the answer for the decoder to read, if an encoder reads the prompt.
         """
         return go_on(self.target.open([prompt], previous=previous, hidden=hidden), begun)
 
     def forget(self) -> None:
         """Drop everything kept from earlier answers: n-gram stores, the drafters' caches.
 
-        The times of passes and the average acceptance of this pair's drafts belong to no answer and are kept.
+        The measured times of passes and the average acceptance describe the pair, not an answer, and are kept.
         """
         self._lane_drafters.clear()
         self._draft_session = None

@@ -1,6 +1,6 @@
-"""From options to the pair to load: a pair of a catalogue, with models of the options put in.
+"""Chooses the pair to load: a pair of the catalogue, some of whose models the options may replace.
 
-Touches no model and no torch.
+Reads no model and imports no torch before :func:`load`.
 """
 
 import os
@@ -31,7 +31,7 @@ from utils.remote.server import is_url
 CATALOGUE = Path(__file__).resolve().parents[2] / "models.yaml"
 
 
-_PRESET_TYPES: dict[Any, Any] = {  # in a catalogue, of settings whose type YAML lacks
+_PRESET_TYPES: dict[Any, Any] = {  # by a setting's type: what a catalogue may hold for it, where YAML lacks the type
     int | str: int | Literal["auto"],
     tuple[str, ...]: str | list[str],
     tuple[tuple[int, ...], ...]: str | list[list[int]],
@@ -55,8 +55,8 @@ def catalogue(options: ModelOptions) -> Catalogue:
 def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     """Return the pair called `name` (else --pair, else the catalogue's default) with --target, --drafter, --tables.
 
-    A --target without --pair takes no other value from the catalogue's default pair but its settings for every
-    pair, and the n-gram drafter unless --drafter names one. A pair given by `name` (/pair) is unchanged.
+    A --target without --pair takes nothing from the default pair: it gets the catalogue's settings for every pair, and
+    the n-gram drafter unless --drafter names one. The options do not change a pair chosen by `name` (/pair).
     """
     known = catalogue(options)
     if name is not None:
@@ -84,8 +84,8 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
 
 
 def _served(pair: PairSpec, url: str, options: ModelOptions) -> PairSpec:
-    """A server's pair: with --pair what drafts for that pair's target drafts for the server, with its tokenizer. Heads
-    do not, since they read the target's states.
+    """Return the pair of a server. With --pair it has that pair's drafter and tokenizer, but no draft head, since a
+    head reads the target's states.
     """
     own = None if options.pair is None else pair.target
     tokenizer = own if options.tokenizer is None else spec_from_argument(options.tokenizer)
@@ -108,7 +108,7 @@ def with_drafter(pair: PairSpec, text: str) -> PairSpec:
 
     A model is a hub id, a folder or a GGUF file; a folder may hold a trained draft head. UsageError for anything else.
     """
-    changes: dict[str, Any] = {"method": "spec"}  # the pair's method spoke of the pair's drafter
+    changes: dict[str, Any] = {"method": "spec"}  # the pair's own method was for the drafter that is replaced
     if (file := named_tables(text)) is not None:
         text, changes["tables"] = "tables", file
     if text in LANES and text not in DRAFTERS and not os.path.exists(text):
@@ -139,7 +139,7 @@ def _words(pair: PairSpec) -> str:
 
 @contextmanager
 def drafter_words(pair: PairSpec) -> Iterator[None]:
-    """Name the words for drafters in an error about a drafter whose name has no slash, as a misspelt word."""
+    """Add the words for drafters to an error about a drafter whose name has no slash: it may be a misspelt word."""
     try:
         yield
     except UserError as error:
@@ -150,14 +150,14 @@ def drafter_words(pair: PairSpec) -> Iterator[None]:
 
 
 def load(spec: PairSpec, options: LoadOptions, progress: Progress) -> LoadedPair:
-    """The pair in memory, or with its server at hand. Imports the loader."""
+    """Return the pair with its models loaded, or with its server. Imports the loader."""
     from utils.loading.loading import load_pair, load_served
 
     return (load_pair if spec.target.url is None else load_served)(spec, options, progress)
 
 
 def load_options(options: ModelOptions) -> LoadOptions:
-    """Return the loader's half of the options."""
+    """Return the options that the loader reads."""
     return LoadOptions(
         **options.model_dump(include={*LoadOptions.__dataclass_fields__}), tp_size=this_process().world_size
     )

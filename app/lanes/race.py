@@ -1,9 +1,8 @@
 """Several lanes answer one prompt, taking turns in one process: the lane with the least time on its clock is next.
 
-Each lane's clock counts only its own compute, so the lanes advance at their true relative speed
-although one process runs them all. The prompt is read once and its cost put on every clock. Knows
-no text and no screen; the time of its consumer is on no clock. By the same clocks a finished race can be shown
-at any speed.
+Each lane's clock counts only its own compute, so the lanes advance at their true relative speed although one process
+runs them all. The prompt is read once and its cost put on every clock. Time that the consumer of the events takes is on
+no clock. By the same clocks a finished race can be shown at any speed. Knows no text and no screen.
 """
 
 from __future__ import annotations
@@ -20,23 +19,22 @@ if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
     from sampling.types import Session
 
-_NAP = 0.05  # seconds after which a waiting show looks for Ctrl-C
+_NAP = 0.05  # longest sleep, in seconds, between two looks whether the user stopped the display
 
 
 def seconds(event: Event) -> float:
-    """Return the compute that an event puts on its lane's clock."""
+    """Return the seconds of compute that an event adds to its lane's clock."""
     return 0.0 if isinstance(event, Finished) else event.seconds
 
 
 class Race:
     """Iterates over (lane index, event). Each lane ends with its `Finished`, an interrupt included.
 
-    `previous` is taken over and must not be used again. `begun` are ids of the answer that are not part of the prompt
-    (where an encoder reads that). `alternatives`: see :meth:`Lane.run`, for the last lane and those that draft.
-    `messages` are the chat for servers, each of whose lanes runs to its end once it has begun: a server cannot pause,
-    and one that shares this machine would disturb the others' clocks. After
-    the end (or after closing the iterator) `session` is the last sharing lane's, for the next turn; after an error it
-    is None.
+    `previous`: a session whose cache the race takes over; the caller must not use it again. `begun`: the beginning of
+    the answer, where an encoder reads the prompt. `alternatives`: see :meth:`Lane.run`, for the last lane and those
+    that draft. `messages`: the chat, which servers read. A server's lane runs to its end once it has begun: a server
+    cannot pause, and one on this machine would disturb the others' clocks. After the end (or after closing the
+    iterator) `session` is that of the last lane that shares the target, for the next turn; after an error it is None.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Race:
         except GeneratorExit:
             raise
         except BaseException:
-            self.session = None  # a cache left in the middle of a pass is not worth keeping
+            self.session = None  # its cache may have been left in the middle of a pass
             raise
         finally:
             for events in running.values():

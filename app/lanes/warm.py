@@ -5,7 +5,8 @@ Passes leave the cache as it was and are timed in turns, so that a machine that 
 first calls of a process take many times as long as later ones. They are made here, outside any answer: passes of 1 to
 16 tokens and a few rounds with the pair's drafter. Their costs seed `gamma auto`, so that the first round of the first
 answer drafts as many tokens as pay. The measurements of earlier starts on this machine are kept in the cache folder,
-in case this one was disturbed; a folder that cannot be written harms nothing. Knows no text: the tokens are random.
+in case other programs disturb this one; errors in reading or writing them are ignored. Knows no text: the tokens are
+random.
 """
 
 import statistics
@@ -40,7 +41,7 @@ from utils.machine import cpu_name, version
 from utils.processes import broadcast
 from utils.timing import Stopwatch
 
-COUNTS = range(1, 17)
+COUNTS = range(1, 17)  # tokens of the passes that are timed
 BUDGET = 60.0  # seconds after which no further repeat is begun
 Key = TypeVar("Key")
 
@@ -60,11 +61,10 @@ class Measured:
         return self.passes[1]
 
     def beside(self, earlier: Sequence["Measured"]) -> "Measured":
-        """Return this measurement with every cost at most the second largest of earlier ones, in one-token passes.
+        """Return this measurement with every cost, in one-token passes, cut to the second largest of earlier starts.
 
-        The costs of one start go together: memory and products get faster and slower independently, so wide passes
-        cost more in one hour than in the next. Another program makes them cost more still: one such start counts for
-        nothing.
+        Memory and arithmetic get faster and slower independently, so wide passes cost more at one start than at the
+        next. Another program makes them cost more still: the second largest ignores one such start.
         """
 
         def usual(seconds: float, others: list[float]) -> float:
@@ -116,7 +116,7 @@ def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, W
 
 
 def timed(turns: dict[Key, WarmPass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
-    """Time each pass: all in turn, `repeats` times or as often as the budget allows, at least three. In seconds."""
+    """Return the seconds of each pass: all in turn, `repeats` times, or for BUDGET seconds and at least three times."""
     laps: dict[Key, list[float]] = {key: [] for key in turns}
     begun = time.monotonic()
     for run in turns.values():
@@ -142,7 +142,7 @@ def random_tokens(vocab_size: int, count: int, device: torch.device) -> tuple[to
     return ids.to(device), torch.arange(count, device=device)[None]
 
 
-SECONDS = 1.0  # that passes may take in all; a large target is measured at fewer widths
+SECONDS = 1.0  # seconds after which no further pass of the warm-up is begun; a large target gets fewer widths
 QUICK = 0.02  # seconds of a one-token pass up to which every width is measured, three times
 FEW_COUNTS = (1, 2, 4, 8, 16)
 PROMPT, ROUNDS, DRAFTED = 64, 8, 4  # tokens of the prompt; rounds with the drafter, and tokens drafted in each
@@ -193,9 +193,9 @@ def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
 
 
 def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settings, costs: Costs) -> float | None:
-    """Return c of the drafter by rounds of the real loop; None if it drafts nothing."""
-    whole = drafter.traits.most
-    if not drafter.traits.names or whole == 0:
+    """Return c of the drafter, measured over rounds of the decode loop; None if it drafts nothing."""
+    fixed = drafter.traits.most
+    if not drafter.traits.names or fixed == 0:
         return None
     events = generate(
         engine.target,
@@ -203,7 +203,7 @@ def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settin
         drafter,
         make_sampler(settings),
         Limits(ROUNDS * (DRAFTED + 1), frozenset(), engine.context),
-        pace=FixedPace(DRAFTED if whole is None else whole),
+        pace=FixedPace(DRAFTED if fixed is None else fixed),
     )
     watcher = Controller(Acceptance(), costs, tree=drafter.traits.tree)
     for step in islice((event for event in events if isinstance(event, Step)), 1, ROUNDS + 1):
@@ -212,7 +212,7 @@ def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settin
 
 
 def _key(engine: PairEngine) -> str:
-    """Return the key of measurements: the machine, the models and their numbers, the drafter, this version."""
+    """Return the key of measurements: the machine, the target with its precision and size, the drafter, the version."""
     loaded = engine.loaded
     target = loaded.target
     drafter = loaded.draft_head or ", ".join(
@@ -225,7 +225,7 @@ def _key(engine: PairEngine) -> str:
 
 
 def _remembered(key: str, measured: Measured) -> Measured:
-    """Return this start's costs beside those of the latest ones, after adding this one."""
+    """Save this start's costs with those of the latest starts, and return them limited by the earlier ones."""
     file = cache_folder() / FILE
     known: dict[str, list[Measured]] = {}
     with suppress(OSError, ValueError):  # a damaged file counts as none

@@ -1,5 +1,5 @@
-"""`pairs` and `check`: the pairs of the catalogue; whether a pair fits, its speed here, and its command elsewhere; with
-the flags of `check` beside those of the models.
+"""`pairs` and `check`: list the pairs of the catalogue; say whether a pair fits, how fast it is on this machine, and by
+which command another program serves it.
 
 Prints tables to stdout. Knows no decoding; the catalogue is listed without torch.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
 _WIDE = 200  # columns for a table that goes into a file or a pipe
 _ELSEWHERE = "to be fetched"
-_WOULD = {  # a drafter that would fit, by words of the error
+_WOULD = {  # by words of an error: the end of its line, which names a drafter that would fit
     "hidden size": _HEAD,
     "is for a vocabulary": _HEAD,
     "this target is": _HEAD,
@@ -63,11 +63,11 @@ def list_pairs(settings: Settings, options: ModelOptions, own: None) -> int:
 
 
 def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Load the pair and print its parts and that they fit; return 0. `args`: :func:`app.measure.check.check_args`.
+    """Load the pair and print its parts and that they fit; return 0. `args`: :func:`app.measure.elsewhere.check_args`.
 
-    Of a pair that is not on disk --for needs no file: its command is printed, and nothing is fetched.
-    With --speed also the time of passes over 1 … 16 tokens and the cost of drafting. Raises UserError (exit code 1)
-    with the reason where the pair cannot be loaded or does not fit, its own tables or draft head included.
+    --for prints the command of a pair that is not on disk from the catalogue alone, and fetches nothing. --speed also
+    prints the time of passes over 1 … 16 tokens and the cost of drafting. Raises UserError (exit code 1) with the
+    reason if the pair cannot be loaded or does not fit, its own tables or draft head included.
     """
     from app.measure.plan import forecast, run_plan, speed_table
 
@@ -105,7 +105,7 @@ def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> in
 
 
 def _fitting(spec: PairSpec, given: LoadOptions, settings: Settings, suggests: bool) -> PairEngine:
-    """Load the pair; a UserError that says why it does not fit also `suggests` a drafter that would."""
+    """Load the pair. With `suggests` a UserError that says why it does not fit also names a drafter that would."""
     from app.lanes.lane import PairEngine
     from utils.loading.loading import load_pair
 
@@ -121,7 +121,7 @@ def _fitting(spec: PairSpec, given: LoadOptions, settings: Settings, suggests: b
 
 
 def head_lines(header: GgufHeader) -> list[str]:
-    """Say which kind of draft head a GGUF file holds, for which target, and how it is used."""
+    """Return lines that say which kind of draft head a GGUF file holds, for which target, and how it is used."""
     file, shapes = header.parts[0], {info.name: info.shape for info in header.tensors}
     layers = header.get("target_layers") or header.get("extract_layers") or []
     width = header.get("embedding_length_out") or header.get("target_hidden_size") or header.get("embedding_length", 0)
@@ -141,7 +141,7 @@ def head_lines(header: GgufHeader) -> list[str]:
 
 
 def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: int) -> Recipe:
-    """Return the facts of the pair that its command in another program depends on."""
+    """Return the facts of the pair on which its command for another program depends."""
     from sampling.drafters.draft_heads.assistant import AssistantLM
     from sampling.drafters.draft_heads.checkpoint import load_student, read_config
     from sampling.drafters.draft_heads.dflash import PardLM
@@ -173,7 +173,7 @@ def _template(spec: PairSpec) -> str:
 
 
 def _unread(spec: PairSpec, settings: Settings) -> Recipe:
-    """Return the facts of a pair as far as the catalogue knows them."""
+    """Return the facts of a pair that the catalogue alone gives."""
     drafter, word = "", str(spec.drafter)
     notes = [f"{spec.name} is not on disk: nothing was read or measured (infer.py check {spec.name} fetches it)"]
     if not isinstance(spec.drafter, str):
@@ -216,7 +216,8 @@ def _table(*columns: str) -> Table:
 
 
 def _state(pair: PairSpec) -> str:
-    """Return whether the pair can be loaded now, or after fetching, or the missing folder. Uses no network."""
+    """Return in words whether the pair can be loaded now or must be fetched, or which folder is missing. Uses no
+    network."""
     from utils.loading.sources import is_here
 
     models, kinds = [pair.target], [pair.drafter]
@@ -291,7 +292,7 @@ def _shared(loaded: LoadedPair) -> list[str]:
 
 
 def _wide_passes(engine: PairEngine) -> list[str]:
-    """Why a pass of the target over several tokens costs more than in other models, in sentences."""
+    """Return sentences that say why a pass of this target over several tokens costs more than in other models."""
     network: Any = engine.target.network
     config: HfConfig = getattr(engine.loaded.target.model, "config", None)
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
@@ -311,7 +312,8 @@ def _wide_passes(engine: PairEngine) -> list[str]:
 
 
 def _translated(engine: PairEngine) -> list[str]:
-    """Return of each drafter with other tokens how much is shared, how it drafts, and the cost of translating."""
+    """Return, for each drafter with another vocabulary, how much of it is shared, how it drafts, and what translating
+    costs."""
     lines = []
     for name, model in {"drafter": engine.loaded.drafter, **engine.loaded.cascade_models}.items():
         if model is None or model.vocabulary is None:

@@ -1,8 +1,8 @@
 """`check --for`: the command or call that serves a pair in another program, and the parts that it cannot serve; and
-the flags of `check` beside those of the models.
+the own flags of `check`.
 
-Every text is complete: comments (`#`) say what differs, the rest runs in a shell or in Python. Flags and keys are those
-that the programs document:
+Every text can be run as it is, in a shell or in Python; comments (`#`) say what differs from this program. Flags and
+keys are those that the programs document:
 
 - vLLM: docs/features/speculative_decoding/README.md (`--speculative-config` schema; commit 01ed47b), draft_model.md
   (04329df), `SpeculativeConfig` in vllm/config/speculative.py (002e77c), docs/features/quantization/gguf.md (06fed1c).
@@ -30,9 +30,9 @@ from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.templates import TEMPLATES
 from utils.errors import holding, raise_first
 
-ONCE = {"parallel_drafting": True}  # vLLM's word for a block in one pass
-# Heads and models in their authors' formats: vLLM's method, llama.cpp's --spec-type and SGLang's algorithm; empty where
-# there is none.
+ONCE = {"parallel_drafting": True}  # vLLM's option for drafters that draft a block in one pass
+# By the kind of head or model in its authors' format: vLLM's method, llama.cpp's --spec-type and SGLang's algorithm;
+# empty if the program has none.
 PUBLISHED: Mapping[str, tuple[dict[str, object], str, str]] = {
     "eagle1": ({"method": "eagle"}, "", "EAGLE"),
     "eagle3": ({"method": "eagle3"}, "draft-eagle3", "EAGLE3"),
@@ -52,13 +52,13 @@ PROMPT = "Why is the sky blue?"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The facts of a pair that its command in another program depends on.
+    """The facts of a pair on which its command for another program depends.
 
     `target`, `drafter`: a hub id, a folder or a GGUF file. `word`: the drafter's word, of a published head a key of
-    PUBLISHED. `gamma`: drafts a round. `lookup`: the most tokens that are looked up. `translated`: the drafter has
-    another vocabulary. `compiled`: the weights that the compiled pass computes with here, if it does. `encodes`: an
-    encoder reads the prompt. `template`: the chat template's name, "auto" for the tokenizer's own, empty without one.
-    `notes`: more to say.
+    PUBLISHED. `gamma`: drafts a round. `lookup`: the longest n-gram that is looked up. `translated`: the drafter has
+    another vocabulary. `compiled`: the weights of the compiled pass, "" if the pass is not compiled. `encodes`: an
+    encoder reads the prompt. `template`: the chat template's name, "auto" for the tokenizer's own, "" without one.
+    `notes`: further comments.
     """
 
     target: str
@@ -74,18 +74,18 @@ class Recipe:
 
     @property
     def looks_up(self) -> bool:
-        """Whether the other program's prompt lookup is the nearest thing to it: for all drafters that it lacks."""
+        """Whether the other program's prompt lookup takes the drafter's place, as for every drafter that it lacks."""
         return not self.encodes and self.word not in ("model", "none", *PUBLISHED)
 
     @property
     def named(self) -> bool:
-        """Whether the drafter is named to a program that reads no GGUF heads; a next-token layer lies beside the
-        target there."""
+        """Whether a program that reads no heads from GGUF files is given the drafter's name. It is not for an MTP
+        layer in a GGUF file: there the layer comes with the target."""
         return bool(self.drafter) and not (self.word == "mtp" and _gguf(self.drafter))
 
 
 def written(program: str, recipe: Recipe) -> str:
-    """Return the text for `program`, one of PROGRAMS; comments alone where it cannot serve the target at all."""
+    """Return the text for `program`, one of PROGRAMS; only comments if it cannot serve the target at all."""
     about = PROGRAMS[program]
     notes, text = [about.documents, *_lacking(recipe, about.name)], ""
     if recipe.encodes and about.without_encoders:
@@ -98,7 +98,7 @@ def written(program: str, recipe: Recipe) -> str:
 
 
 def _lacking(recipe: Recipe, program: str) -> list[str]:
-    """Return the parts of the drafter that no other program has."""
+    """Return sentences about what the other program lacks of this drafter."""
     word, (first, _, head) = recipe.word, recipe.word.partition("+")
     nearest = recipe.looks_up and word != "ngram" and (word, program) != ("suffix", "vLLM")
     unread = word in PUBLISHED and _gguf(recipe.drafter) and program != "llama.cpp"
@@ -116,7 +116,7 @@ def _lacking(recipe: Recipe, program: str) -> list[str]:
 
 
 def title_of(word: str) -> str:
-    """Return a published kind of drafter as messages name it."""
+    """Return the name of a published kind of drafter in messages."""
     return {
         "eagle1": "EAGLE-1 or 2 heads",
         "eagle3": "EAGLE-3 heads",
@@ -211,7 +211,7 @@ def _transformers(recipe: Recipe, notes: list[str]) -> str:
 
 
 def _from(name: str) -> str:
-    """Return the arguments of `from_pretrained`."""
+    """Return the arguments of `from_pretrained` for this model."""
     if not _gguf(name):
         return json.dumps(name)
     file = Path(name)
@@ -271,7 +271,7 @@ def _sglang(recipe: Recipe, notes: list[str]) -> str:
         "--speculative-draft-model-path": recipe.drafter if algorithm and recipe.named else "",
         "--speculative-num-steps": str(recipe.gamma) if in_steps else "",
         "--speculative-eagle-topk": "1" if in_steps else "",
-        # Of a block the size is the head's:
+        # A head that drafts a block has its own size.
         "--speculative-num-draft-tokens": str(recipe.gamma + 1) if algorithm and not sized else "",
     }
     given = (word for flag, value in flags.items() if value for word in (flag, value))
@@ -279,7 +279,8 @@ def _sglang(recipe: Recipe, notes: list[str]) -> str:
 
 
 class Program(NamedTuple):
-    """`command` returns the text to run and adds notes; `without_encoders` says that it takes no encoder-decoder."""
+    """Another program. `command` returns the text to run and adds to the notes; `without_encoders`: a line that says
+    that the program takes no encoder-decoder model, "" if it does."""
 
     name: str
     documents: str
@@ -327,7 +328,7 @@ CHECK_FIELDS: Mapping[str, Field] = {
 
 
 def _check_plan(args: Namespace, given: SettingValues) -> None:
-    """UsageError in one line for flags of --plan that exclude each other, or without --plan."""
+    """Raise UsageError, in one line, for flags of --plan that exclude each other or are given without --plan."""
     flags = {name: field.flag for name, field in PLAN_FIELDS.items() if name in given}
     described = args.target_params is not None
     raise_first(
@@ -351,9 +352,8 @@ def _check_plan(args: Namespace, given: SettingValues) -> None:
 
 
 def check_args(given: SettingValues, words: Sequence[str] = ()) -> Namespace:
-    """Return the values. `program`: whose command is wanted, or None; `forecast`: whether to predict the pair's speed.
-
-    `plan`: whether to print the speed-up over gamma and alpha; `c` outranks every other source of drafting costs.
+    """Return the values. `program`: the program whose command to print, or None; `forecast`: whether to predict the
+    pair's speed; `plan`: whether to print the speed-up over gamma and alpha; `c` replaces every other cost of drafting.
     """
     args = arguments(CHECK_FIELDS, given)
     args.program = vars(args).pop("for")

@@ -2,9 +2,9 @@
 gamma and alpha, for drafters and a target measured or only described (`--plan`); and that of a pair on this machine,
 from these costs and the accepted drafts on a few prompts (:func:`forecast`).
 
-Everything is measured in turns and the medians are compared. The mathematics is sampling/stats/theory.py's. Knows no
-texts: tokens are random, and the prompt of the drafter repeats itself, so that a drafter that looks tokens up has
-matches.
+Passes and drafts are timed in turns and their medians compared. The formulas are in sampling/stats/theory.py. Timed
+passes read random tokens; the prompt of timed drafts repeats itself, so that a drafter that looks tokens up has
+matches. Knows no texts but the built-in prompts of the forecast.
 """
 
 import json
@@ -39,8 +39,8 @@ from utils.objects import Json
 from utils.progress import Cancelled
 
 GAMMA = 4  # drafts a round
-ROUNDS = 40  # that the lane has room for
-PERIOD = 7  # of the prompt
+ROUNDS = 40  # rounds for which a measured lane has room
+PERIOD = 7  # tokens after which the prompt repeats itself
 
 
 def speed_table(
@@ -88,7 +88,7 @@ def _times_table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table
 
 
 def _drafting(costs: dict[tuple[str, int], float], lane: Lane) -> list[str]:
-    """Return c by the drafter's own `propose`."""
+    """Return a line with c, as timed calls of the drafter's `propose` give it."""
     if not lane.drafts:
         return []
     if not (each := [seconds / count for (role, count), seconds in costs.items() if role == "drafts"]):
@@ -98,7 +98,7 @@ def _drafting(costs: dict[tuple[str, int], float], lane: Lane) -> list[str]:
 
 
 def drafting_lane(engine: PairEngine, settings: Settings, context: int, method: str = "spec") -> tuple[Lane, list[int]]:
-    """Return a drafting lane at gamma 4 (the pair's own, if no method is named) without a stop, and a prompt for it."""
+    """Return a drafting lane (by default the pair's own) at gamma 4, which no token stops, and a prompt for it."""
     lane = engine.lane(method, settings.changed(gamma=GAMMA))
     length = max(1, min(context, lane.context // 2))
     lane = replace(lane, limits=Limits(min(ROUNDS * (GAMMA + 1) + 2, lane.context - length), frozenset(), lane.context))
@@ -106,30 +106,31 @@ def drafting_lane(engine: PairEngine, settings: Settings, context: int, method: 
 
 
 def proposals(lane: Lane, prompt: list[int]) -> dict[int, WarmPass]:
-    """Return the drafter's `propose` after the opening round, for the most of 1 … 4 drafts; {} if it drafts nothing."""
+    """Return the drafter's `propose` after the opening round, by the most drafts of 1 … 4 that it makes; {} if it
+    drafts nothing."""
     if not lane.drafts:
         return {}
     opening = lane.run(prompt)
     next(event for event in opening if isinstance(event, Step))
-    # Not the target's own token: a prompt that repeats itself has matches for a drafter that looks tokens up.
+    # The prompt's next token replaces the target's own, so that a drafter that looks tokens up has matches.
     rows = [[*prompt, len(prompt) % PERIOD]]
     sampler = make_sampler(lane.settings).drafting([(0, len(rows[0]))])
 
     def run(count: int) -> tuple[Draft, object]:
-        return lane.drafter.propose(rows, Budget([count]), sampler), opening  # held: the drafter reads its session
+        return lane.drafter.propose(rows, Budget([count]), sampler), opening  # keeps the session, which it reads, alive
 
     drafted = [count for count in range(1, GAMMA + 1) if run(count)[0].width == count]
     return {count: partial(run, count) for count in drafted[-1:]}
 
 
 LIMIT = 64  # highest gamma considered
-REPEATS = 7  # of each measured pass: a quick look
+REPEATS = 7  # times each pass is measured, few for speed
 CONTEXT = 256  # tokens before a measured pass
 
 
 @dataclass(frozen=True)
 class Option:
-    """A drafter and its target as costs: `c` of a drafted token, v(n) of a pass, both in one-token passes."""
+    """The costs of a drafter and its target: `c` of a drafted token, v(n) of a pass, both in one-token passes."""
 
     name: str
     c: float
@@ -140,12 +141,12 @@ class Option:
 def run_plan(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Print the plan; return the exit code."""
     if args.target_params is not None or args.c:  # no model is needed
-        priced = _described(args)
+        priced_options = _described(args)
     else:
         with Interrupts() as interrupt:
             engine = load_engine(settings, options, interrupt)
-        priced = measured(engine, settings, args.methods)
-    surfaces = [surface(option, args.gammas, args.alphas) for option in priced]
+        priced_options = measured(engine, settings, args.methods)
+    surfaces = [surface(option, args.gammas, args.alphas) for option in priced_options]
     if args.json:
         sys.stdout.write(json.dumps({"options": surfaces}, ensure_ascii=False, allow_nan=False) + "\n")
         return 0
@@ -188,7 +189,7 @@ def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> J
 
 
 def _described(args: Namespace) -> list[Option]:
-    """Return costs as given, or by the sizes of models and the speed of a machine."""
+    """Return costs as --c gives them, or estimated from the sizes of models and the speed of a machine."""
     machine = (args.target_bytes, args.bandwidth, args.flops)
     if args.target_params is None:
         return [Option("given", c, lambda n: 1.0) for c in args.c]
@@ -211,7 +212,7 @@ def measured(engine: PairEngine, settings: Settings, methods: Sequence[str]) -> 
 
 
 def _table(plan: Json, settings: Settings) -> Table:
-    """Return a table with a row a gamma and a column an alpha; each alpha's best gamma below."""
+    """Return a table with a row for each gamma and a column for each alpha, and below each alpha's best gamma."""
     heads = ["gamma \\ alpha", *(share(alpha) if alpha < 1 else "1" for alpha in plan["alphas"])]
     table = small_table(settings, *(Column(head, justify="right") for head in heads))
     tops = [max(column) for column in zip(*plan["expected_speedup"], strict=True)]
@@ -224,14 +225,16 @@ def _table(plan: Json, settings: Settings) -> Table:
     return table
 
 
-PROMPTS, TOKENS = 3, 32  # answered to count accepted drafts
-GROWN = 64  # tokens of an answer under gamma auto, which has to find its number first
-WARM_UP = 8  # tokens, not counted: one-time costs are no costs of drafting
+PROMPTS, TOKENS = 3, 32  # prompts, and tokens of each answer, over which accepted drafts are counted
+GROWN = 64  # tokens of an answer under gamma auto, which has to find its gamma first
+WARM_UP = 8  # first tokens, which are not counted, since they include one-time costs
 MOST = 16  # highest gamma considered: passes are measured up to 17 tokens
 PAYS = 1.05  # least speed-up at which drafting pays
-FAINT, USUAL = 3.0, 0.3  # ratio of alpha by the card to alpha here that is questioned; alpha of a head without a card
-DEAR = 0.2  # c from which on the drafter, not its agreement, is blamed
-SELDOM = 0.3  # share of rounds with drafts below which that is blamed
+# If alpha here is below the card's by more than this factor, the head may be another target's; alpha of a head that has
+# no card.
+FAINT, USUAL = 3.0, 0.3
+DEAR = 0.2  # c from which on the verdict names the drafter's cost, not its alpha
+SELDOM = 0.3  # share of rounds with drafts below which the verdict names that share
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,7 @@ class Grown:
     drafting: float
 
     def speedup(self, v: Callable[[int], float]) -> float:
-        """Return the speed-up over plain decoding; v is taken as linear between two numbers of tokens."""
+        """Return the speed-up over plain decoding; v is interpolated between two numbers of tokens."""
         whole = int(self.nodes)
         part = self.nodes - whole
         return self.tokens / (self.drafting + (1 - part) * v(whole + 1) + part * v(whole + 2))
@@ -251,10 +254,10 @@ class Grown:
 
 @dataclass(frozen=True)
 class Forecast:
-    """`option`: c and v(n). `alpha`: accepted / examined drafts, None without drafts. `share`: of the rounds that
-    drafted. `tokens`: answered on `prompts` prompts. `own`: drafts a round, of a drafter with a fixed number. `grown`:
-    a round with trees, of a drafter that grows them. `usual`: alpha of a trained head by its card, or its usual least
-    value; 0 for other drafters.
+    """`option`: c and v(n). `alpha`: accepted / examined drafts, None without drafts. `share`: the share of rounds that
+    drafted. `tokens`: the tokens of the answers to `prompts` prompts. `own`: drafts a round, if the drafter has a fixed
+    number. `grown`: a round with trees, if the drafter grows them. `usual`: alpha of a trained head by its card, or
+    USUAL without one; 0 for other drafters.
     """
 
     option: Option
@@ -274,7 +277,7 @@ class Forecast:
 
     @property
     def gamma(self) -> int:
-        """The gamma of 1…16 with the highest speed-up, or the drafter's own number."""
+        """The gamma of 1 … 16 with the highest speed-up, or the drafter's fixed number."""
         return self.own or max(range(1, MOST + 1), key=self.speedup)
 
     @property
@@ -336,7 +339,7 @@ _LOOKUP = "Text that repeats itself would do better with it; else tables (distil
 def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], bool]) -> Forecast | None:
     """Measure costs and agreement of the pair's own drafter; None for a pair without drafts.
 
-    UsageError where no prompt leaves room for an answer in the pair's context, Cancelled after an interrupt.
+    UsageError if no prompt leaves room for an answer in the pair's context, Cancelled after an interrupt.
     """
     own = settings.changed(temperature=0, gamma="auto")
     trees = engine.lane("spec", own).drafter.traits.tree

@@ -1,9 +1,9 @@
 """Prompts: one from standard input, many from a file, a data set or the built-in ones, and the ids that a model reads.
 
 Files are jsonl (`prompt`, or `turns`; optionally `category` and `question_id`) or plain text with a prompt a line. Data
-sets by name are jsonl files of the folder that `data_dir` names; each record becomes an object of a prompt file first.
-The built-in prompts are Spec-Bench's kinds of task in our own words. Knows no models beyond their tokenizer and no
-right answers; a wrong line is named by its number.
+sets by name are jsonl files in the folder `data_dir`; each record is first turned into an object of a prompt file. The
+built-in prompts have Spec-Bench's kinds of task, in words of this project. An error names the number of the wrong line.
+Knows no models beyond their tokenizer and no right answers.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ BUILT_IN = tuple(Question(turns, category, number) for number, (category, turns)
 
 
 def conversation(engine: PairEngine, settings: Settings) -> Conversation:
-    """Return an empty chat under these settings, without a limit: see :func:`fitting`."""
+    """Return an empty chat under these settings, without a limit of context (:func:`fitting` checks that)."""
     return Conversation(engine.tokenizer, engine.stop_ids, NO_LIMIT, engine.encodes, *ChatSettings.of(settings))
 
 
@@ -145,7 +145,7 @@ def fitting_prompts(engine: PairEngine, questions: Iterable[Question], settings:
 
 
 def given_prompt(prompt: str | None, stream: IO[str]) -> str:
-    """Return the prompt of `run`: the argument, or for None all of the pipe as one prompt. UsageError if empty."""
+    """Return the prompt of `run`: the argument, or for None all that is piped in. UsageError if it is empty."""
     empty = "the prompt is empty: give some text"
     if prompt is None:
         if stream.isatty():
@@ -165,7 +165,7 @@ ReadRecord = Callable[[Json], Json | None]
 def read_questions(path: str | Path | None, entry: ReadRecord = dict) -> list[Question]:
     """Read the questions of a file (.jsonl, else a prompt a line), or the built-in ones. UsageError names the line.
 
-    `entry` makes an object of a prompt file of a record, or None of one that is left out.
+    `entry` turns a record into an object of a prompt file, or into None if it is left out.
     """
     if path is None:
         return list(BUILT_IN)
@@ -302,11 +302,11 @@ DATASETS: Mapping[str, tuple[tuple[str, ...], ReadRecord]] = {
     "mmlu_cascade": (("mmlu_sample.jsonl",), _mmlu_cascade),
     "hellaswag": (("hellaswag_prompts.jsonl",), _hellaswag),
 }
-"""The names of its file in the folder, of which the first that exists counts; and what makes an object of a prompt file
-of a record, None if that is no part of the set."""
+"""By a set's name: the names of its file in the folder, of which the first that exists is read; and the function that
+turns a record into an object of a prompt file, or into None if it is not part of the set."""
 
 NAMED = tuple(DATASETS)
-PROMPT_FIELDS = by_name(  # of the commands that ask many
+PROMPT_FIELDS = by_name(  # flags of the commands that answer many prompts
     Field(
         "prompts",
         Text("FILE|NAME", f"a file or one of {', '.join(NAMED)}", NAMED, optional=True),
@@ -344,5 +344,5 @@ def questions_of(prompts: str | Path | None, data_dir: str = "") -> list[Questio
         missing = f"no {files} in {Path(folder)}" if folder else f"no folder is given for its file {files}"
         raise UsageError(f"no data set {prompts}: {missing}; --data-dir or SPEC_DATA_DIR names the folder")
     read = read_questions(file, entry)
-    # Without an id a question is known by its number.
+    # The line's number is the id of a question that has none.
     return [each if each.question_id is not None else replace(each, question_id=each.line) for each in read]

@@ -1,9 +1,9 @@
-"""`replay` and the demo: a session log shown again, at its own speed, in any view; the demo's steps as data, the way
-through them, and the recorded tour. Needs no model and no tokenizer: no torch.
+"""`replay` and the demo: a session log shown again, at its own speed, in any view; the demo's steps as data, the loop
+over them, and the recorded tour. Needs no model, no tokenizer and no torch.
 
-On a terminal each event appears when its lane's own clock has come to it; elsewhere only the end of each answer is
-printed. :func:`walk` is the same for both tours, that of the loaded pair (app/console/demo.py) and the recorded one: a
-step says what to look at, is played, and waits for Enter. Knows no format (app/replay/session_log.py) and no engines.
+On a terminal each event appears at its time on the lane's clock; elsewhere only the end of each answer is printed. Both
+tours, that of the loaded pair (app/console/demo.py) and the recorded one, run in :func:`walk`: a step says what to look
+at, is played, and waits for Enter. Does not know the log's format (app/replay/session_log.py), nor engines.
 """
 
 from argparse import Namespace
@@ -38,7 +38,7 @@ LONGEST_WAIT = 10.0  # seconds between two answers
 
 
 def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Show a session log; the exit code. UserError for a file that is none."""
+    """Show a session log; return the exit code. UserError for any other file."""
     log = read_log(args.file)
     answers = log.answer(args.answer)
     if args.page is not None:
@@ -62,73 +62,73 @@ def _on_page(answer: LoggedAnswer) -> PageAnswer:
     return PageAnswer(answer.opening.prompt, answer.text(tracks), answer.head.model_dump(), answer.settings, tracks)
 
 
-def walk_over(answer: LoggedAnswer, place: Canvas) -> int:
-    """Walk over an answer's tokens on a terminal, elsewhere list them; the exit code."""
+def walk_over(answer: LoggedAnswer, surface: Canvas) -> int:
+    """Walk over an answer's tokens on a terminal, elsewhere list them; return the exit code."""
     track = answer.over()[-1]
     if not any(step.positions for step in track.steps):
         raise UserError(f"{answer.place}: the answer was logged without its alternatives: --log-top 5 keeps them")
     before = track.decode(list(track.before)) if track.before else ""
     content, look = (
         Inspection(tokens_of(track), before=before, settings=answer.settings),
-        place.look,
+        surface.look,
     )
-    if place.live and find_spec("prompt_toolkit") is not None:  # what replay needs besides is less
-        view(content, lambda: place.look)
+    if surface.live and find_spec("prompt_toolkit") is not None:  # replay works without prompt_toolkit
+        view(content, lambda: surface.look)
         return 0
-    place.say(Lines(content.listed(look.sized()), look))
+    surface.say(Lines(content.listed(look.sized()), look))
     return 0
 
 
 class Player:
-    """Shows answers one after the other on a place, at `speed` times their own, as slowly as they were shown or as the
-    place's settings say.
+    """Shows answers one after the other on a surface, at `speed` times the speed at which they were shown first; if the
+    surface's settings have a `slow`, that replaces the answers' own.
     """
 
-    def __init__(self, place: Canvas, speed: float) -> None:
-        self.place, self.speed = place, speed
+    def __init__(self, surface: Canvas, speed: float) -> None:
+        self.surface, self.speed = surface, speed
         self._shown = list[Row]()
 
     def play(self, answer: LoggedAnswer) -> bool:
         """Show one answer; False if Ctrl-C ended it."""
         try:
             return self._play(answer)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # figures that no run has
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # the log has impossible figures
             raise UserError(f"{answer.place}: the answer cannot be shown: {error}") from None
 
     def _play(self, answer: LoggedAnswer) -> bool:
-        place, tracks = self.place, answer.tracks()
-        looks = place.settings if place.settings.slow != 1 else answer.settings
-        if place.live and self._shown and answer.opening.waited:
-            await_key(place.stop, min(LONGEST_WAIT, answer.opening.waited) / self.speed)
-        if not place.settings.quiet:
+        surface, tracks = self.surface, answer.tracks()
+        looks = surface.settings if surface.settings.slow != 1 else answer.settings
+        if surface.live and self._shown and answer.opening.waited:
+            await_key(surface.stop, min(LONGEST_WAIT, answer.opening.waited) / self.speed)
+        if not surface.settings.quiet:
             self._head(answer)
-        if place.live:
-            with streaming(tracks, place.out, place.settings, can_continue=False) as draw:
+        if surface.live:
+            with streaming(tracks, surface.out, surface.settings, can_continue=False) as draw:
                 if looks.steps:
                     draw()
                     pauses = answer.closing.pauses if answer.closing and looks is answer.settings else ()
                     known = [(seconds / self.speed, key) for seconds, key in pauses]
-                    play(stepped(answer.events, tracks, place, draw, taken=[], known=known), tracks)
+                    play(stepped(answer.events, tracks, surface, draw, taken=[], known=known), tracks)
                 else:
-                    play(paced(answer.events, self.speed / looks.times_slower, place.stop, idle=draw), tracks, draw)
+                    play(paced(answer.events, self.speed / looks.times_slower, surface.stop, idle=draw), tracks, draw)
         else:
             play(answer.events, tracks)
-        if not place.stop():
-            show(tracks, answer.text(tracks), place)
-        return not place.stop()
+        if not surface.stop():
+            show(tracks, answer.text(tracks), surface)
+        return not surface.stop()
 
     def _head(self, answer: LoggedAnswer) -> None:
-        """Show the models and settings, where they have changed, and the question."""
-        look = self.place.look
+        """Show the models and settings, if they have changed, and the question."""
+        look = self.surface.look
         if (line := heading(answer.head.model_dump(), answer.settings, look)).rows() != self._shown:
-            self.place.say(line)
+            self.surface.say(line)
         self._shown = line.rows()
-        self.place.say(question(answer.opening.prompt, look))
+        self.surface.say(question(answer.opening.prompt, look))
         if answer.opening.forced:
-            self.place.hint(forced_hint(answer.decode(list(answer.opening.before)), len(answer.opening.before), look))
+            self.surface.hint(forced_hint(answer.decode(list(answer.opening.before)), len(answer.opening.before), look))
 
 
-PACE = 10.0  # tokens a second at which plain decoding is shown: the eye can follow
+PACE = 10.0  # tokens a second at which a tour shows plain decoding, slow enough to follow
 # The tour of the default pair, as `python infer.py demo --quiet --log FILE` has written it:
 RECORDED = Path(__file__).with_name("demo.jsonl")
 PAGE = "docs/examples/win-and-loss.html"
@@ -140,10 +140,10 @@ _CHAIN = {"expand": "none", "max_new_tokens": 32}
 
 @dataclass(frozen=True, eq=False)
 class PlayedStep:
-    """One step: the question is put once for each of `plays`, under its settings.
+    """One step: the question is answered once under the settings of each of `plays`.
 
-    `look` says in one sentence what to look at. `traced`: its rounds follow, one a second. `varied` is the setting in
-    which the answers differ, where there are several.
+    `look` says in one sentence what to look at. `traced`: the rounds are shown afterwards, one a second. `varied`: the
+    setting in which the answers differ, if there are several.
     """
 
     title: str
@@ -154,7 +154,7 @@ class PlayedStep:
     varied: str = ""
 
 
-# What every step sets before its own settings, so that it shows the same whatever the user has chosen:
+# The settings under which every step runs, but for its own, so that it shows the same whatever the user has chosen:
 BASE_SETTINGS: Mapping[str, object] = {
     **{"compare": "ar,spec", "gamma": "auto", "expand": "auto", "verify": "token", "coupling": "rejection"},
     **{name: rule.off for name, rule in ARGUMENTS.items()},
@@ -217,29 +217,32 @@ def chosen(number: str | None) -> list[tuple[int, PlayedStep]]:
 
 
 def slowness(settings: Settings, rate: float | None) -> float:
-    """How many times slower than it was to show what plainly ran at `rate` tokens a second; /slow outranks it."""
+    """Return how many times slower to show an answer so that plain decoding, which ran at `rate` tokens a second, is
+    shown at PACE; the user's `slow` is taken if it is set."""
     return settings.times_slower if settings.times_slower > 1 else min(1000.0, float(max(1, round((rate or 0) / PACE))))
 
 
-Answers = Sequence[Sequence[Track]]  # of a step, the lanes of each
+Answers = Sequence[Sequence[Track]]  # the answers of a step, each by its lanes
 
 
-def walk(steps: Sequence[tuple[int, PlayedStep]], play: Callable[[PlayedStep], Answers | None], place: Surface) -> bool:
-    """Go through the steps; `play` gives a step's answers, None where Ctrl-C ended it. False after one."""
+def walk(
+    steps: Sequence[tuple[int, PlayedStep]], play: Callable[[PlayedStep], Answers | None], surface: Surface
+) -> bool:
+    """Go through the steps; `play` returns a step's answers, None if Ctrl-C ended it. Return False after Ctrl-C."""
     for index, (number, step) in enumerate(steps):
-        place.say(
+        surface.say(
             Text.assemble("\n", (f"{number}/{len(STEPS)} {step.title}", "bold")),
             Text.assemble(("Look: ", "bold"), step.look),
         )
         answers = play(step)
-        if answers is None or (step.traced and answers and not _slowly(answers[-1], place)):
+        if answers is None or (step.traced and answers and not _slowly(answers[-1], surface)):
             return False
         if shown := [figures_of(step, tracks) for tracks in answers]:
-            place.say("", fitted(place.out, place.settings, shown, ["accepted", "alpha"]))
-        place.say("")
+            surface.say("", fitted(surface.out, surface.settings, shown, ["accepted", "alpha"]))
+        surface.say("")
         if index + 1 < len(steps):
-            place.hint(f"Enter: step {number + 1} of {len(STEPS)}, {steps[index + 1][1].title}; Ctrl-C leaves")
-            if not await_enter(place.stop):
+            surface.hint(f"Enter: step {number + 1} of {len(STEPS)}, {steps[index + 1][1].title}; Ctrl-C leaves")
+            if not await_enter(surface.stop):
                 return False
     return True
 
@@ -263,14 +266,14 @@ def figures_of(step: PlayedStep, tracks: Sequence[Track]) -> dict[str, str]:
     }
 
 
-def _slowly(tracks: Sequence[Track], place: Surface) -> bool:
+def _slowly(tracks: Sequence[Track], surface: Surface) -> bool:
     """Show the rounds, on a terminal one a second or a key; return False after Ctrl-C."""
-    place.say("")
-    for part in rounds_of(explained_track(tracks), place.look.sized()).parts():
-        place.say(part)
-        if place.live:
-            await_key(place.stop, 1.0)
-        if place.stop():
+    surface.say("")
+    for part in rounds_of(explained_track(tracks), surface.look.sized()).parts():
+        surface.say(part)
+        if surface.live:
+            await_key(surface.stop, 1.0)
+        if surface.stop():
             return False
     return True
 
@@ -279,9 +282,10 @@ def _slowly(tracks: Sequence[Track], place: Surface) -> bool:
 
 
 def steps_of(settings: Settings, path: Path = RECORDED) -> list[list[LoggedAnswer]]:
-    """The answers of each step of a recorded tour, as slow as they are shown; UserError where the file is none."""
+    """Return the answers of each step of a recorded tour, with the `slow` at which they are shown; UserError if the
+    file is no recorded tour."""
     answers = read_log(path).answers
-    if len(answers) != sum(len(step.plays) for step in STEPS) or any(one.closing is None for one in answers):
+    if len(answers) != sum(len(step.plays) for step in STEPS) or any(answer.closing is None for answer in answers):
         raise UserError(f"{path} is no recorded demo: python infer.py demo --quiet --log FILE records one")
     rate = answers[0].over()[0].meter.stats.predicted_per_second
     for answer in answers:
@@ -295,15 +299,15 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, PlayedStep]]) -
     answers = dict(zip(STEPS, steps_of(settings), strict=True))
     console = make_console(settings)
     with quiet_keys(), Interrupts() as stop:
-        place = Canvas(settings, console, is_live(console) and not settings.quiet, stop, touring=True)
-        place.say(f"This is what a win and a loss look like (page: {PAGE})")
-        player = Player(place, 1.0)
+        surface = Canvas(settings, console, is_live(console) and not settings.quiet, stop, touring=True)
+        surface.say(f"This is what a win and a loss look like (page: {PAGE})")
+        player = Player(surface, 1.0)
 
         def play(step: PlayedStep) -> Answers | None:
             for answer in answers[step]:
-                place.say("")
+                surface.say("")
                 if not player.play(answer):
                     return None
             return [answer.over() for answer in answers[step]]
 
-        return walk(steps, play, place)
+        return walk(steps, play, surface)

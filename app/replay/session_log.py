@@ -1,13 +1,13 @@
-"""The log of a session (`--log`), written and read: its answers with all that showing them takes, checked line by line.
+"""The log of a session (`--log`), written and read: answers with all that is needed to show them, checked line by line.
 
-Every line is a JSON object; its `kind` says whether it opens a run or an answer, tells what happens, or closes an
-answer. A file may hold several runs; it may end in the middle of an answer, even of a line, as a killed run leaves it:
-that is noted, anything else that is wrong is an error with file and line. A line is written whole and at once. If the
-file cannot be written any more a line says so once, and decoding continues. No models, no tokenizer, no torch.
+Every line is a JSON object; its `kind` says whether it opens a run ("recording") or an answer, is an event, or closes
+an answer. A file may hold several runs. It may end in the middle of an answer, even of a line, if the run was killed:
+that is noted; anything else that is wrong is an error with file and line. A line is written whole and at once. If the
+file cannot be written any more, one line says so, and decoding continues. No models, no tokenizer, no torch.
 
-All text on the screen comes from calls of `decode` with ids. :class:`LoggingDecoder` notes each call as an entry
-(earlier entry, further ids, characters kept of that entry's text, further text), so that a growing text costs a few
-characters a token; :class:`ReplayingDecoder` answers the same calls from the entries.
+All text on the screen comes from calls of `decode` with ids. :class:`LoggingDecoder` records each call as an entry
+(index of an earlier entry, further ids, characters kept of that entry's text, further text), so that a growing text
+costs a few characters a token; :class:`ReplayingDecoder` answers the same calls from the entries.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ except ImportError:  # no POSIX
 VERSION = 1
 TextEntry = tuple[int, tuple[int, ...], int, str]
 
-NOTHING = -1  # the entry before the first: no ids, no text
+NOTHING = -1  # the index of an empty entry: no ids, no text
 _LONGEST_HEAD = 65_536  # bytes
-_BACK = 32  # ids that are taken off at most to find an earlier entry
+_BACK = 32  # most ids that an entry adds to an earlier one; beyond, it begins from nothing
 
 
 @dataclass(eq=False)
 class LoggingDecoder:
-    """A `decode` that notes what it says."""
+    """A `decode` that records its results as entries."""
 
     _decode: Decode
-    _texts: dict[tuple[int, ...], tuple[int, str]] = field(default_factory=dict)  # by ids: the entry's place, its text
+    _texts: dict[tuple[int, ...], tuple[int, str]] = field(default_factory=dict)  # by ids: the entry's index, its text
     _news: list[TextEntry] = field(default_factory=list)
 
     def __call__(self, ids: list[int]) -> str:
@@ -74,20 +74,20 @@ class LoggingDecoder:
         return self._texts[key][1]
 
     def taken(self) -> list[TextEntry]:
-        """The entries that are not written yet; they count as written from now on."""
+        """Return the entries that are not written yet, and count them as written."""
         news, self._news = self._news, []
         return news
 
 
 @dataclass(eq=False)
 class ReplayingDecoder:
-    """A `decode` that says what was noted. Raises ValueError for any other ids."""
+    """A `decode` that returns the recorded texts. Raises ValueError for ids without one."""
 
     _entries: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
     _texts: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def learn(self, entries: Iterable[TextEntry]) -> None:
-        """Take in entries in the order in which they were noted; ValueError for one that builds on none."""
+        """Add entries in the order in which they were recorded; ValueError if the earlier entry of one is missing."""
         for before, further, shared, text in entries:
             if not NOTHING <= before < len(self._entries):
                 raise ValueError(f"a text builds on text {before}, which is not there")
@@ -103,7 +103,7 @@ class ReplayingDecoder:
 
 
 class RunLine(BaseModel):
-    """Opens a run: what ran. A change of pair opens another."""
+    """Opens a run: the models that run. A change of pair opens another run."""
 
     pair: str
     target: str
@@ -143,7 +143,7 @@ class ClosingLine(BaseModel):
 
 @dataclass
 class LoggedAnswer:
-    """One answer. `place` is where it opens, file:line; without a `closing` the run ended before it did."""
+    """One answer. `place`: the file:line that opens it. `closing`: None if the run ended before the answer."""
 
     place: str
     head: RunLine
@@ -154,7 +154,7 @@ class LoggedAnswer:
     closing: ClosingLine | None = None
 
     def tracks(self) -> list[Track]:
-        """Its lanes before anything has happened."""
+        """Return its lanes before the first event."""
         opening, seen = self.opening, self.closing is not None and self.closing.seen
         lanes = [replace(lane, terms=replace(lane.terms, seen=seen), settings=self.settings) for lane in opening.lanes]
         return [
@@ -162,14 +162,14 @@ class LoggedAnswer:
         ]
 
     def over(self) -> list[Track]:
-        """Its lanes when all has happened."""
+        """Return its lanes after the last event."""
         tracks = self.tracks()
         for index, event in self.events:
             tracks[index].feed(event)
         return tracks
 
     def text(self, tracks: Sequence[Track]) -> str:
-        """Return the answer's text, by the tracks when all has happened."""
+        """Return the answer's text; of an answer without a closing line that of `tracks` (after the last event)."""
         return tracks[-1].text if self.closing is None else self.closing.text
 
 
@@ -185,13 +185,13 @@ class SessionLog:
     _views: list[LaneViews] = field(default_factory=list)  # of the open answer's lanes
 
     def answer(self, number: int | None) -> list[LoggedAnswer]:
-        """Every answer, or the one of this number; UserError if it is not there."""
+        """Return every answer, or the one of this number; UserError if there is none."""
         if number is not None and number > len(self.answers):
             raise UserError(f"there is no answer {number}: the session log has {len(self.answers)}")
         return self.answers if number is None else [self.answers[number - 1]]
 
     def read(self, number: int, line: bytes) -> None:
-        """Take in a line; UserError names file and line."""
+        """Add a line; UserError names file and line."""
         try:
             if line.strip():
                 row = json.loads(line)
@@ -214,9 +214,9 @@ class SessionLog:
             case "event":
                 self._event(row)
             case "answered":
-                found = self._opened()
-                found.closing, self._open = ClosingLine.model_validate(row), None
-                found.decode.learn(found.closing.texts)
+                answer = self._opened()
+                answer.closing, self._open = ClosingLine.model_validate(row), None
+                answer.decode.learn(answer.closing.texts)
             case "recording":
                 self.leave()
                 self._run = RunLine.model_validate(row)
@@ -234,13 +234,13 @@ class SessionLog:
         self.answers.append(self._open)
 
     def _event(self, row: Json) -> None:
-        found, event = self._opened(), event_of(row)
+        answer, event = self._opened(), event_of(row)
         line = EventLine.model_validate(row)
         if not 0 <= line.lane < len(self._views):
             raise UserError(f"lane {line.lane} is not there: the answer has {len(self._views)}")
-        found.decode.learn(line.texts)
+        answer.decode.learn(line.texts)
         self._views[line.lane].feed(event)
-        found.events.append((line.lane, event))
+        answer.events.append((line.lane, event))
 
     def _opened(self) -> LoggedAnswer:
         if self._open is None:
@@ -248,7 +248,7 @@ class SessionLog:
         return self._open
 
     def leave(self) -> None:
-        """Go on to something else; an answer that is still open has no end."""
+        """Leave the open answer, if there is one, and note that it has no end."""
         if self._open is not None:
             self.notes.append(f"{self.path}: answer {len(self.answers)} has no end: shown as far as it goes")
         self._open = None
@@ -288,7 +288,8 @@ def check_head(line: bytes) -> None:
 
 
 class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
-    """A session log that is being written. `problem` says why writing stopped; it is empty again once it was said."""
+    """A session log that is being written. `problem` says why writing stopped; :meth:`AnswerLog.end` reports and clears
+    it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.problem = path, ""
@@ -304,7 +305,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         settings: Settings,
         decode: Decode,
     ) -> AnswerLog:
-        """Open an answer by these lanes, whose texts are what `decode` says."""
+        """Open an answer by these lanes, whose texts `decode` returns."""
         if (head := _head(engine)) != self._head:
             self._head = head
             self.write(
@@ -317,7 +318,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         return AnswerLog(self, plan, settings, lanes, LoggingDecoder(decode))
 
     def log_answer(self, engine: PairEngine, track: Track, plan: Plan) -> str:
-        """Log an answer that is over, of one lane; a line about the file, or ""."""
+        """Log a finished answer of one lane; return a line about the file if writing failed, else ""."""
         log = self.open_answer(engine, [track.lane], plan, track.lane.settings, track.decode)
         for event in track.events:
             log.feed(0, event)
@@ -337,7 +338,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         self.close()
 
     def close(self) -> None:
-        """End the log; what was written stays."""
+        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError, ValueError):
@@ -345,7 +346,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
 
 
 class AnswerLog:
-    """One answer that is being logged: opened at once, ended by :meth:`end`."""
+    """One answer that is being logged: the constructor writes its opening line, :meth:`end` the closing one."""
 
     def __init__(
         self,
@@ -372,7 +373,7 @@ class AnswerLog:
         )
 
     def _write(self, line: Json) -> None:
-        """Write a line with the texts that no earlier line has."""
+        """Write a line with the entries of texts that no earlier line has."""
         self._writer.write({**line, "texts": self._decode.taken()})
 
     def feed(self, index: int, event: Event) -> None:
@@ -380,7 +381,7 @@ class AnswerLog:
         event = kept(event, self._log_top)
         self._lanes[index].feed(event)
         if isinstance(event, Finished):
-            self._lanes[index].track.answer()  # its whole text, should the log be cut here
+            self._lanes[index].track.answer()  # decodes its whole text now, in case the log ends here
         self._write({"kind": "event", "lane": index, **to_json(event)})
 
     def tee(self, race: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
@@ -390,9 +391,10 @@ class AnswerLog:
             yield index, event
 
     def end(self, seen: bool = False, pauses: Sequence[Pause] = ()) -> str:
-        """Close the answer; a line about the file, or "". Without a token there are no `answer_ids`.
+        """Close the answer; return a line about the file if writing failed, else "". An answer without a token has no
+        `answer_ids`.
 
-        `seen`: earlier answers of the session have its text. `pauses` are those at the phases of its rounds.
+        `seen`: earlier answers of the session have its text. `pauses`: those at the phases of its rounds.
         """
         last, before = self._lanes[-1].track, list(self._plan.answer)
         ids = list(last.meter.ids)
@@ -415,12 +417,12 @@ class AnswerLog:
 
 
 def log_writer_of(settings: Settings) -> SessionLogWriter | None:
-    """The writer of the file of `--record`, None without one; UsageError if that file cannot be written."""
+    """Return the writer of the file of --log, None without one; UsageError if that file cannot be written."""
     return SessionLogWriter(Path(os.path.expanduser(settings.record))) if settings.record else None
 
 
 def opened(path: Path) -> IO[bytes]:
-    """The file, new, or with room after its last whole line. UsageError for any other file."""
+    """Open a new file, or a session log without its unfinished last line. UsageError for any other file."""
     try:
         if path.is_file() and path.stat().st_size:
             with open(path, "rb") as before:
@@ -443,7 +445,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def _head(engine: PairEngine) -> Json:
-    """The facts of a pair that a replay needs."""
+    """Return the facts of a pair that a replay needs."""
     end = getattr(engine.tokenizer, "eos_token_id", None)
     end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)
     start = {} if engine.start_id is None else {"start_id": engine.start_id}

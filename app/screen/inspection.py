@@ -1,9 +1,9 @@
-"""An answer token by token: who proposed each, what else target and drafter considered, what decided, and what would
-have under other settings.
+"""An answer token by token: who proposed each token, which others target and drafter considered, what decided, and what
+would decide under other settings.
 
-:class:`TokenReader` makes the tokens of rounds, with their texts; :class:`Inspection` is a viewer's content that walks
-over them. Figures that were not recorded are left out, never guessed. Knows no models; a forced token is only handed
-back.
+:class:`TokenReader` makes tokens with their texts from rounds; :class:`Inspection` is content of the viewer
+(app/screen/terminal.py: view) that walks over them. Figures that were not recorded are left out, not estimated. Knows
+no models: a token that the user forces is only returned.
 """
 
 import math
@@ -44,7 +44,8 @@ Origin = Literal["accepted", "correction", "bonus", "own token", "forced", "a se
 
 
 class Candidates(NamedTuple):
-    """A token that was considered at a position: the target's figures and the drafter's, None where not recorded."""
+    """A token considered at a position, with the target's and the drafter's figures, None where not recorded: `p`, `q`
+    at temperature 1, `processed`, `q_processed` after the settings."""
 
     token: int
     text: str
@@ -60,8 +61,8 @@ class Candidates(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A draft that was examined at a position and rejected; where they are known its chance, its coin, and p and q
-    after the settings."""
+    """A draft that was rejected at a position; where known with its chance, its coin's number, and p and q after the
+    settings."""
 
     token: int
     text: str
@@ -73,7 +74,7 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SaidToken:
-    """A token of an answer. `text` is what it added, `shown` how it reads by itself; `round` 0 is the prefill's."""
+    """A token of an answer. `text`: what it adds to the answer; `shown`: its own text; `round` 0 is the prefill's."""
 
     token: int
     text: str
@@ -84,11 +85,11 @@ class SaidToken:
     by: str = ""
     chance: float | None = None  # of an accepted draft
     number: float | None = None  # of its coin
-    p: float | None = None  # of it, after the settings
+    p: float | None = None  # the token's, after the settings, as is q
     q: float | None = None
     choices: tuple[Candidates, ...] = ()
     refused: tuple[Refused, ...] = ()
-    discarded: int = 0  # drafts of its round that were not examined, where it ended the round
+    discarded: int = 0  # drafts of the round that were not examined, if this token ended it
     entropy: float | None = None
     rest: tuple[float, ...] = ()  # as `Position.rest`
 
@@ -101,7 +102,7 @@ class TokenReader:
         self._round = -1
 
     def read(self, step: Step) -> list[SaidToken]:
-        """The tokens of the next round."""
+        """Return the tokens of the next round."""
         self._round += 1
         chances, depths = trials_by_node(step), step.depths
         tokens: list[SaidToken] = []
@@ -136,7 +137,7 @@ class TokenReader:
         return tokens
 
     def _choices(self, step: Step, index: int, node: int | None, refused: Sequence[int]) -> tuple[Candidates, ...]:
-        """What was considered: the likeliest of the target first, then what only the drafter named."""
+        """Return the considered tokens: the target's likeliest first, then those that only the drafter named."""
         said, rejected = step.emitted[index], {step.drafted[at] for at in refused}
         choices, drafter = dict[int, Candidates](), {trial.node: trial.q for trial in step.trials}
         for at, p, q in zip((*step.path, *step.rejected), step.target_p, step.draft_p, strict=False):
@@ -180,7 +181,7 @@ def _order(choice: Candidates) -> tuple[float, float]:
 
 
 def forced_in(replaced: SaidToken, token: int) -> SaidToken:
-    """The token that the user has put in the place of another one."""
+    """Return `replaced` with the token that the user forced in its place."""
     fates = {replaced.token: "replaced", token: "said"}
     choices = tuple(choice._replace(fate=fates.get(choice.token, choice.fate)) for choice in replaced.choices)
     text = next((choice.text for choice in choices if choice.token == token), "")
@@ -204,8 +205,8 @@ def forced_hint(text: str, number: int, look: Look) -> str:
 class Inspection:
     """A viewer's content: the text with a cursor on one token, and a panel about it.
 
-    `before` is text that is shown but cannot be walked over. `forces`: Enter on an alternative ends the viewer with a
-    :class:`Force`. `settings` are those of the answer; `shape` other ones for this token, None without a what-if.
+    `before`: text that the cursor cannot reach. `forces`: Enter on an alternative ends the viewer with a
+    :class:`Force`. `settings`: the answer's; `shape`: those of a what-if for this token, None without one.
     """
 
     def __init__(
@@ -231,18 +232,18 @@ class Inspection:
         return self.tokens[self.index]
 
     def _said(self) -> int:
-        """The place of the token itself among its alternatives."""
+        """Return the index of the answer's own token among the alternatives shown."""
         return next((at for at, choice in enumerate(self.shown) if choice.fate == "said"), 0)
 
     @property
     def shown(self) -> list[Candidates]:
-        """The alternatives that are listed: the five likeliest, those that were examined; all in a what-if."""
+        """The listed alternatives: the five likeliest of target and drafter, and examined ones; in a what-if all."""
         return [choice for choice in self.token.choices if self.shape or choice.fate or min(_order(choice)) <= LISTED]
 
     # -- keys ---------------------------------------------------------------------------------
 
     def to(self, index: int) -> None:
-        """Go to another token; the first or last one instead of none."""
+        """Go to the token of this index, or to the nearest one if there is none."""
         self.index, self.shape = max(0, min(len(self.tokens) - 1, index)), None
         self.choice = self._said()
 
@@ -257,17 +258,17 @@ class Inspection:
         self.choice = max(0, min(len(self.shown) - 1, self.choice + by))
 
     def suppose(self, name: str, by: int) -> None:
-        """Take the next or an earlier value of a setting for this token."""
+        """Change a setting of the what-if to the next value of its ladder, or for `by` -1 to the one before."""
         given = self.settings
         shape = self.shape or Shape(given.temperature, given.top_k, given.top_p, given.min_p)
         ladder, value = LADDERS[name], getattr(shape, name)
         nearest = min(range(len(ladder)), key=lambda at: abs(ladder[at] - value))
-        place = nearest + by if ladder[nearest] == value else nearest
-        self.shape = Shape(**{**shape._asdict(), name: ladder[place % len(ladder)]})
+        index = nearest + by if ladder[nearest] == value else nearest
+        self.shape = Shape(**{**shape._asdict(), name: ladder[index % len(ladder)]})
         self.choice = self._said()
 
     def force(self) -> Force | None:
-        """What Enter asks for; None on the token that was said."""
+        """Return the token that Enter forces; None if it is the answer's own token."""
         chosen = self.shown[self.choice]
         return Force(self.index, chosen.token) if self.forces and chosen.fate != "said" else None
 
@@ -289,7 +290,7 @@ class Inspection:
         }
 
     def listed(self, look: Look) -> list[Row]:
-        """A row for each token, where there are no keys."""
+        """Return a row for each token, for output that no keys can move through."""
         titles = f"{'':>4} {'':<{_TEXT}}     p   set rank     q rank  round"
         rows = [row_of([(fit(titles, look.width, look), "faint")], look)]
         for number, token in enumerate(self.tokens, start=1):
@@ -309,7 +310,7 @@ class Inspection:
     # -- drawing ------------------------------------------------------------------------------
 
     def rows(self, look: Look) -> list[Row]:
-        """Text and panel: beside each other from 100 columns on, else the panel below."""
+        """Return text and panel: side by side from 100 columns on, else the panel below."""
         if look.width < SIDE_FROM:
             panel = self.panel(look.sized(height=None if look.height is None else look.height - _LINES))
             room = None if look.height is None else max(1, look.height - len(panel))
@@ -319,7 +320,7 @@ class Inspection:
         return beside(self.text(look.sized(width=width, height=look.height or max(len(panel), 1))), panel, width + 2)
 
     def text(self, look: Look) -> list[Row]:
-        """The lines around the cursor, which is reversed, or in brackets without colour."""
+        """Return the lines around the cursor, whose token is reversed, or without colour between >> and <<."""
         pieces: list[Piece] = [(self.before, "faint")] if self.before else []
         for index, token in enumerate(self.tokens):
             if index != self.index:
@@ -336,7 +337,7 @@ class Inspection:
         return [row_of(line, look) for line in lines[first : first + height]]
 
     def panel(self, look: Look) -> list[Row]:
-        """All that is known of the token under the cursor."""
+        """Return all that is known of the token under the cursor."""
         token = self.token
         head = [
             chunk(f"token {self.index + 1}/{len(self.tokens)}", "strong"),
@@ -354,7 +355,7 @@ class Inspection:
         return [*rows, titles, *table[first : first + most]]
 
     def _table(self, look: Look, supposed: Mapping[int, Bounds]) -> list[Row]:
-        """Titles, and a row for each alternative."""
+        """Return the titles, and a row for each alternative."""
         if self.token.kind == "a server's":
             return flow([chunk("a piece of text as it came; other tokens are not known", "faint")], look)
         if not any(choice.rank or choice.q_rank for choice in self.token.choices):
@@ -401,7 +402,7 @@ def _rank(rank: int | None) -> str:
 
 
 def decided(token: SaidToken, look: Look) -> list[str]:
-    """What decided about a token, and about the drafts that were refused in its place, in words."""
+    """Return in words what decided a token, and the drafts that were rejected at its position."""
     lines = [
         f"{quoted(draft.text, look, 24)}: {_tossed(token, draft, '>=')}: rejected"
         for draft in token.refused
@@ -409,7 +410,7 @@ def decided(token: SaidToken, look: Look) -> list[str]:
     ]
     if token.rule == "typical":
         lines = _likely_enough(token, look)
-    elif chosen := [quoted(one.text, look, 24) for one in token.refused if one.number is None]:
+    elif chosen := [quoted(draft.text, look, 24) for draft in token.refused if draft.number is None]:
         lines.append(
             f"{', '.join(chosen)} {'was' if len(chosen) == 1 else 'were'} drafted, "
             f"the target chose {quoted(token.shown, look, 24)}: rejected"
@@ -440,26 +441,26 @@ def decided(token: SaidToken, look: Look) -> list[str]:
 
 
 def _likely_enough(token: SaidToken, look: Look) -> list[str]:
-    """The drafts that a lossy rule examined there, each with the bar that it had to pass."""
+    """Return a line for each draft that a lossy rule examined at the position, with the threshold for its p."""
     p, known = {choice.token: choice.p for choice in token.choices}, token.entropy  # in bits
     value = "" if known is None else f" = {precise(min(EPSILON, DELTA * 2**-known))}"
-    bar = f"min({share(EPSILON)}, {share(DELTA)} exp(-H)){value}"
+    threshold = f"min({share(EPSILON)}, {share(DELTA)} exp(-H)){value}"
     fates = [
         *((each.token, each.text, "<=", "rejected") for each in token.refused),
         *([(token.token, token.shown, ">", "accepted")] * (token.kind == "accepted")),
     ]
     return [
-        f"lossy: {quoted(text, look, 24)} p {_figure(p[at]).strip()} {sign} {bar}: {fate}"
-        for at, text, sign, fate in fates
+        f"lossy: {quoted(text, look, 24)} p {_figure(p[draft]).strip()} {sign} {threshold}: {fate}"
+        for draft, text, sign, fate in fates
     ]
 
 
 def _tossed(token: SaidToken, draft: SaidToken | Refused, sign: str) -> str:
-    """A coin against its chance, in as many digits as show which is larger."""
+    """Return a draft's coin and chance of acceptance, with as many digits as show which is larger."""
     coin, chance, p, q = draft.number or 0.0, draft.chance or 0.0, draft.p, draft.q
     more = next((more for more in range(8) if precise(coin, more) != precise(chance, more)), 8)
     compared = f"coin {precise(coin, more)} {sign} chance {precise(chance, more)}"
-    set_p = next((one.processed for one in token.choices if one.token == draft.token), None)
+    set_p = next((choice.processed for choice in token.choices if choice.token == draft.token), None)
     if token.rule != "ratio" or p is None or q is None or q < 1e-12:
         lost = f"{'p and q' if set_p is None else 'q'} after the settings {'were' if set_p is None else 'was'} not kept"
         return f"{compared} ({lost})" if token.rule == "ratio" else compared
@@ -481,8 +482,7 @@ def fixed_by(settings: Settings) -> str:
 
 
 class Supposed:
-    """A token under another shape: bounds by token of `p` and, of drawn drafts, `q`; `problem` says why there are
-    none."""
+    """A token in a what-if: the bounds of `p` by token, and of `q` for drawn drafts; `problem`: why there are none."""
 
     def __init__(self, token: SaidToken, shape: Shape, settings: Settings) -> None:
         self.token, self.shape, self.p, self.q = token, shape, dict[int, Bounds](), dict[int, Bounds]()
@@ -502,7 +502,7 @@ class Supposed:
             self.q = shaped(drafted, drafter_rest_bounds(drafted, count, beta), shape)
 
     def lines(self, look: Look) -> list[str]:
-        """The shape, and what would have become of the drafts."""
+        """Return the settings of the what-if, and whether they would accept the drafts."""
         if self.problem:
             return [self.problem]
         shape, fates = self.shape, ("rejected", "said") if self.token.kind == "accepted" else ("rejected",)
@@ -526,7 +526,7 @@ class Supposed:
         return lines
 
     def fate(self, token: int, number: float | None) -> str:
-        """What would have become of a draft; `number` of its coin."""
+        """Return in words whether a draft would be accepted; `number`: that of its coin."""
         low, high = self.p.get(token, (0.0, 1.0))
         if not self.shape.temperature:
             return "would be accepted: it is the likeliest" if low else "would be rejected: it is not the likeliest"
@@ -544,9 +544,13 @@ def _span(bounds: Bounds) -> str:
 
 
 def _drawn(token: SaidToken, look: Look) -> str:
-    """The draw as the race that it is; "" where it was not recorded, or nothing was drawn."""
+    """Return the two largest log p + noise, the first of which is drawn (Gumbel-max); "" if not recorded or drawn."""
     scores = sorted(
-        ((math.log(one.processed) + one.noise, one.text) for one in token.choices if one.processed and one.noise),
+        (
+            (math.log(choice.processed) + choice.noise, choice.text)
+            for choice in token.choices
+            if choice.processed and choice.noise
+        ),
         reverse=True,
     )
     shown = [f"{quoted(text, look, 16)} {score:.2f}" for score, text in scores[:2]]

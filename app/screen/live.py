@@ -1,8 +1,8 @@
-"""A race on the screen: every lane's events become text and figures, drawn between rounds, and printed for good; or in
-steps, with a stop after drafting, the target's pass, accepting and committing.
+"""A race on the screen: every lane's events become text and figures, which are drawn between rounds and printed at the
+end; or the race is shown in steps, with a stop after drafting, the target's pass, accepting and committing.
 
-Drawing happens while no lane computes, and a race in steps has run before, so neither is on a lane's clock. The final
-print stays in the scrollback. Knows no models; whether there is a terminal at all its caller decides.
+Drawing happens while no lane computes, and a race that is shown in steps has run before, so neither is on a lane's
+clock. The final print stays in the scrollback. Knows no models; the caller decides whether there is a terminal.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 
 Draw = Callable[..., None]  # draws the lanes as they stand, with rows below them if some are given
 FRAMES_A_SECOND = 12
-DRAWING = 0.03  # of the time between two frames, at most: what it shows is worked out in it
+DRAWING = 0.03  # largest share of time that drawing takes, working out the figures and texts included
 
 
-_REST = 4  # rounds without drafts, under `gamma auto`, that say that it has stopped
+_REST = 4  # latest rounds without drafts after which `gamma auto` counts as having stopped drafting
 
 
 class Track:
-    """What one lane has made so far: events, figures and coloured text.
+    """One lane's answer so far: events, figures and coloured text.
 
-    `before` are ids of the answer that are on the screen already (a continuation), the last of which is shown if the
-    user has `forced` it; `thinking` are the marks around the model's thinking; `running` is the lane itself, None of an
-    answer from a file.
+    `before`: ids with which a continued answer begins and which are on the screen already; the last of them is shown
+    again if the user `forced` it. `thinking`: the marks around the model's thinking. `running`: the lane itself, None
+    for an answer from a file.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class Track:
         self._spanner = (
             Spanner(decode, lane.terms.drafts, context=before) if lane.beams is None else BeamReader(decode, before)
         )
-        self._taken = 0  # events that figures and text hold
+        self._taken = 0  # number of events that are in the figures and the text
         self._rounds: list[Round] = []
         self.decode = decode
-        self.waiting = ""  # what it is waiting for, where that is to be said
+        self.waiting = ""  # shown until the first event: what the lane waits for
         self._state: State = "waiting"
         self._progress = ""
 
     def feed(self, event: Event) -> None:
-        """Take in an event of this lane. What it says is worked out when somebody looks: many at once cost less."""
+        """Add an event. Figures and text are updated when they are read, since many events at once cost less."""
         self.events.append(event)
         match event:
             case Prefill(done=done, total=total):
@@ -96,7 +96,7 @@ class Track:
                 self._state = "running"
 
     def _catch_up(self) -> None:
-        """Figures and text of all events so far."""
+        """Bring figures and text up to date with the events."""
         new, self._taken = self.events[self._taken :], len(self.events)
         for event in new:
             if isinstance(event, Step) and self._meter.ids:
@@ -131,7 +131,7 @@ class Track:
         return last if isinstance(last, Finished) else None
 
     def pane(self) -> PaneData:
-        """Return the lane as it stands, for the screen; `gamma` is the mean of what rounds drafted under `auto`."""
+        """Return the lane as it stands, for the screen; `gamma`: the mean number of drafts a round, under `auto`."""
         auto, stats = self.lane.terms.gamma == "auto", self.meter.stats
         return PaneData(
             self.lane,
@@ -146,13 +146,13 @@ class Track:
         )
 
     def pane_as(self, settings: Settings, plain: Answer | None = None) -> PaneData:
-        """The same with the thinking that these settings show; of a lossy lane with its differences from `plain`."""
+        """Return the same with the thinking as set, and in a lossy lane the differences from `plain` marked."""
         spans: Sequence[Span] = self.spanner.spans
         if plain is not None and not plain.interrupted and rule_of(self.lane) == "typical":
             spans = differing(spans, plain.text)
         if self.thinking is not None:
-            found = thoughts(self.text, self.thinking, settings.thinking, self.decode(list(self.before)))
-            spans = span_parts(spans, found, settings.thinking)
+            stretches = thoughts(self.text, self.thinking, settings.thinking, self.decode(list(self.before)))
+            spans = span_parts(spans, stretches, settings.thinking)
         return replace(self.pane(), spans=(*self._forced, *spans))
 
     def _resting(self) -> tuple[float, float | None] | None:
@@ -172,7 +172,7 @@ class Track:
         return (stats.draft_ms / 1000 / drafts / plain, stats.alpha) if plain and drafts else None
 
     def answer(self) -> Answer:
-        """The lane's result with its figures."""
+        """Return the lane's answer with its figures."""
         ids, differs = tuple(self.meter.ids), may_differ(self.lane)
         text = self.decode(list(ids)) if self._finished else self.text
         return Answer(self.lane.name, ids, text, self.meter.stats, differs, self.lane.terms)
@@ -183,7 +183,7 @@ class Track:
         return committed_text(self.spanner.spans)
 
     def record(self) -> Json:
-        """The lane with its events, for /save."""
+        """Return the lane with its events, for /save."""
         return {
             **self.answer().to_json(),
             "lane": self.lane.to_json(),
@@ -245,7 +245,7 @@ def frame(
     notes: bool = True,
     can_continue: bool = True,
 ) -> Frame:
-    """The lanes as they stand; with all their `answers` they are compared, and a lossy lane shows what differs."""
+    """Return the lanes as they stand; the `answers` of all lanes are compared, and differences of a lossy one shown."""
     return Frame(
         [track.pane_as(settings, plain_answer(answers)) for track in tracks],
         look,
@@ -280,7 +280,7 @@ def play(
 def streaming(
     tracks: Sequence[Track], console: Console, settings: Settings, can_continue: bool = True
 ) -> Iterator[Draw]:
-    """Stream the lanes at the bottom of a terminal, which is clean again afterwards; yields the function that draws."""
+    """Yield a function that draws the lanes at the bottom of a terminal; afterwards the drawing is erased."""
     with InPlace(console) as surface:
 
         def draw(below: Sequence[Row] = ()) -> None:
@@ -292,57 +292,57 @@ def streaming(
 
 
 def undrawn(below: Sequence[Row] = ()) -> None:
-    """Draws nothing, where there is no terminal."""
+    """Draw nothing: takes the place of the function of :func:`streaming` where there is no terminal."""
 
 
-def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
-    """The final print: the text alone, then panes, figures, comparison and legend, which stay in view."""
-    settings, last = place.settings, tracks[-1].pane()
+def show(tracks: Sequence[Track], text: str, surface: Surface) -> None:
+    """Print a finished answer: its text alone, then panes, figures, comparison and legend."""
+    settings, last = surface.settings, tracks[-1].pane()
     if settings.quiet:
-        place.out.print(text, soft_wrap=True)
-        place.say(stats_lines([last], place.look.sized()))
-        if cut := note(last, can_continue=place.can_continue):
-            place.say(cut)
+        surface.out.print(text, soft_wrap=True)
+        surface.say(stats_lines([last], surface.look.sized()))
+        if cut := note(last, can_continue=surface.can_continue):
+            surface.say(cut)
         return
-    if not place.touring:
-        place.say(answer_text(text, settings, live=place.live, marks=tracks[-1].thinking), "")
-    place.say(panes(tracks, place.out, settings, notes=not place.touring, can_continue=place.can_continue))
+    if not surface.touring:
+        surface.say(answer_text(text, settings, live=surface.live, marks=tracks[-1].thinking), "")
+    surface.say(panes(tracks, surface.out, settings, notes=not surface.touring, can_continue=surface.can_continue))
     if settings.view == "trace" and (track := explained_track(tracks)).lane.beams is None:
-        place.say(rounds_of(track, place.look.sized()))
+        surface.say(rounds_of(track, surface.look.sized()))
 
 
 def panes(
     tracks: Sequence[Track], console: Console, settings: Settings, notes: bool = True, can_continue: bool = True
 ) -> RenderableType:
-    """All lanes in full with comparison and legend."""
+    """Return all lanes in full length, with comparison and legend."""
     look = look_of(console, settings).sized(height=None)
     return frame(tracks, look, settings, [track.answer() for track in tracks], notes, can_continue)
 
 
 def explained_track(tracks: Sequence[Track]) -> Track:
-    """The last lane that drafted or searched (the last lane, if none did)."""
+    """Return the last lane that drafted or searched (the last lane, if none did)."""
     return next((track for track in reversed(tracks) if track.pane().drafts_or_searches), tracks[-1])
 
 
 def token_reader(track: Track) -> TokenReader:
-    """A reader of a lane's rounds."""
+    """Return a reader of the lane's rounds."""
     return TokenReader(track.decode, track.lane.terms.sources, rule_of(track.lane), track.before)
 
 
 def tokens_of(track: Track) -> list[SaidToken]:
-    """The tokens that a lane's rounds emitted."""
+    """Return the tokens that the lane's rounds emitted."""
     return list(chain.from_iterable(map(token_reader(track).read, track.steps)))
 
 
 class LaneViews:
-    """A lane as every view of it would be drawn: `decode` reads every text, and impossible events raise."""
+    """Works out all that the views of a lane show, so that an event that cannot be shown raises here."""
 
     def __init__(self, track: Track) -> None:
         self.track = track
         self._window, self._tokens = Window(track.decode), token_reader(track)
 
     def feed(self, event: Event) -> None:
-        """Take in an event."""
+        """Add an event to the track."""
         self.track.feed(event)
         self.track.pane()
         if isinstance(event, Step):
@@ -352,7 +352,7 @@ class LaneViews:
 
 
 def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Trace:
-    """The rounds of a lane, and rounds that it has not been fed. UserError for a search, which has none."""
+    """Return the rounds of a lane, and `upcoming` ones, which are not in it yet. UserError for a beam search."""
     lane, steps = track.lane, [*track.steps, *upcoming]
     if lane.beams is not None:
         raise UserError("a beam search has no rounds")
@@ -367,7 +367,7 @@ def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Tra
 
 
 KEYS = "any key: next phase  r: next round  q: run on"
-_FRAME = 10  # rows that are left to the panes and figures
+_FRAME = 10  # rows that steps leave to panes and figures
 
 
 def phases(step: Step) -> list[str]:
@@ -394,26 +394,27 @@ Pause = tuple[float, str]  # seconds at a phase, and the key that ended it
 def stepped(
     race: Iterable[tuple[int, Event]],
     tracks: Sequence[Track],
-    place: Surface,
+    surface: Surface,
     draw: Draw,
     *,
     taken: list[Pause],
     known: Sequence[Pause] = (),
 ) -> Iterator[tuple[int, Event]]:
-    """The events of a race, which is run first, each once its phases were seen.
+    """Yield the events of a race, which runs to its end first; a round's event follows when its phases have been shown.
 
-    Pauses are added to `taken`. The first ones end as the `known` do unless a key is pressed sooner.
+    Each pause is added to `taken`. The first pauses last as long as the `known` ones of a recording and end with their
+    keys, unless the user presses a key sooner.
     """
 
     def key() -> bytes:
         seconds, pressed = known[len(taken)] if len(taken) < len(known) else (math.inf, "")
         begun = time.monotonic()
-        typed = await_key(place.stop, seconds)
-        typed = typed if typed or place.stop() else pressed.encode("latin-1")
+        typed = await_key(surface.stop, seconds)
+        typed = typed if typed or surface.stop() else pressed.encode("latin-1")
         taken.append((round(time.monotonic() - begun, 2), typed.decode("latin-1")))
         return typed
 
-    return in_steps(race, tracks, draw, lambda: place.look, key)
+    return in_steps(race, tracks, draw, lambda: surface.look, key)
 
 
 def in_steps(
@@ -423,9 +424,10 @@ def in_steps(
     look: Callable[[], Look],
     key: Callable[[], bytes],
 ) -> Iterator[tuple[int, Event]]:
-    """Show a race to its end, phase by phase in the rounds of the last lane that drafts.
+    """Yield the events of a race, stopping at each phase in the rounds of the last lane that drafts.
 
-    `draw` shows the lanes as they stand with rows below them, within `look()`; `key` waits for one, b"" ends the steps.
+    `draw` shows the lanes as they stand, with rows below them, within `look()`. `key` waits for a key and returns it;
+    b"" or q ends the steps.
     """
     drafting = max((index for index, track in enumerate(tracks) if track.lane.terms.drafts), default=None)
     stepping = drafting is not None

@@ -1,7 +1,7 @@
-"""Output of the commands other than the console: progress on standard error, small tables; tables in Markdown too.
+"""Output of the commands other than the console: progress on standard error, small tables, and tables in Markdown.
 
-Loading shows its progress; so does work that answers prompts, rarely where that is no terminal. At most 100 columns
-where a table goes to a file. Knows no figures and no answers.
+Loading and answering many prompts show their progress, less often if standard error is no terminal. A table that goes
+to a file has at most 100 columns. Knows no figures and no answers.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def answer_bar(total: int, settings: Settings, done: int = 0) -> Bar:
 def load_engine(
     settings: Settings, options: ModelOptions, cancelled: Callable[[], bool], *, servers: bool = False
 ) -> PairEngine:
-    """Load the pair that the options name, with its progress on standard error. UserError for a server as its target,
-    unless `servers` will do."""
+    """Load the pair that the options name, with progress on standard error. UserError if its target is a server, unless
+    `servers` are allowed."""
     spec = choose_pair(options)  # a wrong pair is an error before torch is loaded
     if spec.target.url is not None and not servers:
         raise UserError(f"{spec.target.url} is a server: the console and run talk to one, this needs a model here")
@@ -72,9 +72,9 @@ def load_engine(
 
 @contextmanager
 def load_progress(stream: IO[str], *, quiet: bool, cancelled: Callable[[], bool] = never) -> Iterator[Progress]:
-    """Yield a progress that shows long work in one line on a terminal; elsewhere it names each stage of it once.
+    """Yield a progress that shows long work in one line on a terminal; elsewhere it names each stage once.
 
-    A stage keeps its name up to the first comma.
+    The name of a stage is its text up to the first comma.
     """
     live, remaining, shown = stream.isatty(), Remaining(), ""
 
@@ -122,13 +122,13 @@ def screen(settings: Settings, stream: TextIO, width: int = _WIDTH) -> Console:
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
-    """The title has the console's width, not the table's."""
+    """Print a table under its title, which is wrapped at the console's width, not at the table's."""
     console.print(title, style="italic", markup=False)
     console.print(table)
 
 
 def small_table(settings: Settings, *columns: Column) -> Table:
-    """A table without frame."""
+    """Return an empty table without a frame."""
     return Table(
         *columns,
         box=box.ASCII if settings.ascii else box.SIMPLE_HEAD,
@@ -154,7 +154,7 @@ def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]],
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The lines of a table in Markdown, without the last one's end."""
+    """Return a table in Markdown, without a line break at its end."""
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
         for line in (head, ["---"] * len(head), *rows)

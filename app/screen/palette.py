@@ -1,8 +1,8 @@
 """How the screen looks: its size, what may be drawn, and the style of each role.
 
-A role is a word (accepted, rejected, target, faint …); colour never carries a meaning alone: rejected
-text is struck through and the target's is bold. Which drafter proposed an accepted token is a tint of
-"accepted", or a letter without colour; `/trace` says it in words. Knows no text and no layout.
+A role is a word (accepted, rejected, target, faint …); colour never carries a meaning alone: rejected text is struck
+through and the target's is bold. A tint of "accepted", or a letter without colour, shows which drafter proposed an
+accepted token; `/trace` says it in words. Knows no text and no layout.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rich.style import Style
 from sampling.events import GRAMMAR
 
 TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4", "accepted 5")
-"""The roles of accepted text by the drafter that proposed it, in the order of its lane's names."""
+"""The roles of accepted text by the source that proposed it, in the order of the lane's source names."""
 
 FORCED = "accepted grammar"  # the role of accepted text that a grammar forced
 
 HEAT = ("plain", "heat 1", "heat 2", "heat 3", "heat 4")
-"""The roles of a token by how unsure the target was of it."""
+"""The roles of a token in /heat, from the target's surest tokens to its least sure ones."""
 
-# The tints of a palette keep apart from each other on black and on white, and from what terminals call green;
-# those of "cb" also to colour-blind eyes.
+# The tints of a palette are distinct from each other, on black and on white, and from the greens of terminals; those of
+# "cb" also for colour-blind eyes.
 PALETTES: dict[str, dict[str, str]] = {
     "default": {
         "accepted": "green",
@@ -112,12 +112,14 @@ _WORDS = ("alpha", "gamma", "times", "levels")
 
 
 def tint(source: int, name: str = "") -> str:
-    """The role of accepted text proposed by number `source` of a lane's names; after the last tint they repeat."""
+    """Return the role of accepted text from the lane's source of this number and name; after the last tint they
+    repeat."""
     return FORCED if name == GRAMMAR else TINTS[source % len(TINTS)]
 
 
 def letters(names: Sequence[str]) -> tuple[str, ...]:
-    """A letter for each of a lane's names, none twice: its first one that is still free, else a digit."""
+    """Return a letter for each name of a lane's sources, none twice: its first letter that is still free, else a
+    digit."""
     taken: list[str] = []
     for number, name in enumerate(names):
         free = (letter for letter in name.lower() if letter.isascii() and letter.isalpha() and letter not in taken)
@@ -152,13 +154,13 @@ class Look:
         return self.color and not self.ascii
 
     def style(self, role: str) -> Style | None:
-        """The style of a role; None without colour."""
+        """Return the style of a role; None without colour."""
         return _style(self.palette, role) if self.color else None
 
     def glyph(self, name: str) -> str:
-        """The characters drawn for `name`. Greek letters and level bars are words without colour."""
+        """Return the characters drawn for `name`. Without colour Greek letters are words and level bars are missing."""
         return (ASCII if self.ascii or (name in _WORDS and not self.color) else UNICODE)[name]
 
     def sized(self, *, width: int | None = None, height: int | None = None) -> Look:
-        """The same look at another width (None: the same one) and height (None: unlimited)."""
+        """Return the same look with another width (None: the same one) and height (None: unlimited)."""
         return replace(self, width=self.width if width is None else width, height=height)

@@ -1,11 +1,11 @@
 """The lanes' figures as screen rows (stats lines, accepted by position, an answer over time, notes), and their texts in
 panes: side by side or stacked, within a given height.
 
-Seconds and rates are decoding time: they leave the prefill out, and a note says so. Every word shows what became of it:
-by style, or without colour by marks, {+x+} for the target's own token, {*x*} for a bonus, {!x!} for a forced one,
-{#x#} for one that a lossy rule changed and [-x-] for a rejected one.
-Accepted text is tinted by who proposed it, or without colour marked by a letter, {m:x}. Where the text is longer than
-the pane its end is shown. Knows no events and no token ids; figures that are undefined are not shown.
+Seconds and rates are decoding time: they leave the prefill out, and a note says so. The style of a text shows its
+origin and fate; without colour marks do: {+x+} for the target's own token, {*x*} for a bonus, {!x!} for a forced token,
+{#x#} for words of a lossy lane that differ from plain decoding, [-x-] for a rejected draft. Accepted text is tinted by
+its source, or without colour marked by a letter, {m:x}. If a text does not fit into its pane, its end is shown. Knows
+no events and no token ids; undefined figures are not shown.
 """
 
 import math
@@ -55,14 +55,14 @@ TITLES = {
 }
 
 RATES_NOTE = "seconds and rates leave prefill out"
-_POSITIONS = 12
+_POSITIONS = 12  # draft positions whose acceptance is shown
 _DIGITS = "0123456789"
-_LEAST = 6  # rounds that have room, or the rates are left out
-_SPANS = 8  # columns of the screen for each span of the rates
+_LEAST = 6  # bars of rounds that must fit into a row: if they do not, the rates are left out
+_SPANS = 8  # columns of the screen for each span of time in the rates
 
 
 class Round(NamedTuple):
-    """A round after the opening one: its seconds, the tokens it brought, and of its drafts those accepted."""
+    """A round after the opening one: its seconds, the tokens that it emitted, its drafts, and its accepted drafts."""
 
     seconds: float
     tokens: int
@@ -71,7 +71,7 @@ class Round(NamedTuple):
 
 
 def title_of(lane: LaneRecord) -> str:
-    """The words over a lane's pane."""
+    """Return the title of a lane's pane."""
     if lane.address:
         return f"server {lane.address}"
     return f"{lane.name} (simulated)" if is_simulated(lane.name) else TITLES.get(lane.name, lane.name)
@@ -81,9 +81,10 @@ def title_of(lane: LaneRecord) -> str:
 class PaneData:
     """One lane as it stands.
 
-    `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `gamma` is the mean tokens
-    that a round drafted, where that changes from round to round; `resting` c and alpha where drafts do not pay; `seen`
-    that its drafts come from earlier answers, which have the text; `rounds` those after the opening one.
+    `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"). `gamma`: under `gamma auto`
+    the mean drafts a round. `resting`: c and alpha, if `gamma auto` stopped drafting because drafts do not pay. `seen`:
+    earlier answers have this text, and most accepted drafts were copied from them. `rounds`: those after the opening
+    one.
     """
 
     lane: LaneRecord
@@ -98,12 +99,12 @@ class PaneData:
 
     @property
     def label(self) -> str:
-        """The short name in front of the figures."""
+        """The lane's short name, before its figures."""
         return self.lane.address or ("AR" if self.lane.name == "ar" else self.lane.name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who may have proposed a span, by its source."""
+        """The names of the lane's sources, which `Span.source` indexes."""
         return self.lane.terms.sources
 
     @property
@@ -118,12 +119,12 @@ class PaneData:
 
     @property
     def drafts_or_searches(self) -> bool:
-        """Whether there is more to say than what every lane has."""
+        """Whether it has figures of drafts, of a beam search, or from a server's report."""
         return self.drafting or bool(self.stats and (self.stats.beams or reported(self.stats.report)))
 
     @property
     def status(self) -> str:
-        """Where the lane is, in a few words."""
+        """The lane's state and progress, in a few words."""
         settings, amount = self.lane.settings, counted(self.stats)
         if self.state in ("waiting", "prefill"):
             return self.progress or ("waiting" if self.state == "waiting" else "reading prompt")
@@ -137,7 +138,7 @@ class PaneData:
 
 
 def note(pane: PaneData, *, can_continue: bool = True) -> str:
-    """Why an answer is not whole ("cut at 128 tokens, /continue"), or ""; `can_continue`: it can be continued there."""
+    """Return why an answer is incomplete ("cut at 128 tokens, /continue") or ""; `can_continue`: by /continue."""
     stats = pane.stats
     amount = plural(pane.tokens, "token" if stats is None or stats.counts_tokens else "piece")
     problem = stats.report.problem if stats is not None and stats.report is not None else ""
@@ -151,18 +152,18 @@ def note(pane: PaneData, *, can_continue: bool = True) -> str:
 
 
 def unit(stats: Stats | None) -> str:
-    """Tokens, or pieces of text where a server did not say how many tokens they are."""
+    """Return the unit of an answer's length: "tok", or "pieces" of text if a server did not report its tokens."""
     return "tok" if stats is None or stats.counts_tokens else "pieces"
 
 
 def counted(stats: Stats | None) -> str:
-    """How much was said: "3 tok", "1 piece"."""
+    """Return an answer's length: "3 tok", "1 piece"."""
     tokens = 0 if stats is None else stats.predicted_n
     return f"{tokens} tok" if unit(stats) == "tok" else plural(tokens, "piece")
 
 
 def rate(value: float | None) -> str:
-    """Tokens a second."""
+    """Return a rate in tokens a second."""
     return "- tok/s" if value is None else f"{value:.1f} tok/s"
 
 
@@ -182,7 +183,7 @@ def _cells(stats: Stats) -> tuple[str, str, str, str]:
 
 
 def details(pane: PaneData, look: Look, first: str = "  ") -> list[Chunk]:
-    """What became of a lane's drafts, or what its beam search took, as chunks; empty if it did neither."""
+    """Return the figures of a lane's drafts or beam search, or a server's report, as chunks; empty without any."""
     role = "faint" if look.fancy else "plain"
     return [chunk(text, role, first if not i else "  ") for i, text in enumerate(_outcome(pane, look))]
 
@@ -206,7 +207,7 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
 
 
 def reported(report: ServerFigures | None) -> list[str]:
-    """Return a server's figures of its drafts, and its rate; empty where it gives none."""
+    """Return a server's figures of its drafts, and its rate; empty if it reports none."""
     if report is None:
         return []
     texts = []
@@ -250,8 +251,8 @@ def stats_lines(panes: Sequence[PaneData], look: Look) -> Lines:
 
 
 def positions(stats: Stats | None, look: Look, whose: str = "") -> list[Chunk]:
-    """Acceptance by draft position: accepted at j / examined at j, for every position examined; `whose` names the
-    lane where there are others.
+    """Return the acceptance by draft position: accepted at j / examined at j, for every position examined. `whose`: the
+    lane's name, if others draft too.
     """
     known = [(j, alpha) for j, alpha in enumerate(stats.alpha_per_position if stats else (), 1) if alpha is not None]
     levels = look.glyph("levels")
@@ -270,7 +271,7 @@ TimeLine = tuple[str, Sequence[Round]]  # a lane's name and its rounds
 
 
 def rates(rounds: Sequence[Round], span: float) -> list[float]:
-    """Tokens a second in each span of time, the last of which may be shorter; a round's tokens come evenly in it."""
+    """Return the tokens a second in each `span` of seconds; a round's tokens are spread evenly over its time."""
     total = sum(each.seconds for each in rounds)
     tokens = [0.0] * math.ceil(total / span - 1e-9)
     start = 0.0
@@ -284,7 +285,7 @@ def rates(rounds: Sequence[Round], span: float) -> list[float]:
 
 
 def bars_key(look: Look) -> str:
-    """The meaning of a bar, or of a digit in its place, and of a round without drafts."""
+    """Return the meaning of a round's bar, or of the digit that replaces it, and of the mark for no drafts."""
     levels, none = look.glyph("levels"), look.glyph("none")
     return (
         f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more, {none} none drafted"
@@ -294,7 +295,7 @@ def bars_key(look: Look) -> str:
 
 
 def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row]:
-    """The row of a drafting lane, beside plain decoding where that runs; none where there is no room or no round."""
+    """Return the row of a drafting lane's rounds, with its and plain decoding's rates; none without room or rounds."""
     name, rounds = drafting
     head = f"{name} accepted "
     speeds = _speeds(rounds, plain, look)
@@ -313,7 +314,7 @@ def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row
 
 
 def _speeds(rounds: Sequence[Round], plain: TimeLine | None, look: Look) -> list[Piece]:
-    """The rates of the lane and of plain decoding, to one scale of time and one of height."""
+    """Return the rates of the lane and of plain decoding, on one scale of time and one of height."""
     lines = [("tok/s", rounds, "accent"), *([] if plain is None else [(*plain, "plain")])]
     if not (longest := max(sum(each.seconds for each in some) for _, some, _ in lines)):
         return []
@@ -341,18 +342,18 @@ _WORDS = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 
 def _off_record(text: str, look: Look) -> str:
-    """Rejected and discarded text: line breaks become symbols, so that it cannot move the answer."""
+    """Return rejected or discarded text with a symbol for each line break, so that it adds no line to the answer."""
     text = re.sub(r"\r?\n", lambda _: look.glyph("newline"), text)
     return text.replace(NO_TEXT, "<end>") if look.ascii else text
 
 
 def _marked(text: str, role: str, marks: tuple[str, str], look: Look) -> list[Piece]:
-    """Text between its marks, white space outside of them; every line is marked by itself."""
+    """Return text between its marks, with white space outside of them; every line has its own marks."""
     before, after = marks
     if not text.strip():
         committed = role not in ("rejected", "discarded")
         if committed and "\n" not in text:
-            return [(text, role)]  # a mark around a mere space would be torn apart at the line's end
+            return [(text, role)]  # wrapping could break marks around a lone space
         shown = f"{before}{_off_record(text, look)}{after}"
         return [(shown, role), (text, role)] if committed else [(shown, role)]
     pieces: list[Piece] = []
@@ -366,8 +367,7 @@ def _marked(text: str, role: str, marks: tuple[str, str], look: Look) -> list[Pi
 def pieces_of(
     spans: Sequence[Span], look: Look, *, show_discarded: bool = False, names: Sequence[str] = ()
 ) -> list[Piece]:
-    """Spans → pieces in the look's manner: styled by kind, or, without colour, marked; accepted text of several `names`
-    by its source too."""
+    """Return spans as pieces, styled (without colour: marked) by kind; accepted text of several `names` by source."""
     pieces: list[Piece] = []
     tinted, letter = len(names) > 1, letters(names)
     for span in spans:
@@ -387,7 +387,7 @@ def pieces_of(
 
 
 def _struck(text: str, role: str) -> list[Piece]:
-    """Styled text whose leading spaces stay bare, so that no line runs through or under them."""
+    """Return text in a style, its leading spaces without it, so that they are not struck through or underlined."""
     spaces = len(text) - len(text.lstrip(" "))
     return [(text[:spaces], "plain"), (text[spaces:], role)] if 0 < spaces < len(text) else [(text, role)]
 
@@ -484,7 +484,7 @@ class SideBySide(Drawn):
 
     @property
     def least(self) -> int:
-        """Rows to leave to the texts: four lines in borders each, fewer on a low screen or for short texts."""
+        """Rows to leave to the panes: four lines of text and a frame each, fewer on a low screen or for short texts."""
         height = self.look.height
         most = 6 if height is None else min(6, max(2, height // (2 * max(1, len(self.groups)))))
         return sum(min(need, most) for need in self.needs)
@@ -493,7 +493,7 @@ class SideBySide(Drawn):
         return self.within(self.look.height)
 
     def within(self, height: int | None) -> list[Row]:
-        """The rows, at most `height` of them (None: all)."""
+        """Return the rows, at most `height` of them (None: all)."""
         heights = self.needs if height is None else split_height(self.needs, height)
         rows: list[Row] = []
         for group, high in zip(self.groups, heights, strict=True):

@@ -1,10 +1,10 @@
 """`/plot` and `/heat`: expected speed-up by gamma, ranks of the target's tokens in the drafter's lists and the time of
 a round as bars of one row each; an answer tinted by how sure the target was of each token, with its perplexity.
 
-The figures come from the answers' own rounds: a lane that ran under `gamma auto` has learned α, c and v(n); of any
-other lane its recorded rounds are shown to a fresh :class:`sampling.gamma.controller.Controller`, so that both say what
-`gamma auto` would take. Probabilities and entropies are those of the target at temperature 1. Knows no commands and no
-models.
+The figures come from the answers' own rounds: a lane that ran under `gamma auto` has learned α, c and v(n); for any
+other lane a new :class:`sampling.gamma.controller.Controller` observes its recorded rounds. Both say which gamma
+`gamma auto` would choose. Probabilities and entropies are those of the target at temperature 1. Knows no commands and
+no models.
 """
 
 import math
@@ -27,14 +27,14 @@ from sampling.stats.summary import Stats, disturbed, speedup
 from sampling.stats.theory import expected_speedup
 from utils.errors import UserError
 
-RANKS = 5  # of a drafter's list that have a bar of their own
+RANKS = 5  # ranks in a drafter's list with a bar each
 
 
 @dataclass(frozen=True)
 class Bar:
     """One row: `name` and `figure` left of a bar that is `share` of the longest one, `note` after it.
 
-    `solid` bars are measured, the others guessed; `marked` ones stand out.
+    `solid` bars are measured, the others extrapolated; `marked` rows are bold.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Bars(Drawn):
 
 
 def rank_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
-    """Of every drafting lane at which rank of the drafter's list the target's token was after a rejection.
+    """Return, for every drafting lane, the rank of the target's token in the drafter's list after each rejection.
 
     UserError if nothing was rejected, or the drafter's lists were not recorded.
     """
@@ -84,11 +84,11 @@ def rank_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
 
 
 def _refusals(track: Track) -> Iterator[tuple[Step, int | None]]:
-    """The rounds that ended in a rejection, with the rank of the target's token there; None: the drafter did not name
-    it."""
+    """Yield the rounds that ended in a rejection, with the rank of the target's token in the drafter's list there
+    (None: not in it)."""
     for step in track.steps:
-        whole = step.rejected and step.token is not None and len(step.positions) == len(step.emitted)
-        if whole and (listed := step.positions[-1].drafter):
+        recorded = step.rejected and step.token is not None and len(step.positions) == len(step.emitted)
+        if recorded and (listed := step.positions[-1].drafter):
             yield step, next((each.rank for each in listed if each.token == step.token), None)
 
 
@@ -113,7 +113,7 @@ def _ranks(track: Track, look: Look) -> Bars:
 
 
 def time_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
-    """Of every lane of an answer the mean time of a round by what it went to. UserError if no round was timed."""
+    """Return, for every lane of an answer, the mean time of a round by its parts. UserError if no round was timed."""
     timed = [track for track in tracks if track.meter.stats.predicted_ms and not track.meter.stats.beams]
     if not timed:
         raise UserError("no round of the last answer was timed")
@@ -132,9 +132,9 @@ def _times(name: str, stats: Stats, look: Look) -> Bars:
 
 
 def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
-    """The expected speed-up of the last drafting lane for gamma 0 … 16, from what this run's answers measured.
+    """Return the expected speed-up of the last drafting lane for gamma 0 … 16, from what this run's answers measured.
 
-    UserError where the last answer has no lane that drafts as far as gamma says.
+    UserError if gamma changes nothing in any lane of the last answer.
     """
     lanes = [(track, track.running) for track in answers[-1] if track.running and track.running.takes_gamma]
     if not lanes:
@@ -167,7 +167,7 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
 
 
 def _learned(lane: Lane, answers: Sequence[Sequence[Track]]) -> Controller:
-    """What `gamma auto` would know, had it seen the rounds of this lane's drafter and the plain ones beside them."""
+    """Return a controller that has observed the rounds of this lane's drafter, and those of plain decoding."""
     controller = Controller()
     for track in chain.from_iterable(answers):
         other = track.running
@@ -182,14 +182,14 @@ def _learned(lane: Lane, answers: Sequence[Sequence[Track]]) -> Controller:
         for number, step in enumerate(track.steps):
             if number:  # the opening round reads the prompt
                 controller.budget([step.row])
-                # a limit is no choice of the drafter
+                # drafts that the answer's limit cut short are not ones that the drafter ended
                 controller.observe([replace(step, gamma=min(step.gamma, left - 1))])
             left -= len(step.emitted)
     return controller
 
 
 def _remarks(track: Track, controller: Controller, last: Sequence[Track], look: Look) -> list[str]:
-    """The figures that the bars are made of, and the measured speed-up."""
+    """Return the figures that the bars are made from, and the measured speed-up."""
     costs, reach = controller.costs, controller.costs.reach
     alphas = " ".join(f"{alpha:.2f}" for alpha in controller.acceptance.alphas[:4])
     v = "".join(f", v({n}) {costs.v(n)[-1]:.2f}" for n in (2, 4, 8, 16) if n <= reach)
@@ -207,7 +207,7 @@ def _remarks(track: Track, controller: Controller, last: Sequence[Track], look: 
 
 
 def _measured(track: Track, plain: Stats) -> list[str]:
-    """The speed-up of the last answer."""
+    """Return a line with the speed-up of the last answer; none if it is unknown."""
     own = track.meter.stats
     factor, tokens = speedup(plain, own), own.tokens_per_pass
     if not factor or not tokens:
@@ -221,21 +221,21 @@ def _measured(track: Track, plain: Stats) -> list[str]:
 
 PROBABILITY, ENTROPY = "p", "entropy"
 LIMITS = {PROBABILITY: (0.9, 0.5, 0.2, 0.05), ENTROPY: (0.5, 1.0, 2.0, 4.0)}
-"""From level to level: the least probability, the largest entropy in bits."""
+"""The bounds between the tints of HEAT: the least probability, or the largest entropy in bits, of each but the last."""
 
 
 def probability(token: SaidToken) -> float | None:
-    """The target's probability of the token; None where it was not recorded."""
+    """Return the target's probability of the token; None if it was not recorded."""
     return next((choice.p for choice in token.choices if choice.token == token.token), None)
 
 
 def perplexity(probabilities: Sequence[float]) -> float:
-    """exp of the mean of −ln p; ∞ where one is 0."""
+    """Return exp of the mean of −ln p; ∞ if a probability is 0."""
     return math.inf if min(probabilities) <= 0 else math.exp(-sum(map(math.log, probabilities)) / len(probabilities))
 
 
 class Heat(Drawn):
-    """The answer, its perplexity and what the tints mean. UserError if nothing was recorded of any token."""
+    """The answer, tinted, with its perplexity and a legend of the tints. UserError if no probability was recorded."""
 
     def __init__(self, tokens: Sequence[SaidToken], by: str, look: Look) -> None:
         self.tokens, self.by, self.look = tokens, by, look

@@ -1,8 +1,8 @@
-"""Screen rows: what everything drawn is made of, from text made harmless to chunks that wrap only between each other.
+"""Screen rows, from which every renderable is made: control characters in text become visible, and text is wrapped.
 
-Text becomes lines, wrapped by rich: by display width, at a space (which goes) or, if a word is longer than the line,
-inside it. Indentation and line breaks stay. A piece is (text, role); a row is a list of rich segments without a line
-end, never wider than the look. Knows no models, no figures and no events.
+Text becomes lines, wrapped by rich: by display width, at a space (which is dropped) or, if a word is longer than the
+line, inside it. Indentation and line breaks stay. A piece is (text, role). A chunk is some pieces that stay on one row.
+A row is a list of rich segments without a line end, never wider than the look. Knows no models, figures or events.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,14 +23,13 @@ Piece = tuple[str, str]  # text and role, a key of the styles in app/screen/pale
 Line = tuple[Piece, ...]
 
 _CONSOLE = Console()  # rich's wrapping asks for one, which it does not use
-_JOINER = "\u200d"  # of emoji: terminals disagree on the width of what it joins
+_JOINER = "\u200d"  # joins emoji into one, on whose width terminals disagree
 
 Row = list[Segment]
 
 
 def wrap(pieces: Sequence[Piece], width: int, ascii_only: bool = False) -> list[Line]:
-    """Return screen lines of at most `width` (≥ 2) columns, at least one. Finished lines are remembered between
-    calls."""
+    """Return one or more screen lines of at most `width` (≥ 2) columns. Lines that a line break ended are cached."""
     shown = [(visible(part, ascii_only).replace(_JOINER, ""), role) for part, role in pieces]
     *finished, last = Text.assemble(*shown).split("\n", allow_blank=True)
     wrapped = [part for line in finished for part in _wrapped_once(_line_of(line), width)]
@@ -38,7 +37,7 @@ def wrap(pieces: Sequence[Piece], width: int, ascii_only: bool = False) -> list[
 
 
 def _wrapped(line: Line, width: int) -> list[Line]:
-    """Return the screen lines of a line; the spaces at which it is broken go."""
+    """Return the screen lines of a line, without the spaces at which it is broken."""
     lines = Text.assemble(*line).wrap(_CONSOLE, width, tab_size=4)
     for part in lines[:-1]:
         part.rstrip()
@@ -53,18 +52,18 @@ _wrapped_once = lru_cache(maxsize=2048)(_wrapped)
 
 
 def width_of(line: Iterable[Piece]) -> int:
-    """Columns of a line."""
+    """Return the columns that a line takes."""
     return sum(cell_len(text) for text, _ in line)
 
 
 def one_line(text: str, look: Look) -> str:
-    """A token's text made harmless, with a symbol for each line break."""
+    """Return a token's text with control characters made visible and a symbol for each line break."""
     text = visible(text, look.ascii).replace("\n", look.glyph("newline")).replace("\t", " ")
     return "<end>" if text == NO_TEXT and look.ascii else text
 
 
 def quoted(text: str, look: Look, columns: int) -> str:
-    """A token's text in quotes on one line of at most `columns` columns, spaces kept."""
+    """Return a token's text in quotes on one line of at most `columns` columns, spaces kept."""
     return f'"{fit(one_line(text, look), min(columns - 2, max(2, look.width - 8)), look)}"'
 
 
@@ -84,7 +83,7 @@ class Drawn:
 
 
 class Chunk(NamedTuple):
-    """Some pieces that stay on one row, and what parts them from the chunk before on the same row."""
+    """Some pieces that stay on one row; `before`: the text between them and an earlier chunk on the same row."""
 
     pieces: tuple[Piece, ...]
     before: str = "  "
@@ -95,17 +94,17 @@ class Chunk(NamedTuple):
 
 
 def chunk(text: str, role: str = "plain", before: str = "  ") -> Chunk:
-    """A chunk of one role."""
+    """Return a chunk of one role."""
     return Chunk(((text, role),), before)
 
 
 def row_of(line: Iterable[Piece], look: Look) -> Row:
-    """One row of pieces in the look's styles, made harmless."""
+    """Return one row of pieces in the look's styles, with control characters made visible."""
     return [Segment(visible(text, look.ascii), look.style(role)) for text, role in line if text]
 
 
 def flow(chunks: Sequence[Chunk], look: Look, indent: int = 0) -> list[Row]:
-    """Rows of chunks: a row ends where the next chunk does not fit; further rows are indented.
+    """Return chunks in rows: a row ends where the next chunk does not fit; further rows are indented.
 
     A chunk wider than the screen is broken at its own spaces, so no figure is ever cut off.
     """
@@ -122,7 +121,7 @@ def flow(chunks: Sequence[Chunk], look: Look, indent: int = 0) -> list[Row]:
 
 
 def beside(left: Sequence[Row], right: Sequence[Row], width: int) -> list[Row]:
-    """Two columns of rows, the right ones beginning at column `width`."""
+    """Return two columns of rows side by side, the right ones beginning at column `width`."""
     return [
         [*row, Segment(" " * (width - Segment.get_line_length(row))), *other]
         for row, other in zip_longest(left, right, fillvalue=Row())
@@ -130,7 +129,7 @@ def beside(left: Sequence[Row], right: Sequence[Row], width: int) -> list[Row]:
 
 
 def fit(text: str, width: int, look: Look) -> str:
-    """`text` on at most `width` columns, an ellipsis at its end where it was cut."""
+    """Return `text` cut to at most `width` columns, with an ellipsis at its end if it was cut."""
     if cell_len(text) <= width:
         return text
     mark = look.glyph("ellipsis")
@@ -138,9 +137,9 @@ def fit(text: str, width: int, look: Look) -> str:
 
 
 def split_height(needs: Sequence[int], height: int) -> list[int]:
-    """Split `height` rows: at most `needs` for each, and what one does not need goes to the others.
+    """Return how `height` rows are split: each part gets at most its `needs`, and the others share the rest.
 
-    If there is not one row each, the last ones get it.
+    If there are fewer rows than parts, the last parts get one each.
     """
     heights = [0] * len(needs)
     for index in reversed(range(len(needs))):
@@ -155,7 +154,7 @@ def split_height(needs: Sequence[int], height: int) -> list[int]:
 
 
 class Lines(Drawn):
-    """Rows that were drawn already."""
+    """A renderable of finished rows."""
 
     def __init__(self, rows: list[Row], look: Look) -> None:
         self._rows, self.look = rows, look
@@ -165,17 +164,17 @@ class Lines(Drawn):
 
 
 def plural(count: int, word: str, ending: str = "s") -> str:
-    """A count with its noun: "1 token", "2 tokens"."""
+    """Return a count with its noun: "1 token", "2 tokens"."""
     return f"{count:,} {word}{ending * (count != 1)}"
 
 
 def share(value: float) -> str:
-    """A figure between 0 and 1 with two digits: .85, 1.00."""
+    """Return a figure between 0 and 1 with two digits: .85, 1.00."""
     return f"{value:.2f}".removeprefix("0")
 
 
 def precise(value: float, more: int = 0) -> str:
-    """A figure between 0 and 1, a small one too: .12, .083, .0004, 4e-5; with `more` digits."""
+    """Return a figure between 0 and 1 with one or two significant digits and `more`: .12, .083, .0004, 4e-5."""
     digits = next((n for n, least in ((2, 0.1), (3, 0.01), (4, 1e-4)) if value >= least), 0)
     small = f"{value:.{more}e}".replace("e-0", "e-")
     return small if value > 1e-12 and not digits else f"{value:.{(digits or 2) + more}f}".removeprefix("0")

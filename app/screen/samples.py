@@ -1,7 +1,7 @@
-"""Several answers to one prompt as a tree: beginnings that they share stand once, with number and probability; and a
-viewer's content that walks over it.
+"""Several answers to one prompt as a tree: a beginning that answers share is one branch, with their number and its
+probability; and a viewer's content that walks over the tree.
 
-Knows no models: an answer is its tokens with their probabilities. A branch that is taken is only handed back.
+Knows no models: an answer is its tokens with their probabilities. The branch that the user takes is only returned.
 """
 
 import math
@@ -15,14 +15,14 @@ from app.screen.rows import Row, chunk, fit, flow, one_line, row_of, wrap
 from app.screen.terminal import Action
 
 UNKNOWN = "without probabilities: the server gives no log-probabilities of its tokens"
-BranchPlace = tuple[int, ...]  # of a branch: its number among its siblings, after those above it
+BranchPlace = tuple[int, ...]  # a branch's path from the top: at each level the index among the siblings
 
 
 class Branch(BaseModel, frozen=True):
-    """A stretch of text that `count` answers share, the first of which is number `row`, after the branches above.
+    """A stretch of text that `count` answers share after the branches above; `row`: the index of the first of them.
 
-    `p` is the probability of all tokens up to its end in the distributions that they were drawn from, of a server's
-    answers as it gives that; None if it is not known.
+    `p`: the probability of all tokens up to its end in the distributions that they were drawn from, or as a server
+    reports it; None if it is not known.
     """
 
     text: str
@@ -41,8 +41,8 @@ def tree_of(
     start: int = 0,
     p: float | None = 1.0,
 ) -> tuple[Branch, ...]:
-    """Return the tree of these answers, the branch of most answers first: of those in `rows`, from token `start` on,
-    before which the probability is `p`."""
+    """Return the tree of the answers in `rows` (None: all) from token `start` on, the branch of most answers first.
+    `p`: the probability of the tokens before `start`."""
     longer = [row for row in (range(len(answers)) if rows is None else rows) if start < len(answers[row])]
     branches = []
     for token in dict.fromkeys(answers[row][start].token for row in longer):
@@ -66,7 +66,7 @@ def tree_of(
 
 
 class SampleTree:
-    """A viewer's content: the tree with a cursor on one branch; Enter gives back the number of its first answer."""
+    """A viewer's content: the tree with a cursor on one branch; Enter returns the index of its first answer."""
 
     help = "up/down branch  right open  left close  Enter takes it as the answer  q leave"
 
@@ -77,30 +77,30 @@ class SampleTree:
     def shown(
         self, branches: Sequence[Branch] | None = None, above: BranchPlace = ()
     ) -> Iterator[tuple[BranchPlace, Branch]]:
-        """The branches that are not below a closed one, with their places."""
+        """Yield the branches that are not below a closed one, with their paths."""
         for index, branch in enumerate(self.top if branches is None else branches):
-            place = (*above, index)
-            yield place, branch
-            if place not in self.closed:
-                yield from self.shown(branch.children, place)
+            path = (*above, index)
+            yield path, branch
+            if path not in self.closed:
+                yield from self.shown(branch.children, path)
 
     def rows(self, look: Look) -> list[Row]:
-        """A row for each branch, and below them the text of the one under the cursor."""
+        """Return a row for each branch, and below them the text up to the end of the branch under the cursor."""
         every = list(self.shown())
-        rows = [self._row(at, place, branch, look) for at, (place, branch) in enumerate(every)]
+        rows = [self._row(at, path, branch, look) for at, (path, branch) in enumerate(every)]
         if look.height is None:
             return rows + flow([chunk(UNKNOWN, "faint")] * any(branch.p is None for branch in self.top), look)
-        place = every[self.at][0]
-        said = "".join(branch.text for where, branch in every if where == place[: len(where)])
+        cursor = every[self.at][0]
+        said = "".join(branch.text for path, branch in every if path == cursor[: len(path)])
         text = [row_of(line, look) for line in wrap([(said, "question")], look.width, look.ascii)]
         room = max(1, look.height - min(len(text), look.height // 3) - 1)
         first = max(0, min(self.at - room // 2, len(rows) - room))
         return [*rows[first : first + room], [], *text[-(look.height // 3) :]][: look.height]
 
-    def _row(self, at: int, place: BranchPlace, branch: Branch, look: Look) -> Row:
+    def _row(self, at: int, path: BranchPlace, branch: Branch, look: Look) -> Row:
         cursor = look.height is not None and at == self.at
-        start = f"{look.glyph('prompt') if cursor else ' '}{'+' if place in self.closed else ' '}"
-        head = f"{start}{'  ' * (len(place) - 1)}{branch.count}/{self.total} {probability(branch.p)} "
+        start = f"{look.glyph('prompt') if cursor else ' '}{'+' if path in self.closed else ' '}"
+        head = f"{start}{'  ' * (len(path) - 1)}{branch.count}/{self.total} {probability(branch.p)} "
         text = fit(one_line(branch.text, look), look.width - len(head), look)
         return row_of([(head, "strong" if cursor else "faint"), (text, "plain")], look)
 
@@ -110,8 +110,8 @@ class SampleTree:
 
     def fold(self, closed: bool) -> None:
         """Close the branch, or open it."""
-        place, branch = list(self.shown())[self.at]
-        (self.closed.add if closed and branch.children else self.closed.discard)(place)
+        path, branch = list(self.shown())[self.at]
+        (self.closed.add if closed and branch.children else self.closed.discard)(path)
 
     @property
     def keys(self) -> dict[str, Action]:
@@ -125,7 +125,7 @@ class SampleTree:
 
 
 def probability(p: float | None) -> str:
-    """A probability in two digits, however small; "-" if it is not known."""
+    """Return a probability as .12, or as 4e-05 if it is small; "-" if it is not known."""
     if p is None:
         return "-"
     return f"{p:.2f}".removeprefix("0") if p >= 0.005 else f"{p:.0e}"

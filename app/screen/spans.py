@@ -1,8 +1,8 @@
-"""Events and a tokenizer's `decode` → coloured text: which words were drafted, refused or the target's own; and a
-finished answer as it is printed: as the Markdown it may be, drawn by rich, and a model's thinking in it.
+"""Turns a lane's events into spans of text (accepted drafts, rejected drafts, the target's own tokens), and draws a
+finished answer: its Markdown by rich, and the model's thinking as the settings show it.
 
-Text comes by difference of decoded prefixes (utils/growing_text.py). The thinking stands between the template's marks:
-`show` has it dim, `fold` puts a line in its place, `hide` leaves it out. Ids and text of the answer stay as they are,
+A token's text is the difference of decoded prefixes (utils/growing_text.py). The thinking stands between the template's
+marks: `show` draws it dim, `fold` replaces it by a line, `hide` leaves it out. The answer's ids and text stay the same,
 and line breaks stay where the model put them. Knows no models, no torch and no screen.
 """
 
@@ -28,7 +28,8 @@ SpanKind = Literal["accepted", "rejected", "discarded", "target", "bonus", "forc
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of text of one kind; `source` says which of the drafter's `names` proposed it; `dim`: it is thinking."""
+    """A run of text of one kind. `source`: the index of the drafter's source that proposed it; `dim`: it is
+    thinking."""
 
     text: str
     kind: SpanKind
@@ -42,17 +43,17 @@ class Span:
 
 
 def committed_text(spans: Iterable[Span]) -> str:
-    """The answer that the spans make, without rejected and discarded drafts."""
+    """Return the answer's text: that of the spans without rejected and discarded drafts."""
     return "".join(span.text for span in spans if span.committed)
 
 
 class Spanner:
     """Turns a lane's events into spans.
 
-    `decode` is the tokenizer's (special tokens skipped, no clean-up of spaces). With `drafting` the
-    target's own tokens are "target", or "bonus" after drafts that were all accepted; without they are "plain".
-    `context` holds ids that came before and are on the screen already (an answer that is continued). The committed
-    spans of a finished row, joined, are exactly `decode(ids)` (with a context: what it adds to the context's text).
+    `decode` is the tokenizer's (special tokens skipped, no clean-up of spaces). With `drafting` the target's own tokens
+    are "target", or "bonus" after drafts that were all accepted; without it they are "plain". `context`: ids with which
+    a continued answer begins, on the screen already. The committed spans of a finished row, joined, are exactly
+    `decode(ids)` (with a context: the text that the ids add to the context's).
     """
 
     def __init__(self, decode: Decode, drafting: bool, *, context: Sequence[int] = ()) -> None:
@@ -61,7 +62,7 @@ class Spanner:
         self._own: SpanKind = "target" if drafting else "plain"
         self._context = list(context)
         self._window = Window(decode, context)
-        self.spans: list[Span] = []  # so far; characters that are not complete yet are waiting
+        self.spans: list[Span] = []  # so far, without characters whose tokens are not complete
         self._last: SpanKind = self._own
 
     def feed(self, event: Event) -> None:
@@ -80,11 +81,11 @@ class Spanner:
             self._commit(step.token, "bonus" if bonus else self._own)
 
     def _refuse(self, step: Step) -> None:
-        """Add the refused draft and those discarded after it; of a tree the best branch stands for all."""
+        """Add the rejected draft and those discarded after it; of a tree only its best branch."""
         branch = step.branch or (() if step.is_tree else step.discarded)
         texts = self._window.ahead(step.drafted[node] for node in branch)
-        for place, (node, text) in enumerate(zip(branch, texts, strict=True)):
-            kind: SpanKind = "rejected" if place == 0 and step.rejected else "discarded"
+        for index, (node, text) in enumerate(zip(branch, texts, strict=True)):
+            kind: SpanKind = "rejected" if index == 0 and step.rejected else "discarded"
             self._add(text, kind, _source(step, node))
 
     def _commit(self, token: int, kind: SpanKind, source: int = 0) -> None:
@@ -100,8 +101,8 @@ class Spanner:
         self.spans.append(Span(text, kind, source))
 
     def _settle(self) -> None:
-        """Once, at the end: add what was waiting. Where a tokenizer reads the whole otherwise than its
-        parts, the whole holds.
+        """At the end of the row, make the committed spans equal to the decoded ids: add incomplete characters, and take
+        the text of all ids where the tokenizer decodes parts of them differently.
         """
         whole = self._decode([*self._context, *self.ids])
         if self._context:
@@ -123,9 +124,9 @@ class Spanner:
 
 
 class BeamReader:
-    """Turns the events of a beam search into the best beam's text; takes the place of :class:`Spanner`.
+    """Turns the events of a beam search into the best beam's text; replaces :class:`Spanner` there.
 
-    Text is joined when it is needed, not at every step: the beam that leads changes as they grow.
+    The text is decoded when it is read, not at every step, since the best beam changes.
     """
 
     def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
@@ -142,7 +143,7 @@ class BeamReader:
 
     @property
     def spans(self) -> list[Span]:
-        """The best beam's text: what it adds to a continued answer."""
+        """The best beam's text, without that of the context."""
         if not (best := self._tree.best).tokens:
             return []
         text = self._decode([*self._context, *best.tokens])[len(self._before) :]
@@ -150,10 +151,10 @@ class BeamReader:
         return [Span(text, "plain")] if text else []
 
 
-def common(one: str, other: str) -> int:
+def common(text: str, other: str) -> int:
     """Return the length of the longest common prefix."""
-    parting = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(parting, min(len(one), len(other)))
+    parting = (index for index, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
+    return next(parting, min(len(text), len(other)))
 
 
 def _source(step: Step, node: int) -> int:
@@ -165,7 +166,8 @@ _PLAIN = {"paragraph_open", "paragraph_close", "inline", "text", "softbreak", "h
 
 
 class Thought(NamedTuple):
-    """A stretch of a text, its marks included; `closed`: its end was written; `words` without the marks."""
+    """A stretch of thinking in a text, its marks included. `closed`: it has the closing mark; `words`: their number,
+    without the marks."""
 
     start: int
     end: int
@@ -174,13 +176,13 @@ class Thought(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The line in its place."""
+        """The line that `fold` shows instead."""
         count = plural(self.words, "word")
         return f"[thought, {count}: /thinking show]" if self.closed else f"[thinking, {count} so far]"
 
 
 def thoughts(text: str, marks: Thinking, mode: str, before: str = "") -> list[Thought]:
-    """The thinking in `text`, which follows `before` in the answer; in `hide` the line breaks after it belong to it."""
+    """Return the thinking in `text`, which follows `before` in the answer; for `hide` with the line breaks after it."""
     said = (marks.open if marks.begun else "") + before
     inside, result, at = said.rfind(marks.open) > said.rfind(marks.close), list[Thought](), 0
     while inside or marks.open in text[at:]:
@@ -195,7 +197,7 @@ def thoughts(text: str, marks: Thinking, mode: str, before: str = "") -> list[Th
 
 
 def span_parts(spans: Sequence[Span], stretches: Sequence[Thought], mode: str) -> tuple[Span, ...]:
-    """The spans of a text as `mode` shows them."""
+    """Return the spans of a text with its thinking (`stretches`) as `mode` shows it."""
     parts, folded = list[Span](), set[Thought]()
     for span, at in _cut(spans, [bound for thought in stretches for bound in (thought.start, thought.end)]):
         around = (each for each in stretches if each.start <= at < each.end or (at == each.end and not each.closed))
@@ -210,7 +212,7 @@ def span_parts(spans: Sequence[Span], stretches: Sequence[Thought], mode: str) -
 
 
 def differing(spans: Sequence[Span], other: str) -> tuple[Span, ...]:
-    """The spans of a text; the words that `other` does not have there are of the kind "differs"."""
+    """Return the spans of a text, in which words that differ from `other` have the kind "differs"."""
     words, others = (re.findall(r"\s*\S+|\s+", each) for each in (committed_text(spans), other))
     ends = [0, *accumulate(map(len, words))]
     changes = SequenceMatcher(None, others, words, autojunk=False).get_opcodes()
@@ -222,7 +224,7 @@ def differing(spans: Sequence[Span], other: str) -> tuple[Span, ...]:
 
 
 def _cut(spans: Sequence[Span], bounds: Sequence[int]) -> Iterator[tuple[Span, int]]:
-    """The spans cut at these characters of their committed text, and where each begins in it."""
+    """Yield the spans, cut at these characters of their committed text, and where each begins in it."""
     at = 0
     for span in spans:
         length = len(span.text) if span.committed else 0
@@ -233,12 +235,12 @@ def _cut(spans: Sequence[Span], bounds: Sequence[int]) -> Iterator[tuple[Span, i
 
 
 def rendered(text: str) -> RenderableType | None:
-    """The text drawn as Markdown; None where it has none."""
+    """Return the text drawn as Markdown; None if it has no Markdown."""
     from markdown_it import MarkdownIt
     from rich.markdown import Markdown  # slow to import, and most answers come without
 
     drawn = Markdown(visible(text), code_theme="ansi_dark", hyperlinks=False)
-    # As rich parses it, but what looks like HTML is text, which rich would leave out.
+    # Parsed as rich does, except that HTML is kept as text; rich would leave it out.
     drawn.parsed = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).parse(drawn.markup)
     tokens = [token for block in drawn.parsed for token in (block, *(block.children or ()))]
     if {token.type for token in tokens} <= _PLAIN:
@@ -250,15 +252,15 @@ def rendered(text: str) -> RenderableType | None:
 
 
 def answer_text(text: str, settings: Settings, *, live: bool, marks: Thinking | None = None) -> RenderableType:
-    """The answer as it is printed: on a terminal drawn as Markdown if it has any, else as it is; the thinking between
-    `marks` dim, in a line or left out."""
-    if marks is not None and (found := thoughts(text, marks, settings.thinking)):
+    """Return the answer as it is printed: on a terminal drawn as Markdown if it has any, else as it is. The thinking
+    between `marks` is dim, folded to a line, or left out."""
+    if marks is not None and (stretches := thoughts(text, marks, settings.thinking)):
         return Group(
             *(
                 Text(visible(part.text), style="dim")
                 if part.dim
                 else answer_text(part.text.strip("\n"), settings, live=live)
-                for part in span_parts([Span(text, "plain")], found, settings.thinking)
+                for part in span_parts([Span(text, "plain")], stretches, settings.thinking)
                 if part.text.strip()
             )
         )

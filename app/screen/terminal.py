@@ -1,7 +1,7 @@
-"""The terminal while the program works: keys typed early stay unseen and unspoilt, Ctrl-C becomes a flag, frames are
-redrawn in place; and content to look into with keys, drawn again after each of them, until a key ends it.
+"""The terminal while the program works: typed keys are not echoed and wait for the next reader, Ctrl-C sets a flag, and
+frames are redrawn in place. And a viewer: content that keys walk through, redrawn after each key, until one ends it.
 
-Knows no models and no prompt; the content draws itself and knows its keys.
+Knows no models and no prompt; the content draws itself and names its keys.
 """
 
 import math
@@ -46,14 +46,14 @@ except ImportError:  # no POSIX terminal
 
 SECOND_WITHIN = 2.0  # seconds in which a second Ctrl-C leaves the program
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b]*\x1b\\")
-_MARKED, _UNMARKED = "\x1b[?2004h", "\x1b[?2004l"  # pastes, between ESC[200~ and ESC[201~
+_MARKED, _UNMARKED = "\x1b[?2004h", "\x1b[?2004l"  # whether pastes come between ESC[200~ and ESC[201~
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # one update, shown at once where the terminal knows how
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # around one update: a terminal that knows them shows it as a whole
 
 
 @contextmanager
 def _keys(echo: bool) -> Iterator[None]:
-    """Set how the terminal of standard input takes keys, and set it back afterwards."""
+    """Turn echo and line editing on or off for the terminal of standard input, and restore both afterwards."""
     try:
         if termios is None or not sys.stdin.isatty():
             raise OSError
@@ -75,7 +75,7 @@ def _keys(echo: bool) -> Iterator[None]:
 
 
 def mark_pastes(on: bool) -> None:
-    """Have the terminal mark pastes: several lines then stay together until they are read."""
+    """Have the terminal mark pastes, or not: the reader can then keep the lines of a paste together."""
     if sys.stdout is not None and sys.stdout.isatty():
         with suppress(OSError):
             sys.stdout.write(_MARKED if on else _UNMARKED)
@@ -83,14 +83,14 @@ def mark_pastes(on: bool) -> None:
 
 
 def quiet_keys() -> AbstractContextManager[None]:
-    """Keys typed meanwhile are not echoed; they wait, as typed, for whoever reads next."""
+    """Return a context in which typed keys are not echoed; they wait, as typed, for the next reader."""
     return _keys(echo=False)
 
 
 def await_enter(stop: Callable[[], bool]) -> bool:
-    """Wait for Enter, inside :func:`quiet_keys`; False after Ctrl-C or Ctrl-D. True at once where there is no keyboard.
+    """Wait for Enter, inside :func:`quiet_keys`; False after Ctrl-C or Ctrl-D. True at once if there is no keyboard.
 
-    What was typed before does not count.
+    Keys typed before the call do not count.
     """
     typed = await_key(stop)
     while typed and not {*typed} & {*b"\r\n"}:
@@ -99,8 +99,8 @@ def await_enter(stop: Callable[[], bool]) -> bool:
 
 
 def await_key(stop: Callable[[], bool], seconds: float = math.inf, *, forget: bool = True) -> bytes:
-    """Return the keys typed next, inside :func:`quiet_keys`; nothing after Ctrl-C, Ctrl-D or these seconds. Enter
-    at once where there is no keyboard. `forget`: what was typed before does not count.
+    """Return the keys typed next, inside :func:`quiet_keys`; b"" after Ctrl-C, Ctrl-D or these seconds. Without a
+    keyboard return Enter at once. `forget`: keys typed before the call do not count.
     """
     if termios is None or sys.stdin is None or not sys.stdin.isatty():
         return b"" if stop() else b"\n"
@@ -116,9 +116,9 @@ def await_key(stop: Callable[[], bool], seconds: float = math.inf, *, forget: bo
 
 
 class Interrupts:
-    """A context in which Ctrl-C sets `stopped`; a second one within 2 s leaves with 130.
+    """A context in which Ctrl-C sets `stopped`; a second Ctrl-C within 2 s ends the program with exit code 130.
 
-    No further one disturbs the leaving. Outside the main thread Ctrl-C keeps its meaning.
+    Once the context has ended that way, further ones are ignored. Outside the main thread Ctrl-C keeps its meaning.
     """
 
     def __init__(self) -> None:
@@ -150,8 +150,8 @@ class Interrupts:
 class InPlace:
     """Lines at the bottom of the screen that are redrawn in place, only where they changed.
 
-    A context: the cursor is hidden inside and always comes back. Never higher than the screen;
-    after a resize it starts over below what the terminal made of the old lines.
+    A context: the cursor is hidden inside and is always shown again. Never higher than the screen. After a change of
+    width the old lines, which the terminal may have wrapped, are erased and all lines drawn again.
     """
 
     def __init__(self, console: Console) -> None:
@@ -185,7 +185,7 @@ class InPlace:
         elif self._lines:
             out.append(f"\x1b[{len(self._lines)}A\r")
         for before, line in zip_longest(self._lines[: len(lines)], lines):
-            # After a full line the cursor hangs on the last column: erasing there would take a character.
+            # After a full line the cursor is still on the last column: erasing there would remove a character.
             filled = line if _cells(line) >= width else f"{line}\x1b[K"
             out.append("\n" if line == before else f"{filled}\n")
         out += ["\x1b[J" if len(lines) < len(self._lines) else "", _END]
@@ -193,13 +193,13 @@ class InPlace:
         self._write("".join(out))
 
     def _erase(self, width: int) -> str:
-        """Go to where the frame began and erase it; on `width` columns its lines may have wrapped."""
+        """Return the codes that erase the frame from its first row on; `width` tells how its lines may have wrapped."""
         rows = sum(max(1, -(-_cells(line) // max(1, width))) for line in self._lines)
         # The first line by itself: some terminals keep a screen in the scrollback that is erased from its very top.
         return f"\x1b[{rows}A\r\x1b[2K\n\x1b[J\x1b[A" if rows else ""
 
     def clear(self) -> None:
-        """Take the frame off the screen."""
+        """Erase the frame."""
         self._write(self._erase(self.console.size.width))
         self._lines, self._width = [], self.console.size.width
 
@@ -209,9 +209,9 @@ def _cells(line: str) -> int:
 
 
 class Screen(Console):
-    """A console that leaves a closed pipe to its caller (rich would end the program with 1) and heeds COLUMNS and LINES
-    only where they are sizes. It takes text as it is: neither markup nor emoji names, no numbers in colour. No text
-    that is printed here is obeyed by the terminal.
+    """A console that raises BrokenPipeError for a closed pipe (rich would end the program with 1) and uses COLUMNS and
+    LINES only if they are sizes. It prints text literally: no markup, no emoji names, no coloured numbers, and control
+    characters made visible, so that the terminal obeys none.
     """
 
     def __init__(self, **how: Any) -> None:
@@ -243,13 +243,13 @@ class Screen(Console):
 
 
 def size_in(environ: Mapping[str, str], name: str = "COLUMNS") -> int | None:
-    """The columns (or LINES) of the screen as the environment tells them; None where it does not."""
+    """Return the columns of the screen (or its LINES) by the environment; None if it names no size."""
     text = environ.get(name, "")
     return int(text) or None if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
 def make_console(settings: Settings, **where: Any) -> Console:
-    """Return the screen, or another file and width; --color outranks NO_COLOR and FORCE_COLOR, which rich reads."""
+    """Return a console on the screen or another file; --color outranks NO_COLOR and FORCE_COLOR, which rich reads."""
     return Screen(
         color_system={"always": "256", "never": None}.get(settings.color, "auto"),
         no_color={"always": False, "never": True}.get(settings.color),
@@ -258,10 +258,10 @@ def make_console(settings: Settings, **where: Any) -> Console:
 
 
 def page(console: Console, content: RenderableType) -> bool:
-    """Show content higher than the screen through the user's pager; False, and nothing shown, where it is not or there
-    is none.
+    """Show content higher than the screen in the user's pager. Return False, with nothing shown, if it fits or there is
+    no pager.
 
-    `less` ends by itself where all fits, keeps colours, and leaves the text on the screen.
+    `less` ends by itself if all fits, keeps colours, and leaves the text on the screen.
     """
     with console.capture() as capture:
         console.print(content)
@@ -269,21 +269,21 @@ def page(console: Console, content: RenderableType) -> bool:
     pager = shlex.split(os.environ.get("PAGER") or "less")
     if text.count("\n") <= console.size.height - BELOW or not pager or shutil.which(pager[0]) is None:
         return False
-    with _keys(echo=True):  # the usual ones, for the other program
+    with _keys(echo=True):  # the pager starts with the terminal's usual modes
         subprocess.run(pager, input=text.encode(), env={"LESS": "RFX", **os.environ}, check=False)
     return True
 
 
 def is_live(console: Console) -> bool:
-    """Whether there is a terminal that can be drawn on."""
+    """Return whether there is a terminal that can be drawn on."""
     return sys.stdout.isatty() and not console.is_dumb_terminal
 
 
-Action = Callable[[], Any]  # None: go on; anything else ends the viewer, which gives it back
+Action = Callable[[], Any]  # a key's action; if it returns anything but None, the viewer ends and returns that
 
 
 class Content(Protocol):
-    """`keys`: prompt_toolkit's name of a key → what it does. `help`: the keys in words, shown below the rows."""
+    """A viewer's content. `keys`: actions by prompt_toolkit's names of keys. `help`: the keys in words, shown below."""
 
     help: str
 
@@ -293,15 +293,15 @@ class Content(Protocol):
 
 
 def drawn(content: Content, look: Look) -> list[Row]:
-    """The rows and the words for its keys, within the look's height."""
+    """Return the content's rows and the words for its keys, within the look's height."""
     below = flow([chunk(content.help, "faint")], look)
     return [*content.rows(look.sized(height=look.height and max(1, look.height - len(below)))), *below]
 
 
 def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
-    """Show the content until a key ends it; what that key gave, None for q, Escape and Ctrl-C.
+    """Show the content until a key ends it; return the result of that key's action, None after q, Escape and Ctrl-C.
 
-    `more` are the arguments of prompt_toolkit's Application that a test gives: input and output.
+    `more`: arguments of prompt_toolkit's Application (tests give input and output).
     """
     from prompt_toolkit import Application
     from prompt_toolkit.formatted_text import ANSI
@@ -343,7 +343,7 @@ def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
 
 
 def painted(content: Drawn) -> str:
-    """The rows as text for a terminal, styles as escape sequences."""
+    """Return the rows as text for a terminal, styles as escape sequences."""
     look, file = content.look, StringIO()
     console = Screen(
         file=file,

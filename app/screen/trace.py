@@ -22,19 +22,19 @@ from utils.errors import UserError
 from utils.growing_text import Decode, Window
 from utils.objects import Json
 
-_MAX_TEXT, _MIN_TEXT = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
+_MAX_TEXT, _MIN_TEXT = 18, 8  # most and fewest columns of a draft's text
 _ASCII_LINES = str.maketrans("├│└─", "||`-")
 DRAFTED, SCORED, ACCEPTED = range(3)  # how far a round has come
 _TIMES = (("draft", "accepted"), ("verify", "target"), ("sample", "question"), ("other", "faint"))  # with their roles
-_INDENT = 2  # columns that every level of reviews is further in
+_INDENT = 2  # columns by which each level of reviews is indented
 REVIEWED = "reviews inside may be lenient: only the target's decides the text"
 
 
 class Drafted(NamedTuple):
-    """One draft of a round. q and p are None where they are not known, as of a draft that was not examined in a round
-    that was not recorded; so are `source`, the `chance` that decided and the number of the `coin`.
+    """One draft of a round. q, p, `source`, the `chance` of acceptance and the number of the `coin` are None if they
+    are not known, such as q and p of a draft that was neither examined nor recorded.
 
-    `branch` are the lines that lead to it: none within a chain, and one for each place above it where siblings part.
+    `branch`: the lines of the tree before its text; "" in a chain.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Drafted(NamedTuple):
     p: float | None
     fate: str  # accepted, rejected or discarded
     branch: str = ""
-    chosen: bool = False  # not drawn, but such as the drafter's likeliest tokens: accepted with chance p
+    chosen: bool = False  # not drawn from q (such as the drafter's likeliest token): accepted with chance p
     chance: float | None = None
     coin: float | None = None
     compared: tuple[float, float] | None = None  # q and p after the settings, as the rule compared them
@@ -60,9 +60,9 @@ class TracedRound:
 
 
 def read(step: Step, window: Window) -> TracedRound:
-    """Return a round with its texts, after the committed tokens of `window`, and commit those that it emitted.
+    """Return a round with its texts, which follow the tokens in `window`, and add its emitted tokens to the window.
 
-    Where a character is split over tokens that are not committed its text is approximate.
+    The text of a character that is split over uncommitted tokens is approximate.
     """
     texts = _texts(step, window)
     draft_p, target_p = (
@@ -120,9 +120,10 @@ def trials_by_node(step: Step) -> dict[int, tuple[float | None, ...]]:
 
 
 def _downwards(step: Step, above: int = -1, margin: str = "") -> Iterator[tuple[int, str]]:
-    """The nodes of a tree below one of them, each followed by those below it, and the lines that lead to them.
+    """Yield the nodes of a tree below the node `above`, each followed by those below it, with the lines before its
+    text.
 
-    Siblings hang on a line, each with a corner; an only child has a corner under its parent's text.
+    Siblings are joined by a line, each with a corner; an only child has a corner under its parent's text.
     """
     children = [node for node, parent in enumerate(step.parents) if parent == above]
     for node in children:
@@ -140,15 +141,15 @@ _UNKNOWN: dict[int, Json] = {
     SCORED: {"fate": "drafted", "coin": None},
     ACCEPTED: {},
 }
-"""What of a draft is not known yet at a phase of its round."""
+"""By the phase of a round: the fields of a draft that are not known yet, and the values shown for them."""
 
 
 class Trace(Drawn):
     """The rounds of an answer.
 
-    `steps` are one row's rounds from its prefill on, `names` the drafter's names for the sources.
-    `exact` says that p and q at temperature 1 are the very distributions that decided (no filter); otherwise the
-    chance is approximate, unless the rounds recorded what was compared.
+    `steps`: one row's rounds from its prefill on. `names`: the names of the drafter's sources. `exact`: the rule
+    compared p and q at temperature 1 (no filter); otherwise the chance is approximate, unless the rounds recorded the
+    probabilities compared.
     """
 
     def __init__(
@@ -165,25 +166,25 @@ class Trace(Drawn):
         self.rule, self.exact = rule, exact
         self._decode = decode
         self._reviewed = any(step.inner for step in self.steps)
-        # A draft's row is its number, text, figures, fate and source, one row where that can be.
+        # A draft's number, text, figures, fate and source take one row, if the screen is wide enough.
         self._has_chance = rule in ("match", "ratio")
-        self._draws = rule in ("match", "coupled")  # no coin decides, but whether the target drew the draft
+        self._draws = rule in ("match", "coupled")  # a draft is accepted if the target drew it: there is no coin
         trials = [trial for step in self.steps for trial in step.trials]
         self._compared = any(trial.p is not None for trial in trials)
         coins = any(trial.number is not None for trial in trials) or (self._draws and self._compared)
         left = look.width - 17 - (2 + max(map(cell_len, names)) if len(names) > 1 else 0)
-        self._room = (27 if self._has_chance else 14) + 11 * coins  # columns of the figures, their words spelled out
+        self._room = (27 if self._has_chance else 14) + 11 * coins  # columns of the figures with their words
         self._spelled = left - self._room >= 12
         if not self._spelled:
             self._room = (18 if self._has_chance else 12) + (6 if self._draws else 5) * coins
         self._text = max(_MIN_TEXT, min(_MAX_TEXT, left - self._room))
 
     def rows(self) -> list[Row]:
-        """All rows; only `look.width` bounds them, a trace is for the scrollback."""
+        """Return all rows, however many: a trace is printed into the scrollback."""
         return [row for part in self.parts() for row in part.rows()]
 
     def parts(self) -> Iterator[Lines]:
-        """Its head, then each round by itself."""
+        """Yield its head, then the rows of each round."""
         if not self.steps:
             yield Lines(flow([chunk("no rounds yet", "faint")], self.look), self.look)
             return
@@ -193,7 +194,7 @@ class Trace(Drawn):
             yield Lines(self._round(number, read(step, window)), self.look)
 
     def picture(self, number: int) -> list[Row]:
-        """Round `number` (the prefill is round 0), with a bar of its times and the rule that it followed."""
+        """Return round `number` (the prefill is round 0), with a bar of its times and the rule."""
         traced = self._traced(number)
         return [*self._round(number, traced), *self._times(traced.step), *self._head()]
 
@@ -202,13 +203,13 @@ class Trace(Drawn):
         return [read(step, window) for step in self.steps[: number + 1]][-1]
 
     def so_far(self, phase: int) -> list[Row]:
-        """The last round, as far as a phase has come."""
+        """Return the last round as it stands after a phase."""
         traced = self._traced(len(self.steps) - 1)
         rows = [row for draft in traced.drafts for row in self._draft(draft._replace(**_UNKNOWN[phase]))]
         return rows + (self._from_target(traced.step, traced.token_text, True) if phase == ACCEPTED else [])
 
     def _times(self, step: Step) -> list[Row]:
-        """One bar, shared out as the round's time was."""
+        """Return a bar that is divided as the round's time was, and the times."""
         taken = [max(0.0, seconds) for seconds in (step.draft_s, step.verify_s, step.sample_s, step.overhead_s)]
         columns, sums = max(8, min(40, self.look.width // 3)), [0.0, *accumulate(taken)]
         ends = [round(columns * part / (sums[-1] or 1.0)) for part in sums]
@@ -222,7 +223,7 @@ class Trace(Drawn):
         return flow([Chunk((("   ", "plain"), *bar)), *parts_of_time, chunk("ms", "faint", " ")], self.look, 3)
 
     def labels(self) -> list[str]:
-        """The rule, and of what the figures are."""
+        """Return in words the rule, which q and p are shown, and the drafter if there is one source."""
         exact = self.exact and not self._reviewed  # a lenient review changes q
         tried = all(step.trials for step in self.steps if step.drafted)
         words = (
@@ -262,7 +263,8 @@ class Trace(Drawn):
         ]
 
     def _review(self, step: Step, level: int) -> list[Row]:
-        """A round within the round: who reviewed whose drafts, and how many passed; then its own reviews."""
+        """Return the rows of a review, a round inside the round: who reviewed whose drafts, and how many passed; then
+        those of the reviews inside it."""
         reviewer, took = step.calls[-1].model if step.calls else "a reviewer", f"{step.seconds * 1000:.1f} ms"
         accepted, drafted = len(step.path), len(step.drafted)
         names = list(dict.fromkeys(self._name(source) for source in step.source)) or ["a drafter"]
@@ -303,7 +305,7 @@ class Trace(Drawn):
         return flow([item for item in chunks if item.width], self.look, 4)
 
     def _role(self, fate: str, source: int | None) -> str:
-        """The style of a draft's text: where several draft, an accepted one's tint says who proposed it."""
+        """Return the style of a draft's text; an accepted draft has its source's tint, if there are several sources."""
         if fate == "drafted":
             return "plain"
         several = fate == "accepted" and len(self.names) > 1
@@ -338,7 +340,7 @@ class Trace(Drawn):
 
 
 class RoundPictures:
-    """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws, moved by keys where
+    """A viewer's content: round `number` (the prefill is round 0) of the trace that `make` draws, which keys scroll if
     it is higher than the screen.
     """
 
@@ -352,7 +354,7 @@ class RoundPictures:
             raise UserError(f"there is no round {number}: the answer has rounds 0 to {self.last}")
 
     def rows(self, look: Look) -> list[Row]:
-        """The picture, as much of it as fits; where rows are left out the last one says how many."""
+        """Return as much of the picture as fits; if rows are left out, the last row says how many."""
         rows, height = self.picture(look), look.height
         if height is None or len(rows) <= height:
             self._top = 0
@@ -364,11 +366,11 @@ class RoundPictures:
         return [*rows[self._top : end], *flow([position], look)[:1]]
 
     def picture(self, look: Look) -> list[Row]:
-        """The whole picture."""
+        """Return the whole picture."""
         return self.make(look.sized()).picture(self.number)
 
     def to(self, number: int) -> None:
-        """Show another round; the first or last one instead of none."""
+        """Show the round of this number, or the nearest one if there is none."""
         self.number, self._top = max(0, min(self.last, number)), 0
 
     def scroll(self, rows: int) -> None:

@@ -1,9 +1,9 @@
-"""The screen of an answer, as pure renderables: heading, panes, figures, comparison, legend; and where it is drawn
-outside the console's own loop.
+"""The screen of an answer, as pure renderables: heading, panes, figures, comparison, legend; and the surface on which
+commands show them.
 
-:class:`Frame` puts them together within `look.height` rows; whatever matters least goes first when there is no room.
-What runs is one line, of a loaded pair or as a file tells of one, and so is the prompt's bottom line, which is drawn
-while torch is still loading. Knows no models, no keyboard and no torch; it draws what it is given.
+:class:`Frame` puts them together within `look.height` rows; if there is no room, the least important part is left out
+first. The heading says in one line which models run, by a loaded pair or a file. The prompt's bottom line is made here
+too; it is drawn while torch is still loading. Knows no models, no keyboard and no torch.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def models_of(engine: PairEngine) -> dict[str, str]:
 
 
 def heading(models: Models, settings: Settings, look: Look, drafted: float | None = None) -> Lines:
-    """The line over everything, what runs: target ← drafter, dtype and device, gamma, T, top-p, seed.
+    """Return the heading: target ← drafter, dtype and device, gamma, T, top-p, seed.
 
-    `drafted` is how many tokens a round `auto` drafts.
+    `drafted`: the mean number of tokens that `gamma auto` drafts a round.
     """
     models = {name: visible(text, look.ascii) for name, text in models.items() if isinstance(text, str)}
     names = [chunk(models.get("target", ""), "strong")]
@@ -81,7 +81,7 @@ def heading(models: Models, settings: Settings, look: Look, drafted: float | Non
 
 
 def filters(settings: Settings) -> list[str]:
-    """The settings beside the temperature that shape the distribution, those that do."""
+    """Return, in words, the settings besides the temperature that change the target's distribution now."""
     texts = {
         f"top-p {settings.top_p:g}": settings.top_p != 1,
         f"top-k {settings.top_k}": settings.top_k,
@@ -98,7 +98,7 @@ def filters(settings: Settings) -> list[str]:
 
 
 def drafter_name(engine: PairEngine) -> str:
-    """How the pair drafts, in a word or two."""
+    """Return the name of the pair's drafter."""
     loaded = engine.loaded
     if loaded.drafter is not None:
         beside = {"match": "matches and ", "tables": "n-gram tables and "}.get(loaded.spec.beside or "", "")
@@ -113,19 +113,19 @@ def drafter_name(engine: PairEngine) -> str:
 
 
 def drafting(models: Models, lanes: Sequence[str]) -> Models:
-    """The names of what runs in these lanes: the pair's drafter, or the lanes' own where it is in none of them."""
+    """Return `models` with the drafters of these lanes: the pair's if `spec` is one of them, else the lanes' own."""
     own = [title_of(LaneRecord(name)) for name in lanes if name != "ar"]
     return {**models, "drafter": ", ".join(own)} if own and "spec" not in lanes else models
 
 
 def dtype_name(model: LoadedModel) -> str:
-    """The number format of a model's weights."""
+    """Return the number format of a model's weights."""
     name = model.dtype_text
     return name if model.quantization == "none" else f"{model.quantization} ({name})"
 
 
 def kernels_of(model: LoadedModel) -> str:
-    """What computes its products, and why the pass, or all of it, runs in torch where that is not compiled."""
+    """Return whether compiled kernels or torch compute the model's products and its pass, and why torch does."""
     from utils.loading.packed_gguf import packed_weights
 
     if (row := instruction_set()) is not None and packed_weights(model.model):
@@ -134,12 +134,12 @@ def kernels_of(model: LoadedModel) -> str:
 
 
 def gamma_text(settings: Settings, drafted: float | None) -> str:
-    """4, or auto(2.3) where `auto` drafts 2.3 tokens a round; auto before the first."""
+    """Return "4", or "auto(2.3)" if `auto` drafts 2.3 tokens a round; "auto" before the first round."""
     return f"auto({drafted:.1f})" if settings.gamma == "auto" and drafted is not None else str(settings.gamma)
 
 
 def toolbar(pair: str, settings: Settings, loading: str, used: int, context: int, drafted: float | None = None) -> str:
-    """Pair, progress of loading, settings and context, what matters most first; `drafted`: tokens a round of `auto`."""
+    """Return the prompt's bottom line, the most important part first; `drafted`: tokens a round of `gamma auto`."""
     parts = [
         f"{pair}: {loading}" if loading else pair,
         f"gamma {gamma_text(settings, drafted)}",
@@ -169,7 +169,7 @@ def _resting(pane: PaneData) -> str:
     )
 
 
-Proposers = tuple[tuple[int, str], ...]  # (source, name) of those whose accepted drafts a tinted lane has
+Proposers = tuple[tuple[int, str], ...]  # (source, name) of the sources whose accepted drafts a lane shows in tints
 
 
 def _proposers(pane: PaneData) -> Proposers:
@@ -178,7 +178,7 @@ def _proposers(pane: PaneData) -> Proposers:
 
 
 def _accepted(panes: Sequence[PaneData]) -> list[Chunk]:
-    """The legend's words for accepted text: "accepted", or the names in their tints, by lane where they differ."""
+    """Return the legend's words for accepted text: "accepted", or the sources in their tints, by lane where needed."""
     lists: dict[Proposers, str] = {}
     for pane in panes:
         if any(span.kind == "accepted" for span in pane.spans):
@@ -192,7 +192,7 @@ def _accepted(panes: Sequence[PaneData]) -> list[Chunk]:
 
 
 def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool = False) -> list[Chunk]:
-    """The legend: the meanings of the colours, or without them of the marks, for these lanes."""
+    """Return the legend for these lanes: the meanings of the colours, or without colour of the marks."""
     if look.color:
         first = _accepted(panes)
         words = {
@@ -234,7 +234,7 @@ class Summary(Drawn):
         self.legend = meanings(look, panes, show_discarded=show_discarded) if marks else []
 
     def blocks(self) -> list[Section]:
-        """The parts from top to bottom."""
+        """Return the sections from top to bottom."""
         look, drafting = self.look, [pane for pane in self.panes if pane.drafting]
         blocks = [
             Section(4, self._timeline()),
@@ -246,7 +246,7 @@ class Summary(Drawn):
                 blocks.append(Section(3, [row for pane in self.explained for row in self._named(pane)]))
             for pane in drafting[-1:]:
                 blocks.append(Section(5, flow(positions(pane.stats, look, pane.label * (len(drafting) > 1)), look, 2)))
-        # Why the answer that the conversation continues from is not whole.
+        # The last lane's answer, which the chat continues from, may be incomplete: the note says why.
         text = note(self.panes[-1], can_continue=self.can_continue) if self.panes and self.notes else ""
         chunks = [chunk(text, "bad"), *(chunk(_resting(pane), "faint") for pane in self.panes if pane.resting)]
         notes = [row for each in chunks if each.width for row in flow([each], look)]
@@ -254,17 +254,17 @@ class Summary(Drawn):
         return [block for block in blocks if block.rows]
 
     def _timeline(self) -> list[Row]:
-        """The rounds of the last lane that drafts, over time, beside plain decoding."""
+        """Return the row with the rounds of the last lane that drafts, beside plain decoding's rates."""
         plain = next(((pane.label, pane.rounds) for pane in self.panes if pane.lane.name == "ar"), None)
         return [row for line in self._lines()[-1:] for row in timeline(line, plain, self.look)]
 
     def _lines(self) -> list[TimeLine]:
-        """The lanes that draft, also one that has not drafted yet."""
+        """Return name and rounds of each lane with a drafter, also of one that has not drafted yet."""
         return [(pane.label, pane.rounds) for pane in self.panes if pane.rounds and (pane.drafting or pane.names)]
 
     def _compared(self) -> list[Row]:
-        """A line for each comparison. With colour a lone lane's acceptance follows the last one, without it the
-        legend."""
+        """Return a line for each comparison; after the last the acceptance of the only drafting lane, or without colour
+        the legend."""
         times, more = self.look.glyph("times"), []
         if self.look.color:
             more = details(self.explained[0], self.look) if len(self.explained) == 1 else []
@@ -277,7 +277,7 @@ class Summary(Drawn):
         return [row for line in (*others, [*last, *more]) for row in flow(line, self.look)]
 
     def _reading_aids(self) -> list[Chunk]:
-        """The legend (where the comparison does not carry it), and what the figures leave out."""
+        """Return the legend (unless it follows the comparison), and a note of what the figures leave out."""
         legend = self.legend if self.look.color or not self.comparisons else []
         if self.legend and self._lines():
             legend = [*legend, chunk(bars_key(self.look), "faint")]
@@ -319,14 +319,14 @@ class Frame(Drawn):
         return self.body.within(None if height is None else height - len(under)) + under
 
     def _excess(self, blocks: list[Section], height: int) -> int:
-        """Rows too many. The lanes' figures go only when the texts would have less than two rows each."""
+        """Return the rows too many. The lanes' figures go only if the texts would have less than two rows each."""
         figures_only = all(block.rank == 0 for block in blocks)
         texts = min(2 * len(self.body.groups), sum(self.body.needs)) if figures_only else self.body.least
         return sum(len(block.rows) for block in blocks) + texts - height
 
 
 def look_of(console: Console, settings: Settings) -> Look:
-    """The screen as it is now, with what the settings and the terminal allow to be drawn."""
+    """Return the look of the screen as it is now: its size, and what settings and terminal allow to be drawn."""
     width, height = console.size
     return Look(
         width=max(20, width),
@@ -339,8 +339,8 @@ def look_of(console: Console, settings: Settings) -> Look:
 
 @dataclass(eq=False)
 class Surface:
-    """Where answers are shown. `live`: there is a terminal to draw on; `touring`: an answer is looked at, not copied;
-    `can_continue`: /continue can continue it. Text is literal, and nothing in it is obeyed by the terminal."""
+    """Where answers are shown. `live`: there is a terminal to draw on; `touring`: a tour, which leaves out the plain
+    text above the panes; `can_continue`: the user can type /continue. Text is printed literally."""
 
     settings: Settings
     out: Console

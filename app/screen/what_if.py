@@ -1,9 +1,10 @@
-"""What if: the distribution of a token under another temperature, top-k, top-p and min-p, from the numbers that its
-position kept (sampling/events.py: Position), without running a model.
+"""What if: the distribution of a token under another temperature, top-k, top-p and min-p, from the numbers recorded at
+its position (sampling/events.py: Position), without running a model.
 
-All results are bounds, and equal where the numbers decide. log Σ p^β is a convex function of β = 1/T. Between two
-recorded values of β it lies below the chord that joins them and above the extensions of the neighbouring chords. Tokens
-that are not named are no likelier than the last of the likeliest. Knows no models and no screen.
+All results are (lower, upper) bounds, which are equal where the numbers determine the value. log Σ p^β is a convex
+function of β = 1/T. Between two recorded values of β it lies below the chord that joins them and above the extensions
+of the neighbouring chords. The named tokens begin with the likeliest ones, ranks 1 to n without a gap (`_head`); a
+token that is not named is no likelier than the last of these. Knows no models and no screen.
 """
 
 import math
@@ -14,7 +15,8 @@ from sampling.events import INVERSE_TEMPERATURES
 
 
 class Shape(NamedTuple):
-    """The settings that shape a distribution, in the order in which they act; 0, 1 and 0 leave it as it is."""
+    """The settings that shape a distribution, in the order in which they act; top-k 0, top-p 1 and min-p 0 do
+    nothing."""
 
     temperature: float
     top_k: int = 0
@@ -49,7 +51,7 @@ def target_rest_bounds(sums: Sequence[float], beta: float) -> Bounds:
 
 
 def _head(named: Sequence[RankedToken]) -> int:
-    """Return how many of the tokens are the likeliest of all, without a gap."""
+    """Return n, if the first n tokens have the ranks 1 to n and the next has not n + 1."""
     return next((at for at, each in enumerate(named) if each.rank > at + 1), len(named))
 
 
@@ -63,10 +65,10 @@ def drafter_rest_bounds(named: Sequence[RankedToken], count: float, beta: float)
 
 
 def shaped(named: Sequence[RankedToken], rest: Bounds, shape: Shape) -> dict[int, Bounds]:
-    """Return the bounds of the probability of each named token, which are in the order of their ranks.
+    """Return the bounds of the probability of each token of `named`, which is in the order of ranks.
 
-    `rest` are the bounds of log Σ p^β over all others. (0, 0) is a token that is cut; where only the lower bound is 0
-    it may be.
+    `rest`: the bounds of log Σ p^β over all other tokens. (0, 0): the settings cut the token; if only the lower bound
+    is 0, they may cut it.
     """
     if not shape.temperature:
         return {each.token: (float(not at),) * 2 for at, each in enumerate(named)}

@@ -1,9 +1,9 @@
 """Why an answer was as fast as it was: one paragraph made of its figures, and one thing to try.
 
-A round is measured in plainly decoded tokens: the tokens that it brought, over those that its time is worth, are the
-speed-up. Its cost beyond a plain token is shared out among the sources of drafts: a model's calls to its source, wider
-passes and the rest by the number of drafts. Another gamma is judged by the same rounds, with their drafts cut there or
-continued. Knows no models. No torch.
+The time of a round is measured in tokens of plain decoding: the tokens that the round emits, over those that plain
+decoding emits in the same time, are the speed-up. Its cost beyond one plain token is divided among the sources of
+drafts: a model's calls to its source, wider passes and the rest by the number of drafts. The speed-up at another gamma
+is estimated from the same rounds, with their drafts cut or continued to it. Knows no models. No torch.
 """
 
 import re
@@ -23,11 +23,11 @@ from sampling.stats.theory import efficiency
 
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
 GAIN = 1.05  # least expected speed-up, over the answer's own, of a change worth trying
-SHOWN = (1, 2, 4, 6, 8, 16)  # gammas
+SHOWN = (1, 2, 4, 6, 8, 16)  # gammas whose speed-up is listed
 ALONE = {"ar": "plain decoding", "beam": "a search"}
 FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
 PLACES, EXAMINED = ("first drafts", "second ones", "later ones"), ("accepted", "correction")
-_MARKUP = " \t*_#>-\"'“‘([`"  # between the end of a sentence and the first word of the next one
+_MARKUP = " \t*_#>-\"'“‘([`"  # characters that may stand between two sentences
 
 
 def kinds_of(tokens: Sequence[SaidToken], before: str = "") -> list[str]:
@@ -53,7 +53,8 @@ def _kind(text: str, start: int, token: str) -> str:
 
 
 class Why:
-    """The explanation of an answer by its lane that drafted; `runs`: whether the pair can run a lane of this name."""
+    """The explanation of an answer's speed, by its last lane that drafted; `runs` returns whether the pair can run a
+    lane of this name."""
 
     def __init__(self, tracks: Sequence[Track], runs: Callable[[str], bool] = lambda word: False) -> None:
         track = explained_track(tracks)
@@ -77,8 +78,9 @@ class Why:
             if self.token_ms
         ]
         narrow = stats.target_passes * plain.verify_ms / plain.target_passes if plain and rate else stats.verify_ms
-        self.width_s = max(0.0, stats.verify_ms - narrow) / 1000 / (stats.draft_n or 1)  # of a pass, for each draft
-        # Twice the longest draft, beyond that costs are unknown.
+        # The seconds that each draft adds to a pass.
+        self.width_s = max(0.0, stats.verify_ms - narrow) / 1000 / (stats.draft_n or 1)
+        # At most twice the longest draft: for longer ones costs are unknown.
         self.gammas = range(1, 1 + 2 * max((step.length for step in self.rounds), default=0))
         self.best = max(self.gammas, key=self.at) if self.token_ms and self.gamma and stats.draft_n else 0
         examined = [
@@ -95,7 +97,7 @@ class Why:
     def at(self, gamma: int) -> float:
         """Return the speed-up to expect if these rounds had drafted `gamma` tokens deep.
 
-        Drafts are cut there; one that its gamma had ended is continued, at the answer's alpha, to that length.
+        Longer drafts are cut; a draft that its own gamma ended is continued to that depth, at the answer's alpha.
         """
         tokens, spent, alpha = 0.0, 0.0, self.stats.alpha or 0.0
         for step in self.rounds:
@@ -118,7 +120,7 @@ class Why:
             yield f"It drafted nothing in {plural(self.stats.target_passes, 'round')}."
 
     def _time(self) -> Iterator[str]:
-        """Where the time went, in seconds and in plainly decoded tokens."""
+        """Yield where the time went, in seconds and in tokens of plain decoding."""
         stats, whole, lane, per_round = self.stats, self.stats.predicted_ms, self.lane, self.token_ms * len(self.rounds)
         against, label = speed_of(self.plain, stats)[0] if self.plain else "", title_of(lane)
         against += {"r": " than plain decoding", "t": " as plain decoding"}.get(against[-1:], "")
@@ -136,7 +138,7 @@ class Why:
                 yield "plain ones ({} for its pass, {} for drafts, {} for the rest).".format(*each)
 
     def _drafts(self) -> Iterator[str]:
-        """Which drafts were accepted and which rejected."""
+        """Yield which drafts were accepted and which rejected."""
         stats = self.stats
         saved = [f" ({'lost' if round(ms) < 0 else 'saved'} {abs(ms):.0f} ms)" for ms in self.saved] or repeat("")
         by_source = zip(self.lane.terms.sources, stats.sources, saved, strict=False)
@@ -158,7 +160,7 @@ class Why:
             yield f"Rejected: {_listed(places, PLACES)}{by}."
 
     def _outlook(self) -> Iterator[str]:
-        """The speed-up at another temperature, at other gammas, and with a perfect drafter."""
+        """Yield the acceptance at temperature 0, and the speed-up at other gammas and with a perfect drafter."""
         if self.lane.settings.temperature and self.known:
             yield f"At temperature 0, {self.likeliest} of these {self.known} examined drafts would be accepted."
         if self.best:
@@ -203,11 +205,11 @@ class Why:
         return f"Nothing is expected to bring 5% more{shown}"
 
     def _changes(self) -> Iterator[tuple[float, str, str]]:
-        """The speed-up over plain decoding to expect of a change, its command, the reason."""
+        """Yield changes to try: the speed-up over plain decoding to expect, the command, the reason."""
         stats, names, beside = self.stats, self.lane.terms.sources, f"/compare ar,{self.lane.name},"
         few = (
             "even if drafting cost nothing, too few drafts are accepted"
-            if self.perfect * self.free >= GAIN * self.speedup  # if all were accepted, and cost nothing
+            if self.perfect * self.free >= GAIN * self.speedup  # drafts, all accepted and at no cost, would pay
             else "a pass over several tokens is too dear"
         )
         dear = "drafting is too dear" if self.free >= GAIN else few
@@ -232,6 +234,6 @@ class Why:
 
 
 def _listed(drafts: Sequence[tuple[str, bool]], names: Sequence[str]) -> str:
-    """Rejected and examined drafts by the name of each."""
+    """Return, by name, how many of the examined drafts were rejected."""
     counts = {name: [rejected for each, rejected in drafts if each == name] for name in names}
     return ", ".join(f"{sum(fates)} of {len(fates)} {name}" for name, fates in counts.items() if fates)

@@ -1,9 +1,10 @@
-"""The one table of settings: flags, variables, /set, completion, help, errors and the README come from it; and the
-layers that they come from: built in < models.yaml < pair < environment < flags < changes of the console.
+"""The one table of settings, from which flags, variables, /set, completion, help, errors and the README are made; and
+the layers of their values, lowest first: built in < models.yaml < pair < environment < flags < changes in the console.
 
 A setting is one call of :func:`setting`: its type, default, range, one line of help and group. The rows of
 :class:`Settings` can stand in models.yaml and change while the console runs; those of :class:`ModelOptions` choose the
-models and their form. Knows nothing of the command line's grammar (app/command_line/arguments.py). No torch.
+models, their devices and number formats. Does not know the command line's grammar (app/command_line/arguments.py). No
+torch.
 """
 
 import os
@@ -45,18 +46,18 @@ BEAM = "Beam search"
 
 FORMS = "grammar", "json_schema", "regex"  # settings that give the answer a form
 
-FILES = ("prompts", "out", "report", "from", "ids", "features", "start")
+FILES = ("prompts", "out", "report", "from", "ids", "features", "start")  # flags whose values become paths
 
 
 @dataclass(frozen=True)
 class Field:
-    """One setting, or a flag of a sub-command, which needs no `group`. `short` is the name of its console command if
-    that differs from `name`; `also` names the flag that is shown, beside the one that follows from `name`; `off` is the
-    value that the word off stands for, where the kind does not know it. A `rare` flag is shown by `--help all` alone.
+    """One setting, or a flag of a sub-command, which needs no `group`. `short`: the name of its console command if that
+    differs from `name`. `also`: a second name for the flag, which is the one shown. `off`: the value for which the word
+    "off" stands, where the kind does not read that word. A `rare` flag is shown only by `--help all`.
     """
 
     name: str
-    kind: SettingKind | Any  # or another reader of values with its methods
+    kind: SettingKind | Any  # or another object with the methods of SettingKind
     default: Any = None
     help: str = ""
     group: str = ""
@@ -81,7 +82,7 @@ class Field:
         return f"SPEC_{self.name.upper()}"
 
     def read(self, value: object, label: str = "", current: Any = ...) -> Any:
-        """Return the value of a text or plain value; UsageError `LABEL must be …, got … (still …)`."""
+        """Return the checked value of a text or a Python value; UsageError `LABEL must be …, got … (still …)`."""
         named_off = self.off is not None and str(value).lower() == "off"
         try:
             return self.kind.read(self.off if named_off else value)
@@ -105,7 +106,8 @@ def setting(default: Any, kind: Any, help: str, group: str, **more: Any) -> Any:
 
 
 class _Record(pydantic.BaseModel):
-    """Values that are read by their rows, so that every way of setting one gives the same error. Frozen."""
+    """A frozen record whose values are read by the rows of its fields, so that every way to set one gives the same
+    error."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     noun: ClassVar[str]
@@ -132,7 +134,7 @@ class _Record(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _read(cls, data: SettingValues) -> SettingValues:
-        """Every value goes through its row; a wrong one raises UsageError, also straight from the constructor."""
+        """Read every value by its row; the constructor, too, raises UsageError for a wrong one."""
         return {name: cls.field(name).read(value) for name, value in dict(data).items()}
 
     def changed(self, **changes: object) -> Self:
@@ -174,7 +176,7 @@ _FILE = Text("FILE", "a file", pattern=r"[^\x00-\x1f\x7f]*")
 
 
 class ModelOptions(_Record):
-    """The models to load and their form; None leaves the choice to the pair or to the loader."""
+    """The models to load, their devices and number formats; None leaves the choice to the pair or to the loader."""
 
     noun = "model option"
 
@@ -419,7 +421,7 @@ FIELDS: Mapping[str, Field] = {**MODEL_FIELDS, **SETTING_FIELDS}
 
 
 def arguments(fields: Mapping[str, Field], given: SettingValues, **more: Any) -> Namespace:
-    """Return a command's values beside the settings: of each flag the given value, else its default; files as paths.
+    """Return the values of a command's own flags, each as given or else its default; files as paths.
 
     UsageError names the flag.
     """
@@ -453,7 +455,7 @@ def from_flags(flags: SettingValues, fields: Mapping[str, Field]) -> SettingValu
 
 
 def from_pair(values: SettingValues) -> SettingValues:
-    """Read the values that models.yaml has for a pair; UsageError names the pair's defaults as their origin."""
+    """Read the values that models.yaml has for a pair; UsageError says that they are the pair's defaults."""
     try:
         return {Settings.field(name).name: Settings.field(name).read(value) for name, value in values.items()}
     except UsageError as error:
@@ -461,10 +463,11 @@ def from_pair(values: SettingValues) -> SettingValues:
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return one warning for each SPEC_* variable that nearly names a setting, or a folder or kernel, but does not."""
+    """Return one warning for each SPEC_* variable whose name is nearly that of a setting, SPEC_CACHE_DIR or
+    SPEC_KERNELS."""
     names = {
         **{name: field.name for field in FIELDS.values() for name in (field.short, field.also, field.name) if name},
-        **{"cache_dir": "cache_dir", "kernels": "kernels"},  # read where they are used
+        **{"cache_dir": "cache_dir", "kernels": "kernels"},  # variables without a setting, read where they are used
     }
     known = {f"SPEC_{name.upper()}" for name in names.values()}
     unknown = sorted(name for name in environ if name.startswith("SPEC_") and name not in known)
@@ -479,7 +482,7 @@ def model_options(environ: Mapping[str, str], flags: SettingValues) -> ModelOpti
 
 @dataclass(frozen=True)
 class Layers:
-    """Where the settings come from, lowest first; values are already read. Make one with :meth:`of`."""
+    """The values of settings by origin, lowest first, as :meth:`of` has read them."""
 
     pair: SettingValues = field(default_factory=dict)
     environment: SettingValues = field(default_factory=dict)
@@ -529,7 +532,7 @@ class Layers:
 
 
 def _check_together(settings: Settings, current: str = "") -> None:
-    """UsageError for settings that exclude each other; `current` names the present values."""
+    """Raise UsageError for settings that exclude each other; `current` names the present values."""
     if settings.verify == "block" and settings.expand == "dynamic":
         raise UsageError(
             f"verify block judges chains, expand dynamic grows trees: choose verify token or expand none{current}"

@@ -68,14 +68,14 @@ def enumerated(words: Iterable[str], joint: str = "or") -> str:
 
 
 class RefusedError(ValueError):
-    """A value that a kind does not take; the text names the allowed values."""
+    """A value that a :class:`SettingKind` does not take; the text names the allowed values."""
 
 
 @dataclass(frozen=True)
 class SettingKind:
     """A pydantic type, the words that follow "must be", and how its values are named, completed and shown.
 
-    `outside` are the words for a number out of range. A validator of the type that raises RefusedError has its own.
+    `outside`: the words for a number out of range. If a validator of the type raises RefusedError, its words are used.
     """
 
     type: Any
@@ -90,7 +90,7 @@ class SettingKind:
         return TypeAdapter(self.type)
 
     def read(self, value: object) -> Any:
-        """Return the value of a text or plain value; RefusedError if the kind does not take it."""
+        """Return the checked value of a text or a Python value; RefusedError if the kind does not take it."""
         try:
             return self._adapter.validate_python(value)
         except ValidationError as refused:
@@ -110,7 +110,7 @@ class Whole(SettingKind):
     """A whole number from `low` to `high` (no upper end when None), or the one `word` that stands for a number."""
 
     def __init__(self, low: int, high: int | None = None, word: str = "") -> None:
-        # Counts reach tensors: what does not fit 64 bits is no count.
+        # Counts may become tensors, so they must fit into 64 bits.
         most = SEED_LIMIT if high is None else high
         number: Any = Annotated[int, Strict(), Limits(ge=low, le=most), BeforeValidator(_digits)]
         words = f"a whole number, {low} or more" if high is None else f"a whole number from {low} to {high}"
@@ -130,7 +130,7 @@ SEED = SettingKind(
 
 
 def _decimal(value: Any) -> Any:
-    """Return text of a number as that number, infinity for one that no float holds; nan is no number."""
+    """Return text of a number as that number, infinity for one that is too large for a float; ValueError for nan."""
     if isinstance(value, str) and NUMBER.fullmatch(value):
         return float(value)
     if value != value:
@@ -252,7 +252,8 @@ METHOD_NAMES = _List(Literal[METHODS], ", ".join(METHODS), METHODS)
 
 
 def _lane(name: str) -> str:
-    """Return the name of a lane; an oracle's acceptance and cost may follow its word, a server's is its URL."""
+    """Return the name of a lane, with any acceptance and cost of an oracle in their usual form; a server's is its
+    URL."""
     if name in LANES or is_server(name):
         return name
     if not name.startswith("oracle:"):
@@ -310,11 +311,12 @@ DRAFTER_NAMES = SettingKind(
 
 def unescaped(text: str) -> str:
     """Return the text with \\n, \\t and characters after a backslash read."""
-    return re.sub(r"\\([nt\\'\"])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text)
+    return re.sub(r"\\([nt\\'\"])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Return the texts of a JSON list or of a sequence; any other text is the only one, with \\n, \\t and \\\\ read."""
+    """Return the texts of a JSON list or of a sequence, each once; any other text is a single one, with \\n, \\t and
+    \\\\ read."""
     if value in ("", NONE):
         return ()
     if isinstance(value, str):
@@ -343,7 +345,7 @@ _AMOUNT = Number(BAN, 100)
 
 
 def _biases(value: Any) -> tuple[tuple[int | str, float], ...]:
-    """Return tokens, by ids or texts, with their biases: of a text, a mapping, or pairs."""
+    """Return (id or text of tokens, bias) pairs from a setting's text, a mapping, or pairs."""
     if isinstance(value, str):
         if value in ("", NONE):
             return ()
@@ -351,8 +353,8 @@ def _biases(value: Any) -> tuple[tuple[int | str, float], ...]:
             return _biases(json.loads(value))
         if not re.fullmatch(f"(?:{_BIASED})+", value):
             raise ValueError
-        found = re.findall(_BIASED, value)
-        value = [(int(word) if word.isdigit() else unescaped(word[1:-1]), amount) for word, amount in found]
+        pairs = re.findall(_BIASED, value)
+        value = [(int(word) if word.isdigit() else unescaped(word[1:-1]), amount) for word, amount in pairs]
     elif isinstance(value, dict):
         value = [(int(key) if str(key).isdecimal() else key, amount) for key, amount in value.items()]
     with suppress(TypeError):
@@ -386,7 +388,7 @@ def _matrix(value: Any) -> Matrix:
     except RecursionError:
         raise ValueError from None
     except UserError as error:
-        why = str(error).partition(", got ")[0]  # the line has the value already
+        why = str(error).partition(", got ")[0]  # `Field.read` adds the value
         raise RefusedError(re.sub(r"^k_matrix must (be|hold) ", "", why)) from None
 
 

@@ -1,7 +1,8 @@
-"""Recorded answers in place of their target: the recorded target, and its drafters, loaded as far as needed.
+"""Loads a recorded target (its answers in a file) and the drafters to try against it.
 
-A drafter without a model needs no pair; a model is loaded alone; a trained drafter comes with its target, whose
-embeddings it shares. The target is loaded, too, if its passes are to be timed. Knows no decoding and no figures.
+A drafter without a model needs no pair. A drafter model is loaded without its target; a trained draft head with it,
+since it shares the target's embeddings. The target is loaded, too, if its passes are to be timed. Knows no decoding and
+no figures.
 """
 
 import sys
@@ -97,8 +98,8 @@ def _drafter_words(spec: PairSpec, settings: Settings, args: Namespace) -> list[
 def _prompt_candidates(
     settings: Settings, options: ModelOptions, args: Namespace, cancelled: Callable[[], bool]
 ) -> list[list[list[int]]] | None:
-    """Return the possible beginnings of the rows: each of --prompts in its chat template, or with and without special
-    tokens.
+    """Return, for each of --prompts, the ids with which its recorded row may begin: in the chat template, with special
+    tokens, and without.
 
     The tokenizer is the target's, or if none is named the drafter's.
     """
@@ -117,7 +118,7 @@ def _prompt_candidates(
 
 @dataclass(frozen=True)
 class _RecordedFile:
-    """The file of recorded answers, whose reading depends on the kind of the model."""
+    """The file of recorded answers. How it is read depends on whether the model is an encoder-decoder."""
 
     args: Namespace
     starts: list[list[list[int]]] | None
@@ -129,7 +130,8 @@ class _RecordedFile:
         return replace(recorded, answers=recorded.answers[: self.args.limit])
 
     def fitting(self, recorded: RecordedAnswers, model: LoadedModel, tokenizer: HfTokenizer) -> RecordedAnswers:
-        """Return the answers as those of the model's kind; UserError if its ids are not the model's."""
+        """Return the answers, read again if the model turns out to be an encoder-decoder; UserError if the file's ids
+        are not the model's."""
         begins = decoder_start_id(model.model) if model.encodes else None
         if begins is not None and "start_id" not in recorded.header and self.args.arch == "auto":
             recorded = self.read("seq2seq", begins)
@@ -167,7 +169,7 @@ def _alone(
     recorded: RecordedAnswers,
     cancelled: Callable[[], bool],
 ) -> RecordedPair:
-    """Load the drafter, or the models of a cascade, alone; of the target only a name and a vocabulary are known."""
+    """Load the drafter, or the models of a cascade, without the target, of which only name and vocabulary are known."""
     word, wanted = ("model", [spec.drafter]) if isinstance(spec.drafter, ModelSpec) else (spec.drafter, [])
     models: dict[str, LoadedModel] = {}
     tokenizer = None

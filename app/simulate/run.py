@@ -1,17 +1,17 @@
 """`record`: a target's answers to many prompts, as a file that can stand in for it; `simulate`: drafters tried against
 such a file: tokens a round, and the speed to expect.
 
-A target is recorded by its lane `ar` under the given settings. Beside the ids the file has the facts that n-gram
-drafters need of a target: its likeliest ids at each token. It has a header, then a line an answer as it is made; a
-stopped run is resumed in it. Knows the form that sampling/recorded.py reads.
+A target is recorded by its lane `ar` under the given settings. Beside the ids the file has the target's likeliest ids
+at each token, which n-gram drafters need. It has a header, then a line for each answer, written when that is complete;
+a stopped run is resumed in the same file. Knows the form that sampling/recorded.py reads.
 
-`simulate` runs the one decode loop with the recorded answers as its target, greedily. Drafting is timed as it happens;
-the time of target passes comes from flags, from the file, or is measured if the target was loaded. Knows no loading
-(app/simulate/loading.py).
+`simulate` runs the one decode loop greedily, with the recorded answers as its target. Drafting is timed as it runs; the
+time of target passes comes from flags, from the file, or is measured if the target was loaded. Does not know how models
+are loaded (app/simulate/loading.py).
 
 Seconds of a round = drafting + a target pass over 1 + drafted tokens + the rest (sampling, the loop itself). Where
-every round drafts gamma tokens and the rest is nothing, that is TAR / (γ·t_draft + t_verify(γ + 1)) of Decoding
-Speculative Decoding (arXiv 2402.01528). Rates leave the opening round out, as everywhere.
+every round drafts gamma tokens and the rest is 0, throughput is TAR / (γ·t_draft + t_verify(γ + 1)), as in Decoding
+Speculative Decoding (arXiv 2402.01528; TAR: tokens a round). Rates leave the opening round out, as everywhere.
 """
 
 import json
@@ -51,7 +51,7 @@ from utils.visible import to_stderr
 # -- record -----------------------------------------------------------------------------------------
 
 _SAME = ("target", "vocab_size", "end_id", "tokenizer", "weights")
-_SETTINGS = (  # that an answer of the target alone depends on
+_SETTINGS = (  # the settings that plain decoding's answer depends on
     *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "repetition_penalty", "no_repeat_ngram"),
     *("presence_penalty", "frequency_penalty", "penalty_window", "typical_p", "logit_bias", "stop"),
     *("system", "chat", "template", "special_tokens", "grammar", "json_schema", "regex"),
@@ -122,10 +122,10 @@ def _facts(header: Json) -> Json:
 
 
 class TargetRecorder:
-    """Answers prompts and writes each whole answer; to be closed.
+    """Answers prompts and writes each complete answer to the file; the caller closes it.
 
     The file is new or holds a stopped run's answers. UsageError, before anything is written, for a file of another run
-    or program. `answers` are all answers of the file, by prompt, as ids.
+    or program. `answers`: the ids of all answers in the file, by the ids of their prompts.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class TargetRecorder:
             self._add(header)
 
     def _resume(self, header: Json) -> None:
-        """Take the answers of the file; an unfinished last line is removed."""
+        """Read the answers of the file; an unfinished last line is removed."""
         recorded = read_answers(self.args.out)
         if "recording" not in recorded.header:
             raise UsageError(f"--out {self.args.out} holds something else: name a new file")
@@ -163,11 +163,12 @@ class TargetRecorder:
         self._file.close()
 
     def _add(self, line: Json) -> None:
-        """Write one line, now and whole; UserError where that fails."""
+        """Write one whole line at once; UserError if that fails."""
         append(self._file, f"{json.dumps(line, ensure_ascii=False, allow_nan=False)}\n".encode(), self.args.out)
 
     def add_costs(self, questions: Sequence[Question]) -> None:
-        """Write the seconds of passes over 1 … 17 tokens, half an answer after the median prompt."""
+        """Write the seconds of passes over 1 … 17 tokens, measured at a context of the median prompt and half an
+        answer."""
         chat = conversation(self.engine, self.settings)
         first = statistics.median(len(chat.plan(question.turns[0]).prompt) for question in questions)
         context = int(first) + self.settings.max_new_tokens // 2
@@ -189,7 +190,7 @@ class TargetRecorder:
         return True
 
     def _answer(self, question: Question, turn: int, prompt: tuple[int, ...]) -> bool:
-        """Answer a turn and write that down; False if it was interrupted."""
+        """Answer a turn and write the answer to the file; False if it was interrupted."""
         if self.interrupt():
             return False
         self.engine.forget()
@@ -223,7 +224,7 @@ class TargetRecorder:
 # -- simulate ---------------------------------------------------------------------------------------
 
 WARM_UP = 16  # tokens
-ROUNDS = 128  # plain rounds that the rest of a round is measured on
+ROUNDS = 128  # rounds of plain decoding over which the rest of a round is measured
 _PLAIN = Variant("ar")
 _READ_AS = {
     "told": "",
@@ -266,8 +267,8 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
 class Simulation:
     """Plays the answers: `run()` fills `played`, `rows()` returns the figures.
 
-    `pass_seconds` are those of target passes by tokens, `source` is their origin: "flags", "recording", "measured";
-    None: unknown.
+    `pass_seconds`: the seconds of a target pass over n tokens, by n. `source`: "flags", "recording" or "measured"; None
+    if they are unknown.
     """
 
     def __init__(self, stage: RecordedPair, settings: Settings, args: Namespace, interrupt: Callable[[], bool]) -> None:
@@ -303,7 +304,8 @@ class Simulation:
         return Lane(variant.method, self.stage.lm, drafter, settings, limits)
 
     def _limits(self, answer: tuple[int, ...]) -> Limits:
-        """Return the limits of the original answer: its end is reached, not known before, so drafts may pass it."""
+        """Return the limits under which the answer was recorded. If it ended by itself, they do not tell the drafter
+        where: drafts may go past its end."""
         end = next((at for at, token in enumerate(answer) if token in self.stage.stop), None)
         most = (
             len(answer)
@@ -322,8 +324,8 @@ class Simulation:
         return None if answer.interrupted else Played(answer.stats, tuple(rounds))
 
     def run(self) -> bool:
-        """Play every answer under every variant, in turns; False after an interrupt, which keeps the answers that all
-        have played."""
+        """Play every answer under every variant, in turns; False after an interrupt, which keeps the answers that every
+        variant has played."""
         answers = self.recorded.answers
         for variant in self.variants:
             self._play(variant, answers[0], WARM_UP)
@@ -342,7 +344,7 @@ class Simulation:
     # -- results ------------------------------------------------------------------------------
 
     def rows(self) -> list[Json]:
-        """Return the figures of each variant; empty before any answer was played by all."""
+        """Return the figures of each variant; empty before every variant has played an answer."""
         if not self.played:
             return []
         costs = self._costs()
@@ -358,7 +360,7 @@ class Simulation:
         return RoundSeconds(pass_times(self.pass_seconds), self.args.t_draft, **rest)
 
     def _plain_other(self) -> float:
-        """Return the seconds of a plain round beside its pass, measured here."""
+        """Return the seconds of a round of plain decoding without its pass, measured on this machine."""
         seconds: list[float] = []
         for recorded in self.recorded.answers:
             if len(seconds) >= ROUNDS or (played := self._play(_PLAIN, recorded)) is None:
@@ -401,8 +403,8 @@ class Played:
 
 @dataclass(frozen=True)
 class RoundSeconds:
-    """Seconds. `verify(n)`: a target pass over n tokens, None if unknown; `draft`: a drafted token, `other`: the rest
-    of a round, None: as measured in each round; `plain_other`: the rest of a round of plain decoding."""
+    """Seconds. `verify(n)`: a target pass over n tokens; None: unknown. `draft`: a drafted token; `other`: the rest of
+    a round; None for either: as measured in each round. `plain_other`: the rest of a round of plain decoding."""
 
     verify: Callable[[int], float] | None = None
     draft: float | None = None
@@ -454,7 +456,7 @@ def _speeds(
         rest = step.sample_s + step.overhead_s if costs.other is None else costs.other
         spent += (step.draft_s if costs.draft is None else drafted * costs.draft) + verify(drafted + 1) + rest
     throughput, plain = ratio(stats.predicted_n - stats.openings, spent), 1 / (verify(1) + costs.plain_other)
-    tar = stats.tokens_per_pass  # as printed: every round drafts gamma tokens
+    tar = stats.tokens_per_pass  # the formula assumes that every round drafts gamma tokens
     formula = tar / (gamma * drafting + verify(gamma + 1)) if isinstance(gamma, int) and tar is not None else None
     speedup = None if throughput is None else throughput / plain
     speeds = (rounded(ratio(spent, len(rounds)), 7), *map(rounded, (throughput, formula, plain, speedup)))
@@ -465,7 +467,7 @@ def _speeds(
 
 
 def print_simulation(about: Json, rows: Sequence[Json], settings: Settings) -> None:
-    """Print a row for each drafter and gamma; at most 100 columns where it goes to no terminal."""
+    """Print a row for each drafter and gamma, in at most 100 columns if standard output is no terminal."""
     console = screen(settings, sys.stdout)
 
     def line(text: str, style: str = "") -> None:
