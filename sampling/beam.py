@@ -94,7 +94,7 @@ def beam_generate(
         :attr:`sampling.events.BeamTree.best` of the steps, closed unless it was interrupted.
 
     Raises:
-        UserError: at the call, not one prompt, an empty one, or one that leaves the context no room.
+        UserError: at the call, for several prompts or none, an empty one, or one that fills the context.
     """
     if len(prompt) != 1:
         raise UserError(f"beam search takes one prompt at a time, got {len(prompt)}")
