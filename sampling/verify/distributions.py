@@ -30,8 +30,8 @@ def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler
 
 
 def at_once(tensor: Tensor, sampler: Sampler) -> bool:
-    """Return whether all places are decided together: on an accelerator, but not where coins are noted, since every
-    noted coin must decide something. Only the device of `tensor` counts."""
+    """Return whether all places are decided together: on an accelerator, unless coins are recorded, since every
+    recorded coin must decide something. Only the device of `tensor` counts."""
     return not tensor.is_cpu and not sampler.notes
 
 
@@ -97,7 +97,7 @@ class HostDistributions(Distributions):
 
     def drawn(self, row: int, node: int, key: tuple[int, int]) -> int:
         """Draw the token after a node (-1: the root) with the noise of `key`. A greedy draw needs no distribution, and
-        the only token that a constraint leaves no draw."""
+        a token that a constraint forces needs no draw."""
         if (constraint := self.sampler.constraint) is not None:
             state = constraint.at(prefixes_of(self._rows, self.draft, [(row, node)])[0])
             if state is not None and state.forced is not None:
@@ -110,7 +110,7 @@ class HostDistributions(Distributions):
         return token
 
     def facts(self, row: int, node: int) -> PositionFacts | None:
-        """Return the facts of the logits after a node; None where they are not cheap."""
+        """Return the facts of the logits after a node; None unless a compiled walk can read these."""
         if not self._walks:
             return None
         walked, filters = self._walked.get((row, node)), self._filters

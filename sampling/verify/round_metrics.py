@@ -63,7 +63,7 @@ def step_of(
 
 
 def facts_on(verdict: Verdict, row: int, nodes: Sequence[int]) -> list[Facts]:
-    """Return the facts after these nodes of a row, as the verifier knows them; else of the logits, by one transfer."""
+    """Return the facts after these nodes of a row: the verifier's, or else computed from its logits on the host."""
     facts = [known for node in nodes if (known := verdict.distributions.facts(row, node)) is not None]
     if len(facts) == len(nodes):
         return facts
@@ -134,7 +134,7 @@ class PositionRecorder:
             Trial(node, p if drawn else 0.0, None, None if self.sampler.greedy else p)
             for depth, nodes in enumerate(examined)
             for node in nodes
-            if node not in known and self.rule is not Rule.TYPICAL  # which asks no draw: p at temperature 1 says all
+            if node not in known and self.rule is not Rule.TYPICAL  # which draws nothing: p at temperature 1 decides
             for p in [processed[depth][step.drafted[node]]]
         ]
         if not drawn:
