@@ -72,7 +72,7 @@ class ModelSource(Source):
         return [max(0, min(depth, self.lm.context - len(row), depth if n is None else n)) for depth, row, n in limits]
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        # Tokens to draft, and levels, with tokens that a constraint forces.
+        # Of each row: its most drafted tokens, and its most levels, which tokens forced by a constraint add to.
         self._depths = self._reaches = self.fitting(rows, depths)
         if (constraint := sampler.constraint) is not None:
             self._reaches = self.fitting(rows, [self.lm.context] * len(rows))
@@ -168,7 +168,7 @@ class ModelSource(Source):
         return columns
 
     def _fill_in(self, tokens: Rows) -> None:
-        """Say which tokens were fed, by column and row."""
+        """Give the session the tokens that its steps read, by column and row."""
         if tokens and self.session is not None:
             self.session.fill_in([list(row) for row in zip(*tokens, strict=True)])
 
@@ -205,14 +205,14 @@ class ModelSource(Source):
         return self._likeliest(self.session.grow([*self._expanded_tokens], [*self._expanded_parents]), known)
 
     def _likeliest(self, logits: Tensor, nodes: list[Node]) -> dict[Node, list[Offer]]:
-        """Return the likeliest tokens of each row of logits [M, n], after M nodes; of those that can follow."""
+        """Return the likeliest tokens that can follow, by logits [M, n] after M nodes."""
         logits = self._biased(logits, self._short)
         if self._constraint is not None:
             logits = self._constraint.masked(logits, list(map(self._row_to, nodes)), self._short)
         return dict(zip(nodes, map(self._named, likeliest_of_each(logits, self._count)), strict=True))
 
     def _named(self, probs: dict[int, float]) -> list[Offer]:
-        """Return the ids of columns that have a probability, with it."""
+        """Return the columns of probability above 0 as offers: ids with their probabilities."""
         return [(index if self._short_ids is None else self._short_ids[index], p) for index, p in probs.items() if p]
 
 
@@ -226,7 +226,7 @@ class BlockSource(ModelSource):
 
     whole = True
     session: BlockSession
-    confidence: list[float]  # largest of each depth that this round examined
+    confidence: list[float]  # the largest estimate at each depth that this round examined
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         super().follow(rows, texts, depths, sampler)
@@ -314,8 +314,8 @@ class ModelDrafter(Proposer):
             return chain
         if (probs := model.drawing.probs(model.columns, chain.width)) is not None:
             each = [(row, tree, node) for row, tree in enumerate(chain.trees) for node in range(len(tree.tokens))]
-            for row, tree, node in (one for one in each if one[1].source[one[2]] == len(self.sources)):  # forced
-                probs[row, node] = one_hot(torch.tensor(tree.tokens[node]), probs)
+            for row, tree, node in (place for place in each if place[1].source[place[2]] == len(self.sources)):
+                probs[row, node] = one_hot(torch.tensor(tree.tokens[node]), probs)  # a forced token
         return replace(chain, probs=probs)
 
 

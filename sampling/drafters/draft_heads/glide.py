@@ -57,7 +57,7 @@ class GlideSession(FollowingSession):
             return SeenKeys([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
         ends = positions.clamp(min=1).minimum(torch.tensor(valid)[:, None])
         window = self.network.window if len(valid) > 1 else 0  # the network itself cuts the window of a single row
-        fed = fed_columns(mask, positions).cpu()[:, None] if window else 0  # no padding
+        fed = fed_columns(mask, positions).cpu()[:, None] if window else 0
         first = ends + 1 - window - fed if window else torch.zeros_like(ends)
         slot = torch.arange(kv[0][0].shape[2])
         open_ = (slot < ends[..., None]) & (slot >= first[..., None])
