@@ -1,4 +1,4 @@
-"""Models with recurrent layers: a cache whose states can go back, and passes that keep the states on the way.
+"""Models with recurrent layers: a cache whose states can be rolled back, and passes that keep the states on the way.
 
 Keys and values can be cut at any token; the state of a recurrent layer (Mamba, gated delta rule, short convolution)
 depends on all tokens read. So each such layer reads a pass in two steps: the committed tokens, whose state is kept,
@@ -27,7 +27,7 @@ from transformers.cache_utils import (
 from sampling.models.cache import SlotCache, slot_layer
 from utils.objects import HfConfig, HfModel
 
-EVERY = 256  # tokens between two lasting states
+EVERY = 256  # tokens after which the states are kept again
 KEPT = 8  # the most states kept
 
 
@@ -52,7 +52,8 @@ CacheLayerMixin.register(_SlotsAndState)
 
 
 class Point(NamedTuple):
-    """The states of all recurrent layers after `length` tokens. `lasting`: at the end of a piece of a prompt."""
+    """The states of all recurrent layers after `length` tokens. `lasting`: after a pass without drafts; others may be
+    dropped for a newer one."""
 
     length: int
     states: dict[int, LinearAttentionLayer]
@@ -159,7 +160,7 @@ class RecurrentCache(SlotCache):
 
 
 class _Pass:
-    """A running pass: where its layers stop to keep their states, and the states kept."""
+    """A running pass: the steps in which its layers read, and the states kept after the committed tokens."""
 
     def __init__(self, cache: RecurrentCache, committed: int, singly: bool) -> None:
         self.cache, self.committed, self.singly = cache, committed, singly
@@ -209,8 +210,8 @@ def _in_steps(kind: Any) -> type[nn.Module]:
 
 
 def _hold_time_steps(module: HfModel) -> None:
-    """Hold a Mamba layer's time steps within their limits in passes over one token too, where transformers forgets them
-    (Nemotron-H, Zamba2): its scan over several keeps them, and both must give the same state."""
+    """Hold a Mamba layer's time steps within their limits in passes over one token too, where transformers omits it
+    (Nemotron-H, Zamba2): its scan over several tokens holds them, and both must give the same state."""
     low, high = getattr(module, "time_step_limit", None) or (0.0, torch.inf)
     if low <= 0 and high == torch.inf:
         return
@@ -226,8 +227,8 @@ def _hold_time_steps(module: HfModel) -> None:
 
 @torch.no_grad()
 def keep_states(model: HfModel, cache: RecurrentCache, run: Callable[[], Tensor]) -> None:
-    """Make the recurrent layers of `model` read in steps. `run` is a pass into `cache`, which shows which they are; its
-    logits [B, keep, V] are not used."""
+    """Make the recurrent layers of `model` read in steps. `run` runs a pass into `cache`: the layers that leave a state
+    there are recurrent. Its logits [B, keep, V] are not used."""
     if getattr(model, "_reads_in_steps", False):
         return
     innermost: dict[int, nn.Module] = {}  # by layer, the innermost module that leaves a state
