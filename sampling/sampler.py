@@ -130,7 +130,7 @@ class KeyedSampler(Sampler):
 
     def noise_states(self, row: int, position: int, count: int) -> list[int]:
         before = _part(_part(_mix((self.seed + _GOLDEN) & _WORD), _TARGET), row)
-        return [_part(before, place) for place in range(position, position + count)]
+        return [_part(before, at) for at in range(position, position + count)]
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         return self.processor.biased(logits, ids) if self.biases else logits

@@ -313,9 +313,14 @@ class ModelDrafter(Proposer):
         if not any(depth < chain.width for depth in model.columns):
             return chain
         if (probs := model.drawing.probs(model.columns, chain.width)) is not None:
-            each = [(row, tree, node) for row, tree in enumerate(chain.trees) for node in range(len(tree.tokens))]
-            for row, tree, node in (place for place in each if place[1].source[place[2]] == len(self.sources)):
-                probs[row, node] = one_hot(torch.tensor(tree.tokens[node]), probs)  # a forced token
+            forced = [
+                (row, tree, node)
+                for row, tree in enumerate(chain.trees)
+                for node, source in enumerate(tree.source)
+                if source == len(self.sources)
+            ]
+            for row, tree, node in forced:
+                probs[row, node] = one_hot(torch.tensor(tree.tokens[node]), probs)
         return replace(chain, probs=probs)
 
 

@@ -401,8 +401,8 @@ class Proposer(Drafter):
             if noise is None
             else [_with_noise(noise, node, known) for node, known in zip(level, looked_up, strict=True)]
         )
-        asks = self.model is not None and (level[0].depth == level[0].forced or bool(self._calls))
-        by_model: Iterable[list[Offer]] = self._run_model(level, noised) if asks else repeat([])
+        may_run_model = self.model is not None and (level[0].depth == level[0].forced or bool(self._calls))
+        by_model: Iterable[list[Offer]] = self._run_model(level, noised) if may_run_model else repeat([])
         for node, plain, known, offers in zip(level, looked_up, noised, by_model, strict=False):
             share = 1.0 if offers or not node.depth else self._after_drafted.value
             if not offers:

@@ -195,26 +195,26 @@ class CausalSession(Session):
 
     def _by_width(self, network: RaggedNetwork, feed: Rows, trees: Sequence[DraftTree], lengths: list[int]) -> Tensor:
         """Run one pass for each number of fed tokens; every token goes to the slot of its position."""
-        alike: dict[int, list[int]] = {}
+        rows_by_width: dict[int, list[int]] = {}
         for row, new in enumerate(feed):
-            alike.setdefault(len(new), []).append(row)
+            rows_by_width.setdefault(len(new), []).append(row)
         count, parts = max(len(tree.tokens) for tree in trees), list[Tensor]()
         nodes = [[*tree.tokens, *[0] * (count - len(tree.tokens))] for tree in trees]
-        for width, rows in alike.items():
+        for width, rows in rows_by_width.items():
             ids = torch.tensor([feed[row] + nodes[row] for row in rows]).clamp_(0, self.network.vocab_size - 1)
             positions = torch.tensor([lengths[row] for row in rows])[:, None] + torch.arange(width + count)
             chosen = torch.tensor(rows)
             logits, hidden = network.forward(
                 *(ids, positions, None, self._cache, count + 1, self.keeps_hidden),
-                None if len(alike) == 1 else chosen,
+                None if len(rows_by_width) == 1 else chosen,
             )
             if self._hidden is not None and hidden is not None:
                 self._hidden.place(hidden[:, None], positions, chosen, len(feed))
             parts.append(logits)
         self._note(feed, trees, [length + len(new) for length, new in zip(lengths, feed, strict=True)])
-        if len(alike) == 1:
+        if len(rows_by_width) == 1:
             return parts[0]
-        return torch.cat(parts)[torch.tensor([row for rows in alike.values() for row in rows]).argsort()]
+        return torch.cat(parts)[torch.tensor([row for rows in rows_by_width.values() for row in rows]).argsort()]
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         """Run the pass of ids [B, T] at host positions [B, T] → logits [B, keep, n or V], and states [B, T, H] if
@@ -335,7 +335,7 @@ class CausalLM(LM):
     """
 
     session_type: Callable[[Network, Rows, int, Hidden], CausalSession] = CausalSession
-    mask_token_id = -1  # the id that stands for a draft in the pass of a block
+    mask_token_id = -1  # the id that a block's pass reads in place of each draft
 
     def __init__(self, model: nn.Module | Network, name: str = "target", vocab_size: int | None = None) -> None:
         self.network = network_of(model)

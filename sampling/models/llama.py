@@ -224,8 +224,8 @@ class LlamaLayer:
         keys, values = cache.append(index, turned[:, self.heads :], fresh)
         if self.first and keys.shape[2] > new:
             keys, values, bias = latest(keys.shape[2] - self.first, keys, values, bias)
-        alike = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides slots beyond the window itself
-        if self.window and alike and keys.shape[2] >= self.window + new:
+        same_for_all = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides slots beyond the window itself
+        if self.window and same_for_all and keys.shape[2] >= self.window + new:
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)
         query = turned[:, : self.heads]
         with single_thread_if_small(query.numel() * keys.shape[2]):  # neighbouring heads of the query share keys

@@ -109,15 +109,15 @@ class RecurrentCache(SlotCache):
 
     @contextmanager
     def reading(self, fed: int, drafted: int, singly: bool) -> Iterator[None]:
-        this = _Pass(self, fed - drafted, singly)
-        token = _running.set(this)
+        running = _Pass(self, fed - drafted, singly)
+        token = _running.set(running)
         try:
             yield
         finally:
             _running.reset(token)
         self._cut = self._read = self._cut + fed
         if drafted:
-            self._keep(Point(self._cut - drafted, this.kept, False))
+            self._keep(Point(self._cut - drafted, running.kept, False))
         elif fed > 1 or self._cut - (self._points[-1].length if self._points else 0) >= EVERY:
             self._keep(Point(self._cut, {index: _copied(state) for index, state in self.states.items()}, True))
 
@@ -191,16 +191,16 @@ def _in_steps(kind: Any) -> type[nn.Module]:
 
     class InSteps(kind):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            this, layer = _running.get(), self.layer_idx
-            if this is None:
+            running, layer = _running.get(), self.layer_idx
+            if running is None:
                 return super().forward(*args, **kwargs)
             width = (kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]).shape[1]
             outs = []
-            for start, end in pairwise([0, *this.ends(layer, width)]):
+            for start, end in pairwise([0, *running.ends(layer, width)]):
                 own = {name: _part(value, width, start, end) for name, value in kwargs.items()}
                 outs.append(super().forward(*(_part(value, width, start, end) for value in args), **own))
-                if end == this.committed and end < width:
-                    this.kept[layer] = _copied(this.cache.states[layer])
+                if end == running.committed and end < width:
+                    running.kept[layer] = _copied(running.cache.states[layer])
             if isinstance(outs[0], Tensor):
                 return torch.cat(outs, dim=1)
             return (torch.cat([out[0] for out in outs], dim=1), *outs[-1][1:])

@@ -125,11 +125,11 @@ def score_by_vllm(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
     choice = server.post("/completions", {**fields, **({"prompt_logprobs": TOP} if drafts else {})})
     with server.reading():
         choice = choice["choices"][0]
-        places = choice["prompt_logprobs"][-drafts:] if drafts else []
-        scored = [{int(token): float(entry["logprob"]) for token, entry in place.items()} for place in places]
+        positions = choice["prompt_logprobs"][-drafts:] if drafts else []
+        scored = [{int(token): float(entry["logprob"]) for token, entry in position.items()} for position in positions]
         last = choice["logprobs"]["top_logprobs"][0].items()
         scored.append({int(token.removeprefix("token_id:")): float(value) for token, value in last})
-    return [ranked(place) for place in scored]
+    return [ranked(position) for position in scored]
 
 
 def score_by_sglang(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
@@ -146,9 +146,9 @@ def score_by_sglang(server: Server, ids: list[int], drafts: int) -> list[Ranked]
     with server.reading():
         meta = answer["meta_info"]
         own, tops = (meta[name][-drafts:] if drafts else [] for name in ("input_token_logprobs", "input_top_logprobs"))
-        places = [(*top, drafted) for top, drafted in zip(tops, own, strict=True)] + [meta["output_top_logprobs"][0]]
-        scored = [{int(token): float(value) for value, token, *_ in place} for place in places]
-    return [ranked(place) for place in scored]
+        positions = [(*top, drafted) for top, drafted in zip(tops, own, strict=True)] + [meta["output_top_logprobs"][0]]
+        scored = [{int(token): float(value) for value, token, *_ in position} for position in positions]
+    return [ranked(position) for position in scored]
 
 
 class EchoScorer:
@@ -176,7 +176,7 @@ class EchoScorer:
         begin = len(ids) - drafts
         sent = next((end for end in range(len(ids), begin - 1, -1) if self._same(ids[:end])), 0)
         scored = self._echoed(ids[:sent]) if sent else {}
-        places: list[Ranked] = []
+        positions: list[Ranked] = []
         refused = False  # drafts after a rejected one are not examined
         for end in range(begin, len(ids) + 1):
             named, certain = scored.get(end - 1, ({}, False))
@@ -184,9 +184,9 @@ class EchoScorer:
                 token, value = self._next(ids[:end])
                 value = math.log(max(_unnamed(named), _LEAST)) if value is None else value
                 named = {token: value} | {other: less for other, less in named.items() if other != token}
-            places.append(named or places[-1])
-            refused |= end < len(ids) and next(iter(places[-1])) != ids[end]
-        return places
+            positions.append(named or positions[-1])
+            refused |= end < len(ids) and next(iter(positions[-1])) != ids[end]
+        return positions
 
     def _echoed(self, ids: list[int]) -> dict[int, tuple[Ranked, bool]]:
         """Return, by the position of an id, the tokens named after it, and whether the likeliest of all is among them.
@@ -205,11 +205,11 @@ class EchoScorer:
                     f"{self._server.address} reads the text as {count} tokens, this tokenizer as {len(ids)}"
                 )
             listed = ids[1:] if ids[0] == self._begin_id else ids
-            places = [place for place, token in enumerate(listed) if token != self._begin_id]
+            positions = [position for position, token in enumerate(listed) if token != self._begin_id]
             if len(listed) < len(ids) and choice["finish_reason"] == "length":
-                places.append(len(listed))  # the new token's
+                positions.append(len(listed))  # the new token's
             entries = choice["logprobs"]["top_logprobs"]
-            return {place: self._named(entry) for place, entry in zip(places, entries, strict=True) if entry}
+            return {position: self._named(entry) for position, entry in zip(positions, entries, strict=True) if entry}
 
     def _named(self, texts: Mapping[str, float]) -> tuple[Ranked, bool]:
         named = ranked({self._ids[text]: float(value) for text, value in texts.items() if text in self._ids})
@@ -225,8 +225,8 @@ class EchoScorer:
         """
         if self._begins > len(ids) or self._known[: len(ids)] != ids or len(self._known) <= len(ids):
             self._go_on(next((end for end in range(len(ids), 0, -1) if self._same(ids[:end])), 0), ids)
-        place = len(ids) - self._begins
-        return self._known[len(ids)], self._values[place] if place < len(self._values) else None
+        position = len(ids) - self._begins
+        return self._known[len(ids)], self._values[position] if position < len(self._values) else None
 
     def _go_on(self, begins: int, ids: list[int]) -> None:
         """Request the tokens after ids[:begins], up to some that follow `ids`."""

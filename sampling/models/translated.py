@@ -223,7 +223,7 @@ class TranslatedSession(Session):
         return [spelling.covered(count) for spelling, count in zip(self._spellings, held, strict=True)]
 
     def score_own(self, rows: Rows) -> Tensor:
-        """Return the model's logits [B, V of the model] after rows of its own ids."""
+        """Return the model's logits [B, V of the model] after rows in the model's ids."""
         return self.inner.score(rows, Draft.empty(len(rows)))[:, 0]
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:

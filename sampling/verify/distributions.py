@@ -21,7 +21,7 @@ from utils.logits_processors import check_finite
 GREEDY = Filters(0.0)
 TINY = 1e-12  # a residual of less mass is rounding: draw from p
 
-Place = tuple[int, int]  # a row, and a node at which it stands (-1: the root)
+Place = tuple[int, int]  # a row, and a node of its draft (-1: the root)
 
 
 def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> "HostDistributions":
@@ -81,12 +81,12 @@ class HostDistributions(Distributions):
         tree = self.draft.trees[row]
         states = self.sampler.noise_states(*key, len(tree.tokens) + 1) if filters.temperature else None
         cut = (filters.temperature or 1.0, *filters[1:])
-        stood, walks = descend(self.logits, row, node, tree.tokens, tree.parents, LIKELIEST, states, *cut)
-        self._walked.update(zip(((row, each) for each in stood), walks, strict=False))
-        token = walks[len(stood) - 1].drawn
+        visited, walks = descend(self.logits, row, node, tree.tokens, tree.parents, LIKELIEST, states, *cut)
+        self._walked.update(zip(((row, each) for each in visited), walks, strict=False))
+        token = walks[len(visited) - 1].drawn
         if token < 0:
-            token = self.drawn(row, stood[-1], (key[0], key[1] + len(stood) - 1))
-        return stood[1:], token
+            token = self.drawn(row, visited[-1], (key[0], key[1] + len(visited) - 1))
+        return visited[1:], token
 
     def bring(self, *tensors: Tensor) -> list[Tensor]:
         """Return these tensors, of any shape, on the host."""
@@ -151,8 +151,8 @@ class DeviceDistributions(HostDistributions):
         """Draw the token of every place with its noise; `keys`: row number and position of each row's first token."""
         count, trees = self.draft.width, zip(keys, self.draft.trees, strict=True)
         depths = [(key, [0, *tree.depths, *[0] * (count - len(tree.depths))]) for key, tree in trees]
-        stands = torch.tensor([[number, start + depth] for (number, start), each in depths for depth in each])
-        drawn = self.sampler.draw(self._probs.flatten(0, 1), stands)
+        draw_keys = torch.tensor([[number, start + depth] for (number, start), each in depths for depth in each])
+        drawn = self.sampler.draw(self._probs.flatten(0, 1), draw_keys)
         self._draws = self.bring(drawn.view(self._probs.shape[:2]))[0].long().tolist()
 
     def descend(self, row: int, node: int, key: tuple[int, int]) -> tuple[list[int], int]:

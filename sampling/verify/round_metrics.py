@@ -107,13 +107,13 @@ class PositionRecorder:
         """Return the step of row `index`, which began after `start` tokens, with positions, odds and trials; `drafter`
         is None if it did not draft."""
         logits, tree = verdict.logits[index].float().cpu(), draft.trees[index]
-        stood = [-1, *verdict.path[index]][: len(step.emitted)]
-        facts = {node: AllFacts(logits[node + 1]) for node in {*stood, *tree.parents}}
-        examined: list[list[int]] = [[] for _ in stood]  # the step's nodes, by depth
+        visited = [-1, *verdict.path[index]][: len(step.emitted)]
+        facts = {node: AllFacts(logits[node + 1]) for node in {*visited, *tree.parents}}
+        examined: list[list[int]] = [[] for _ in visited]  # the step's nodes, by depth
         for node in (*step.path, *step.rejected):
             examined[step.depths[node]].append(node)
         positions, processed = [], list[dict[int, float]]()
-        for depth, (token, node) in enumerate(zip(step.emitted, stood, strict=True)):
+        for depth, (token, node) in enumerate(zip(step.emitted, visited, strict=True)):
             own, at = [token, *tree.path_tokens(examined[depth])], facts[node]
             likeliest = best(at.logits, self.count)[1].tolist()
             ids = list(dict.fromkeys([*likeliest, *own]))
@@ -156,14 +156,14 @@ class PositionRecorder:
 
     def _tossed(self, step: Step, tree: DraftTree, accepted: list[int]) -> list[Trial]:
         """Return the trials of a row that coins decided."""
-        stood, trials = [-1, *accepted], []
+        visited, trials = [-1, *accepted], []
         for chances, keys in self.sampler.tossed:
             coins = self.sampler.coin_uniforms(keys)
             for chance, (row, position, start, turn), coin in zip(chances.tolist(), keys.tolist(), coins, strict=True):
                 if row == step.row:
                     depth = position - start
                     # A block has coins after a rejection too.
-                    parent = stood[depth] if depth < len(stood) else depth - 1
+                    parent = visited[depth] if depth < len(visited) else depth - 1
                     trials.append(Trial(tree.children[parent + 1][turn], chance, coin))
         return trials
 

@@ -109,7 +109,7 @@ class Examined(NamedTuple):
     undefined: Tensor  # [M] bool
 
 
-# Rows [M], nodes at which they stand [M] (-1: the root), keys [M, 3] (row number, position, the round's start).
+# Rows [M], the node examined in each [M] (-1: the root), keys [M, 3] (row number, position, the round's start).
 Examine = Callable[[list[int], list[int], Tensor], Examined]
 
 
@@ -276,15 +276,15 @@ def verify_block(draft: Draft, keys: Keys, distributions: HostDistributions, sam
     r = carried(probs, q, tokens, present)
     left = (r[:, :-1, None] * probs[:, :-1] - q).clamp_(min=0)
     chance = acceptance(r, left.sum(dim=-1), put(lengths, probs.device))
-    stands = torch.tensor([[[number, start + depth, start] for depth in range(count + 1)] for number, start in keys])
-    coins = _tossed(chance, present & (chance > 0), F.pad(stands[:, :-1], (0, 1)), sampler)
+    draw_keys = torch.tensor([[[number, start + depth, start] for depth in range(count + 1)] for number, start in keys])
+    coins = _tossed(chance, present & (chance > 0), F.pad(draw_keys[:, :-1], (0, 1)), sampler)
     accepted = (coins * torch.arange(1, count + 1, device=coins.device)).amax(dim=1) if count else coins.sum(dim=1)
     # the distribution of the token after n drafts: norm((rₙp − q)⁺), after all of them p
     short = (torch.arange(count, device=coins.device) < put(lengths, coins.device)[:, None])[..., None]
     after = torch.cat([torch.where(short, normal(left, probs[:, :-1]), probs[:, :-1]), probs[:, -1:]], dim=1)
     undefined = r.isnan().any(dim=1)
     if isinstance(distributions, DeviceDistributions):
-        drawn = sampler.draw(after.flatten(0, 1), stands[..., :2].flatten(0, 1)).view(after.shape[:2])
+        drawn = sampler.draw(after.flatten(0, 1), draw_keys[..., :2].flatten(0, 1)).view(after.shape[:2])
         n, undefined, drawn = distributions.bring(accepted, undefined, drawn)
         n, token = n.long(), drawn.gather(1, n.long()[:, None])[:, 0]
     else:
@@ -292,7 +292,7 @@ def verify_block(draft: Draft, keys: Keys, distributions: HostDistributions, sam
     if bool(undefined.any()):
         raise ValueError(UNDEFINED)
     if not isinstance(distributions, DeviceDistributions):
-        token = sampler.draw(after[each, n], stands[each, n, :2])
+        token = sampler.draw(after[each, n], draw_keys[each, n, :2])
     return [list(range(length)) for length in n.tolist()], [int(own) for own in token.tolist()]
 
 

@@ -281,8 +281,8 @@ def _whole(value: Any, least: int) -> bool:
 
 def _ids(ids: Tensor | None, config: DraftHeadConfig, folder: Path) -> Tensor | None:
     """Return the stored reduced vocabulary: ascending ids, one for each row of the head. UserError otherwise."""
-    count, said = 0 if ids is None else ids.numel(), f"{CONFIG} says {config.short_list}"
-    unfit = f" does not fit its config.json: {count} ids in the reduced vocabulary, {said}"
+    count, stated = 0 if ids is None else ids.numel(), f"{CONFIG} says {config.short_list}"
+    unfit = f" does not fit its config.json: {count} ids in the reduced vocabulary, {stated}"
     require(count == config.short_list, folder / WEIGHTS, unfit)
     if ids is None:
         return None

@@ -107,7 +107,7 @@ class SelfAttention(nn.Module):
         """Attend from x [B, T, H] to the keys and values of `earlier` steps, to which x's own are appended.
 
         mask: bool over the keys of all steps; or [T, S] over the S keys of step 0 alone: a query then sees one key of
-        each later step, that of its own chain of drafts.
+        each later step, the one on its chain of drafts.
         """
         query = self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         query = turned(self.q_norm(query) if self.qk_norm else query, rotation)

@@ -166,9 +166,11 @@ def nested(value: Any, *keys: str) -> Any:
 
 def check_verifier(stored: Json, target: str | None, folder: Path) -> None:
     """Raise UserError if a head was made for a target of another name than `target`, a hub id; None: no check."""
-    made = verifier(stored)
-    other = target and made.count("/") == 1 and made.lower().rpartition("/")[2] != target.lower().rpartition("/")[2]
-    require(not other, folder, f" is for {made}, this target is {target} (a target's folder has no name)")
+    made_for = verifier(stored)
+    other = (
+        target and made_for.count("/") == 1 and made_for.lower().rpartition("/")[2] != target.lower().rpartition("/")[2]
+    )
+    require(not other, folder, f" is for {made_for}, this target is {target} (a target's folder has no name)")
 
 
 def _reads(stored: Json, layers: int, folder: Path) -> tuple[int, ...]:
