@@ -35,7 +35,7 @@ Ids = Sequence[int] | torch.Tensor
 Stop = int | Iterable[int] | None
 Seed = int | torch.Generator
 
-# Vocabularies that are padded for one tokenizer differ in size by fewer ids; from this on it is another tokenizer.
+# Padded vocabularies of one tokenizer differ in size by fewer ids; a larger difference means another tokenizer.
 MAX_VOCAB_PADDING = 1024
 _REFUSED = {
     (
@@ -268,8 +268,8 @@ def speculative_generate(
 ) -> tuple[list[int], float]:
     """Speculative decoding with a draft model: the target's own distribution, fewer target passes.
 
-    Args as in :func:`autoregressive_generate`; `gamma` drafts a round. `drafter` is a model, or an object that drafts,
-    such as ``MaxGramDrafter()``. Two models must share one tokenizer; an id that only one of
+    Args as in :func:`autoregressive_generate`. `gamma`: drafted tokens a round. `drafter`: a model, or an object that
+    drafts, such as ``MaxGramDrafter()``. Two models must share one tokenizer; an id that only one of
     them has is never drafted.
     `more` also takes ``first_target=True`` and ``skip_sample_adjustment=False``, which are always so, and refuses the
     opposites.

@@ -191,7 +191,7 @@ class KeyedSampler(Sampler):
 
 
 def _raced(probs: Tensor, noise: Tensor) -> Tensor:
-    """Return p / E, E being the exponential numbers of uniform ones, float64 of probs' shape."""
+    """Return p / E, with E the exponential numbers made of `noise`, uniform numbers in float64 of the same shape."""
     noise = noise.to(probs.dtype).clamp_(max=1 - torch.finfo(probs.dtype).eps)
     return torch.div(probs, noise.neg_().log1p_().neg_(), out=noise)
 

@@ -180,7 +180,7 @@ class Distributions(Protocol):
     def at(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor:
         """Return those of M rows after M nodes (-1: the root), [M, V]."""
 
-    def facts(self, row: int, node: int) -> Facts | None: ...  # of the logits there; None where they are not cheap
+    def facts(self, row: int, node: int) -> Facts | None: ...  # of the logits there; None if they take long to compute
 
 
 @dataclass(frozen=True, slots=True)

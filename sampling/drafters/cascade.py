@@ -49,8 +49,8 @@ from utils.timing import Stopwatch
 def joint_traits(parts: Sequence[Drafter]) -> Traits:
     """Return the traits of drafters together. Their rule is the highest, under which point masses are distributions.
 
-    UserError, by name, for a part that reads the target's noise beside drawn drafts: the token after a rejection is
-    drawn with that noise, which must not have chosen the rejected one.
+    UserError, with its name, for a part that reads the target's noise beside drawn drafts: the token after a rejection
+    is drawn with that noise, which must not have chosen the rejected one.
     """
     traits = [part.traits for part in parts]
     rule = max((part.rule for part in traits), default=Rule.POINT)
@@ -85,7 +85,7 @@ class Composite(Drafter):
         return tuple(model for member in self.members for model in member.models)
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        """Open the answer. Members get the outermost reviewer, since one may have several."""
+        """Open the answer. Each member gets the outermost reviewer as `verifier`, since it may have several."""
         for member in self.members:
             check_rows(member.traits, prompt)
             member.start(prompt, target, verifier)

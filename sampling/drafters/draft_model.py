@@ -25,7 +25,7 @@ from utils.errors import UserError
 from utils.timing import Stopwatch
 
 WIDTH = 4  # nodes of a level that are expanded (docs/notes.md)
-FEW, MANY = 8, 16  # likeliest tokens offered greedily; under noise, which may favour an unlikely one
+FEW, MANY = 8, 16  # likeliest tokens offered: in greedy decoding, and under noise, which may favour an unlikely one
 
 
 def scoring(session: Session, whole: bool = False) -> tuple[Callable[[Rows, Draft], Tensor], Tensor | None]:
@@ -72,7 +72,7 @@ class ModelSource(Source):
         return [max(0, min(depth, self.lm.context - len(row), depth if n is None else n)) for depth, row, n in limits]
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        # Of each row: its most drafted tokens, and its most levels, which tokens forced by a constraint add to.
+        # The most drafted tokens of each row, and its most levels: these count tokens forced by a constraint too.
         self._depths = self._reaches = self.fitting(rows, depths)
         if (constraint := sampler.constraint) is not None:
             self._reaches = self.fitting(rows, [self.lm.context] * len(rows))
@@ -84,7 +84,7 @@ class ModelSource(Source):
         self._count, self._biased = FEW if sampler.greedy else MANY, sampler.biased
         most = self.lm.context
         self._base = [row if len(row) <= most else row[:most] for row in rows]  # cut at the model's context
-        self._active = [*self._base]  # the same with the path of the last pass
+        self._active = [*self._base]  # the same rows, extended by the paths that the last pass read
         if self.session is not None:
             self._score, self._short = scoring(self.session, whole=self.draws and sampler.needs_prefixes)
             if self.draws:

@@ -121,14 +121,14 @@ class Source:
         """Offer nothing in this answer."""
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        """Begin a round: the rows of the loop, the same with the tokens that precede them, the depth of each."""
+        """Begin a round. `texts` are the rows with the tokens that precede them, `depths` the most levels of each."""
 
     def offers(self, node: Node) -> list[Offer]:
         """Return the tokens that may follow a node. For a source without a model."""
         raise NotImplementedError
 
     def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        """Return the offers after each node of a level, by one pass of a model. Levels are asked in order."""
+        """Return the offers after each node of a level, by one pass of a model. Calls go from level to level."""
         raise NotImplementedError
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
@@ -428,7 +428,7 @@ class Proposer(Drafter):
             if (token := node.state.forced) is None:
                 free += [node] if node.depth - node.forced < growth.depth else []
             elif len(growth.kept) < MOST_FORCED and (node.path >= FORCED_PATH or not growth.wide):
-                growth.most, growth.floors = growth.most + 1, [growth.floors[0], *growth.floors]  # beside the others
+                growth.most, growth.floors = growth.most + 1, [growth.floors[0], *growth.floors]  # an additional node
                 self._offered.append((node, [Candidate(token, number, 1.0, 1.0)]))
                 growth.add(node, self._offered[-1][1], self._reach)
         return free

@@ -28,7 +28,7 @@ BATCH_GAIN = 1.25  # least expected speed-up of drafts in a batch: rows drift ap
 PROBES = (3, 1, 7)  # nodes of trees that time wider passes, whatever a node is expected to bring; 1 loses least
 REFERENCES = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
-# What rounds cost (sampling/gamma/costs.py)
+# Costs of rounds (sampling/gamma/costs.py)
 
 SAMPLES = 15  # latest samples of each figure
 EARLIER = 6  # an earlier measurement of drafting counts as this many samples; a warm start times eight rounds

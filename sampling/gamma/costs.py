@@ -109,7 +109,7 @@ class Costs:
         self._prior = {1: 1.0, **seeds}
         self._batches: dict[int, Costs] = {1: self}
         self._v: list[float] = []
-        self._tabled: dict[int, float] = {}  # the medians that it was worked out from
+        self._tabled: dict[int, float] = {}  # the medians from which `_v` was computed
         self._usual = 0.0  # T(1), 0: to be worked out again
 
     def of(self, rows: int) -> "Costs":
@@ -139,7 +139,7 @@ class Costs:
         model_s: float = 0.0,
         sample_s: float = 0.0,
     ) -> None:
-        """Count one round. Seconds are of the whole round, all rows together; a pass of zero seconds teaches nothing.
+        """Count one round. Seconds are of the whole round, all rows together; a pass of zero seconds is ignored.
 
         Args:
             width: positions that the pass scored.

@@ -95,9 +95,8 @@ class Buffer:
 
 
 class RowStates(NamedTuple):
-    """A row's states in float32 on the host: the address of the first token's, the bytes of each token's, their tensor.
-
-    The tensor may begin with a later token.
+    """A row's states in float32 on the host: the address of the first token's state, the bytes of a state, the tensor
+    that holds them, which may begin with a later token.
     """
 
     address: int = 0
@@ -120,8 +119,8 @@ def joined(states: list[Tensor]) -> Tensor:
 class SlotCache:
     """K and V buffers of `layers` layers; satisfies :class:`sampling.types.KVCache`.
 
-    `lengths`: the length of each row's text where positions turn by it (sampling/models/network.py); empty: the
-    tokens fed.
+    `lengths`: the length of each row's text, if its rotary angles depend on that (sampling/models/network.py); empty:
+    the number of tokens fed.
     """
 
     lengths: Sequence[int] = ()

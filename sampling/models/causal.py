@@ -52,7 +52,7 @@ class CausalSession(Session):
         self.cover(vocab_size, vocab_size)
         self.keeps_hidden = states_of(hidden)  # the states that `hidden` can return
         self._hidden: Buffer | None = Buffer() if hidden else None
-        self._states = RowStates()  # the addresses of `_hidden`'s, once they were read
+        self._states = RowStates()  # the addresses of the states in `_hidden`, once they were read
         self._reset(len(prompt))
 
     def cover(self, own: int, size: int) -> None:
@@ -68,7 +68,7 @@ class CausalSession(Session):
         self._cache: KVCache = self.network.new_cache(rows)
         if self._hidden is not None:
             self._hidden = Buffer()
-        self._tokens: Rows = [[] for _ in range(rows)]  # what the aligned slots hold
+        self._tokens: Rows = [[] for _ in range(rows)]  # the tokens in the aligned slots
         self._pending: list[Pending] | None = None  # of the draft last scored; None: every token lies in its slot
 
     def reusable(self, network: Network, rows: int, hidden: Hidden) -> bool:
@@ -314,7 +314,7 @@ class CausalSession(Session):
         return joined([each[kept.index(state)] for state in wanted])
 
     def states_of_row(self, wanted: tuple[int, ...], first: int) -> RowStates:
-        """Return the wanted states of a single row from token `first` on; a copy only if they are not kept so."""
+        """Return the wanted states of a single row from token `first` on, copied only if kept in another form."""
         self._settle()
         held = None if self._hidden is None else self._hidden.data
         if held is not None and held is self._states.held and wanted == self.keeps_hidden:

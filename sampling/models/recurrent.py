@@ -167,7 +167,7 @@ class _Pass:
         self.kept: dict[int, LinearAttentionLayer] = {}
 
     def ends(self, layer: int, width: int) -> list[int]:
-        """Where the steps of a layer end."""
+        """Return the positions at which the steps of a layer end."""
         begun = all(self.cache.states[layer].has_previous_state.values())
         steps = range(1 if begun else self.committed, width) if self.singly else [self.committed]
         return sorted({*(end for end in steps if end < width), width})

@@ -115,7 +115,7 @@ def scorer_of(server: Server, tokenizer: HfTokenizer, end_id: int) -> Score:
 
 
 def ranked(logprobs: Mapping[int, float]) -> Ranked:
-    """Return the same, the likeliest first; of equal ones the lowest id."""
+    """Return the log-probabilities by id, the likeliest first; of equal ones the lowest id."""
     return dict(sorted(logprobs.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -208,7 +208,7 @@ class TranslatedSession(Session):
         self.inner: Session = lm.lm.open(self.own(prompt), previous=None if previous is None else previous.inner)
 
     def own(self, rows: Rows) -> Rows:
-        """Return the rows in the model's ids, cut to their ends where they are too long."""
+        """Return the rows in the model's ids, without their beginnings where they are too long."""
         return [self.fitted(spelling.of(row)) for spelling, row in zip(self._spellings, rows, strict=True)]
 
     def fitted(self, ids: list[int]) -> list[int]:

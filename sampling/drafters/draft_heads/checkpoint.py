@@ -56,7 +56,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 IDS = "lm_head.ids"  # of the reduced vocabulary
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FOUR_BITS = ".q4_1"  # after the name of a matrix in 4 bits
-_OPTIONAL = ("output_bias", "mlp_bias")  # keys that older folders lack, which have neither
+_OPTIONAL = ("output_bias", "mlp_bias")  # keys that older folders lack: their heads have neither bias
 _LAYERS, _LAYER = "model.layers.", "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # only GLIDE heads have it
 
@@ -207,7 +207,8 @@ class _Uninitialised(TorchFunctionMode):
 
 
 def _completed(stored: Json, tensors: dict[str, Tensor], target: nn.Module | None, folder: Path) -> Json:
-    """Return a published configuration with missing sizes taken from the weights, and heads from the target."""
+    """Return a published configuration with missing sizes taken from the weights, and missing `large_…` from the
+    target."""
     config = {name: value for name, value in stored.items() if value is not None}
     sizes = {
         "vocab_size": (_EMBEDDING, 0),

@@ -2,18 +2,18 @@
 (z-lab/dflash, deepseek-ai/DeepSpec, *speculators*).
 
 The rows of a block are the last token, which the target has not read, and masks after it. In every layer they attend to
-the states of the target, fused to one a token, and to each other. The keys and values of the target's states stay in
+the target's states, fused to one state a token, and to each other. The keys and values of the target's states stay in
 the cache, those of the block's rows do not.
 
 * DFlash draws a position's draft independently of the drafts before it.
 * JetSpec (hao-ai-lab/JetSpec, arXiv 2606.18394) is DFlash whose rows see no later row, in training too.
-* DFlare (Tencent/AngelSlim, arXiv 2606.02091): each layer reads its own weighted mean of the target's states, by keys
-  and values of their own.
+* DFlare (Tencent/AngelSlim, arXiv 2606.02091): each layer reads its own weighted mean of the target's states, which
+  separate weights map to keys and values.
 * Domino (arXiv 2605.29707; SpecForge's draft/domino.py) adds to a position's logits a map of its state and of a GRU's
   state after all tokens since the last one that the target has read; the first drafts may go without it.
 * DSpark's Markov head adds to a position's logits a term of the token before: of that token alone (`vanilla`), gated by
   the position's state (`gated`), or of all tokens since the last one that the target has read (`rnn`). Its confidence
-  head estimates, before the draft is drawn, the chance that it is accepted; a chain that ends there stays exact.
+  head estimates, before a draft is drawn, its chance of acceptance; a chain that ends by this estimate stays exact.
 * DFlash2 has a convolution over the block's rows around each sublayer, and a selector that scores a position's
   likeliest tokens again by the token before.
 

@@ -30,7 +30,8 @@ class GlideSession(FollowingSession):
     lm: "GlideLM"
 
     def final_positions(self, view: int) -> int:
-        """One layer's K and V depend on the ids alone. With more, position p is final if p ≤ view (0 if view > 0)."""
+        """Return how many leading positions are final: all for one layer, whose K and V depend on the ids alone; with
+        more layers, position p if p ≤ view (position 0 if view > 0)."""
         if len(self.lm.layers) == 1:
             return 1 << 60
         return view + 1 if view else 0
