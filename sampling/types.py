@@ -522,7 +522,7 @@ class Drafter(Protocol):
 class GammaController(Protocol):
     """Chooses how much to draft. Decides from past rounds only, and touches no drafter."""
 
-    def budget(self, rows: list[int]) -> Budget: ...  # of the coming round, by row ids
+    def budget(self, rows: list[int]) -> Budget: ...  # of the coming round, for the rows with these numbers
     def observe(self, steps: list[Step], promised: float) -> None: ...  # a Step a row, and the `Draft.promised`
 
 

@@ -2,8 +2,8 @@
 verifies nothing.
 
 A tree has many more nodes than verification visits, and on a CPU the distribution of a large vocabulary costs as much
-as drafting, so it is computed when it is used. On an accelerator each answer that the host waits for costs more than
-the arithmetic: everything about all nodes comes by one transfer.
+as drafting, so it is computed at its first use. On an accelerator each wait of the host for a result costs more than
+the arithmetic, so the results for all nodes come by one transfer.
 """
 
 from collections.abc import Sequence
@@ -122,7 +122,7 @@ class HostDistributions(Distributions):
 
     def _processed(self, places: list[Place]) -> Tensor:
         prefixes = prefixes_of(self._rows, self.draft, places) if self.sampler.needs_prefixes else []
-        if len(places) == 1:  # a view
+        if len(places) == 1:  # without a copy
             ((row, node),) = places
             return self.sampler.probs(self.logits[row, node + 1][None], prefixes)
         rows, nodes = torch.tensor(places).unbind(1)

@@ -52,8 +52,8 @@ class PositionFacts:
 
 
 class WalkedFacts(PositionFacts):
-    """The facts that a compiled walk over logits found; their sum is worked out at its first use. The draw's
-    `filters` are None where it is from another distribution."""
+    """The facts that a compiled walk over logits computed; `mass` is added up at its first use. `filters`: those of the
+    walk's draw; None if the walk drew nothing."""
 
     def __init__(self, walked: Structure, filters: Filters | None) -> None:
         self._walked, self._filters = walked, filters

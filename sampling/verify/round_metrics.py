@@ -72,8 +72,8 @@ def facts_on(verdict: Verdict, row: int, nodes: Sequence[int]) -> list[Facts]:
 
 # -- the alternatives at each position of a round, and the trials that decided it -------------------------------------
 #
-# They are computed after the round, off the clock, from the round's distributions and random numbers. One thread
-# computes them, since the round waits for them.
+# The loop computes them after the round, while its clock does not count, from the round's distributions and random
+# numbers.
 
 
 class CoinNotes(SamplerView):

@@ -14,7 +14,7 @@ A model between drafter and target reviews chains (:func:`review`). It may be le
 distribution than its own, which it returns (Chen et al., arXiv 2312.11462).
 
 Blocks: a drawn chain may be verified as a whole (Sun et al., "Block Verification Accelerates Speculative Decoding",
-arXiv 2403.10444, algorithm 2). Exact, and in the mean it accepts at least as many tokens as token by token.
+arXiv 2403.10444, algorithm 2). Exact, and on average it accepts at least as many tokens as token by token.
 r₀ = 1, rᵢ = min(1, rᵢ₋₁·p(xᵢ)/q(xᵢ)); for i < γ sᵢ = Σ(rᵢp − q)⁺ after x₁…xᵢ and hᵢ = sᵢ/(sᵢ + 1 − rᵢ), h_γ = r_γ.
 The first n drafts are accepted, n the largest i whose coin, with chance hᵢ, accepts; the next token is a draw from
 norm((rₙp − q)⁺), after all drafts from p. Point masses among the drafts are distributions with all mass on one

@@ -40,7 +40,7 @@ class Example:
     """One sequence of T tokens and the target's outputs on it. Positions run from 0."""
 
     ids: Tensor  # [T] long
-    start: int  # the first token of the answer
+    start: int  # the index of the answer's first token
     hidden: Tensor  # [T, H] the input of the target's head
     kv: dict[int, tuple[Tensor, Tensor]]  # layer → K, V [T, H_kv, D], rotated as in the target's cache
     read: Tensor | None = None  # [T, K·G] the states that an EAGLE-3 head reads, beside each other
